@@ -1,0 +1,5 @@
+"""The `holdfast` command."""
+
+from ._main import main
+
+__all__ = ["main"]

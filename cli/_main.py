@@ -1,0 +1,35 @@
+"""The command group: each command lives in a module of its own and is imported only when it is run."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+# command: (module, attribute). A command is imported when it is used, so that `holdfast coordinator` never imports jax.
+_COMMANDS = {
+    "coordinator": ("holdfast.cli._coordinator", "coordinator"),
+    "run": ("holdfast.cli._run", "run"),
+    "show": ("holdfast.cli._show", "show"),
+    "status": ("holdfast.cli._status", "status"),
+}
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, attribute = _COMMANDS[cmd_name]
+        command: Any = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(package_name="holdfast")
+def main() -> None:
+    """Checkpointing and multihost coordination for JAX."""

@@ -1,0 +1,1 @@
+"""The words on the wire: .proto files and the code generated from them."""
