@@ -79,9 +79,7 @@ def test_rooms_are_flat_and_their_modules_private() -> None:
 
 def test_generated_code_is_fresh(tmp_path: Path) -> None:
     """proto/*_pb2.py and .pyi are what protoc makes of the .proto files."""
-    subprocess.run(
-        [sys.executable, ROOT / "scripts" / "generate_proto.py", tmp_path], check=True, stdout=subprocess.DEVNULL
-    )
+    subprocess.run([sys.executable, ROOT / "scripts" / "generate_proto.py", tmp_path], check=True, stdout=subprocess.DEVNULL)
     fresh = {path.name: path.read_text() for path in tmp_path.iterdir()}
     kept = {path.name: path.read_text() for path in (ROOT / "proto").glob("*_pb2.py*")}
     assert fresh == kept, "run `make proto`"
