@@ -1,0 +1,33 @@
+"""The code in README.md and docs/ runs as it stands there, each page in one fresh process and folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if _BLOCK.search(page.read_text())], ids=lambda page: page.name)
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    """All ```python blocks of a page run in order as one program (those marked ```python notest do not)."""
+    program = tmp_path / "page.py"
+    program.write_text("\n".join(_BLOCK.findall(page.read_text())))
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "HOME": str(tmp_path)}
+    ran = subprocess.run([sys.executable, program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, f"{page.name}:\n{program.read_text()}\n{ran.stdout}{ran.stderr}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "adr").glob("*.md"))], ids=lambda p: p.name)
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    """Every relative link of a page names a file that exists."""
+    for target in _LINK.findall(page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
