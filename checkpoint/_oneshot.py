@@ -1,0 +1,1 @@
+"""Saves, loads and verifies one checkpoint without a manager (follows)."""
