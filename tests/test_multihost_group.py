@@ -1,0 +1,116 @@
+"""Group: Solo, and ClusterGroup over jaxlib's own client in real processes."""
+
+from __future__ import annotations
+
+import socket
+import textwrap
+
+import pytest
+from cluster import run_processes
+
+from holdfast.multihost import Solo
+
+START = """
+import sys, threading
+import jax
+index, count, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+jax.distributed.initialize(f"127.0.0.1:{port}", count, index, coordinator_bind_address=f"127.0.0.1:{port}")
+from jax._src import distributed
+client = distributed.global_state.client
+from holdfast.coordination import BarrierTimeout
+from holdfast.multihost import ClusterGroup, default_group
+group = default_group()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def run(script: str, count: int = 3, **options: object) -> list[str]:
+    return run_processes(START + textwrap.dedent(script), count, arguments=[free_port()], **options)
+
+
+def test_solo_answers_without_anybody() -> None:
+    """The group of one gives back what it was given."""
+    solo = Solo()
+    solo.barrier("b", timeout_s=1)
+    solo.report(step=1)
+    assert (solo.index, solo.count) == (0, 1)
+    assert solo.gather("g", b"x", timeout_s=1) == [b"x"]
+    assert solo.broadcast("c", b"y", timeout_s=1) == b"y"
+    with pytest.raises(ValueError, match="rank 0 gives the value"):
+        solo.broadcast("c", None, timeout_s=1)
+
+
+def test_gather_broadcast_barrier_over_jaxlib() -> None:
+    """Values come in rank order, the nth call of a name matches the nth, sizes up to 9 MiB pass, and no key stays."""
+    run("""
+        assert (group.index, group.count) == (index, count)
+        for turn in range(30):
+            got = group.gather("same/name", f"{index}:{turn}".encode(), timeout_s=30)
+            assert got == ([f"{i}:{turn}".encode() for i in range(count)] if index == 0 else None), got
+            got = group.broadcast("same/name", str(turn).encode() if index == 0 else None, timeout_s=30)
+            assert got == str(turn).encode()
+            group.barrier("same/name", timeout_s=30)
+        got = group.gather("big", bytes([index]) * (9 << 20), timeout_s=60)
+        assert index or [len(value) for value in got] == [9 << 20] * count
+        assert group.gather("", b"", timeout_s=30) == ([b""] * count if index == 0 else None)
+        group.barrier("before the look", timeout_s=30)
+        assert client.key_value_dir_get("holdfast") == []
+        group.report(step=3)
+        """)
+
+
+def test_names_do_not_wait_for_each_other() -> None:
+    """Threads with different names overtake each other; threads with one name take turns."""
+    run("""
+        from concurrent.futures import ThreadPoolExecutor
+        names = [f"n{i}" for i in range(6)] * 5
+        order = names if index % 2 else names[::-1]
+        with ThreadPoolExecutor(10) as pool:
+            got = list(pool.map(lambda name: (name, group.gather(name, f"{name}.{index}".encode(), timeout_s=60)), order))
+        if index == 0:
+            assert all(values == [f"{name}.{i}".encode() for i in range(count)] for name, values in got), got
+        """)
+
+
+def test_a_missing_process_is_named_and_its_late_call_fails_alike() -> None:
+    """Who waits gets BarrierTimeout with the missing process; the late one gets the same answer; the name works again; no key stays."""
+    outputs = run("""
+        go = threading.Event()
+        if index == 1:
+            client.blocking_key_value_get("go", 60000)
+        try:
+            group.gather("save", b"x", timeout_s=2)
+            raise SystemExit("no error")
+        except BarrierTimeout as error:
+            print("caught", error.missing, error)
+            assert isinstance(error, TimeoutError) and str(error).startswith("DEADLINE_EXCEEDED: ")
+        if index == 0:
+            client.key_value_set("go", "1")
+        got = group.gather("save", b"y", timeout_s=30)
+        assert index or got == [b"y"] * count
+        group.barrier("before the look", timeout_s=30)
+        assert client.key_value_dir_get("holdfast") == []
+        """)
+    assert "caught (1,)" in outputs[0]
+    assert "caught (1,)" in outputs[2]
+
+
+def test_a_group_of_some_processes() -> None:
+    """Ranks follow the processes given; two groups with the same names do not meet."""
+    run(
+        """
+        members = [0, 3] if index in (0, 3) else [1, 2]
+        half = ClusterGroup(client, members.index(index), 2, processes=members)
+        for turn in range(5):
+            got = half.gather("x", str(index).encode(), timeout_s=30)
+            assert got == ([str(i).encode() for i in members] if half.index == 0 else None)
+            assert half.broadcast("x", b"from %d" % index if half.index == 0 else None, timeout_s=30) == b"from %d" % members[0]
+            half.barrier("x", timeout_s=30)
+        """,
+        4,
+    )
