@@ -6,7 +6,6 @@ import importlib.util
 import json
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+
 from holdfast.checkpoint import load, verify
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +33,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def runs(demo: ModuleType) -> Iterator[dict[str, Any]]:
+def runs(demo: ModuleType) -> dict[str, Any]:
     """Four runs: uninterrupted; preempted at a random step; and from there resumed on four processes and on two."""
     reports = {}
     code, reports["whole"] = demo.run("whole", 4, "whole")
@@ -46,7 +46,7 @@ def runs(demo: ModuleType) -> Iterator[dict[str, Any]]:
     for name, processes in (("four", 4), ("two", 2)):
         code, reports[name] = demo.run(name, processes, name)
         assert code == 0
-    yield {"folder": demo.FOLDER, **reports}
+    return {"folder": demo.FOLDER, **reports}
 
 
 def _losses(path: Path) -> dict[int, float]:

@@ -19,12 +19,16 @@ LOWEST = [
     "absl-py==2.0.0",
     "grpcio==1.66.2",
     "protobuf==5.26.1",
-    "tensorstore==0.1.74",
+    "tensorstore==0.1.84",
     "crc32c==2.7.1",
     "click==8.1.7",
     "rich==13.7.1",
 ]
-ENDS = {"lowest": ("3.11", LOWEST), "newest": ("3.13", ["jax>=0.11"])}
+ENDS = {
+    "lowest": ("3.11", LOWEST),
+    "jax-0.11": ("3.13", ["jax==0.11.*"]),
+    "newest": ("3.13", ["jax>=0.12"]),
+}
 
 
 def _python(version: str) -> str:
