@@ -1,0 +1,301 @@
+from holdfast.proto import coordination_pb2 as _coordination_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ClientFrame(_message.Message):
+    __slots__ = ("open", "request", "cancel", "answer")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    open: Open
+    request: Request
+    cancel: Cancel
+    answer: Answer
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ...) -> None: ...
+
+class ServerFrame(_message.Message):
+    __slots__ = ("opened", "reply", "delta", "ask")
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    REPLY_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    ASK_FIELD_NUMBER: _ClassVar[int]
+    opened: Opened
+    reply: Reply
+    delta: Delta
+    ask: Ask
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ...) -> None: ...
+
+class Open(_message.Message):
+    __slots__ = ("job", "attempt", "process_id", "incarnation", "num_processes", "host", "pid")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    attempt: int
+    process_id: int
+    incarnation: int
+    num_processes: int
+    host: str
+    pid: int
+    def __init__(self, job: _Optional[str] = ..., attempt: _Optional[int] = ..., process_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_processes: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class Opened(_message.Message):
+    __slots__ = ("service_incarnation", "heartbeat_timeout_ms", "num_processes", "job", "attempt", "recoverable", "survivable")
+    SERVICE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    RECOVERABLE_FIELD_NUMBER: _ClassVar[int]
+    SURVIVABLE_FIELD_NUMBER: _ClassVar[int]
+    service_incarnation: int
+    heartbeat_timeout_ms: int
+    num_processes: int
+    job: str
+    attempt: int
+    recoverable: bool
+    survivable: bool
+    def __init__(self, service_incarnation: _Optional[int] = ..., heartbeat_timeout_ms: _Optional[int] = ..., num_processes: _Optional[int] = ..., job: _Optional[str] = ..., attempt: _Optional[int] = ..., recoverable: bool = ..., survivable: bool = ...) -> None: ...
+
+class Request(_message.Message):
+    __slots__ = ("id", "method", "body", "timeout_ms")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    method: str
+    body: bytes
+    timeout_ms: int
+    def __init__(self, id: _Optional[int] = ..., method: _Optional[str] = ..., body: _Optional[bytes] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class Cancel(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    def __init__(self, id: _Optional[int] = ...) -> None: ...
+
+class Reply(_message.Message):
+    __slots__ = ("id", "code", "message", "payloads", "body")
+    class PayloadsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    code: int
+    message: str
+    payloads: _containers.ScalarMap[str, bytes]
+    body: bytes
+    def __init__(self, id: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., payloads: _Optional[_Mapping[str, bytes]] = ..., body: _Optional[bytes] = ...) -> None: ...
+
+class Task(_message.Message):
+    __slots__ = ("info", "host", "pid")
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    info: _coordination_pb2.TaskInfo
+    host: str
+    pid: int
+    def __init__(self, info: _Optional[_Union[_coordination_pb2.TaskInfo, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class Delta(_message.Message):
+    __slots__ = ("version", "full", "tasks")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    FULL_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    full: bool
+    tasks: _containers.RepeatedCompositeFieldContainer[Task]
+    def __init__(self, version: _Optional[int] = ..., full: bool = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ...) -> None: ...
+
+class Ask(_message.Message):
+    __slots__ = ("id", "what")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    what: str
+    def __init__(self, id: _Optional[int] = ..., what: _Optional[str] = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("id", "body")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    body: bytes
+    def __init__(self, id: _Optional[int] = ..., body: _Optional[bytes] = ...) -> None: ...
+
+class Missing(_message.Message):
+    __slots__ = ("tasks",)
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[MissingTask]
+    def __init__(self, tasks: _Optional[_Iterable[_Union[MissingTask, _Mapping]]] = ...) -> None: ...
+
+class MissingTask(_message.Message):
+    __slots__ = ("task_id", "host", "silent_s", "lost")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    host: str
+    silent_s: float
+    lost: bool
+    def __init__(self, task_id: _Optional[int] = ..., host: _Optional[str] = ..., silent_s: _Optional[float] = ..., lost: bool = ...) -> None: ...
+
+class ReportRequest(_message.Message):
+    __slots__ = ("step", "saved_step", "values")
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SAVED_STEP_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    saved_step: int
+    values: _containers.ScalarMap[str, float]
+    def __init__(self, step: _Optional[int] = ..., saved_step: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class ReportResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReportErrorRequest(_message.Message):
+    __slots__ = ("error_code", "error_message")
+    ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    error_code: int
+    error_message: str
+    def __init__(self, error_code: _Optional[int] = ..., error_message: _Optional[str] = ...) -> None: ...
+
+class ReportErrorResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StacksRequest(_message.Message):
+    __slots__ = ("task_id",)
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    def __init__(self, task_id: _Optional[int] = ...) -> None: ...
+
+class StacksResponse(_message.Message):
+    __slots__ = ("stacks",)
+    STACKS_FIELD_NUMBER: _ClassVar[int]
+    stacks: bytes
+    def __init__(self, stacks: _Optional[bytes] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TaskStatus(_message.Message):
+    __slots__ = ("task_id", "state", "host", "pid", "heartbeat_age_s", "error", "has_session", "has_agent", "progress", "waiting_calls")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    HAS_SESSION_FIELD_NUMBER: _ClassVar[int]
+    HAS_AGENT_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_CALLS_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    state: _coordination_pb2.TaskState
+    host: str
+    pid: int
+    heartbeat_age_s: float
+    error: str
+    has_session: bool
+    has_agent: bool
+    progress: ReportRequest
+    waiting_calls: int
+    def __init__(self, task_id: _Optional[int] = ..., state: _Optional[_Union[_coordination_pb2.TaskState, str]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., error: _Optional[str] = ..., has_session: bool = ..., has_agent: bool = ..., progress: _Optional[_Union[ReportRequest, _Mapping]] = ..., waiting_calls: _Optional[int] = ...) -> None: ...
+
+class Waiting(_message.Message):
+    __slots__ = ("task_id", "since_s")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    SINCE_S_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    since_s: float
+    def __init__(self, task_id: _Optional[int] = ..., since_s: _Optional[float] = ...) -> None: ...
+
+class BarrierStatus(_message.Message):
+    __slots__ = ("barrier_id", "counter", "waiting", "missing", "left_s")
+    BARRIER_ID_FIELD_NUMBER: _ClassVar[int]
+    COUNTER_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    barrier_id: str
+    counter: int
+    waiting: _containers.RepeatedCompositeFieldContainer[Waiting]
+    missing: _containers.RepeatedScalarFieldContainer[int]
+    left_s: float
+    def __init__(self, barrier_id: _Optional[str] = ..., counter: _Optional[int] = ..., waiting: _Optional[_Iterable[_Union[Waiting, _Mapping]]] = ..., missing: _Optional[_Iterable[int]] = ..., left_s: _Optional[float] = ...) -> None: ...
+
+class KeyPrefix(_message.Message):
+    __slots__ = ("prefix", "keys", "bytes")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    prefix: str
+    keys: int
+    bytes: int
+    def __init__(self, prefix: _Optional[str] = ..., keys: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class StatusResponse(_message.Message):
+    __slots__ = ("job", "attempt", "num_processes", "up_s", "phase", "tasks", "barriers", "keys", "key_bytes", "prefixes", "calls", "barriers_passed", "barriers_failed", "recoverable", "survivable", "journal")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    UP_S_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    BARRIERS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    KEY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    BARRIERS_PASSED_FIELD_NUMBER: _ClassVar[int]
+    BARRIERS_FAILED_FIELD_NUMBER: _ClassVar[int]
+    RECOVERABLE_FIELD_NUMBER: _ClassVar[int]
+    SURVIVABLE_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    attempt: int
+    num_processes: int
+    up_s: float
+    phase: str
+    tasks: _containers.RepeatedCompositeFieldContainer[TaskStatus]
+    barriers: _containers.RepeatedCompositeFieldContainer[BarrierStatus]
+    keys: int
+    key_bytes: int
+    prefixes: _containers.RepeatedCompositeFieldContainer[KeyPrefix]
+    calls: int
+    barriers_passed: int
+    barriers_failed: int
+    recoverable: bool
+    survivable: bool
+    journal: str
+    def __init__(self, job: _Optional[str] = ..., attempt: _Optional[int] = ..., num_processes: _Optional[int] = ..., up_s: _Optional[float] = ..., phase: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., barriers: _Optional[_Iterable[_Union[BarrierStatus, _Mapping]]] = ..., keys: _Optional[int] = ..., key_bytes: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[KeyPrefix, _Mapping]]] = ..., calls: _Optional[int] = ..., barriers_passed: _Optional[int] = ..., barriers_failed: _Optional[int] = ..., recoverable: bool = ..., survivable: bool = ..., journal: _Optional[str] = ...) -> None: ...
