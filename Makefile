@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 PROTOS := $(wildcard proto/*.proto)
 WORKERS ?= 2
 
-.PHONY: demo test slow lint types proto docs bench clean setup
+.PHONY: demo test slow lint types proto docs clean setup
 
 setup: $(STAMP)
 
@@ -25,7 +25,8 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
 
 slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[slow]'
+	$(BIN)/python -m pytest -m slow -n $(WORKERS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -35,6 +36,11 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/python scripts/link_types.py
 	$(BIN)/mypy -p holdfast.coordination -p holdfast.multihost -p holdfast.checkpoint -p holdfast.launch -p holdfast.cli
+
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(BIN)/python scripts/link_types.py
+	$(BIN)/mkdocs build --strict
 
 proto: $(STAMP)
 	$(BIN)/python scripts/generate_proto.py
