@@ -1,19 +1,376 @@
-"""Who writes which chunk into which pack (signatures; bodies follow)."""
+"""Who writes which chunk into which pack: a pure function of shapes, dtypes and where the shards lie. No jax, no I/O.
+
+A leaf is cut into a grid of chunks: along each axis into the equal parts of its sharding, and those, along the leading axes, until a chunk
+has at most CHUNK_BYTES. Each chunk has one writer among the ranks that hold it. First all chunks with one holder are counted; then the
+replicated leaves, largest first, go to the least loaded of their holders (few chunks) or round by rotation (many). So that one restoring process
+need not open a pack of every process for its biases, no more ranks share in replicated leaves than have SHARE_BYTES each to write.
+
+The chunks of one rank, in the order of leaves and cells, are split into packs of about equal weight. All of it is index arithmetic on
+whole grids, since a job may have thousands of ranks.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints: TypeAlias = NDArray[np.int64]
+
+CHUNK_BYTES = 64 << 20
+DEAL_BYTES = 4 << 20  # replicated leaves are cut no smaller than this to be shared out
+SHARE_BYTES = 16 << 20  # of replicated leaves, at least this much for each rank that takes part
+PACK_BYTES = 8 << 20  # no second pack before the first has this much
+PACKS = 4  # files that a rank writes side by side
+PACK_CHUNKS = 200_000  # of about 100 bytes each in the header, of which safetensors reads 100 MB
+CHUNK_WEIGHT = 512  # what a chunk costs beside its bytes
+FEW_CELLS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Says where the shards of an array lie: `parts` equal parts an axis, and in C order of these cells, [cells, replicas], the rank that
+    holds each replica (-1: nobody of the group) and, at its holder, the index of its addressable shard (-1 elsewhere).
+    """
+
+    parts: tuple[int, ...]
+    ranks: Ints
+    slots: Ints
+
+    @cached_property
+    def holders(self) -> tuple[Ints, Ints]:
+        """Is the distinct ranks of each cell, ascending, [cells, most], and how many there are of them, [cells]."""
+        ranks = np.sort(self.ranks, axis=1)
+        first = ranks >= 0
+        first[:, 1:] &= ranks[:, 1:] != ranks[:, :-1]
+        order = np.argsort(~first, axis=1, kind="stable")
+        counts = first.sum(axis=1)
+        return np.take_along_axis(ranks, order, axis=1)[:, : max(1, int(counts.max(initial=1)))], counts
 
 
 @dataclass(frozen=True)
+class Leaf:
+    """Describes one leaf. `kind` is "array", "key" (typed PRNG keys; dtype and shape are those of their data), "numpy", "scalar" (of numpy) or
+    the name of a Python type, whose value lives in the record. `layout` None: host-local, rank 0 writes it whole.
+    """
+
+    path: str
+    kind: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    itemsize: int = 0
+    layout: Layout | None = None
+    sharding: Any = None  # of JSON types
+    impl: str = ""
+
+    @property
+    def is_value(self) -> bool:
+        return not self.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.itemsize
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Cuts an array: along axis i into parts of `part[i]`, each of them into pieces of `sub[i]` (the last of a part may be shorter)."""
+
+    shape: tuple[int, ...]
+    part: tuple[int, ...]
+    sub: tuple[int, ...]
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        return tuple(
+            size // part * -(-part // sub) if size else 1 for size, part, sub in zip(self.shape, self.part, self.sub, strict=True)
+        )
+
+    @property
+    def cells(self) -> int:
+        return math.prod(self.counts)
+
+    def starts(self, axis: int) -> Ints:
+        """Returns where the pieces along an axis begin, and as the last element where the axis ends."""
+        size, part, sub = self.shape[axis], self.part[axis], self.sub[axis]
+        if not size:
+            return np.zeros(2, np.int64)
+        inner = np.arange(0, part, sub, dtype=np.int64)
+        return np.append((np.arange(0, size, part, dtype=np.int64)[:, None] + inner).reshape(-1), size)
+
+    def region(self, cell: int) -> tuple[tuple[int, int], ...]:
+        """Returns the (start, stop) of a cell along each axis."""
+        bounds = []
+        for axis in range(len(self.shape) - 1, -1, -1):
+            cell, index = divmod(cell, self.counts[axis])
+            size, part, sub = self.shape[axis], self.part[axis], self.sub[axis]
+            if not size:
+                bounds.append((0, 0))
+                continue
+            outer, inner = divmod(index, -(-part // sub))
+            start = outer * part + inner * sub
+            bounds.append((start, min(start + sub, (outer + 1) * part)))
+        return tuple(reversed(bounds))
+
+    def sizes(self, itemsize: int) -> Ints:
+        """Returns the bytes of every cell, in C order."""
+        total = np.full(1, itemsize, np.int64)
+        for axis in range(len(self.shape)):
+            total = (total[:, None] * np.diff(self.starts(axis))).reshape(-1)
+        return total
+
+    def shard_of(self, cells: Ints) -> Ints:
+        """Returns, for cells, the index of the part (the shard) that each lies in."""
+        shard = np.zeros_like(cells)
+        indices = np.unravel_index(cells, self.counts) if self.counts else ()
+        for index, size, part, sub in zip(indices, self.shape, self.part, self.sub, strict=True):
+            shard = shard * (size // part if size else 1) + (index // -(-part // sub) if size else 0)
+        return shard
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One chunk that this rank writes: which leaf, which of its addressable shards (-1: the host's whole array), and where in it."""
+
+    leaf: int
+    slot: int
+    inside: tuple[slice, ...] | None  # None: the whole shard
+    name: str
+    shape: tuple[int, ...]
+    nbytes: int
+    itemsize: int
+
+
+@dataclass(frozen=True)
+class LeafPlan:
+    """The grid of a leaf, and in C order of its cells who writes each and into which of the writer's packs."""
+
+    leaf: Leaf
+    grid: Grid
+    writers: Ints
+    packs: Ints
+
+
+@dataclass(frozen=True, eq=False)
 class Plan:
     """Says what each process writes of one tree, the same on every process but for `own`.
 
-    `hash` is the SHA-256, in hex, of its canonical description. `own_bytes` is what this process writes, `total_bytes` what all write.
+    `hash` is the SHA-256, in hex, of its canonical description. `own` are the chunks of this process by pack, in the order of the file.
+    `own_bytes` is what this process writes, `total_bytes` what all write. `cache` holds what other modules derive from the plan once.
     """
 
     hash: str
     process: int
     process_count: int
+    tree: Any
+    leaves: tuple[Leaf, ...]
+    arrays: tuple[LeafPlan | None, ...]  # None: a Python value
+    files: tuple[tuple[int, int], ...]  # (rank, pack), sorted
+    own: dict[int, tuple[Chunk, ...]]
     own_bytes: int
     total_bytes: int
+    cache: dict[str, Any] = field(default_factory=dict)
+
+
+def make_plan(tree: Any, leaves: Sequence[Leaf], rank: int = 0, count: int = 1, *, max_file_bytes: int | None = None) -> Plan:
+    """Returns the plan of leaves whose tree is described by `tree`; ranks are 0 to count - 1."""
+    grids = [None if leaf.is_value else _cut(leaf) for leaf in leaves]
+    writers = _deal(leaves, grids, count)
+    packs = _split(leaves, grids, writers, count, max_file_bytes)
+    arrays = tuple(
+        None if grid is None else LeafPlan(leaf, grid, writer, pack)
+        for leaf, grid, writer, pack in zip(leaves, grids, writers, packs, strict=True)
+    )
+    own = _own_chunks(arrays, rank)
+    return Plan(
+        hash=_digest(tree, arrays, leaves, count),
+        process=rank,
+        process_count=count,
+        tree=tree,
+        leaves=tuple(leaves),
+        arrays=arrays,
+        files=_files(arrays),
+        own=own,
+        own_bytes=sum(chunk.nbytes for chunks in own.values() for chunk in chunks),
+        total_bytes=sum(leaf.nbytes for leaf in leaves),
+    )
+
+
+def _cut(leaf: Leaf) -> Grid:
+    shape = leaf.shape
+    if not math.prod(shape):
+        return Grid(shape, shape, shape)
+    parts = leaf.layout.parts if leaf.layout else (1,) * len(shape)
+    part = tuple(size // count for size, count in zip(shape, parts, strict=True))
+    limit = CHUNK_BYTES
+    if leaf.layout is not None and (holders := leaf.layout.holders[0].shape[1]) > 1:
+        limit = min(limit, max(DEAL_BYTES, -(-math.prod(part) * leaf.itemsize // holders)))
+    return Grid(shape, part, _pieces(part, leaf.itemsize, limit))
+
+
+def _pieces(part: tuple[int, ...], itemsize: int, limit: int) -> tuple[int, ...]:
+    """Cuts a part along its leading axes until a piece has at most `limit` bytes; pieces are as equal as can be."""
+    sub = list(part)
+    for axis, size in enumerate(part):
+        row = math.prod(part[axis + 1 :]) * itemsize
+        if row * size <= limit:
+            break
+        count = -(-size // max(1, limit // row))
+        sub[axis] = -(-size // count)
+        if row <= limit:
+            break
+    return tuple(sub)
+
+
+def _deal(leaves: Sequence[Leaf], grids: Sequence[Grid | None], count: int) -> list[Ints]:
+    """Returns the writer of each cell of each leaf."""
+    writers: list[Ints] = [np.zeros(0, np.int64)] * len(leaves)
+    load = np.zeros(count, np.int64)
+    shared: list[int] = []
+    for index, (leaf, grid) in enumerate(zip(leaves, grids, strict=True)):
+        if grid is None:
+            continue
+        if leaf.layout is not None and leaf.layout.holders[0].shape[1] > 1:
+            shared.append(index)
+            continue
+        if leaf.layout is None:
+            writers[index] = np.zeros(grid.cells, np.int64)
+        else:
+            writers[index] = leaf.layout.holders[0][grid.shard_of(np.arange(grid.cells)), 0]
+        _add(load, writers[index], grid.sizes(leaf.itemsize))
+    most = max(1, -(-sum(leaves[index].nbytes for index in shared) // SHARE_BYTES))
+    turn = 0
+    for index in sorted(shared, key=lambda index: -leaves[index].nbytes):
+        leaf, grid = leaves[index], grids[index]
+        assert leaf.layout is not None and grid is not None
+        sizes = grid.sizes(leaf.itemsize)
+        writers[index] = _share(leaf.layout, grid, sizes, most, load, turn)
+        turn += grid.cells
+    return writers
+
+
+def _share(layout: Layout, grid: Grid, sizes: Ints, most: int, load: Ints, turn: int) -> Ints:
+    """Deals the cells of one replicated leaf and adds them to `load`."""
+    shards = grid.shard_of(np.arange(grid.cells))
+    holders, counts = layout.holders
+    holders, counts = holders[shards], np.minimum(counts[shards], most)
+    if grid.cells > FEW_CELLS:
+        writers = holders[np.arange(grid.cells), (turn + np.arange(grid.cells)) % counts]
+        _add(load, writers, sizes)
+        return writers
+    chosen = []
+    for row, held, size in zip(holders, counts, sizes, strict=True):
+        writer = row[np.argmin(load[row[:held]])]
+        load[writer] += size
+        chosen.append(writer)
+    return np.array(chosen, np.int64)
+
+
+def _add(load: Ints, writers: Ints, sizes: Ints) -> None:
+    load += np.bincount(writers, weights=sizes, minlength=len(load)).astype(np.int64)
+
+
+def _split(leaves: Sequence[Leaf], grids: Sequence[Grid | None], writers: Sequence[Ints], count: int, limit: int | None) -> list[Ints]:
+    """Returns the pack of each cell among its writer's: consecutive runs of about equal weight."""
+    weights = [
+        np.zeros(0, np.int64) if grid is None else grid.sizes(leaf.itemsize) + CHUNK_WEIGHT
+        for leaf, grid in zip(leaves, grids, strict=True)
+    ]
+    load, chunks = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    for writer, weight in zip(writers, weights, strict=True):
+        _add(load, writer, weight)
+        chunks += np.bincount(writer, minlength=count)
+    packs = np.maximum(np.minimum(PACKS, load // PACK_BYTES), np.maximum(1, -(-chunks // PACK_CHUNKS)))
+    if limit is not None:
+        packs = np.maximum(packs, -(-load // (limit - CHUNK_BYTES)))
+    done = np.zeros(count, np.int64)
+    result = []
+    for writer, weight in zip(writers, weights, strict=True):
+        before = done[writer] + _running(writer, weight)
+        result.append(np.minimum(before * packs[writer] // np.maximum(load[writer], 1), packs[writer] - 1))
+        _add(done, writer, weight)
+    return result
+
+
+def _running(writers: Ints, weights: Ints) -> Ints:
+    """Returns, for each cell, the weight of the cells before it that have its writer."""
+    order = np.argsort(writers, kind="stable")
+    before = np.cumsum(weights[order]) - weights[order]
+    _, first, inverse = np.unique(writers[order], return_index=True, return_inverse=True)
+    result = np.empty_like(before)
+    result[order] = before - before[first][inverse]
+    return result
+
+
+def chunk_name(path: str, region: Sequence[tuple[int, int]], shape: Sequence[int]) -> str:
+    """Returns the tensor name of a chunk: the leaf's path, with the slice where it is not the whole array."""
+    if all(stop - start == size for (start, stop), size in zip(region, shape, strict=True)):
+        return path
+    return f"{path}[{','.join(f'{start}:{stop}' for start, stop in region)}]"
+
+
+def _own_chunks(arrays: Sequence[LeafPlan | None], rank: int) -> dict[int, tuple[Chunk, ...]]:
+    found: dict[int, list[Chunk]] = {}
+    for index, array in enumerate(arrays):
+        if array is None:
+            continue
+        cells = np.flatnonzero(array.writers == rank)
+        for cell, shard, pack in zip(cells.tolist(), array.grid.shard_of(cells).tolist(), array.packs[cells].tolist(), strict=True):
+            found.setdefault(pack, []).append(_chunk(index, array, cell, shard, rank))
+    return {pack: tuple(sorted(chunks, key=_file_order)) for pack, chunks in sorted(found.items())}
+
+
+def _file_order(chunk: Chunk) -> tuple[bool, int]:
+    """Puts chunks of whole 64 bytes first, then by falling item size: all are aligned, with no holes."""
+    return chunk.nbytes % 64 != 0, -chunk.itemsize
+
+
+def _chunk(index: int, array: LeafPlan, cell: int, shard: int, rank: int) -> Chunk:
+    leaf, grid = array.leaf, array.grid
+    region = grid.region(cell)
+    shape = tuple(stop - start for start, stop in region)
+    slot, inside = -1, None
+    if leaf.layout is not None:
+        slot = int(leaf.layout.slots[shard][leaf.layout.ranks[shard] == rank][0])
+    if shape != grid.part:
+        inside = tuple(slice(start % part, start % part + size) for (start, _), part, size in zip(region, grid.part, shape, strict=True))
+    name = chunk_name(leaf.path, region, leaf.shape)
+    return Chunk(index, slot, inside, name, shape, math.prod(shape) * leaf.itemsize, leaf.itemsize)
+
+
+def local_chunks(plan: Plan, leaf: int) -> list[Chunk]:
+    """Returns the chunks of a host-local leaf, in the order of its cells, as rank 0 writes them."""
+    array = plan.arrays[leaf]
+    assert array is not None and array.leaf.layout is None
+    return [_chunk(leaf, array, cell, 0, 0) for cell in range(array.grid.cells)]
+
+
+def _files(arrays: Sequence[LeafPlan | None]) -> tuple[tuple[int, int], ...]:
+    keys = [np.unique(array.writers << 32 | array.packs) for array in arrays if array is not None]
+    if not keys:
+        return ()
+    return tuple((int(key) >> 32, int(key) & 0xFFFFFFFF) for key in np.unique(np.concatenate(keys)))
+
+
+def _digest(tree: Any, arrays: Sequence[LeafPlan | None], leaves: Sequence[Leaf], count: int) -> str:
+    digest = hashlib.sha256(json.dumps([count, tree], sort_keys=True).encode())
+    for leaf, array in itertools.zip_longest(leaves, arrays):
+        facts = [leaf.path, leaf.kind, leaf.dtype, leaf.shape, leaf.impl, leaf.sharding]
+        if array is not None:
+            facts += [array.grid.part, array.grid.sub]
+        digest.update(json.dumps(facts, sort_keys=True).encode())
+        if array is not None:
+            digest.update(array.writers.tobytes())
+            digest.update(array.packs.tobytes())
+    return digest.hexdigest()
+
+
+__all__ = ["Chunk", "Grid", "Layout", "Leaf", "LeafPlan", "Plan", "chunk_name", "local_chunks", "make_plan"]

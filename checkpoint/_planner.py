@@ -1,11 +1,28 @@
-"""Makes plans of trees of arrays, and keeps the last ones."""
+"""Makes plans of trees of arrays, and keeps the last ones: reads from jax what the pure plan needs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from ._plan import Plan
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.tree_util import PyTreeDef
+
+from ._dtypes import can_store
+from ._errors import UnsupportedLeaf
+from ._plan import Layout, Leaf, Plan, make_plan
+from ._tree import describe, flatten, type_name
+
+KEPT_PLANS = 8
+VALUE_TYPES = (bool, int, float, complex, str, bytes)
+
+
+class _Kept(NamedTuple):
+    treedef: PyTreeDef
+    facts: list[tuple[Any, Any]]
+    plan: Plan
 
 
 class Planner:
@@ -15,11 +32,155 @@ class Planner:
     `max_file_bytes` (the store's) too, so all processes pass the same.
     """
 
-    def __init__(
-        self, index: int = 0, count: int = 1, *, processes: Sequence[int] | None = None, max_file_bytes: int | None = None
-    ) -> None:
-        raise NotImplementedError
+    def __init__(self, index: int = 0, count: int = 1, *, processes: Sequence[int] | None = None, max_file_bytes: int | None = None) -> None:
+        self._index, self._count, self._max_file_bytes = index, count, max_file_bytes
+        self._ranks = {process: rank for rank, process in enumerate(processes if processes is not None else range(count))}
+        self._kept: list[_Kept] = []
+        self._layouts: dict[tuple[Sharding, tuple[int, ...]], Layout] = {}
 
     def plan(self, tree: Any) -> Plan:
         """Returns the plan of a tree; raises UnsupportedLeaf naming the leaf's path and what to do."""
-        raise NotImplementedError
+        leaves, treedef = flatten(tree)
+        facts = [_facts(leaf) for leaf in leaves]
+        for kept in self._kept:
+            if kept.treedef == treedef and _same(kept.facts, facts):
+                return kept.plan
+        plan = self._make(tree, leaves)
+        self._kept = [_Kept(treedef, facts, plan), *self._kept[: KEPT_PLANS - 1]]
+        return plan
+
+    def _make(self, tree: Any, leaves: Sequence[Any]) -> Plan:
+        self._layouts.clear()
+        description, paths = describe(tree)
+        assert len(paths) == len(leaves)
+        described = [self._leaf(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
+        return make_plan(description, described, self._index, self._count, max_file_bytes=self._max_file_bytes)
+
+    def _leaf(self, path: str, leaf: Any) -> Leaf:
+        if isinstance(leaf, jax.Array):
+            return self._jax_leaf(path, leaf)
+        if isinstance(leaf, np.generic) or type(leaf) in (np.ndarray, np.memmap):
+            _check_dtype(path, leaf.dtype)
+            kind = "numpy" if isinstance(leaf, np.ndarray) else "scalar"
+            return Leaf(path, kind, leaf.dtype.name, leaf.shape, leaf.dtype.itemsize)
+        if type(leaf) in VALUE_TYPES:
+            return Leaf(path, type(leaf).__name__)
+        advice = "save its arrays, or register its class as a pytree (jax.tree_util.register_dataclass)"
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            advice = "it has no values: save the array that it describes"
+        message = f"the leaf {path!r} is a {type_name(type(leaf))}, which cannot be saved; {advice}"
+        raise UnsupportedLeaf(message, leaf=path, found=type_name(type(leaf)))
+
+    def _jax_leaf(self, path: str, leaf: jax.Array) -> Leaf:
+        if isinstance(leaf, jax.core.Tracer):
+            raise UnsupportedLeaf(f"the leaf {path!r} is a tracer: save outside of jit and grad", leaf=path, found="tracer")
+        if leaf.is_deleted():
+            raise UnsupportedLeaf(f"the leaf {path!r} was deleted or donated: save it before that", leaf=path, found="deleted array")
+        kind, impl = "array", ""
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            kind, impl = "key", str(jax.random.key_impl(leaf))
+            leaf = jax.random.key_data(leaf)
+        dtype = np.dtype(leaf.dtype)
+        _check_dtype(path, dtype)
+        if self._count > 1 and leaf.is_fully_addressable:
+            return Leaf(path, kind, dtype.name, leaf.shape, dtype.itemsize, impl=impl)
+        layout = self._layout(path, leaf)
+        return Leaf(path, kind, dtype.name, leaf.shape, dtype.itemsize, layout, describe_sharding(leaf.sharding), impl)
+
+    def _layout(self, path: str, leaf: jax.Array) -> Layout:
+        key = (leaf.sharding, leaf.shape)
+        if key not in self._layouts:
+            layout = make_layout(leaf, self._ranks)
+            if (layout.holders[1] == 0).any():
+                message = f"parts of the leaf {path!r} are on processes outside of this group; save it with a group that holds all of it"
+                raise UnsupportedLeaf(message, leaf=path, found=str(leaf.sharding))
+            self._layouts[key] = layout
+        return self._layouts[key]
+
+
+def _facts(leaf: Any) -> tuple[Any, Any]:
+    """Returns two objects whose equality means the same plan; those of jax arrays are often identical from save to save."""
+    if isinstance(leaf, jax.Array):
+        return leaf.aval, leaf.sharding
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return type(leaf), (leaf.dtype, leaf.shape)
+    return type(leaf), None
+
+
+def _same(kept: list[tuple[Any, Any]], facts: list[tuple[Any, Any]]) -> bool:
+    for (aval, sharding), (new_aval, new_sharding) in zip(kept, facts, strict=True):
+        if (aval is not new_aval and aval != new_aval) or (sharding is not new_sharding and sharding != new_sharding):
+            return False
+    return True
+
+
+def _check_dtype(path: str, dtype: np.dtype[Any]) -> None:
+    if not can_store(dtype):
+        message = f"the leaf {path!r} has dtype {dtype!s} ({dtype.str}), which cannot be saved; convert it to a little-endian number dtype"
+        raise UnsupportedLeaf(message, leaf=path, found=str(dtype))
+
+
+def make_layout(array: jax.Array, ranks: dict[int, int]) -> Layout:
+    """Returns where the shards of an array lie, by arithmetic on mesh and spec where it has them."""
+    slots = {shard.device: slot for slot, shard in enumerate(array.addressable_shards)}
+    sharding, shape = array.sharding, array.shape
+    if isinstance(sharding, NamedSharding):
+        parts, devices = _named_cells(sharding, len(shape))
+    else:
+        parts, devices = _general_cells(sharding, shape)
+    flat = devices.reshape(-1).tolist()
+    held = np.array([ranks.get(device.process_index, -1) for device in flat], np.int64).reshape(devices.shape)
+    slot = np.array([slots.get(device, -1) for device in flat], np.int64).reshape(devices.shape)
+    return Layout(parts, held, slot)
+
+
+def _named_cells(sharding: NamedSharding, rank: int) -> tuple[tuple[int, ...], Any]:
+    """Returns the parts of each axis, and the devices as [cells, replicas]."""
+    mesh, names = sharding.mesh, list(sharding.mesh.axis_names)
+    sizes = dict(zip(names, mesh.devices.shape, strict=True))
+    used = [axes_of(entry) for entry in tuple(sharding.spec) + (None,) * (rank - len(sharding.spec))]
+    order = [names.index(name) for axes in used for name in axes]
+    order += [axis for axis in range(len(names)) if axis not in order]
+    parts = tuple(int(np.prod([sizes[name] for name in axes], dtype=int)) for axes in used)
+    return parts, mesh.devices.transpose(order).reshape(int(np.prod(parts, dtype=int)), -1)
+
+
+def axes_of(entry: Any) -> tuple[str, ...]:
+    """Returns the mesh axes of one entry of a PartitionSpec."""
+    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+        return ()
+    return (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def _general_cells(sharding: Sharding, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Any]:
+    shard = sharding.shard_shape(shape)
+    parts = tuple(size // part if part else 1 for size, part in zip(shape, shard, strict=True))
+    cells: list[list[Any]] = [[] for _ in range(int(np.prod(parts, dtype=int)))]
+    for device, index in sharding.devices_indices_map(shape).items():
+        starts = [(piece.start or 0) // part if part else 0 for piece, part in zip(index or (), shard, strict=False)]
+        cells[int(np.ravel_multi_index(starts, parts)) if starts else 0].append(device)
+    devices = np.empty((len(cells), len(cells[0])), object)
+    for row, cell in enumerate(cells):
+        devices[row, :] = cell
+    return parts, devices
+
+
+def describe_sharding(sharding: Sharding) -> Any:
+    """Returns a sharding in JSON types, the same on every process: for `show`, and for SAVED."""
+    if isinstance(sharding, NamedSharding):
+        mesh = sharding.mesh
+        spec = [list(axes_of(entry)) for entry in sharding.spec]
+        return {
+            "axes": list(mesh.axis_names),
+            "sizes": list(mesh.devices.shape),
+            "devices": [device.id for device in mesh.devices.reshape(-1)],
+            "spec": spec,
+        }
+    if isinstance(sharding, SingleDeviceSharding):
+        return {"device": next(iter(sharding.device_set)).id}
+    return {"other": str(sharding)}
+
+
+
+
+__all__ = ["KEPT_PLANS", "Planner", "axes_of", "describe_sharding", "make_layout"]

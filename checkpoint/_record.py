@@ -1,12 +1,45 @@
-"""checkpoint.json: built by the primary, parsed and validated by every reader; and the reports that it is built from."""
+"""checkpoint.json: built by the primary, parsed and validated by every reader; and the reports that it is built from.
+
+A record is one JSON object. Its last member, `"crc32c"`, covers all bytes before its comma. Where each chunk of a leaf lies is written as
+runs (first file, step, count) over the cells of its grid, and runs that several leaves share are written once ("cells").
+"""
 
 from __future__ import annotations
 
+import base64
+import importlib.metadata
+import json
+import math
+import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ._plan import Plan
+import numpy as np
+from crc32c import crc32c
+
+from ._dtypes import dtype_named
+from ._errors import Corrupt, HostileCheckpoint, SaveFailed
+from ._plan import Grid, Ints, Plan
+from ._tree import check_description
+
+FORMAT = "holdfast/1"
+RECORD_LIMIT_BYTES = 256 << 20
+ITEM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_FILE_NAME = re.compile(r"(\d{5,})-(\d{5,}|j)-([0-9a-f]{1,64})\.(safetensors|json)")
+_VALUE_KINDS = ("bool", "int", "float", "complex", "str", "bytes")
+_ARRAY_KINDS = ("array", "key", "numpy", "scalar")
+_MAX_RANK = 64
+_MAX_BYTES = 1 << 60
+
+
+def pack_name(process: int, pack: int, writer_id: str) -> str:
+    return f"{process:05d}-{pack:05d}-{writer_id}.safetensors"
+
+
+def json_name(process: int, writer_id: str) -> str:
+    return f"{process:05d}-j-{writer_id}.json"
 
 
 @dataclass(frozen=True)
@@ -26,8 +59,8 @@ class FileReport:
 class ItemReport:
     """What one process has written of one item, durably.
 
-    `plan` is the plan's hash ("" for a JSON item). `local` are the CRCs of the host-local leaves as this process sees them, in leaf
-    order. `values` are the Python values of the tree, encoded; from rank 0 alone.
+    `plan` is the plan's hash ("" for a JSON item). `local` are the CRCs, as this process sees them, of the host-local arrays and then of the
+    Python values, each in leaf order. `values` are the Python values themselves, encoded; from rank 0 alone.
     """
 
     process: int
@@ -38,20 +71,81 @@ class ItemReport:
 
     def to_json(self) -> dict[str, Any]:
         """Returns what `from_json` takes: JSON types only, to be put into a larger message."""
-        raise NotImplementedError
+        files = [[file.name, file.size, file.head, file.crc] for file in self.files]
+        return {"process": self.process, "plan": self.plan, "files": files, "local": list(self.local), "values": [*map(list, self.values)]}
 
     @classmethod
     def from_json(cls, data: Any) -> ItemReport:
         """Returns the report; raises ValueError when `data` is not one."""
-        raise NotImplementedError
+        try:
+            files = tuple(FileReport(str(name), int(size), int(head), int(crc)) for name, size, head, crc in data["files"])
+            values = tuple((str(kind), str(text)) for kind, text in data["values"])
+            return cls(int(data["process"]), str(data["plan"]), files, tuple(map(int, data["local"])), values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"this is no report of an item: {error!r}") from error
 
     def to_bytes(self) -> bytes:
         """Returns compact UTF-8 JSON of `to_json`: about 100 bytes and 60 more a file, for the one gather of a save."""
-        raise NotImplementedError
+        return json.dumps(self.to_json(), separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ItemReport:
-        raise NotImplementedError
+        return cls.from_json(json.loads(data))
+
+
+def encode_value(value: Any) -> tuple[str, str]:
+    """Returns a Python value as (type, text), exactly."""
+    match value:
+        case bool():
+            return "bool", "true" if value else "false"
+        case int():
+            return "int", hex(value)
+        case float():
+            return "float", value.hex()
+        case complex():
+            return "complex", f"{value.real.hex()} {value.imag.hex()}"
+        case bytes():
+            return "bytes", base64.b64encode(value).decode()
+    return "str", value
+
+
+def decode_value(kind: str, text: str) -> Any:
+    """Returns the value that `encode_value` encoded; raises ValueError for anything else."""
+    match kind:
+        case "bool" if text in ("true", "false"):
+            return text == "true"
+        case "int":
+            return int(text, 16)
+        case "float":
+            return float.fromhex(text)
+        case "complex":
+            real, imaginary = text.split(" ")
+            return complex(float.fromhex(real), float.fromhex(imaginary))
+        case "bytes":
+            return base64.b64decode(text, validate=True)
+        case "str":
+            return text
+    raise ValueError(f"no value of kind {kind!r}")
+
+
+@dataclass(frozen=True)
+class LeafRecord:
+    """One leaf of an item: a Python value, or an array with its grid and, for each cell, the index of the file that holds it."""
+
+    path: str
+    kind: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    impl: str = ""
+    sharding: Any = None
+    grid: Grid | None = None
+    files: Ints | None = None
+    value: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        dtype = dtype_named(self.dtype)
+        return math.prod(self.shape) * dtype.itemsize if dtype is not None else 0
 
 
 @dataclass(frozen=True)
@@ -61,6 +155,8 @@ class ItemRecord:
     name: str
     kind: str
     files: tuple[FileReport, ...]
+    tree: Any = None
+    leaves: tuple[LeafRecord, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,7 +176,7 @@ class Record:
 
     def file_names(self) -> list[str]:
         """Returns every file that the record names, relative to the step's folder."""
-        raise NotImplementedError
+        return [file.name for item in self.items.values() for file in item.files]
 
 
 def check_reports(item: str, plan: Plan, reports: Sequence[ItemReport]) -> None:
@@ -88,7 +184,23 @@ def check_reports(item: str, plan: Plan, reports: Sequence[ItemReport]) -> None:
 
     Its message names the leaf and the processes that differ; `process` is the first of them.
     """
-    raise NotImplementedError
+    others = [report.process for report in reports if report.plan != plan.hash]
+    if others:
+        message = (
+            f"item {item!r}: processes {others} planned another save than process {plan.process}: "
+            "their trees differ in structure, shapes, dtypes or shardings; save the same tree everywhere"
+        )
+        raise SaveFailed(message, process=others[0])
+    names = [leaf.path for leaf in plan.leaves if not leaf.is_value and leaf.layout is None]
+    names += [leaf.path for leaf in plan.leaves if leaf.is_value]
+    for position, name in enumerate(names if plan.process_count > 1 else []):
+        others = [report.process for report in reports if report.local[position] != reports[0].local[position]]
+        if others:
+            message = (
+                f"item {item!r}: the leaf {name!r} is local to each process and differs on processes {others} from process 0; "
+                "make it equal, or keep it in an item of JSON per process"
+            )
+            raise SaveFailed(message, process=others[0])
 
 
 def build_record(
@@ -103,9 +215,198 @@ def build_record(
     metadata: Any = None,
 ) -> bytes:
     """Returns the bytes of checkpoint.json. A JSON item has no plan. `metrics` and `metadata` are of JSON types (TypeError otherwise)."""
-    raise NotImplementedError
+    head = {
+        "format": FORMAT,
+        "step": step,
+        "writer": writer,
+        "processes": processes,
+        "started_s": started_s,
+        "finished_s": finished_s,
+        "versions": _versions(),
+        "metrics": dict(metrics or {}),
+        "metadata": metadata,
+    }
+    bodies = [f"{json.dumps(name)}:{_item_text(name, plan, reports)}" for name, (plan, reports) in items.items()]
+    body = f'{_dump(head)[:-1]},"items":{{{",".join(bodies)}}}'.encode()
+    return body + b',"crc32c":"%08x"}\n' % crc32c(body)
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _versions() -> dict[str, str]:
+    names = ("holdfast", "jax", "numpy")
+    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
+
+
+def _item_text(name: str, plan: Plan | None, reports: Sequence[ItemReport]) -> str:
+    files = [[f"{name}/{file.name}", file.size, file.head, file.crc] for report in reports for file in report.files]
+    if plan is None:
+        return _dump({"kind": "json", "files": files})
+    expected = len(plan.files)
+    assert len(files) == expected, f"item {name}: {len(files)} files were reported, {expected} planned"
+    if "record" not in plan.cache:
+        plan.cache["record"] = _static_text(plan)
+    return f'{plan.cache["record"]},"values":{_dump(reports[0].values)},"files":{_dump(files)}}}'
+
+
+def _static_text(plan: Plan) -> str:
+    """Returns what a plan alone says of its item: the tree, the leaves, and where their cells are; a JSON object without its end."""
+    files = np.array([rank << 32 | pack for rank, pack in plan.files], np.int64)
+    cells: dict[bytes, int] = {}
+    runs: list[list[list[int]]] = []
+    shardings: dict[str, int] = {}
+    leaves = []
+    for leaf, array in zip(plan.leaves, plan.arrays, strict=True):
+        facts: dict[str, Any] = {"path": leaf.path, "kind": leaf.kind}
+        if array is not None:
+            where = np.searchsorted(files, array.writers << 32 | array.packs)
+            key = where.tobytes()
+            if key not in cells:
+                cells[key] = len(runs)
+                runs.append(_runs(where))
+            facts |= {"dtype": leaf.dtype, "shape": leaf.shape, "grid": [array.grid.part, array.grid.sub], "cells": cells[key]}
+            facts |= {"sharding": shardings.setdefault(_dump(leaf.sharding), len(shardings))}
+            facts |= {"impl": leaf.impl} if leaf.impl else {}
+        leaves.append(facts)
+    tables = {"kind": "tree", "tree": plan.tree, "leaves": leaves, "cells": runs, "shardings": [json.loads(text) for text in shardings]}
+    return _dump(tables)[:-1]
+
+
+def _runs(where: Ints) -> list[list[int]]:
+    """Returns [first, step, count] of each stretch in which file indices rise by one step."""
+    runs, at = [], 0
+    steps = np.diff(where)
+    turns = np.append(np.flatnonzero(np.diff(steps)) + 1, len(steps)).tolist()
+    for turn in turns:
+        if turn < at:
+            continue
+        runs.append([int(where[at]), int(steps[at]) if at < len(steps) else 0, turn - at + 1])
+        at = turn + 1
+    if at < len(where):
+        runs.append([int(where[at]), 0, len(where) - at])
+    return runs
+
+
+def _expand(runs: Any, cells: int, files: int) -> Ints:
+    """Returns the file of each cell; raises ValueError unless there are `cells` of them, each below `files`."""
+    if sum(count for _, _, count in runs) != cells or any(count < 1 for _, _, count in runs):
+        raise ValueError("runs of cells do not add up")
+    parts = [first + step * np.arange(count, dtype=np.int64) for first, step, count in runs]
+    found = np.concatenate(parts)
+    if found.min() < 0 or found.max() >= files:
+        raise ValueError("a cell lies in a file that is not there")
+    return found
 
 
 def parse_record(data: bytes, path: str) -> Record:
     """Parses and validates a record; raises Corrupt (checksum, syntax) or HostileCheckpoint (names, bounds), naming `path`."""
-    raise NotImplementedError
+    body, mark, tail = data.rpartition(b',"crc32c":"')
+    if not mark or tail != b'%08x"}\n' % crc32c(body):
+        raise Corrupt(f"{path}: the record's checksum does not fit its bytes; the file was damaged after it was written", path=path, file=path)
+    try:
+        return _parse(json.loads(data), path)
+    except (HostileCheckpoint, Corrupt):
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError, MemoryError) as error:
+        raise HostileCheckpoint(f"{path}: this is not a record that holdfast writes: {error!r}", path=path, file=path) from error
+
+
+def _parse(data: dict[str, Any], path: str) -> Record:
+    if data["format"] != FORMAT:
+        message = f"{path}: the format is {data['format']!r}, this version reads {FORMAT!r}; read it with the version that wrote it"
+        raise HostileCheckpoint(message, path=path, file=path)
+    items = {name: _parse_item(name, item, path) for name, item in data["items"].items()}
+    return Record(
+        path=path,
+        step=_whole(data["step"]),
+        writer=str(data["writer"]),
+        processes=_whole(data["processes"]),
+        started_s=float(data["started_s"]),
+        finished_s=float(data["finished_s"]),
+        items=items,
+        metrics=dict(data["metrics"]),
+        metadata=data["metadata"],
+        versions=dict(data["versions"]),
+    )
+
+
+def _whole(value: Any, limit: int = _MAX_BYTES) -> int:
+    if type(value) is not int or not 0 <= value <= limit:
+        raise ValueError(f"{value!r} is not a whole number up to {limit}")
+    return value
+
+
+def _parse_item(name: str, data: dict[str, Any], path: str) -> ItemRecord:
+    if not ITEM_NAME.fullmatch(name):
+        raise HostileCheckpoint(f"{path}: {name!r} is not a name for an item", path=path, file=path)
+    files = tuple(_parse_file(name, *entry, path=path) for entry in data["files"])
+    if len({file.name for file in files}) != len(files):
+        raise ValueError("a file is named twice")
+    if data["kind"] == "json":
+        return ItemRecord(name, "json", files)
+    if data["kind"] != "tree":
+        raise ValueError(f"no item of kind {data['kind']!r}")
+    values = iter(data["values"])
+    leaves = tuple(_parse_leaf(leaf, data, values, len(files)) for leaf in data["leaves"])
+    if next(values, None) is not None or len({leaf.path for leaf in leaves}) != len(leaves):
+        raise ValueError("leaves and values do not belong together")
+    check_description(data["tree"], len(leaves), path)
+    return ItemRecord(name, "tree", files, data["tree"], leaves)
+
+
+def _parse_file(item: str, name: str, size: Any, head: Any, crc: Any, *, path: str) -> FileReport:
+    """Checks a file's name, here and nowhere else: it lies in its item's folder and is one that a writer makes."""
+    folder, _, base = name.partition("/")
+    if folder != item or not _FILE_NAME.fullmatch(base):
+        raise HostileCheckpoint(f"{path}: {name!r} is not a name of a file in this step", path=path, file=path)
+    return FileReport(name, _whole(size), _whole(head, _whole(size)), _whole(crc, 0xFFFFFFFF))
+
+
+def _parse_leaf(data: dict[str, Any], item: dict[str, Any], values: Any, files: int) -> LeafRecord:
+    path, kind = data["path"], data["kind"]
+    if type(path) is not str or kind not in _VALUE_KINDS + _ARRAY_KINDS:
+        raise ValueError(f"leaf {path!r} is of kind {kind!r}")
+    if kind in _VALUE_KINDS:
+        stored, text = next(values)
+        if stored != kind:
+            raise ValueError(f"leaf {path!r} is of kind {kind}, its value of {stored}")
+        return LeafRecord(path, kind, value=decode_value(kind, text))
+    dtype = dtype_named(data["dtype"])
+    shape = tuple(_whole(size) for size in data["shape"])
+    if dtype is None or len(shape) > _MAX_RANK or math.prod(shape) * dtype.itemsize > _MAX_BYTES:
+        raise ValueError(f"leaf {path!r} has dtype {data['dtype']!r} and shape {shape}")
+    grid = _parse_grid(shape, *data["grid"])
+    where = _expand(item["cells"][_whole(data["cells"])], grid.cells, files)
+    sharding = item["shardings"][_whole(data["sharding"])]
+    return LeafRecord(path, kind, data["dtype"], shape, str(data.get("impl", "")), sharding, grid, where)
+
+
+def _parse_grid(shape: tuple[int, ...], part: Any, sub: Any) -> Grid:
+    part, sub = tuple(map(_whole, part)), tuple(map(_whole, sub))
+    if len(part) != len(shape) or len(sub) != len(shape):
+        raise ValueError("a grid has another rank than its shape")
+    if not math.prod(shape):
+        if part != shape or sub != shape:
+            raise ValueError("an array without elements has a grid")
+    elif any(not 1 <= small <= large or size % large for size, large, small in zip(shape, part, sub, strict=True)):
+        raise ValueError(f"the grid {part}, {sub} does not fit the shape {shape}")
+    return Grid(shape, part, sub)
+
+
+__all__ = [
+    "ITEM_NAME",
+    "RECORD_LIMIT_BYTES",
+    "FileReport",
+    "ItemRecord",
+    "ItemReport",
+    "LeafRecord",
+    "Record",
+    "build_record",
+    "check_reports",
+    "encode_value",
+    "json_name",
+    "pack_name",
+    "parse_record",
+]
