@@ -1,1 +1,26 @@
 """Starts and restarts the processes of a job: this machine, Ray, Slurm."""
+
+from holdfast.multihost import Fatal, Hang, JobError, Preempted, StartupFailed, StartupTimeout, WorkerFailed
+
+from ._engine import Engine, JobResult, supervise
+from ._job import DO_NOT_RESTART, DONE, HANG, PREEMPTED, RestartPolicy
+from ._local import run_local
+
+__all__ = [
+    "DONE",
+    "DO_NOT_RESTART",
+    "HANG",
+    "PREEMPTED",
+    "Engine",
+    "Fatal",
+    "Hang",
+    "JobError",
+    "JobResult",
+    "Preempted",
+    "RestartPolicy",
+    "StartupFailed",
+    "StartupTimeout",
+    "WorkerFailed",
+    "run_local",
+    "supervise",
+]

@@ -1,0 +1,236 @@
+"""What the supervisor speaks of: the job, its policy and state, what may happen to it, and what is to be done. Values only."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from holdfast.multihost import JobError
+
+# Exit codes between a process and whoever started it.
+DONE, PREEMPTED, DO_NOT_RESTART, HANG = 0, 75, 93, 124
+
+
+class State(enum.StrEnum):
+    """Is where a job stands. Only `finished` and `failed` are final."""
+
+    INITIALIZING = "initializing"  # nothing has been asked for yet
+    SCHEDULING = "scheduling"  # waiting for machines, under one deadline for the whole gang
+    RESCHEDULING = "rescheduling"  # starting failed; backing off before asking again
+    RUNNING = "running"
+    PREEMPTING = "preempting"  # a notice is out; the processes are saving and leaving
+    RESTARTING = "restarting"  # what is left of an attempt is being ended, then a back-off
+    RESIZING = "resizing"  # more capacity is there: the processes are saving and leaving to come back as more
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """Says how often, how fast and how long a job is started again. Budgets are refilled by progress.
+
+    Progress is a saved step above all earlier ones or, for a job that reports no saved steps, a step above all earlier ones.
+    """
+
+    max_failures: int = 0  # attempts that may end in a dead or hanging process
+    max_preemptions: int = 0
+    max_startup_failures: int = 3
+    max_startup_timeouts: int = 0
+    attempts_without_progress: int = 3  # that many in a row, of a job that has ever reported progress, end it
+    startup_timeout_s: float = 600.0  # for the whole gang
+    preemption_grace_s: float = 120.0  # to save and leave, where a notice brings no deadline of its own
+    grace_s: float = 5.0  # between SIGTERM and SIGKILL for what is left of a failed attempt
+    backoff_s: float = 1.0  # before the first restart; doubles with each one that made no progress
+    backoff_cap_s: float = 60.0
+    backoff_jitter: float = 0.25  # share of the back-off that is drawn by lot, so that many jobs do not return together
+    grow_after_s: float = 30.0  # an attempt runs at least that long before it is made larger
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 0:
+                raise ValueError(f"RestartPolicy.{name} is {value}; expected 0 or more")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Is all that the supervisor knows of a job. Immutable; `decide` makes the next one."""
+
+    job_id: str
+    min_processes: int
+    max_processes: int
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+    state: State = State.INITIALIZING
+    attempt: int = 0
+    alive: frozenset[int] = frozenset()
+    left: Mapping[int, int] = field(default_factory=dict)  # exit codes of this attempt, by process
+    used: Mapping[str, int] = field(default_factory=dict)  # of each budget, since the last progress
+    notices: Mapping[str, float | None] = field(default_factory=dict)  # source -> deadline
+    stopping: bool = False  # we ourselves were told to stop: no attempt after this one
+    said_done: bool = False  # the training loop itself reported its end
+    step: int = -1
+    saved_step: int = -1
+    progressed: bool = False  # this attempt passed the best of all earlier ones
+    idle_attempts: int = 0  # attempts in a row that ran and made no progress
+    started_at: float = 0.0
+    wake_at: float | None = None  # when the supervisor wants a Tick
+    killed: bool = False
+    error: JobError | None = None
+    exit_code: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_processes <= self.max_processes:
+            raise ValueError(f"a job needs 1 <= min_processes <= num_processes, found {self.min_processes} and {self.max_processes}")
+
+    @property
+    def final(self) -> bool:
+        """Is whether nothing will happen to this job any more."""
+        return self.state in (State.FINISHED, State.FAILED)
+
+    @property
+    def count(self) -> int:
+        """Is the number of processes of the current attempt."""
+        return len(self.alive) + len(self.left)
+
+
+# ---- Events: what an engine has seen. Times are on the engine's clock, the same one that `now` is read from.
+
+
+@dataclass(frozen=True)
+class Start:
+    """The job was handed in."""
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """Room for `count` processes is reserved for this attempt."""
+
+    attempt: int
+    count: int
+
+
+@dataclass(frozen=True)
+class StartFailed:
+    """Reserving or starting failed for another reason than time."""
+
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A process ended: its exit code, or minus the signal that ended it."""
+
+    attempt: int
+    process: int
+    code: int
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The coordinator heard of progress. `done`: the training loop said that it is complete."""
+
+    attempt: int
+    step: int = -1
+    saved_step: int = -1
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Machines are to be given back. `told`: the processes know already."""
+
+    source: str
+    deadline: float | None = None
+    told: bool = False
+
+
+@dataclass(frozen=True)
+class Withdrawn:
+    """The notice of that source no longer holds."""
+
+    source: str
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """There is room for `count` processes in all, those that run included."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The supervisor itself is told to end: the processes save and leave, and nothing is started again."""
+
+    source: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+Event: TypeAlias = Start | Reserved | StartFailed | Exited | Progress | Notice | Withdrawn | Capacity | Stop | Tick
+
+
+# ---- Actions: what an engine is to do.
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """Reserve room for between `least` and `most` processes; answer with Reserved or StartFailed."""
+
+    attempt: int
+    least: int
+    most: int
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Start the processes of this attempt in what was reserved."""
+
+    attempt: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Notify:
+    """Tell every process to save and leave."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Unnotify:
+    """Tell every process that the notice is withdrawn, where the engine can."""
+
+
+@dataclass(frozen=True)
+class Terminate:
+    """Ask every process that is left to end (SIGTERM)."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End every process that is left, now (SIGKILL)."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """Give back all that is reserved for the attempt."""
+
+
+Action: TypeAlias = Reserve | Launch | Notify | Unnotify | Terminate | Kill | Release
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Is the next job, what to do, and why, with the counts in it."""
+
+    job: Job
+    actions: tuple[Action, ...]
+    reason: str

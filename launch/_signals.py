@@ -1,0 +1,32 @@
+"""Turns signals of the launcher into events, while it supervises: the one place in launch where a handler is set."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def passing_on(forward: Callable[[int], None], *more: int) -> Iterator[None]:
+    """Calls `forward(number)` for SIGTERM, SIGINT, SIGHUP and `more` inside the block; elsewhere than in the main thread does nothing.
+
+    `forward` runs in a signal handler: it may only do what is safe there, such as putting on a SimpleQueue.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        forward(number)
+
+    before = {number: signal.signal(number, handler) for number in (*_PASSED_ON, *more)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old if old is not None else signal.SIG_DFL)
