@@ -1,0 +1,278 @@
+"""The preemption sync point on real processes: one step for all, whoever is told, however the loops differ."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from cluster import Processes, run_processes
+
+HEAD = """
+import random, signal, sys, threading, time
+import jax
+from holdfast import multihost
+from holdfast.multihost import _preemption
+
+index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+
+def begin(sources=None, service=False, **options):
+    jax.config.update("jax_enable_preemption_service", service)
+    jax.distributed.initialize(address, count, index)
+    client = jax._src.distributed.global_state.client
+    return client, _preemption.start(client, index, count, sources=sources, **options)
+
+def end():
+    _preemption.stop()
+    jax.distributed.shutdown()
+"""
+
+LOOP = (
+    HEAD
+    + """
+seed, stride, source, path = int(sys.argv[4]), int(sys.argv[5]), sys.argv[6], sys.argv[7]
+random.seed(1000 * seed + index)
+signal.signal(signal.SIGTERM, lambda number, frame: print("the user's handler ran", flush=True))
+sources = {
+    "signal": lambda: None,
+    "file": lambda: [multihost.WatchedFile(path, every_s=0.02)],
+    "gce": lambda: [multihost.GceMetadata(host=path, every_s=0.02)],
+    "slurm": lambda: [multihost.SlurmEnd(float(path) if index == seed % count else 2e9, lead_s=60, every_s=0.02)],
+    "program": lambda: [],
+}[source]()
+begin(sources)
+print("ready", flush=True)
+if source == "program" and index == seed % count:
+    threading.Timer(random.random(), multihost.notify_preemption, [multihost.Notice("told")]).start()
+step, slow = 0, random.random() < 0.3
+while not multihost.reached_preemption(step):
+    time.sleep(random.random() * (0.02 if slow else 0.004))
+    step += stride
+print(f"stopped at {step}", flush=True)
+assert multihost.reached_preemption(step) and multihost.reached_preemption(step + stride)
+end()
+"""
+)
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def stopped_at(outputs: list[str]) -> list[int]:
+    return [int(re.search(r"stopped at (-?\d+)", output)[1]) for output in outputs]  # type: ignore[index]
+
+
+def run_seed(source: str, seed: int, stride: int, scratch: Path) -> list[str]:
+    """Runs four processes with random delays, gives the notice at a random time, and returns their outputs."""
+    draw = random.Random(seed)
+    path = {"slurm": str(time.time() + 60 + 6 + draw.random()), "gce": free_address()}.get(source, str(scratch / "notice"))
+    with Processes(LOOP, 4, arguments=[free_address(), seed, stride, source, path]) as processes:
+        for index in range(4):
+            processes.wait_for(index, "ready")
+        time.sleep(draw.random())  # the random moment that the campaign is about
+        if source == "signal":
+            processes.kill(seed % 4, signal.SIGTERM)
+        elif source == "file":
+            Path(path).write_text("drain\n")
+        finished = processes.wait()
+    assert [f.code for f in finished] == [0] * 4, "\n".join(f.output for f in finished)
+    return [f.output for f in finished]
+
+
+@pytest.mark.parametrize("stride", [1, 7])
+def test_sigterm_to_one_of_four_stops_all_at_one_step(stride: int, tmp_path: Path) -> None:
+    """A SIGTERM to one process makes all stop at the same step, also when they ask every 7 steps; the user's handler still runs."""
+    outputs = run_seed("signal", 2, stride, tmp_path)
+    assert len(set(stopped_at(outputs))) == 1
+    assert ["the user's handler ran" in output for output in outputs] == [False, False, True, False]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["signal", "file", "slurm", "program"])
+@pytest.mark.parametrize("first", range(0, 50, 5))
+def test_fifty_seeds_of_each_source_stop_at_one_step(source: str, first: int, tmp_path: Path) -> None:
+    """50 of 50 seeds, on four processes with random step delays, asking every step and every 7 steps: one step for all."""
+    for seed in range(first, first + 5):
+        scratch = tmp_path / str(seed)
+        scratch.mkdir()
+        steps = stopped_at(run_seed(source, seed, 7 if seed % 2 else 1, scratch))
+        assert len(set(steps)) == 1, f"seed {seed} of {source}: {steps}"
+
+
+def test_processes_in_lockstep_collectives_stop_without_deadlock() -> None:
+    """With a device collective in every step, which blocks main threads, all still agree, and no process passes the step."""
+    script = (
+        HEAD
+        + """
+import jax.numpy as jnp
+from jax.experimental import multihost_utils
+begin()
+if index == 1:
+    threading.Timer(0.5, multihost.notify_preemption, [multihost.Notice("told")]).start()
+step = 0
+while not multihost.reached_preemption(step):
+    multihost_utils.broadcast_one_to_all(jnp.ones(4))
+    step += 1
+print(f"stopped at {step}")
+end()
+"""
+    )
+    assert len(set(stopped_at(run_processes(script, 3, arguments=[free_address()])))) == 1
+
+
+def test_a_notice_before_step_0_holds_at_step_0() -> None:
+    """Told before anybody asked, every process hears it at its first question."""
+    script = (
+        HEAD
+        + """
+client, preemption = begin([])
+if index == 0:
+    multihost.notify_preemption(multihost.Notice("told"))
+while preemption._sync.latest != "raised":
+    time.sleep(0.01)
+assert multihost.reached_preemption(0)
+client.wait_at_barrier("asked", 60_000)
+end()
+"""
+    )
+    run_processes(script, 2, arguments=[free_address()])
+
+
+def test_a_withdrawn_notice_ends_at_one_step_and_the_earliest_deadline_wins() -> None:
+    """Notices stand until all are withdrawn, the earliest deadline is everybody's, and then all answer False from one step on."""
+    script = (
+        HEAD
+        + """
+client, preemption = begin([])
+mine = multihost.Notice(f"from {index}", deadline_unix_s=1000.0 + index)
+def settle(value):
+    while preemption._sync.latest != value or preemption._unsettled.is_set():
+        time.sleep(0.01)
+multihost.notify_preemption(mine)
+settle("raised")
+client.wait_at_barrier("told", 60_000)
+assert multihost.reached_preemption(5) and multihost.preemption_notice() == multihost.Notice("from 0", 1000.0)
+client.wait_at_barrier("asked", 60_000)
+if index == 0:
+    multihost.notify_preemption(None)
+    while multihost.preemption_notice() != multihost.Notice("from 1", 1001.0):
+        time.sleep(0.01)
+client.wait_at_barrier("one left", 60_000)
+assert multihost.reached_preemption(6)
+client.wait_at_barrier("asked again", 60_000)
+if index == 1:
+    multihost.notify_preemption(None)
+settle("lowered")
+assert multihost.reached_preemption(6) and not multihost.reached_preemption(7)
+assert multihost.preemption_notice() is None
+client.wait_at_barrier("done", 60_000)
+end()
+"""
+    )
+    run_processes(script, 2, arguments=[free_address()])
+
+
+def test_a_process_that_never_asks_is_named() -> None:
+    """When one process has no sync point, the others' question ends with an error that names it."""
+    script = (
+        HEAD
+        + """
+jax.config.update("jax_enable_preemption_service", False)
+jax.distributed.initialize(address, count, index)
+client = jax._src.distributed.global_state.client
+if index != 2:
+    preemption = _preemption.start(client, index, count, sources=[], timeout_s=2)
+    multihost.notify_preemption(multihost.Notice("told"))
+    try:
+        for step in range(10**6):
+            multihost.reached_preemption(step)
+            time.sleep(0.01)
+    except TimeoutError as error:
+        assert error.missing == (2,), error
+        assert "no answer from processes [2] of 3" in str(error), error
+client.wait_at_barrier("done", 60_000)
+end()
+"""
+    )
+    run_processes(script, 3, arguments=[free_address()])
+
+
+def test_jax_own_sync_point_is_served_where_its_service_was_left_on() -> None:
+    """A notice that JAX's C handler never saw reaches `reached_preemption_sync_point`, and one that only JAX was told of reaches ours."""
+    script = (
+        HEAD
+        + """
+from jax.experimental.multihost_utils import reached_preemption_sync_point
+theirs = sys.argv[4] == "theirs"
+client, preemption = begin([], service=True)
+if index == 0 and theirs:
+    client.key_value_set("RECEIVED_PREEMPTION_NOTICE", "2026-01-01T00:00:00+00:00")
+elif index == 0:
+    multihost.notify_preemption(multihost.Notice("told"))
+asked = multihost.reached_preemption if theirs else reached_preemption_sync_point
+step = 0
+while not asked(step):
+    client.wait_at_barrier(f"step {step}", 60_000)
+    time.sleep(0.01)
+    step += 1
+print(f"stopped at {step}")
+client.wait_at_barrier("done", 60_000)
+end()
+"""
+    )
+    for whose in ("ours", "theirs"):
+        assert len(set(stopped_at(run_processes(script, 2, arguments=[free_address(), whose])))) == 1
+
+
+def test_agree_on_step_spreads_the_primarys_clock_decision() -> None:
+    """Rank 0 proposes again and again; each proposal is reached once, at the same step in every process, ahead of all."""
+    script = (
+        HEAD
+        + """
+jax.config.update("jax_enable_preemption_service", False)
+jax.distributed.initialize(address, count, index)
+client = jax._src.distributed.global_state.client
+group = multihost.ClusterGroup(client, index, count)
+random.seed(index)
+steps = []
+with multihost.agree_on_step(group, "save") as sync:
+    for step in range(150):
+        if index == 0 and step % 30 == 10:
+            sync.propose()
+        if sync.reached(step):
+            steps.append(step)
+        time.sleep(random.random() * 0.01)
+    client.wait_at_barrier("asked", 60_000)
+assert 3 <= len(steps) <= 5 and sync.statistics()["rounds"] == 5, (steps, sync.statistics())
+print(f"steps {steps}")
+client.wait_at_barrier("done", 60_000)
+jax.distributed.shutdown()
+"""
+    )
+    assert len(set(run_processes(script, 3, arguments=[free_address()]))) == 1
+
+
+def test_without_jax_distributed_it_speaks_of_this_process() -> None:
+    """A lone process gets its own SIGTERM, once, at the next step, and JAX's event is recorded."""
+    script = """
+    import os, signal
+    import jax
+    from holdfast import multihost
+    events = []
+    jax.monitoring.register_event_listener(lambda event, **facts: events.append(event))
+    assert not multihost.reached_preemption(0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    step = 1
+    while not multihost.reached_preemption(step):
+        step += 1
+    assert events == ["/jax/orbax/write/preemption"], events
+    assert multihost.preemption_notice().reason == "SIGTERM received"
+    """
+    run_processes(script, 1)
