@@ -90,9 +90,7 @@ class Grid:
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        return tuple(
-            size // part * -(-part // sub) if size else 1 for size, part, sub in zip(self.shape, self.part, self.sub, strict=True)
-        )
+        return tuple(size // part * -(-part // sub) if size else 1 for size, part, sub in zip(self.shape, self.part, self.sub, strict=True))
 
     @property
     def cells(self) -> int:

@@ -32,7 +32,9 @@ class Planner:
     `max_file_bytes` (the store's) too, so all processes pass the same.
     """
 
-    def __init__(self, index: int = 0, count: int = 1, *, processes: Sequence[int] | None = None, max_file_bytes: int | None = None) -> None:
+    def __init__(
+        self, index: int = 0, count: int = 1, *, processes: Sequence[int] | None = None, max_file_bytes: int | None = None
+    ) -> None:
         self._index, self._count, self._max_file_bytes = index, count, max_file_bytes
         self._ranks = {process: rank for rank, process in enumerate(processes if processes is not None else range(count))}
         self._kept: list[_Kept] = []
@@ -179,8 +181,6 @@ def describe_sharding(sharding: Sharding) -> Any:
     if isinstance(sharding, SingleDeviceSharding):
         return {"device": next(iter(sharding.device_set)).id}
     return {"other": str(sharding)}
-
-
 
 
 __all__ = ["KEPT_PLANS", "Planner", "axes_of", "describe_sharding", "make_layout"]

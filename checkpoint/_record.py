@@ -304,7 +304,9 @@ def parse_record(data: bytes, path: str) -> Record:
     """Parses and validates a record; raises Corrupt (checksum, syntax) or HostileCheckpoint (names, bounds), naming `path`."""
     body, mark, tail = data.rpartition(b',"crc32c":"')
     if not mark or tail != b'%08x"}\n' % crc32c(body):
-        raise Corrupt(f"{path}: the record's checksum does not fit its bytes; the file was damaged after it was written", path=path, file=path)
+        raise Corrupt(
+            f"{path}: the record's checksum does not fit its bytes; the file was damaged after it was written", path=path, file=path
+        )
     try:
         return _parse(json.loads(data), path)
     except (HostileCheckpoint, Corrupt):

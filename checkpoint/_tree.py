@@ -37,9 +37,7 @@ def _flatten_node(node: Node) -> tuple[list[tuple[DictKey, Any]], tuple[str, tup
     return [(DictKey(key), value) for key, value in node.fields.items()], (node.type_name, tuple(node.fields))
 
 
-jax.tree_util.register_pytree_with_keys(
-    Node, _flatten_node, lambda aux, children: Node(aux[0], dict(zip(aux[1], children, strict=True)))
-)
+jax.tree_util.register_pytree_with_keys(Node, _flatten_node, lambda aux, children: Node(aux[0], dict(zip(aux[1], children, strict=True))))
 
 
 def flatten(tree: Any) -> tuple[list[Any], PyTreeDef]:
