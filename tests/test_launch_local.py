@@ -16,7 +16,6 @@ import pytest
 from holdfast.launch import Preempted, RestartPolicy, WorkerFailed, run_local
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
-FAST = RestartPolicy(backoff_s=0.05, grace_s=2)
 
 
 class Lines:
@@ -103,35 +102,37 @@ def test_output_has_a_prefix_and_no_colour_without_a_terminal() -> None:
 @pytest.mark.parametrize(
     ("how", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137), ("sys.exit(93)", 93), ("sys.exit(124)", 124)]
 )
-def test_the_first_that_fails_decides_and_the_others_are_ended(how: str, code: int) -> None:
+def test_the_first_that_fails_decides_and_the_others_are_ended(how: str, code: int, tmp_path: Path) -> None:
     """The others, though they would wait for ever, are gone before the command ends."""
-    script = (
-        f"import os, sys, time; print('pid', os.getpid(), flush=True)\nif os.environ['HOLDFAST_PROCESS_ID'] == '1': {how}\ntime.sleep(600)"
-    )
+    script = f"""
+import os, sys, time
+print("pid", os.getpid(), flush=True)
+open(os.path.join({str(tmp_path)!r}, os.environ["HOLDFAST_PROCESS_ID"]), "w")
+if os.environ["HOLDFAST_PROCESS_ID"] == "1":
+    while len(os.listdir({str(tmp_path)!r})) < 3: time.sleep(0.01)
+    {how}
+time.sleep(600)
+"""
     with holdfast_run("-n", 3, "--", *python(script)) as popen:
         pids = read_pids(popen, 3)
         assert popen.wait(60) == code
         assert gone(pids, within_s=0.5)
 
 
-def test_what_ignores_sigterm_is_killed_after_the_grace_time() -> None:
+def test_what_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Path) -> None:
     """SIGTERM first, SIGKILL after --grace-s."""
-    script = """
+    script = f"""
 import os, signal, sys, time
+ready = {str(tmp_path / "ready")!r}
 signal.signal(signal.SIGTERM, lambda *_: print("no", flush=True))
-print("ready", flush=True)
 if os.environ["HOLDFAST_PROCESS_ID"] == "0":
-    while not os.path.exists(os.environ["READY"]): time.sleep(0.01)
+    while not os.path.exists(ready): time.sleep(0.01)
     sys.exit(1)
-open(os.environ["READY"], "w")
+open(ready, "w")
 while True: time.sleep(1)
 """
     output = Lines()
-    ready = f"/tmp/holdfast-ready-{os.getpid()}"
-    try:
-        result = run_local(python(script), 2, env={**os.environ, "READY": ready}, policy=RestartPolicy(grace_s=0.5), output=output)
-    finally:
-        Path(ready).unlink(missing_ok=True)
+    result = run_local(python(script), 2, policy=RestartPolicy(grace_s=0.5), output=output)
     assert result.exit_code == 1
     assert (1, "no") in output.lines
     assert isinstance(result.error, WorkerFailed)
@@ -194,13 +195,13 @@ def test_what_a_process_left_behind_ends_with_it() -> None:
     assert gone([int(text) for _, text in output.lines])
 
 
-def test_a_failed_group_is_started_again(tmp_path: Path) -> None:
+def test_a_failed_group_is_started_again() -> None:
     """Each attempt has its number and a coordinator at an address of its own; the third one ends done."""
-    script = f"""
+    script = """
 import os, sys
 attempt = int(os.environ["HOLDFAST_ATTEMPT"])
 print(attempt, os.environ["HOLDFAST_COORDINATOR"])
-sys.exit({{1: 9, 2: 75, 3: 0}}[attempt])
+sys.exit({1: 9, 2: 75, 3: 0}[attempt])
 """
     output = Lines()
     policy = RestartPolicy(max_failures=1, max_preemptions=1, backoff_s=0.05, grace_s=2)
