@@ -1,0 +1,37 @@
+"""One budget for one call: made where the call enters, passed down, asked by everything that waits."""
+
+from __future__ import annotations
+
+import time
+
+
+class Deadline:
+    """Holds the moment at which a call's time is over, on the monotonic clock. Immutable; safe from several threads.
+
+    Make one at the edge of a public call and pass it on: each wait inside takes `remaining_s()` instead of a time-out of its own.
+    """
+
+    __slots__ = ("at", "timeout_s")
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.at = time.monotonic() + timeout_s
+
+    def remaining_s(self) -> float:
+        """Returns the seconds left, never below zero."""
+        return max(0.0, self.at - time.monotonic())
+
+    def passed(self) -> bool:
+        """Tells whether the time is over."""
+        return time.monotonic() >= self.at
+
+    def elapsed_s(self) -> float:
+        """Returns the seconds since the deadline was made."""
+        return time.monotonic() - (self.at - self.timeout_s)
+
+    def at_most(self, timeout_s: float) -> Deadline:
+        """Returns a deadline that ends in `timeout_s` seconds or with this one, whichever comes first."""
+        return Deadline(min(timeout_s, self.remaining_s()))
+
+    def __repr__(self) -> str:
+        return f"Deadline({self.remaining_s():.3f} s of {self.timeout_s:.3f} s left)"
