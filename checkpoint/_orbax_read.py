@@ -153,15 +153,15 @@ class _Item:
         if files.TREE_METADATA not in self._names:
             raise Corrupt(f"{file} is missing: without it nobody can tell what the arrays beside it are", file=file)
         about = files.parse_tree_metadata(self._place.fetch(files.TREE_METADATA), file)
-        for leaf in about.leaves:
-            if any(key in ("", ".", "..") or "/" in key or "\0" in key for key, _ in leaf.keys):
-                raise HostileCheckpoint(f"{file} names a leaf {leaf.path!r}, which is no name of Orbax's", file=file)
         return about
 
     def _find_base(self, about: files.TreeMetadata) -> dict[str, Any]:
         base = kvstore_of(self._place)
         ocdbt = about.use_ocdbt if about.use_ocdbt is not None else files.MANIFEST in self._names
         if not ocdbt:
+            for leaf in about.leaves:  # names of files: they must stay inside
+                if ".." in ".".join(leaf.path).split("/") or "\0" in "".join(leaf.path):
+                    raise HostileCheckpoint(f"{self._place}/{files.TREE_METADATA} names a leaf {leaf.path!r}, outside of its folder")
             return base
         if files.MANIFEST not in self._names and any(_has_data(leaf) for leaf in about.leaves):
             file = f"{self._place}/{files.MANIFEST}"
