@@ -7,10 +7,12 @@ import re
 import signal
 import socket
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from cluster import Processes, run_processes
+from metadata import metadata_server
 
 HEAD = """
 import random, signal, sys, threading, time
@@ -72,8 +74,9 @@ def stopped_at(outputs: list[str]) -> list[int]:
 def run_seed(source: str, seed: int, stride: int, scratch: Path) -> list[str]:
     """Runs four processes with random delays, gives the notice at a random time, and returns their outputs."""
     draw = random.Random(seed)
-    path = {"slurm": str(time.time() + 60 + 6 + draw.random()), "gce": free_address()}.get(source, str(scratch / "notice"))
-    with Processes(LOOP, 4, arguments=[free_address(), seed, stride, source, path]) as processes:
+    with metadata_server() as server, ExitStack() as stack:
+        path = {"slurm": str(time.time() + 60 + 8 + draw.random()), "gce": server.address}.get(source, str(scratch / "notice"))
+        processes = stack.enter_context(Processes(LOOP, 4, arguments=[free_address(), seed, stride, source, path]))
         for index in range(4):
             processes.wait_for(index, "ready")
         time.sleep(draw.random())  # the random moment that the campaign is about
@@ -81,6 +84,8 @@ def run_seed(source: str, seed: int, stride: int, scratch: Path) -> list[str]:
             processes.kill(seed % 4, signal.SIGTERM)
         elif source == "file":
             Path(path).write_text("drain\n")
+        elif source == "gce":
+            server.values["preempted"] = "TRUE"
         finished = processes.wait()
     assert [f.code for f in finished] == [0] * 4, "\n".join(f.output for f in finished)
     return [f.output for f in finished]
@@ -95,7 +100,7 @@ def test_sigterm_to_one_of_four_stops_all_at_one_step(stride: int, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["signal", "file", "slurm", "program"])
+@pytest.mark.parametrize("source", ["signal", "file", "gce", "slurm", "program"])
 @pytest.mark.parametrize("first", range(0, 50, 5))
 def test_fifty_seeds_of_each_source_stop_at_one_step(source: str, first: int, tmp_path: Path) -> None:
     """50 of 50 seeds, on four processes with random step delays, asking every step and every 7 steps: one step for all."""

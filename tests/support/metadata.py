@@ -1,0 +1,43 @@
+"""A metadata server that answers as Google Compute Engine's does, on loopback."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Metadata(ThreadingHTTPServer):
+    """Serves `values`; `address` is host:port. A request without Google's header gets 403, as there."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.values = {"preempted": "FALSE", "maintenance-event": "NONE"}
+        self.address = f"127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Metadata
+
+    def do_GET(self) -> None:
+        known = self.headers.get("Metadata-Flavor") == "Google" and self.path.startswith("/computeMetadata/v1/instance/")
+        body = self.server.values.get(self.path.rsplit("/", 1)[-1], "").encode()
+        self.send_response(200 if known and body else 403)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        """Says nothing."""
+
+
+@contextmanager
+def metadata_server() -> Iterator[Metadata]:
+    """Serves until the block ends."""
+    with Metadata() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
