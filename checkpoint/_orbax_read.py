@@ -152,8 +152,7 @@ class _Item:
         file = f"{self._place}/{files.TREE_METADATA}"
         if files.TREE_METADATA not in self._names:
             raise Corrupt(f"{file} is missing: without it nobody can tell what the arrays beside it are", file=file)
-        about = files.parse_tree_metadata(self._place.fetch(files.TREE_METADATA), file)
-        return about
+        return files.parse_tree_metadata(self._place.fetch(files.TREE_METADATA), file)
 
     def _find_base(self, about: files.TreeMetadata) -> dict[str, Any]:
         base = kvstore_of(self._place)

@@ -1,7 +1,7 @@
 """Writes checkpoints in Orbax's layout: what its v0 manager and its v1 free functions both restore.
 
-The checkpoint is made under a temporary name that no version of Orbax takes for a step, and gets its own name when all is there. One process
-writes an OCDBT database; several write plain zarr files, each the chunks that it owns, since a database has one writer.
+The checkpoint is made under a temporary name that no version of Orbax takes for a step, and gets its own name when all is there. One
+process writes an OCDBT database; several write plain zarr files, each the chunks that it owns, since a database has one writer.
 """
 
 from __future__ import annotations
