@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import jax
 import numpy as np
@@ -97,7 +97,25 @@ def restore_item(
     found = find_item(record, item)
     if found.kind == "json":
         return read_json(storage, step_dir, record, item)
-    reader = ItemReader(storage, step_dir, found)
+    return restore_tree(ItemReader(storage, step_dir, found), found, like, partial=partial, cast=cast, types=types)
+
+
+class Filler(Protocol):
+    """Is what a restore asks of a reader: see `ItemReader.fill`. Readers of other layouts have it too."""
+
+    def fill(self, targets: Sequence[Target], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None: ...
+
+
+def restore_tree(
+    reader: Filler,
+    found: ItemRecord,
+    like: Any = None,
+    *,
+    partial: bool | Callable[[str], bool] = False,
+    cast: bool = False,
+    types: Sequence[type] = (),
+) -> Any:
+    """Restores a tree item through any reader; the arguments are those of `restore_item`."""
     with paused_gc():
         if like is None or like is SAVED:
             chosen = [not callable(partial) or partial(leaf.path) for leaf in found.leaves]
@@ -107,7 +125,7 @@ def restore_item(
         return _restore_like(reader, found, like, partial, cast)
 
 
-def _restore_like(reader: ItemReader, item: ItemRecord, like: Any, partial: bool | Callable[[str], bool], cast: bool) -> Any:
+def _restore_like(reader: Filler, item: ItemRecord, like: Any, partial: bool | Callable[[str], bool], cast: bool) -> Any:
     leaves, treedef = flatten(like)
     _, paths = describe(like)
     saved = {leaf.path: leaf for leaf in item.leaves}
@@ -244,7 +262,7 @@ def _sharding_of(like: Any) -> Sharding | None:
     return sharding if isinstance(sharding, Sharding) else None
 
 
-def _read(reader: ItemReader, wants: Sequence[Want]) -> list[Any]:
+def _read(reader: Filler, wants: Sequence[Want]) -> list[Any]:
     regions: dict[tuple[Sharding, tuple[int, ...]], dict[Any, Region]] = {}
     targets = [_targets(want, regions) for want in wants]
     reader.fill([target for found in targets for target in found.values()], allocate)
@@ -354,4 +372,16 @@ def verify_step(storage: Storage, step_dir: str, record: Record) -> Report:
     return Report(join(storage.root, step_dir), record.step, len(record.file_names()), leaves, total)
 
 
-__all__ = ["SAVED", "Report", "read_json", "read_record", "restore_item", "saved_sharding", "show_leaf", "show_sharding", "verify_step"]
+__all__ = [
+    "SAVED",
+    "Filler",
+    "Report",
+    "read_json",
+    "read_record",
+    "restore_item",
+    "restore_tree",
+    "saved_sharding",
+    "show_leaf",
+    "show_sharding",
+    "verify_step",
+]
