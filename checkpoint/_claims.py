@@ -1,0 +1,273 @@
+"""Claims: the right of one writer to commit into one root, and how it is taken away.
+
+A claim is the folder `.holdfast/<id>/` with `claim.json` (who) and, on POSIX, `lock`: a file lock held for the writer's life. It is made
+under another name, complete with its lock, and renamed into place, so that no claim is ever seen unlocked while its writer lives. No pack
+exists before its claim; so a pack whose writer has no claim belongs to nobody who could still commit it.
+
+To fence a writer is to rename its claim away (POSIX) or to delete it (object stores, where a tombstone in each step that has its packs
+stops a commit that was already under way). A writer may be fenced when it is surely dead, when its job has moved on to a higher attempt,
+or by force.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import socket
+import time
+import weakref
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from holdfast.coordination import Fenced
+
+from ._errors import CheckpointError
+from ._storage import Storage
+
+FOLDER = ".holdfast"
+HALF_MADE_S = 3600.0  # a claim that was never completed is swept after this time
+_ID = re.compile(r"[0-9a-f]{8}")
+_CLAIM_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Who holds a claim. `job` is "" outside of a launched job; `renewed_s` is Unix time by the writer's clock."""
+
+    id: str
+    job: str = ""
+    attempt: int = 0
+    host: str = ""
+    pid: int = 0
+    renewed_s: float = 0.0
+
+
+def this_writer(job: str = "", attempt: int = 0) -> Writer:
+    """Returns a new writer for this process, with an id of its own."""
+    return Writer(secrets.token_hex(4), job, attempt, socket.gethostname(), os.getpid(), time.time())
+
+
+def may_fence(other: Writer, me: Writer, *, dead: bool) -> str:
+    """Returns why `me` may fence `other`, or "". Raises Fenced when it is the other way round: a higher attempt of our job is at work."""
+    if dead:
+        return f"writer {other.id} (pid {other.pid} on {other.host}) is dead"
+    if not me.job or other.job != me.job or other.attempt == me.attempt:
+        return ""
+    if other.attempt > me.attempt:
+        raise Fenced(f"attempt {other.attempt} of job {me.job!r} writes here (on {other.host}); this is attempt {me.attempt}: stop")
+    return f"writer {other.id} is attempt {other.attempt} of job {me.job!r}, which is now at attempt {me.attempt}"
+
+
+class Claims(Protocol):
+    """Is the whole of what a manager asks of a root's claims. Blocking; raises the store's OSError."""
+
+    def take(self, writer: Writer) -> None:
+        """Makes the claim, to be held until `release`. Raises CheckpointError when the store cannot be written safely."""
+
+    def renew(self, writer: Writer) -> None:
+        """Shows that the writer lives, where there are no locks."""
+
+    def release(self, writer: Writer) -> None:
+        """Gives the claim up. Does nothing when it was taken away."""
+
+    def others(self, me: str) -> list[tuple[Writer, bool]]:
+        """Returns the other claims, and whether each one's writer is surely dead."""
+
+    def fence(self, writer_id: str) -> None:
+        """Takes a claim away: no later commit of that writer succeeds."""
+
+    def standing(self) -> set[str]:
+        """Returns the ids of all claims that stand."""
+
+    def bury(self, step: int, names: list[str], writers: set[str]) -> list[str]:
+        """Makes sure that writers without a claim can no longer commit `step`; returns those of `names` that may be deleted then."""
+
+    def forget_fenced(self) -> None:
+        """Removes what fenced claims have left, once their files are swept."""
+
+
+class LocalClaims:
+    """Claims in a POSIX folder: the lock says who lives."""
+
+    def __init__(self, storage: Storage, *, single_writer: bool = False) -> None:
+        self._folder = Path(storage.root) / FOLDER
+        self._single_writer = single_writer
+        self._locks: dict[str, _Lock] = {}
+
+    def take(self, writer: Writer) -> None:
+        """Makes the claim; its lock is held by this process and by no child of it."""
+        made = self._folder / f"new-{writer.id}"
+        lock: _Lock | None = None
+        try:
+            made.mkdir(parents=True)
+            lock = _Lock(made / "lock")
+            if not lock.try_hold():
+                raise OSError(errno.ENOLCK, "a new file is locked already")
+            (made / "claim.json").write_text(json.dumps(asdict(writer)))
+            if not self._single_writer:
+                _check_links(made)
+            made.rename(self._folder / writer.id)
+        except OSError as error:
+            if lock:
+                lock.close()
+            _remove(made)
+            raise CheckpointError(
+                f"cannot write a checkpoint in {self._folder.parent}: {error.strerror or error} ({error.filename or made}); "
+                "expected a folder that this process may write to. To only read, pass Options(read_only=True)",
+                path=str(self._folder.parent),
+            ) from error
+        except CheckpointError:
+            lock.close() if lock else None
+            _remove(made)
+            raise
+        self._locks[writer.id] = lock
+
+    def renew(self, writer: Writer) -> None:
+        """Does nothing: the lock says it."""
+
+    def release(self, writer: Writer) -> None:
+        """Takes the claim away and removes it, then frees its lock."""
+        self.fence(writer.id)
+        _remove(self._folder / f"fenced-{writer.id}")
+        if lock := self._locks.pop(writer.id, None):
+            lock.close()
+
+    def others(self, me: str) -> list[tuple[Writer, bool]]:
+        """Reads each other claim, and tries its lock."""
+        return [(writer, _is_free(self._folder / id / "lock")) for id in sorted(self.standing() - {me}) if (writer := self._read(id))]
+
+    def fence(self, writer_id: str) -> None:
+        """Renames the claim: its writer's next commit finds no folder to link from."""
+        with contextlib.suppress(FileNotFoundError):
+            (self._folder / writer_id).rename(self._folder / f"fenced-{writer_id}")
+
+    def standing(self) -> set[str]:
+        """Lists the claims."""
+        with contextlib.suppress(FileNotFoundError):
+            return {name for name in os.listdir(self._folder) if _ID.fullmatch(name)}
+        return set()
+
+    def bury(self, step: int, names: list[str], writers: set[str]) -> list[str]:
+        """Does nothing: without its claim's folder a writer has nothing to link from."""
+        return names
+
+    def forget_fenced(self) -> None:
+        """Removes what is left of fenced claims, and of claims that were never completed."""
+        with contextlib.suppress(FileNotFoundError):
+            for entry in os.scandir(self._folder):
+                kind, _, writer_id = entry.name.partition("-")
+                half_made = kind == "new" and _is_old(entry)
+                if _ID.fullmatch(writer_id) and (kind == "fenced" or half_made):
+                    _remove(Path(entry.path))
+
+    def _read(self, writer_id: str) -> Writer | None:
+        try:
+            return parse_writer((self._folder / writer_id / "claim.json").read_bytes(), writer_id)
+        except FileNotFoundError:
+            return None
+
+
+def parse_writer(data: bytes, writer_id: str) -> Writer:
+    """Reads a claim; one that cannot be read is that of an unknown writer."""
+    try:
+        found: Any = json.loads(data)
+        return Writer(writer_id, str(found["job"]), int(found["attempt"]), str(found["host"]), int(found["pid"]), float(found["renewed_s"]))
+    except (ValueError, TypeError, KeyError):
+        return Writer(writer_id)
+
+
+class _Lock:
+    """A file lock that a forked child does not keep alive: `flock` belongs to the open file, which a child shares."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        _open_locks.add(self)
+
+    def try_hold(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+
+_open_locks: weakref.WeakSet[_Lock] = weakref.WeakSet()
+
+
+def _drop_locks_in_child() -> None:
+    for lock in list(_open_locks):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_drop_locks_in_child)
+
+
+def _is_free(path: Path) -> bool:
+    """Says whether nobody holds the lock; a claim without its lock file has just been taken away."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(file)
+    return True
+
+
+def _check_links(folder: Path) -> None:
+    """Makes sure that link() works and refuses a name that exists: commits rest on it."""
+    source, target = folder / "probe", folder / "probe-link"
+    source.touch()
+    reason = ""
+    try:
+        os.link(source, target)
+        try:
+            os.link(source, target)
+            reason = "link() replaced a name that exists"
+        except FileExistsError:
+            pass
+    except OSError as error:
+        reason = f"link() is refused: {error.strerror}"
+    finally:
+        for path in (source, target):
+            path.unlink(missing_ok=True)
+    if reason:
+        root = folder.parent.parent
+        raise CheckpointError(
+            f"{root} is on a file system where a commit cannot be made safe against a second writer ({reason}). "
+            "If you promise that only one manager writes here, pass Options(single_writer=True)",
+            path=str(root),
+        )
+
+
+def _remove(folder: Path) -> None:
+    """Removes a flat folder that is no claim, or no longer one."""
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(folder):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(folder / name)
+        os.rmdir(folder)
+
+
+def _is_old(entry: os.DirEntry[str]) -> bool:
+    try:
+        return time.time() - entry.stat().st_mtime > HALF_MADE_S
+    except FileNotFoundError:
+        return False
+
+
+__all__ = ["FOLDER", "Claims", "LocalClaims", "Writer", "may_fence", "parse_writer", "this_writer"]

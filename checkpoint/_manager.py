@@ -1,0 +1,484 @@
+"""CheckpointManager: the steps of one root, saved, kept and restored by all processes of a job."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import operator
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import thread as _executors
+from types import TracebackType
+from typing import Any, Self
+
+from holdfast.coordination import HoldfastError
+from holdfast.multihost import Group, default_group
+
+from ._cleaner import Cleaner
+from ._deciding import Decider
+from ._engine import Planner, Record, Snapshot, read_record, take_snapshot
+from ._errors import CheckpointError, SaveFailed, StepExists, StepNotFound
+from ._holds import held_steps
+from ._items import Json, is_iterator, state_of
+from ._keeping import delete_step, has_record, list_steps, sweep_files
+from ._opening import open_root
+from ._options import Options, Progress
+from ._policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule, to_delete
+from ._restoring import Restorer
+from ._saving import TELL_S, Desk, Save, run
+from ._statistics import Statistics
+from ._stores import open_store
+
+_log = logging.getLogger(__name__)
+_PROGRESS_S = 0.25  # at most four calls of Options.progress a second
+
+
+class CheckpointManager:
+    """Saves, keeps and restores the steps of one root. In a group every process makes one, and calls the same methods in the same order.
+
+    `directory` is a folder, or a URL of an object store (gs://, s3://). Without a save policy every call of `save` saves; without a keep
+    policy every step stays. `group` is `holdfast.multihost.default_group()` unless given: in a notebook nothing else is needed.
+
+    Opening it for writing takes a claim on the root, fences writers that are surely dead, and sweeps what they left unfinished. A context
+    manager; `close()` waits for the save in flight. Methods are for one thread at a time; saves run in the background.
+    Raises CheckpointError when the root cannot be written (pass `Options(read_only=True)` to only read).
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        save_policy: SavePolicy | None = None,
+        keep_policy: KeepPolicy | None = None,
+        group: Group | None = None,
+        options: Options | None = None,
+    ) -> None:
+        self._closed = True  # until it is open
+        self._options = options or Options()
+        self._group = group if group is not None else default_group()
+        self._keep = keep_policy or KeepAll()
+        self._storage, self._claims = open_store(directory, single_writer=self._options.single_writer)
+        opened = open_root(self._storage, self._claims, self._group, self._options)
+        self._writer = opened.writer
+        self._facts: dict[int, StepFacts | None] = dict.fromkeys(opened.steps)  # None: the record was not read yet
+        self._lock = threading.Lock()  # guards _facts and _pending, which the thread of a save changes
+        self._pending: HoldfastError | None = None
+        self._statistics = Statistics()
+        self._cleaner = Cleaner()
+        self._save: Save | None = None
+        self._counter = 0
+        self._tried: set[int] = set()
+        self._planners: dict[str, Planner] = {}
+        self._desk = Desk(
+            self._storage,
+            self._group,
+            self._writer.id,
+            self._options.save_timeout_s,
+            self._options.check_free_space,
+            self._letting_go,
+        )
+        self._decider = Decider(
+            save_policy,
+            self._group,
+            f"checkpoint/{self._writer.id}/soon",
+            skips=self._options.on_busy == "skip",
+            busy=self._busy,
+        )
+        self._restorer = Restorer(
+            self._storage, self._group, self._writer.id, self._statistics, self._options.save_timeout_s, self._options.host_memory_bytes
+        )
+        self._closed = False
+        _open_managers.add(self)
+        if self._is_writing_primary:
+            self._cleaner.put(f"sweeping {self._storage.root}", lambda: sweep_files(self._storage, self._claims))
+
+    # --- saving
+
+    def should_save(self, step: int) -> bool:
+        """Says whether `save(step, ...)` would save: the save policy says so, or the preemption sync point. Alike on every process."""
+        return bool(self._decider.reason(_checked(step)))
+
+    def reached_preemption(self, step: int) -> bool:
+        """Says whether the job was told to give its machines back: save this step and stop. Alike on every process, at the same step."""
+        return self._decider.preempted(_checked(step))
+
+    def save(
+        self,
+        step: int,
+        state: Any = None,
+        *,
+        items: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Any = None,
+        force: bool = False,
+        overwrite: bool = False,
+    ) -> bool:
+        """Starts to save a step; returns False, having done nothing, when the save policy does not want it.
+
+        `state` is the tree of the item "state"; `items` names several: trees, `Json(value)`, data iterators. Returns when the caller may
+        donate or overwrite its arrays; writing goes on in the background. Blocks while the last save is in flight (see Options.on_busy).
+        `metrics` are numbers, for KeepBest and `best_step`; `metadata` is a JSON value. `force` saves whatever the policy says;
+        `overwrite` replaces a step that exists.
+
+        Raises StepExists, UnsupportedLeaf, ValueError before anything is written. The error of an earlier save that failed in the
+        background is raised here too, after this save has begun: every process then begins the same saves, whenever it hears of a
+        failure.
+        """
+        step = _checked(step)
+        self._need_writer()
+        if not force and not self.should_save(step):
+            self._statistics.add(saves_skipped=1)
+            return False
+        called = time.perf_counter()
+        self._join()
+        self._counter += 1
+        tag = f"{self._writer.id}{self._counter:08x}" if overwrite or step in self._tried else self._writer.id
+        save = Save(self._counter, step, tag, overwrite)
+        try:
+            if not overwrite and self._exists(step):
+                raise StepExists(
+                    f"step {step} is already in {self._storage.root}; nothing was written. To replace it, pass overwrite=True",
+                    step=step,
+                    path=self._storage.root,
+                )
+            self._prepare(save, _items(state, items), metrics, metadata)
+        except Exception as error:
+            self._break(save, error)
+            raise
+        self._start(save)
+        self._wait_for_snapshots(save)
+        self._statistics.add(save_blocked_s=time.perf_counter() - called)
+        self._raise_pending(f"the save of step {step} was begun nevertheless")
+        return True
+
+    def wait_until_finished(self, timeout_s: float | None = None) -> None:
+        """Blocks until no save is in flight; raises the error of the last one if it failed, TimeoutError after `timeout_s`.
+
+        When it returns, every save that was begun is durable, and steps that the keep policy let go are no longer listed.
+        """
+        self._join(timeout_s)
+        self._raise_pending()
+
+    def check_for_errors(self) -> None:
+        """Raises the error of a save that failed in the background, once. Does not block."""
+        self._raise_pending()
+
+    def _need_writer(self) -> None:
+        if self._closed:
+            raise ValueError(f"the manager of {self._storage.root} is closed")
+        if self._options.read_only:
+            raise ValueError(f"the manager of {self._storage.root} was opened with Options(read_only=True)")
+
+    @property
+    def _is_writing_primary(self) -> bool:
+        return self._group.index == 0 and not self._options.read_only
+
+    def _busy(self) -> bool:
+        return self._save is not None and not self._save.done.is_set()
+
+    def _exists(self, step: int) -> bool:
+        with self._lock:
+            known = step in self._facts
+        return known if self._group.count > 1 else has_record(self._storage, step)
+
+    def _prepare(self, save: Save, items: Mapping[str, Any], metrics: Mapping[str, Any] | None, metadata: Any) -> None:
+        """Plans and snapshots the trees, and takes the values, in the caller's thread."""
+        save.metrics = {name: float(value) for name, value in (metrics or {}).items()}
+        save.metadata = metadata
+        for name, value in items.items():
+            if isinstance(value, Json):
+                save.values[name] = value.value
+            elif is_iterator(value):
+                save.values[name] = state_of(name, value)
+            else:
+                plan = self._planner(name).plan(value)
+                bound = self._options.host_memory_bytes
+                save.trees[name] = (plan, take_snapshot(plan, value, host_memory_bytes=bound))
+
+    def _planner(self, item: str) -> Planner:
+        if item not in self._planners:
+            self._planners[item] = Planner(
+                self._group.index,
+                self._group.count,
+                processes=getattr(self._group, "processes", None),
+                max_file_bytes=self._storage.max_file_bytes,
+            )
+        return self._planners[item]
+
+    def _break(self, save: Save, error: Exception) -> None:
+        """Lets the other processes know that this one cannot take part; alone, there is nobody to tell."""
+        for _, snapshot in save.trees.values():
+            snapshot.release()
+        if self._group.count > 1:
+            save.trees, save.values, save.broken = {}, {}, error
+            self._start(save)
+
+    def _start(self, save: Save) -> None:
+        self._save = save
+        self._decider.started(save.step)
+        self._group.report(step=save.step)
+        threading.Thread(target=self._run, args=(save,), name=f"holdfast-save-{save.step}", daemon=True).start()
+
+    def _run(self, save: Save) -> None:
+        """Is the thread of a save."""
+        size = save.total_bytes
+        try:
+            gone = run(save, self._desk, self._meter(save))
+            if save.error is None:
+                self._statistics.add(saves=1, save_s=save.ended - save.began, save_bytes=size)
+                self._group.report(saved_step=save.step)
+                with self._lock:
+                    self._facts[save.step] = StepFacts(save.step, save.metrics)
+                self._let_go(gone)
+            else:
+                self._statistics.add(saves_failed=1)
+                self._tried.add(save.step)
+                with self._lock:
+                    self._pending = None if save.broken else save.error
+        finally:
+            save.done.set()
+
+    def _meter(self, save: Save) -> Callable[[int], None] | None:
+        report, total = self._options.progress, save.own_bytes
+        if report is None:
+            return None
+        lock, done, last = threading.Lock(), 0, 0.0
+
+        def count(size: int) -> None:
+            nonlocal done, last
+            with lock:
+                done += size
+                now = time.monotonic()
+                due = now - last >= _PROGRESS_S or done >= total
+                last = now if due else last
+                seen = done
+            if due:
+                report(Progress(save.step, "save", seen, total))
+
+        return count
+
+    def _wait_for_snapshots(self, save: Save) -> None:
+        snapshots: list[Snapshot] = [snapshot for _, snapshot in list(save.trees.values())]
+        for snapshot in snapshots:
+            while not snapshot.wait(0.5) and not save.done.is_set():
+                pass
+
+    def _join(self, timeout_s: float | None = None) -> None:
+        """Waits for the save in flight; its own time bounds the wait unless a store hangs."""
+        save, bound = self._save, self._options.save_timeout_s + 2 * TELL_S
+        if save is None or save.done.wait(bound if timeout_s is None else timeout_s):
+            return
+        if timeout_s is not None:
+            raise TimeoutError(f"the save of step {save.step} is still in flight after {timeout_s:g} s")
+        raise SaveFailed(f"the save of step {save.step} hangs in the store {self._storage.root} for over {bound:g} s", step=save.step)
+
+    def _raise_pending(self, note: str = "") -> None:
+        with self._lock:
+            error, self._pending = self._pending, None
+        if error is not None:
+            if note:
+                error.add_note(note)
+            raise error
+
+    # --- keeping
+
+    def _letting_go(self, save: Save) -> list[int]:
+        """Returns the steps that the keep policy lets go once `save` is committed. At the primary, in the thread of the save."""
+        if isinstance(self._keep, KeepAll):
+            return []
+        with self._lock:
+            facts = dict(self._facts)
+        facts[save.step] = StepFacts(save.step, save.metrics)
+        known = [found for step in facts if (found := facts[step] or self._read_facts(step)) is not None]
+        return to_delete(self._keep, known, held=held_steps(self._storage))
+
+    def _read_facts(self, step: int) -> StepFacts | None:
+        """Reads what the keep policy needs; None for a step whose record is damaged: it is never touched."""
+        try:
+            found = StepFacts(step, dict(read_record(self._storage, str(step)).metrics))
+        except (CheckpointError, OSError):
+            return None
+        with self._lock:
+            self._facts[step] = found
+        return found
+
+    def _let_go(self, steps: Sequence[int]) -> None:
+        """Forgets steps; the primary deletes their records now, and their packs while nobody waits."""
+        for step in steps:
+            if self._is_writing_primary:
+                self._delete_record(step)
+            with self._lock:
+                self._facts.pop(step, None)
+
+    def _delete_record(self, step: int) -> None:
+        record: Record | None = None
+        with contextlib.suppress(CheckpointError):
+            record = read_record(self._storage, str(step))
+        try:
+            self._storage.delete([f"{step}/checkpoint.json"])
+        except OSError as error:
+            _log.warning("step %d could not be deleted: %s", step, error)
+            return
+        self._cleaner.put(f"deleting step {step}", lambda: self._delete_rest(step, record))
+
+    def _delete_rest(self, step: int, record: Record | None) -> None:
+        began = time.perf_counter()
+        if has_record(self._storage, step):
+            return  # saved again meanwhile: what the old one left is swept later
+        delete_step(self._storage, step, record)
+        self._statistics.add(steps_deleted=1, delete_s=time.perf_counter() - began)
+
+    def delete(self, step: int) -> None:
+        """Deletes a step, held or not; every process calls it, the primary acts. Blocks. Raises StepNotFound."""
+        self._need_writer()
+        step = _checked(step)
+        self._join()
+        if not self._exists(step):
+            raise StepNotFound(f"there is no step {step} in {self._storage.root}, which has {self.all_steps()}", step=step)
+        if self._is_writing_primary:
+            self._delete_record(step)
+            self._cleaner.wait(self._options.save_timeout_s)
+        with self._lock:
+            self._facts.pop(step, None)
+
+    # --- restoring
+
+    def all_steps(self) -> list[int]:
+        """Returns the steps that are there, ascending: the store's listing; in a group what all processes know alike."""
+        if self._group.count == 1:
+            return list_steps(self._storage)
+        with self._lock:
+            return sorted(self._facts)
+
+    def latest_step(self) -> int | None:
+        """Returns the newest step, or None. The last acknowledged save, or a newer one."""
+        return max(self.all_steps(), default=None)
+
+    def best_step(self, metric: str | None = None, mode: str = "min") -> int | None:
+        """Returns the best step by a metric: that of the keep policy's KeepBest unless given. None when no step has it."""
+        rule = best_rule(self._keep) if metric is None else KeepBest(1, metric, mode)  # type: ignore[arg-type]
+        if rule is None:
+            raise ValueError("best_step: give a metric, or a keep policy with a KeepBest in it")
+        known = [StepFacts(step, self.metrics(step)) for step in self.all_steps()]
+        return next(iter(rule.ranked(known)), None)
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """Returns the metrics of a step. Raises StepNotFound, Corrupt."""
+        return dict(read_record(self._storage, str(_checked(step))).metrics)
+
+    def metadata(self, step: int) -> Any:
+        """Returns the user's metadata of a step. Raises StepNotFound, Corrupt."""
+        return read_record(self._storage, str(_checked(step))).metadata
+
+    def restore(
+        self,
+        step: int | None = None,
+        like: Any = None,
+        *,
+        item: str = "state",
+        partial: bool | Callable[[str], bool] = False,
+        cast: bool = False,
+        types: Sequence[type] = (),
+        read_once: bool = False,
+        fallback: bool = False,
+        hold_s: float = 0.0,
+    ) -> Any:
+        """Restores an item of a step; `step=None` is the newest, by the primary's answer.
+
+        `like` is a tree of arrays or jax.ShapeDtypeStructs with shardings, of any topology (None: numpy; SAVED: the saved shardings); for
+        an iterator's item the iterator, which takes its state back. `fallback=True` goes to the newest whole step, on all processes
+        alike, when a newer one cannot be read. `hold_s` keeps the step from the keep policy for so many seconds.
+
+        Blocks. Raises StepNotFound, StepGone, TreeMismatch, Corrupt, HostileCheckpoint.
+        """
+        how = {"partial": partial, "cast": cast, "types": types, "read_once": read_once}
+        chosen = None if step is None else _checked(step)
+        return self._restorer.restore(chosen, like, item, how, fallback=fallback, hold_s=hold_s)
+
+    # --- the end
+
+    def statistics(self) -> dict[str, Any]:
+        """Returns what this manager has done, in JSON types: `saves`, `save_s`, `save_bytes`, `save_blocked_s`, `restores`, ..."""
+        return self._statistics.to_dict()
+
+    def close(self) -> None:
+        """Waits for the save in flight and for deletions, gives the claim up, and raises the error of a save that failed. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._join()
+        finally:
+            self._shut(self._options.exit_timeout_s)
+        self._raise_pending()
+
+    def _shut(self, timeout_s: float) -> None:
+        _open_managers.discard(self)
+        self._decider.close()
+        if not self._cleaner.wait(timeout_s):
+            self._cleaner.drop()
+        if self._is_writing_primary:
+            self._claims.release(self._writer)
+
+    def _exit(self) -> None:
+        """Is called when the interpreter ends with this manager open: a save in flight may finish, within bounds."""
+        self._closed = True
+        with contextlib.suppress(TimeoutError, HoldfastError):
+            self._join(self._options.exit_timeout_s)
+        if self._pending is not None:
+            _log.error("a save failed before the exit: %s", self._pending)
+        if not self._busy():
+            with contextlib.suppress(OSError):
+                self._shut(1.0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.close()
+        except HoldfastError as failed:
+            if error is None:
+                raise
+            error.add_note(f"besides, a save failed: {failed}")
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            warnings.warn(f"CheckpointManager of {self._storage.root} was not closed", ResourceWarning, stacklevel=2)
+
+    def __repr__(self) -> str:
+        return f"CheckpointManager({self._storage.root!r})"
+
+
+def _items(state: Any, items: Mapping[str, Any] | None) -> dict[str, Any]:
+    if (state is None) == (items is None):
+        raise ValueError("save: give either a state or items")
+    return {"state": state} if items is None else dict(items)
+
+
+def _checked(step: int) -> int:
+    number = operator.index(step)
+    if not 0 <= number < 10**18:
+        raise ValueError(f"step {number}: expected 0 to 10**18 - 1")
+    return number
+
+
+_open_managers: weakref.WeakSet[CheckpointManager] = weakref.WeakSet()
+
+
+def _finish_at_exit() -> None:
+    for manager in list(_open_managers):
+        manager._exit()
+
+
+# Threads and executors still work in hooks of `threading`; in those of `atexit` they are gone. The last registered runs first: executors' own
+# hook, registered when their module was imported, must run after ours.
+assert _executors is not None
+getattr(threading, "_register_atexit", atexit.register)(_finish_at_exit)
+
+__all__ = ["CheckpointManager"]

@@ -1,0 +1,228 @@
+"""When to save and what to keep: values, and decisions that return their reason.
+
+A save policy answers `wants(facts)` with the sentence that says why, or "" for no. A keep policy answers `keeps(steps)` with the steps that
+must stay. Neither reads a clock or a disk: what they need is in their arguments, so every process of a job decides alike. Anything with
+the same verb serves: subclassing is not needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a save policy decides by: the step asked about, the newest saved or started one, seconds since that save, the preemption notice.
+
+    `elapsed_s` is 0 wherever a clock may not be asked: in a group only the primary's clock counts, and its answer reaches all as a sync
+    point.
+    """
+
+    step: int
+    last_step: int | None = None
+    elapsed_s: float = 0.0
+    preempted: bool = False
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What a keep policy decides by: a committed step with its metrics."""
+
+    step: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class SavePolicy(Protocol):
+    """Says whether a step is to be saved. One verb; must be a pure function of `facts`."""
+
+    def wants(self, facts: Facts) -> str:
+        """Returns why this step is to be saved, or "" if it is not."""
+        ...
+
+
+class KeepPolicy(Protocol):
+    """Says which steps stay. One verb; must be a pure function of `steps`, which ascend. The newest step stays whatever it says."""
+
+    def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
+        """Returns the steps that must stay."""
+        ...
+
+
+@dataclass(frozen=True)
+class EveryNSteps:
+    """Saves steps 0, n, 2n, ..."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _need_positive("EveryNSteps", "n", self.n)
+
+    def wants(self, facts: Facts) -> str:
+        """Returns a reason at each multiple of `n`."""
+        return f"step {facts.step} is a multiple of {self.n}" if facts.step % self.n == 0 else ""
+
+
+@dataclass(frozen=True)
+class EveryNSeconds:
+    """Saves when `seconds` have passed since the last save began, by the primary's clock."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        _need_positive("EveryNSeconds", "seconds", self.seconds)
+
+    def wants(self, facts: Facts) -> str:
+        """Returns a reason once the time has passed."""
+        return f"{facts.elapsed_s:.1f} s since the last save, of {self.seconds:g} s" if facts.elapsed_s >= self.seconds else ""
+
+
+class AtSteps:
+    """Saves the steps that it names: `AtSteps({10, 100, 1000})`."""
+
+    def __init__(self, steps: Iterable[int]) -> None:
+        self.steps = frozenset(steps)
+
+    def wants(self, facts: Facts) -> str:
+        """Returns a reason at the named steps."""
+        return f"step {facts.step} is named" if facts.step in self.steps else ""
+
+    def __repr__(self) -> str:
+        return f"AtSteps({sorted(self.steps)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AtSteps) and self.steps == other.steps
+
+    def __hash__(self) -> int:
+        return hash(self.steps)
+
+
+@dataclass(frozen=True)
+class OnPreemption:
+    """Saves at the step at which the whole job agreed to stop. In a group every manager does so, whatever its policy."""
+
+    def wants(self, facts: Facts) -> str:
+        """Returns a reason once the preemption sync point is reached, until the step is saved."""
+        return "the job is preempted" if facts.preempted and facts.last_step != facts.step else ""
+
+
+@dataclass(frozen=True, init=False)
+class AnyOf:
+    """Saves when any of its policies does."""
+
+    policies: tuple[SavePolicy, ...]
+
+    def __init__(self, *policies: SavePolicy) -> None:
+        object.__setattr__(self, "policies", policies)
+
+    def wants(self, facts: Facts) -> str:
+        """Returns the first reason among its policies."""
+        return next((reason for policy in self.policies if (reason := policy.wants(facts))), "")
+
+
+@dataclass(frozen=True)
+class KeepLast:
+    """Keeps the newest `n` steps."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _need_positive("KeepLast", "n", self.n)
+
+    def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
+        """Returns the newest `n`."""
+        return {facts.step for facts in steps[-self.n :]}
+
+
+@dataclass(frozen=True)
+class KeepEvery:
+    """Keeps the multiples of `n`."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _need_positive("KeepEvery", "n", self.n)
+
+    def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
+        """Returns the multiples of `n`."""
+        return {facts.step for facts in steps if facts.step % self.n == 0}
+
+
+@dataclass(frozen=True)
+class KeepBest:
+    """Keeps the `n` steps whose `metric` is best; of equals the newer. A step without the metric, or with NaN, is never among them."""
+
+    n: int
+    metric: str
+    mode: Literal["min", "max"] = "min"
+
+    def __post_init__(self) -> None:
+        _need_positive("KeepBest", "n", self.n)
+        if self.mode not in ("min", "max"):
+            raise ValueError(f'KeepBest: mode is "min" or "max", not {self.mode!r}')
+
+    def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
+        """Returns the best `n`."""
+        return set(self.ranked(steps)[: self.n])
+
+    def ranked(self, steps: Sequence[StepFacts]) -> list[int]:
+        """Returns the steps that have the metric, best first."""
+        sign = 1 if self.mode == "min" else -1
+        scored = [(facts.metrics[self.metric], facts.step) for facts in steps if not math.isnan(facts.metrics.get(self.metric, math.nan))]
+        return [step for _, step in sorted(scored, key=lambda pair: (sign * pair[0], -pair[1]))]
+
+
+@dataclass(frozen=True)
+class KeepAll:
+    """Keeps every step."""
+
+    def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
+        """Returns all steps."""
+        return {facts.step for facts in steps}
+
+
+@dataclass(frozen=True, init=False)
+class KeepAnyOf:
+    """Keeps what any of its policies keeps."""
+
+    policies: tuple[KeepPolicy, ...]
+
+    def __init__(self, *policies: KeepPolicy) -> None:
+        object.__setattr__(self, "policies", policies)
+
+    def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
+        """Returns the union of what its policies keep."""
+        return set().union(*(policy.keeps(steps) for policy in self.policies))
+
+
+def to_delete(policy: KeepPolicy, steps: Sequence[StepFacts], *, held: Iterable[int] = ()) -> list[int]:
+    """Returns the steps that `policy` lets go, oldest first: never the newest, never one that a reader holds."""
+    ascending = sorted(steps, key=lambda facts: facts.step)
+    stay = policy.keeps(ascending) | set(held) | {facts.step for facts in ascending[-1:]}
+    return [facts.step for facts in ascending if facts.step not in stay]
+
+
+def best_rule(policy: KeepPolicy) -> KeepBest | None:
+    """Returns the KeepBest inside a keep policy, which says what "best" means for `best_step()`."""
+    if isinstance(policy, KeepBest):
+        return policy
+    inner = policy.policies if isinstance(policy, KeepAnyOf) else ()
+    return next((rule for part in inner if (rule := best_rule(part))), None)
+
+
+def _need_positive(policy: str, name: str, value: float) -> None:
+    if isinstance(value, bool) or not value > 0:
+        raise ValueError(f"{policy}: {name} must be above 0, found {value!r}")
+
+
+def uses_clock(policy: SavePolicy) -> bool:
+    """Says whether a policy's answer rests on a clock; a policy of the caller's own says so with a true attribute `uses_clock`."""
+    inner = policy.policies if isinstance(policy, AnyOf) else ()
+    return isinstance(policy, EveryNSeconds) or bool(getattr(policy, "uses_clock", False)) or any(map(uses_clock, inner))
+
+
+def asks_preemption(policy: SavePolicy | None) -> bool:
+    """Says whether OnPreemption is part of a policy."""
+    return isinstance(policy, OnPreemption) or (isinstance(policy, AnyOf) and any(map(asks_preemption, policy.policies)))
