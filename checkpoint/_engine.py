@@ -19,7 +19,7 @@ from __future__ import annotations
 from ._plan import Plan
 from ._planner import Planner
 from ._record import FileReport, ItemRecord, ItemReport, Record, build_record, check_reports, parse_record
-from ._restore import SAVED, read_json, read_record, restore_item, verify_step
+from ._restore import SAVED, Report, read_json, read_record, restore_item, verify_step
 from ._snapshot import Snapshot, take_snapshot
 from ._writer import write_json, write_snapshot
 
@@ -34,6 +34,7 @@ __all__ = [
     "Plan",
     "Planner",
     "Record",
+    "Report",
     "Snapshot",
     "build_record",
     "check_reports",

@@ -1,1 +1,186 @@
-"""Saves, loads and verifies one checkpoint without a manager (follows)."""
+"""Saves, loads and verifies one checkpoint without a manager, in the layout that managers use."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from holdfast.coordination import HoldfastError
+from holdfast.multihost import Group, default_group
+
+from . import _agreement as agreement
+from ._claims import FOLDER, Writer
+from ._engine import (
+    RECORD_NAME,
+    Plan,
+    Planner,
+    Record,
+    Report,
+    build_record,
+    check_reports,
+    read_record,
+    restore_item,
+    take_snapshot,
+    verify_step,
+    write_snapshot,
+)
+from ._errors import CheckpointError, StepExists, StepNotFound
+from ._opening import open_root
+from ._options import Options
+from ._storage import Storage
+from ._stores import open_store
+from ._writer import join
+
+log = logging.getLogger("holdfast.checkpoint")
+_STEP = re.compile(r"0|[1-9][0-9]{0,17}")
+
+
+def save(
+    path: str | os.PathLike[str],
+    state: Any,
+    *,
+    item: str = "state",
+    step: int = 0,
+    metadata: Any = None,
+    overwrite: bool = False,
+    group: Group | None = None,
+    timeout_s: float = 600.0,
+) -> None:
+    """Saves a tree as a checkpoint in the folder `path`, durably; blocks until it is there. Every process of the group calls it.
+
+    Raises StepExists where one is there (unless `overwrite`), UnsupportedLeaf, SaveFailed naming the process that failed, CheckpointError
+    for a folder that cannot be written; on every process alike. `group=None` is the job's processes, or this one alone.
+    """
+    group = group if group is not None else default_group()
+    storage, claims = open_store(path)
+    writer = open_root(storage, claims, group, Options(save_timeout_s=timeout_s)).writer
+    try:
+        _save(storage, group, writer, item, state, step, metadata, overwrite, timeout_s)
+    finally:
+        if group.index == 0:
+            claims.release(writer)
+            storage.delete([f"{FOLDER}/"])
+
+
+def _save(
+    storage: Storage, group: Group, writer: Writer, item: str, state: Any, step: int, metadata: Any, overwrite: bool, timeout_s: float
+) -> None:
+    name, started_s, plan, own_error = f"checkpoint/save/{writer.id}", time.time(), None, None
+    try:
+        if group.index == 0 and not overwrite:
+            _refuse_existing(storage)
+        processes = getattr(group, "processes", None)
+        plan = Planner(group.index, group.count, processes=processes, max_file_bytes=storage.max_file_bytes).plan(state)
+        report = write_snapshot(take_snapshot(plan, state), storage, "", item, writer.id)
+        message = agreement.SaveReport(group.index, 0, step, {item: report})
+    except Exception as error:
+        own_error = error
+        text = str(error) if isinstance(error, StepExists) else agreement.describe(error)
+        message = agreement.SaveReport(group.index, 0, step, error=text, kind=type(error).__name__)
+    gathered = group.gather(f"{name}/report", message.to_bytes(), timeout_s=timeout_s)
+    outcome = None
+    if gathered is not None:
+        outcome = _commit(storage, writer, item, plan, gathered, step, metadata, started_s, overwrite).to_bytes()
+    told = agreement.Outcome.from_bytes(group.broadcast(f"{name}/outcome", outcome, timeout_s=timeout_s))
+    if told.error is not None:
+        _drop_own(storage, item, writer, group.index)
+        if isinstance(own_error, HoldfastError) and group.count == 1:
+            raise own_error
+        raise told.error from own_error
+
+
+def _refuse_existing(storage: Storage) -> None:
+    if any(entry.name == RECORD_NAME for entry in storage.list("")):
+        message = f"{storage.root} holds a checkpoint already; save to another folder, or pass overwrite=True"
+        raise StepExists(message, path=storage.root)
+
+
+def _commit(
+    storage: Storage,
+    writer: Writer,
+    item: str,
+    plan: Plan | None,
+    gathered: Sequence[bytes],
+    step: int,
+    metadata: Any,
+    started_s: float,
+    overwrite: bool,
+) -> agreement.Outcome:
+    try:
+        reports = [agreement.SaveReport.from_bytes(data) for data in gathered]
+        agreement.check(reports, 0, step)
+        assert plan is not None
+        items = [report.items[item] for report in reports]
+        check_reports(item, plan, items)
+        facts = {"writer": writer.id, "processes": len(reports), "started_s": started_s, "finished_s": time.time(), "metadata": metadata}
+        record = build_record(step, {item: (plan, items)}, **facts)
+        old = _old_names(storage) if overwrite else []
+        storage.commit(RECORD_NAME, record, f"{FOLDER}/{writer.id}", replace=overwrite)
+        storage.delete([name for name in old if f"-{writer.id}." not in name])
+        return agreement.Outcome(step)
+    except FileExistsError:
+        return agreement.Outcome(
+            step, StepExists(f"{storage.root} holds a checkpoint already: somebody saved it meanwhile", path=storage.root)
+        )
+    except Exception as error:
+        return agreement.Outcome(step, agreement.failure_of(error, step, 0))
+
+
+def _old_names(storage: Storage) -> list[str]:
+    try:
+        return read_record(storage, "").file_names()
+    except CheckpointError:
+        return []
+
+
+def _drop_own(storage: Storage, item: str, writer: Writer, rank: int) -> None:
+    """Deletes what this process wrote of a save that failed."""
+    start, end = f"{item}/{rank:05d}-", f"-{writer.id}.safetensors"
+    names = [entry.name for entry in storage.list(item) if entry.name.startswith(start) and entry.name.endswith(end)]
+    storage.delete([*names, f"{item}/"])
+
+
+def load(
+    path: str | os.PathLike[str],
+    like: Any = None,
+    *,
+    item: str = "state",
+    partial: bool | Callable[[str], bool] = False,
+    cast: bool = False,
+    types: Sequence[type] = (),
+    host_memory_bytes: int | None = None,
+) -> Any:
+    """Restores one item of the checkpoint in the folder `path`, or of the latest step where it is a root of steps (the log says which).
+
+    The arguments mean what they mean for `CheckpointManager.restore`. Each process of a job may call it, with shardings of its own
+    devices or of all. Raises StepNotFound, TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
+    """
+    storage, step_dir, record = open_checkpoint(path)
+    options: dict[str, Any] = {"partial": partial, "cast": cast, "types": types, "host_memory_bytes": host_memory_bytes}
+    return restore_item(storage, step_dir, record, item, like, **options)
+
+
+def verify(path: str | os.PathLike[str]) -> Report:
+    """Reads every byte of the checkpoint in `path` (of a root: its latest step) and checks it; raises as `load` does."""
+    return verify_step(*open_checkpoint(path))
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> tuple[Storage, str, Record]:
+    """Returns the store, the step's folder in it and the record of the checkpoint that `path` means."""
+    storage, _ = open_store(path)
+    try:
+        return storage, "", read_record(storage, "")
+    except StepNotFound:
+        steps = sorted((entry.name.rstrip("/") for entry in storage.list("") if _STEP.fullmatch(entry.name.rstrip("/"))), key=int)
+        for name in reversed(steps):
+            if any(entry.name == f"{name}/{RECORD_NAME}" for entry in storage.list(name)):
+                log.info("%s is a root of %d steps: taking the latest, %s", storage.root, len(steps), join(storage.root, name))
+                return storage, name, read_record(storage, name)
+        raise
+
+
+__all__ = ["load", "open_checkpoint", "save", "verify"]

@@ -318,4 +318,4 @@ def _as_array(target: Target, memory: np.ndarray[Any, Any]) -> np.ndarray[Any, A
     return memory.view(dtype_named(target.leaf.dtype)).reshape(target.shape)
 
 
-__all__ = ["ItemReader", "RECORD_NAME", "Region", "Target"]
+__all__ = ["RECORD_NAME", "ItemReader", "Region", "Target"]

@@ -27,7 +27,7 @@ from ._tree import check_description
 FORMAT = "holdfast/1"
 RECORD_LIMIT_BYTES = 256 << 20
 ITEM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-_FILE_NAME = re.compile(r"(\d{5,})-(\d{5,}|j)-([0-9a-f]{1,64})\.(safetensors|json)")
+_FILE_NAME = re.compile(r"(\d{5,})-(\d{5,}|j)-([0-9A-Za-z_-]{1,64})\.(safetensors|json)")
 _VALUE_KINDS = ("bool", "int", "float", "complex", "str", "bytes")
 _ARRAY_KINDS = ("array", "key", "numpy", "scalar")
 _MAX_RANK = 64
