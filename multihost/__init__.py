@@ -1,14 +1,60 @@
 """The processes of one job as one: ids, barriers, preemption, collectives."""
 
 from ._agreement import SyncPoint, agree_on_step
+from ._collectives import broadcast_one_to_all, global_max
 from ._errors import Fatal, Hang, JobError, Preempted, StartupFailed, StartupTimeout, WorkerFailed
 from ._group import ClusterGroup, Group, Solo, default_group
+from ._ids import (
+    distributed_to_device_ids,
+    initialize_distributed_to_device_ids,
+    initialize_runtime_to_distributed_ids,
+    is_distributed_to_device_ids_initialized,
+    is_runtime_to_distributed_ids_initialized,
+    process_index_from_device,
+    runtime_to_distributed_ids,
+    runtime_to_distributed_process_id,
+    unique_processes_from_devices,
+)
+from ._pathways import (
+    is_pathways_backend,
+    is_pathways_colocated_runtime_active,
+    is_pathways_controller,
+    mark_pathways_colocated_runtime_active,
+)
 from ._preemption import add_preemption_source, notify_preemption, preemption_notice, reached_preemption
+from ._runtime import (
+    current_client,
+    get_jax_distributed_client,
+    is_jax_distributed_client_initialized,
+    is_primary_host,
+    process_count,
+    process_index,
+    use_experimental_distributed_process_id,
+)
+from ._slices import (
+    in_replica,
+    local_replica_devices,
+    primary_process_in_replica,
+    process_replica_id,
+    replica_count,
+    replica_devices,
+    slice_count,
+)
 from ._sources import GceMetadata, Notice, Polled, Signals, SlurmEnd, Source, WatchedFile
 from ._spec import MEGASCALE_PORT, ProcessSpec, apply_changes, slice_changes
+from ._start import current_spec, initialize, is_initialized, shutdown
+from ._sync import (
+    BarrierSyncFn,
+    coordination_timeout,
+    get_barrier_sync_fn,
+    should_skip_process_sync,
+    sync_global_processes,
+    unique_barrier_key,
+)
 
 __all__ = [
     "MEGASCALE_PORT",
+    "BarrierSyncFn",
     "ClusterGroup",
     "Fatal",
     "GceMetadata",
@@ -31,9 +77,47 @@ __all__ = [
     "add_preemption_source",
     "agree_on_step",
     "apply_changes",
+    "broadcast_one_to_all",
+    "coordination_timeout",
+    "current_client",
+    "current_spec",
     "default_group",
+    "distributed_to_device_ids",
+    "get_barrier_sync_fn",
+    "get_jax_distributed_client",
+    "global_max",
+    "in_replica",
+    "initialize",
+    "initialize_distributed_to_device_ids",
+    "initialize_runtime_to_distributed_ids",
+    "is_distributed_to_device_ids_initialized",
+    "is_initialized",
+    "is_jax_distributed_client_initialized",
+    "is_pathways_backend",
+    "is_pathways_colocated_runtime_active",
+    "is_pathways_controller",
+    "is_primary_host",
+    "is_runtime_to_distributed_ids_initialized",
+    "local_replica_devices",
+    "mark_pathways_colocated_runtime_active",
     "notify_preemption",
     "preemption_notice",
+    "primary_process_in_replica",
+    "process_count",
+    "process_index",
+    "process_index_from_device",
+    "process_replica_id",
     "reached_preemption",
+    "replica_count",
+    "replica_devices",
+    "runtime_to_distributed_ids",
+    "runtime_to_distributed_process_id",
+    "should_skip_process_sync",
+    "shutdown",
     "slice_changes",
+    "slice_count",
+    "sync_global_processes",
+    "unique_barrier_key",
+    "unique_processes_from_devices",
+    "use_experimental_distributed_process_id",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -81,6 +81,7 @@ class Channel:
     def __init__(self, client: Client, tasks: Sequence[int] | None = None) -> None:
         self.client = client
         self.tasks = tasks
+        self.loss_known_s = 0.0  # how long after a death its news may take; set by who connected the client
         self._lock = threading.Lock()
         self._lines: dict[str, _Line] = {}
 
@@ -124,18 +125,16 @@ class Channel:
     def get(self, key: str, name: str, deadline: Deadline, source: int) -> bytes:
         """Waits for a key that process `source` sets; raises ProcessLost within a second of its loss being known."""
         while True:
-            piece_ms = min(deadline.left_ms(), int(_PIECE_S * 1000))
             try:
                 with self.errors(f"value {name!r}", name, deadline.timeout_s):
-                    return self.client.blocking_key_value_get_bytes(key, piece_ms)
-            except BarrierTimeout:
-                self.raise_if_lost(source, name)
-                if not deadline.left_s():
-                    raise BarrierTimeout(
-                        f"value {name!r} did not come from process {source} in {deadline.timeout_s:g} s; is it still on its way there?",
-                        name=name,
-                        missing=(source,),
-                    ) from None
+                    return self.client.blocking_key_value_get_bytes(key, min(deadline.left_ms(), int(_PIECE_S * 1000)))
+            except CoordinationError as error:
+                if error.code != "DEADLINE_EXCEEDED":
+                    raise
+            self.raise_if_lost([source], name)
+            if not deadline.left_s():
+                why = f"value {name!r} did not come from process {source} in {deadline.timeout_s:g} s: it has not sent it, or hangs"
+                raise BarrierTimeout(why, name=name, missing=(source,))
 
     def list(self, folder: str) -> dict[str, bytes]:
         """Returns the keys of a folder, by the part after it, with their values, in one call."""
@@ -161,13 +160,19 @@ class Channel:
         """Returns the process with a task id."""
         return task if self.tasks is None else list(self.tasks).index(task)
 
-    def raise_if_lost(self, process: int, name: str) -> None:
-        """Raises ProcessLost when the client knows that `process` is gone. jaxlib's client does not know."""
-        lookup = getattr(self.client, "raise_if_lost", None)
-        if lookup is None:
+    def raise_if_lost(self, processes: Iterable[int], name: str) -> None:
+        """Raises ProcessLost when the client knows that one of `processes` is gone; jaxlib's client never does. One call to the service."""
+        process_info = getattr(self.client, "process_info", None)
+        if process_info is None:
             return
-        with self.errors(f"value {name!r}", name):
-            lookup([self.task(process)])
+        tasks = {self.task(process) for process in processes}
+        with self.errors(f"{name!r}"):
+            lost = [info for info in process_info() if info.process_id in tasks and info.state in ("ERROR", "DISCONNECTED")]
+        if lost:
+            process, host, why = self.process(lost[0].process_id), lost[0].host, lost[0].message or lost[0].state.lower()
+            raise ProcessLost(
+                f"{name!r} needs process {process} (host {host or 'unknown'}), which is gone: {why}", process=process, host=host or None
+            )
 
     @contextmanager
     def errors(self, what: str, name: str = "", timeout_s: float = 0.0) -> Iterator[None]:

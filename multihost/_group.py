@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import jax
 
 from ._channel import Client, Deadline, channel_of
+from ._runtime import current_client
 
 
 class Group(Protocol):
@@ -137,11 +138,4 @@ def default_group() -> Group:
     return ClusterGroup(current_client(), jax.process_index(), jax.process_count())
 
 
-def current_client() -> Client:
-    """Returns `initialize()`'s client, else jax.distributed's own. Raises ValueError where there is neither."""
-    from jax._src import distributed  # the only door to jax's client
-
-    client: Client | None = distributed.global_state.client
-    if client is None:
-        raise ValueError(f"{jax.process_count()} processes but no coordination client: call holdfast.multihost.initialize() first")
-    return client
+__all__ = ["ClusterGroup", "Group", "Solo", "default_group"]

@@ -1,0 +1,349 @@
+"""Joining a job and leaving it: our client first, jax.distributed on top of the same coordinator, and the checks that all are there."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import importlib.util
+import logging
+import math
+import mmap
+import os
+import socket
+import sys
+import threading
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax._src import clusters, distributed, xla_bridge
+
+from holdfast.coordination import BarrierTimeout, CoordinationClient, CoordinationError, Credentials, ProcessInfo
+
+from . import _preemption
+from ._channel import Deadline, channel_of, forget_channel
+from ._errors import StartupFailed, StartupTimeout
+from ._ids import forget_ids, initialize_ids
+from ._runtime import set_client
+from ._sources import Source
+from ._spec import ProcessSpec, apply_changes, slice_changes
+
+_log = logging.getLogger(__name__)
+
+# jaxlib's agent ends its process when the coordinator is silent for so long; ours decides about that instead.
+_AGENT_HEARTBEAT_S = 86400
+_GIVEN = ("coordinator", "num_processes", "process_id")
+_COLLECTIVE_TIMEOUT_FLAG = "xla_cpu_collective_timeout_seconds"
+# How long an interpreter that exits without shutdown() waits for the others.
+_EXIT_TIMEOUT_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Times:
+    """Is how long silence, a collective and the leave of a job may take."""
+
+    heartbeat_s: float
+    collective_s: float
+    shutdown_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """Is what `initialize()` leaves for `shutdown()`."""
+
+    spec: ProcessSpec
+    client: CoordinationClient
+    shutdown_timeout_s: float
+
+
+_job: _Job | None = None
+
+
+def initialize(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    local_device_ids: int | Sequence[int] | None = None,
+    spec: ProcessSpec | None = None,
+    timeout_s: float = 300.0,
+    heartbeat_timeout_s: float = 100.0,
+    shutdown_timeout_s: float = 300.0,
+    collective_timeout_s: float | None = None,
+    preemption_sources: Sequence[Source] | None = None,
+) -> None:
+    """Joins the other processes of the job; alone, it only starts to listen for preemption notices.
+
+    Who we are comes from the arguments (a whole `spec`, or the three that `jax.distributed.initialize` takes), then from the environment
+    of `holdfast run` or another launcher of ours, then from what jax detects (Slurm, Open MPI, TPU, Kubernetes). A launcher of ours has
+    started the coordinator; else process 0 does, as a process of its own, unless one listens at the address already.
+
+    Call it once, from the main thread, before any computation. It blocks until all are there, at most `timeout_s`, and logs how many are
+    missing. A process that is silent for `heartbeat_timeout_s` is dead to the others. On CPU a collective ends with an error
+    when a peer has not come for `collective_timeout_s` (default: the heartbeat timeout), unless XLA_FLAGS says otherwise.
+
+    Raises StartupTimeout naming the missing processes, StartupFailed for a job that is smaller than asked for, CoordinatorLost, Fenced when
+    the coordinator belongs to another job or attempt, and RuntimeError when called twice or too late.
+    """
+    if _job is not None or distributed.global_state.client is not None:
+        raise RuntimeError(
+            "this process has joined a job already: initialize() is called once, and instead of jax.distributed.initialize()"
+        )
+    if xla_bridge.backends_are_initialized():
+        raise RuntimeError("initialize() comes before any computation, jax.devices() and the like: the backend is up already")
+    deadline = Deadline(timeout_s)
+    given = dict(zip(_GIVEN, (coordinator_address, num_processes, process_id), strict=True))
+    devices = [local_device_ids] if isinstance(local_device_ids, int) else local_device_ids
+    found = _find(spec, {field: value for field, value in given.items() if value is not None}, devices, timeout_s)
+    if found.spec is None or (found.spec.num_processes == 1 and not found.launched):
+        _preemption.start(None, sources=preemption_sources)
+        return
+    times = _Times(heartbeat_timeout_s, collective_timeout_s or heartbeat_timeout_s, shutdown_timeout_s)
+    _join(found, found.spec, times, deadline, preemption_sources)
+
+
+def shutdown(timeout_s: float | None = None) -> None:
+    """Leaves the job in order: waits until all have come here (at most `timeout_s`, default as `initialize()` was told), then disconnects.
+
+    Whoever is alone, or has never joined, only stops listening for notices. Never raises because of another process: what went wrong
+    is logged. A second call does nothing.
+    """
+    global _job
+    _preemption.stop()
+    job, _job = _job, None
+    if job is None:
+        return
+    deadline = Deadline(job.shutdown_timeout_s if timeout_s is None else timeout_s)
+    in_order = True
+    try:
+        job.client.wait_at_barrier("holdfast/shutdown", deadline.left_ms())
+    except CoordinationError as error:
+        in_order = False
+        _log.warning("leaving without the others: %s", error)
+    with suppress(Exception):  # jaxlib's agent, whose peers may be gone
+        distributed.global_state.shutdown()  # type: ignore[no-untyped-call]
+    _forget(job.client)
+    try:
+        if in_order:
+            job.client.shutdown()
+    except CoordinationError as error:
+        _log.warning("the coordinator did not take leave of us: %s", error)
+    finally:
+        job.client.close()
+
+
+def is_initialized() -> bool:
+    """Tells whether `initialize()` has joined a job of several processes."""
+    return _job is not None
+
+
+def current_spec() -> ProcessSpec | None:
+    """Returns who this process is in the job that `initialize()` has joined, else None."""
+    return None if _job is None else _job.spec
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """Is who we are, whether a launcher of ours says so, and which devices are ours (None: all of this machine's)."""
+
+    spec: ProcessSpec | None
+    launched: bool = False
+    devices: Sequence[int] | None = None
+
+
+def _find(spec: ProcessSpec | None, given: dict[str, Any], devices: Sequence[int] | None, timeout_s: float) -> _Found:
+    """Finds out who we are: from a spec, from what was given, from our launcher's environment, from what jax detects."""
+    if spec is not None:
+        if given:
+            raise ValueError(f"initialize() takes a spec or {', '.join(given)}, not both")
+        return _Found(spec, True, devices)
+    if len(given) < len(_GIVEN) and (found := ProcessSpec.from_env(os.environ)) is not None:
+        return _Found(dataclasses.replace(found, **given), True, devices)
+    if len(given) < len(_GIVEN):
+        detect: Any = clusters.ClusterEnv.auto_detect_unset_distributed_params
+        *detected, devices = detect(*(given.get(field) for field in _GIVEN), devices, None, math.ceil(timeout_s))
+        given = {field: value for field, value in zip(_GIVEN, detected, strict=True) if value is not None}
+    if not given:
+        return _Found(None)
+    if missing := [field for field in _GIVEN if field not in given]:
+        raise ValueError(f"initialize() knows {given} but not {', '.join(missing)}: give them, or start with `holdfast run`")
+    return _Found(ProcessSpec(**given), False, devices)
+
+
+def _join(found: _Found, spec: ProcessSpec, times: _Times, deadline: Deadline, sources: Sequence[Source] | None) -> None:
+    """Does what `initialize()` promises, once it is known who we are."""
+    global _job
+    if found.launched:
+        _set_slices(spec)
+    _set_collective_timeout(times.collective_s)
+    if not found.launched and spec.process_id == 0:
+        _start_coordinator(spec)
+    client = _connect(spec, deadline, times)
+    _job = _Job(spec, client, times.shutdown_s)
+    set_client(client)
+    channel_of(client).loss_known_s = times.heartbeat_s + 1
+    try:
+        _start_jax(spec, found.devices, deadline, times.shutdown_s)
+        initialize_ids(client=client, timeout_s=deadline.left_s())
+        _preemption.start(client, spec.process_id, spec.num_processes, sources=sources, lost=_lost_tasks)
+    except BaseException as error:
+        _give_up(f"{type(error).__name__}: {error}")
+        raise
+    _log.info("process %d of %d, coordinator %s, attempt %d", spec.process_id, spec.num_processes, spec.coordinator, spec.attempt)
+
+
+def _set_slices(spec: ProcessSpec) -> None:
+    changes, lines = slice_changes(os.environ, spec)
+    for line in lines:
+        _log.warning("stale variable %s", line)
+    apply_changes(os.environ, changes)
+
+
+def _set_collective_timeout(timeout_s: float) -> None:
+    """Sets XLA's flag, where this jaxlib knows it (an unknown flag would end the process) and the user has not."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _COLLECTIVE_TIMEOUT_FLAG not in flags and _jaxlib_knows(_COLLECTIVE_TIMEOUT_FLAG):
+        os.environ["XLA_FLAGS"] = f"{flags} --{_COLLECTIVE_TIMEOUT_FLAG}={math.ceil(timeout_s)}".strip()
+
+
+def _jaxlib_knows(flag: str) -> bool:
+    found = importlib.util.find_spec("jaxlib")
+    for folder in found.submodule_search_locations or () if found else ():
+        for library in sorted(Path(folder).glob("*.so"), key=lambda path: -path.stat().st_size):
+            with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+                if text.find(flag.encode()) >= 0:
+                    return True
+    return False
+
+
+def _start_coordinator(spec: ProcessSpec) -> None:
+    """Starts the coordinator at the address that all were told, unless one listens there."""
+    host, _, port = spec.coordinator.rpartition(":")
+    host = host.strip("[]")
+    with suppress(OSError), socket.create_connection((host, int(port)), timeout=1.0):
+        return
+    from holdfast.coordination import CoordinationService
+
+    CoordinationService.spawn(
+        spec.num_processes, host=host, port=int(port), job_id=spec.job_id, attempt=spec.attempt, recoverable=True, survivable=True
+    )
+
+
+def _connect(spec: ProcessSpec, deadline: Deadline, times: _Times) -> CoordinationClient:
+    client = CoordinationClient(
+        spec.coordinator,
+        spec.process_id,
+        num_processes=spec.num_processes,
+        job=spec.job_id,
+        attempt=spec.attempt,
+        heartbeat_timeout_s=times.heartbeat_s,
+        init_timeout_s=deadline.left_s(),
+        shutdown_timeout_s=times.shutdown_s,
+        credentials=Credentials(spec.token_file, spec.tls_cert, spec.tls_key, spec.tls_ca),
+        on_process_change=_Arrivals(spec.num_processes).tell,
+    )
+    try:
+        client.connect()
+    except CoordinationError as error:
+        if error.code != "DEADLINE_EXCEEDED":
+            raise
+        missing = error.missing if isinstance(error, BarrierTimeout) else ()
+        raise StartupTimeout(
+            f"the job did not start in {deadline.timeout_s:g} s: {error.message}",
+            attempt=spec.attempt,
+            processes=missing,
+            elapsed_s=deadline.timeout_s - deadline.left_s(),
+            timeout_s=deadline.timeout_s,
+            knob="timeout_s",
+        ) from error
+    return client
+
+
+class _Arrivals:
+    """Logs how many processes have come, until all have. Called from a thread of the client."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._here: Collection[int] = ()
+        self._lock = threading.Lock()
+
+    def tell(self, processes: Sequence[ProcessInfo]) -> None:
+        with self._lock:
+            if len(self._here) == self._count:
+                return
+            here = {process.process_id for process in processes if process.alive}
+            if here == self._here:
+                return
+            self._here = here
+        _log.info("%s", arrivals(here, self._count))
+
+
+def arrivals(here: Collection[int], count: int) -> str:
+    """Returns how far a start is, such as "3 of 4 processes, waiting for 2"."""
+    missing = [str(process) for process in range(count) if process not in here]
+    return f"{len(here)} of {count} processes" + (f", waiting for {', '.join(missing)}" if missing else "")
+
+
+def _start_jax(spec: ProcessSpec, devices: Sequence[int] | None, deadline: Deadline, shutdown_timeout_s: float) -> None:
+    """Puts jax.distributed on our coordinator, and refuses a job that is smaller than asked for (INIT-1). Brings the backend up."""
+    configure: Any = jax.config.update  # jax does not type it
+    configure("jax_enable_preemption_service", False)
+    jax.distributed.initialize(
+        spec.coordinator,
+        spec.num_processes,
+        spec.process_id,
+        local_device_ids=devices,
+        cluster_detection_method="deactivate",
+        initialization_timeout=max(1, math.ceil(deadline.left_s())),
+        heartbeat_timeout_seconds=_AGENT_HEARTBEAT_S,
+        shutdown_timeout_seconds=math.ceil(shutdown_timeout_s),
+        coordinator_bind_address="127.0.0.1:0",  # process 0's own service idles on a spare port
+        partition_index=spec.slice_id if spec.num_slices > 1 else None,
+    )
+    if (found := jax.process_count()) != spec.num_processes:
+        raise StartupFailed(
+            f"{spec.num_processes} processes were asked for, but jax sees {found}: its platform {jax.default_backend()!r} has not joined; "
+            "look at JAX_PLATFORMS and, on CPU, at jax_cpu_collectives_implementation",
+            attempt=spec.attempt,
+            processes=(spec.process_id,),
+        )
+
+
+def _lost_tasks() -> Collection[int]:
+    """Returns the task ids of processes that the coordinator knows to be gone."""
+    if _job is None:
+        return ()
+    return [info.process_id for info in _job.client.process_info() if info.state in ("ERROR", "DISCONNECTED")]
+
+
+def _forget(client: Any) -> None:
+    set_client(None)
+    forget_channel(client)
+    forget_ids()
+
+
+def _give_up(why: str) -> None:
+    """Leaves at once, and tells the others why."""
+    global _job
+    _preemption.stop()
+    job, _job = _job, None
+    if job is not None:
+        with suppress(CoordinationError):
+            job.client.report_error(why)
+        _forget(job.client)
+        job.client.close()
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Leaves in order after a program that ended well, at once after one that died of an exception."""
+    error = getattr(sys, "last_value", None)
+    if _job is not None and error is not None:
+        _give_up(f"the process ends with {type(error).__name__}: {error}")
+    elif _job is not None:
+        shutdown(_EXIT_TIMEOUT_S)
+
+
+__all__ = ["arrivals", "current_spec", "initialize", "is_initialized", "shutdown"]
