@@ -67,16 +67,18 @@ class Opened(_message.Message):
     def __init__(self, service_incarnation: _Optional[int] = ..., heartbeat_timeout_ms: _Optional[int] = ..., num_processes: _Optional[int] = ..., job: _Optional[str] = ..., attempt: _Optional[int] = ..., recoverable: bool = ..., survivable: bool = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "method", "body", "timeout_ms")
+    __slots__ = ("id", "method", "body", "timeout_ms", "needs")
     ID_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_FIELD_NUMBER: _ClassVar[int]
     id: int
     method: str
     body: bytes
     timeout_ms: int
-    def __init__(self, id: _Optional[int] = ..., method: _Optional[str] = ..., body: _Optional[bytes] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    needs: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, id: _Optional[int] = ..., method: _Optional[str] = ..., body: _Optional[bytes] = ..., timeout_ms: _Optional[int] = ..., needs: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("id",)
