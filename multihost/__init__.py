@@ -4,6 +4,7 @@ from ._agreement import SyncPoint, agree_on_step
 from ._collectives import broadcast_one_to_all, global_max
 from ._errors import Fatal, Hang, JobError, Preempted, StartupFailed, StartupTimeout, WorkerFailed
 from ._group import ClusterGroup, Group, Solo, default_group
+from ._health import Health, HealthListener, ProcessInfo, health, live_devices, live_processes
 from ._ids import (
     distributed_to_device_ids,
     initialize_distributed_to_device_ids,
@@ -51,8 +52,10 @@ from ._sync import (
     sync_global_processes,
     unique_barrier_key,
 )
+from ._watchdog import HANG_EXIT_CODE, Watchdog, watchdog
 
 __all__ = [
+    "HANG_EXIT_CODE",
     "MEGASCALE_PORT",
     "BarrierSyncFn",
     "ClusterGroup",
@@ -60,10 +63,13 @@ __all__ = [
     "GceMetadata",
     "Group",
     "Hang",
+    "Health",
+    "HealthListener",
     "JobError",
     "Notice",
     "Polled",
     "Preempted",
+    "ProcessInfo",
     "ProcessSpec",
     "Signals",
     "SlurmEnd",
@@ -72,6 +78,7 @@ __all__ = [
     "StartupFailed",
     "StartupTimeout",
     "SyncPoint",
+    "Watchdog",
     "WatchedFile",
     "WorkerFailed",
     "add_preemption_source",
@@ -86,6 +93,7 @@ __all__ = [
     "get_barrier_sync_fn",
     "get_jax_distributed_client",
     "global_max",
+    "health",
     "in_replica",
     "initialize",
     "initialize_distributed_to_device_ids",
@@ -98,6 +106,8 @@ __all__ = [
     "is_pathways_controller",
     "is_primary_host",
     "is_runtime_to_distributed_ids_initialized",
+    "live_devices",
+    "live_processes",
     "local_replica_devices",
     "mark_pathways_colocated_runtime_active",
     "notify_preemption",
@@ -120,4 +130,5 @@ __all__ = [
     "unique_barrier_key",
     "unique_processes_from_devices",
     "use_experimental_distributed_process_id",
+    "watchdog",
 ]

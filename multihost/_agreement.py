@@ -164,7 +164,7 @@ class SyncPoint:
                     self._round(channel, announcement)
                 failures, self._trouble = 0, None
             except Exception as error:
-                if getattr(error, "code", "") == "CANCELLED":  # the client was shut down
+                if getattr(error, "code", "") in ("CANCELLED", "FAILED_PRECONDITION"):  # the client was shut down
                     return
                 self._trouble = error
                 _log.log(logging.DEBUG if failures else logging.WARNING, "sync point %r: %s; trying again", self.name, error)

@@ -25,6 +25,7 @@ from holdfast.coordination import CoordinationError
 from ._agreement import SyncPoint
 from ._channel import Channel, Client, channel_of
 from ._sources import Notice, Polled, Signals, Source, default_sources
+from ._watchdog import progress
 
 _log = logging.getLogger(__name__)
 
@@ -258,6 +259,7 @@ def reached_preemption(step: int) -> bool:
     Without jax.distributed it speaks of this process alone.
     """
     reached = current().reached(step)
+    progress()
     if reached:
         import jax
 
