@@ -255,11 +255,10 @@ def _check_links(folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Removes a flat folder that is no claim, or no longer one."""
-    with contextlib.suppress(FileNotFoundError):
+    """Removes a flat folder that is no claim, or no longer one; what cannot be removed stays for the next sweep."""
+    with contextlib.suppress(OSError):
         for name in os.listdir(folder):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(folder / name)
+            os.unlink(folder / name)
         os.rmdir(folder)
 
 

@@ -1,8 +1,8 @@
 """What is in a root, and what may go: listing steps, deleting them, and sweeping what dead writers left.
 
-The order of a deletion makes it safe at every moment: the record first (the step is gone, durably), then the packs that it named. The order
-of a sweep too: packs are listed, then the claims, then the record is read. A pack whose writer has no claim then, and that the record does not name,
-can never be committed: its writer was fenced, or closed after its last commit.
+The order of a deletion makes it safe at every moment: the record first (the step is gone, durably), then the packs that it named. The
+order of a sweep too: packs are listed, then the claims, then the record is read. A pack whose writer has no claim then, and that the
+record does not name, can never be committed: its writer was fenced, or closed after its last commit.
 """
 
 from __future__ import annotations

@@ -136,6 +136,7 @@ class CheckpointManager:
             return False
         called = time.perf_counter()
         self._join()
+        earlier = self._take_pending()
         self._counter += 1
         tag = f"{self._writer.id}{self._counter:08x}" if overwrite or step in self._tried else self._writer.id
         save = Save(self._counter, step, tag, overwrite)
@@ -148,12 +149,16 @@ class CheckpointManager:
                 )
             self._prepare(save, _items(state, items), metrics, metadata)
         except Exception as error:
+            if earlier is not None:
+                error.add_note(f"besides, an earlier save failed: {earlier}")
             self._break(save, error)
             raise
         self._start(save)
         self._wait_for_snapshots(save)
         self._statistics.add(save_blocked_s=time.perf_counter() - called)
-        self._raise_pending(f"the save of step {step} was begun nevertheless")
+        if earlier is not None:
+            earlier.add_note(f"the save of step {step} was begun nevertheless")
+            raise earlier
         return True
 
     def wait_until_finished(self, timeout_s: float | None = None) -> None:
@@ -277,12 +282,14 @@ class CheckpointManager:
             raise TimeoutError(f"the save of step {save.step} is still in flight after {timeout_s:g} s")
         raise SaveFailed(f"the save of step {save.step} hangs in the store {self._storage.root} for over {bound:g} s", step=save.step)
 
-    def _raise_pending(self, note: str = "") -> None:
+    def _take_pending(self) -> HoldfastError | None:
         with self._lock:
             error, self._pending = self._pending, None
+        return error
+
+    def _raise_pending(self) -> None:
+        error = self._take_pending()
         if error is not None:
-            if note:
-                error.add_note(note)
             raise error
 
     # --- keeping
@@ -476,8 +483,8 @@ def _finish_at_exit() -> None:
         manager._exit()
 
 
-# Threads and executors still work in hooks of `threading`; in those of `atexit` they are gone. The last registered runs first: executors' own
-# hook, registered when their module was imported, must run after ours.
+# Threads and executors still work in hooks of `threading`; in those of `atexit` they are gone. The last registered runs first:
+# the executors' own hook, registered when their module was imported, runs after ours.
 assert _executors is not None
 getattr(threading, "_register_atexit", atexit.register)(_finish_at_exit)
 
