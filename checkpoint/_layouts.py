@@ -1,23 +1,33 @@
 """The seam between a checkpoint and the layout it is stored in: holdfast's own, Orbax's, or a plain safetensors folder.
 
-A `Place` is a folder in a store. A `Layout` recognises a checkpoint in a place and opens it as a `Source`; a `Source` shows the items of
-one checkpoint as trees of `Leaf`s and reads any part of any leaf. Nothing above this seam knows files of other people's layouts.
+A `Place` is a folder in a store. A `Layout` recognises a checkpoint in a place and opens it as a `Source`; a `Source` describes its items
+as our own record does (`ItemRecord`: a tree and its leaves) and fills any region of any leaf. Nothing above this seam, neither restore nor
+the command line, knows files of other people's layouts.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
-import numpy as np
-
+from ._errors import Corrupt, StepNotFound, TreeMismatch
+from ._plan import Grid
+from ._reader import ItemReader, Target
+from ._record import ItemRecord, LeafRecord, Record
+from ._rename import Names, checked
+from ._restore import SAVED, Filler, Report, read_json, read_record, restore_tree, verify_step
 from ._storage import Entry, Storage
+from ._stores import open_store
+from ._tree import describe, escape
+from ._writer import join
 
-Index: TypeAlias = tuple[slice, ...]
+log = logging.getLogger("holdfast.checkpoint")
 SMALL_FILE_BYTES = 256 << 20  # other people's metadata: one JSON file for a whole tree
+RECORD_NAME = "checkpoint.json"
+_USUAL_ITEMS = ("state", "default", "pytree")
 
 
 @dataclass(frozen=True)
@@ -28,15 +38,15 @@ class Place:
     name: str = ""
 
     def __truediv__(self, name: str) -> Place:
-        return Place(self.storage, f"{self.name}/{name}" if self.name else name)
+        return Place(self.storage, join(self.name, name))
 
     def __str__(self) -> str:
-        return f"{self.storage.root.rstrip('/')}/{self.name}".rstrip("/") or "/"
+        return join(self.storage.root, self.name)
 
     @property
     def basename(self) -> str:
         """Is the last part of the name."""
-        return str(self).rsplit("/", 1)[-1]
+        return str(self).rstrip("/").rsplit("/", 1)[-1]
 
     def names(self) -> dict[str, Entry]:
         """Returns what is in the folder, by its name there; folders end in `/`. Empty for a missing folder."""
@@ -44,60 +54,18 @@ class Place:
         return {entry.name[skip:]: entry for entry in self.storage.list(self.name)}
 
     def fetch(self, name: str, limit_bytes: int = SMALL_FILE_BYTES) -> bytes:
-        """Returns a small file; raises FileNotFoundError or OverflowError."""
-        return self.storage.fetch((self / name).name, limit_bytes)
+        """Returns a small file; raises Corrupt where it is missing or too large to be one."""
+        path = f"{self}/{name}"
+        try:
+            return self.storage.fetch(join(self.name, name), limit_bytes)
+        except FileNotFoundError:
+            raise Corrupt(f"{path} is missing", path=path, file=path) from None
+        except OverflowError as error:
+            raise Corrupt(f"{path} is no metadata file: {error}", path=path, file=path) from None
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
         """Fills `buffers` with bytes of a file, from `offset` on; returns how many there were."""
-        return self.storage.read((self / name).name, offset, buffers)
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One array or value of a tree, as stored.
-
-    `path` are its keys as text and `name` is how the layout calls it. `kind` is "array", "numpy", "scalar" (a Python number) or "string".
-    `shape` and `dtype` are what a reader gets; for a typed PRNG key those of its key data, and `prng` is the implementation. `chunks` is
-    the shape of the stored pieces, where the layout has such.
-    """
-
-    path: tuple[str, ...]
-    name: str
-    kind: str
-    shape: tuple[int, ...] = ()
-    dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(object))
-    prng: str | None = None
-    value: Any = None
-    chunks: tuple[int, ...] | None = None
-    sharding: Any = None
-
-    @property
-    def nbytes(self) -> int:
-        """Is the size of the whole leaf in memory."""
-        return math.prod(self.shape) * self.dtype.itemsize if self.kind != "string" else len(self.value or "")
-
-    @property
-    def text(self) -> str:
-        """Is the path as messages show it."""
-        return ".".join(self.path)
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a leaf to be read: `index` is a tuple of slices, one an axis, each with a start and a stop and without a step."""
-
-    leaf: Leaf
-    index: Index
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Is the shape of the part."""
-        return tuple(axis.stop - axis.start for axis in self.index)
-
-    @property
-    def nbytes(self) -> int:
-        """Is the size of the part in memory."""
-        return math.prod(self.shape) * self.leaf.dtype.itemsize
+        return self.storage.read(join(self.name, name), offset, buffers)
 
 
 @dataclass(frozen=True)
@@ -115,22 +83,22 @@ class Info:
 
 
 class Source(Protocol):
-    """Is one opened checkpoint of some layout. All calls block; `read` may be called from several threads."""
+    """Is one opened checkpoint of some layout. All calls block and may come from several threads."""
 
     @property
     def info(self) -> Info: ...
 
-    def tree(self, item: str) -> Any:
-        """Returns an item's tree: containers as stored, with a `Leaf` for each array or value, None and empty containers as they are.
+    def item(self, name: str) -> ItemRecord:
+        """Describes a tree item. Raises StepNotFound for one that is not there, Corrupt naming the file that is missing or damaged."""
 
-        Raises StepNotFound for an item that is not there, Corrupt naming the file that is missing or damaged.
-        """
+    def reader(self, name: str) -> Filler:
+        """Returns what fills regions of an item's leaves; it raises Corrupt naming file and leaf."""
 
-    def read(self, item: str, parts: Sequence[Part], buffers: Sequence[np.ndarray]) -> None:
-        """Fills each buffer (C-contiguous, of the part's shape and dtype) with its part. Raises Corrupt naming file and leaf."""
-
-    def json(self, item: str) -> Any:
+    def json(self, name: str) -> Any:
         """Returns the value of an item of kind "json"."""
+
+    def verify(self) -> Report:
+        """Reads everything and checks it as well as the layout allows; raises Corrupt naming file and leaf."""
 
 
 class Layout(Protocol):
@@ -148,31 +116,248 @@ class Layout(Protocol):
         """Returns the step that a folder's name stands for in a root, None where it stands for none."""
 
 
-def whole(leaf: Leaf) -> Part:
-    """Returns the part that is all of a leaf."""
-    return Part(leaf, tuple(slice(0, size) for size in leaf.shape))
+class HoldfastLayout:
+    """Is our own layout: a folder with a record."""
+
+    name = "holdfast"
+
+    def recognises(self, place: Place, names: Mapping[str, Entry]) -> bool:
+        return RECORD_NAME in names
+
+    def open(self, place: Place) -> HoldfastSource:
+        return HoldfastSource(place)
+
+    def step_of(self, name: str) -> int | None:
+        return int(name) if name.isascii() and name.isdigit() and (name == "0" or name[0] != "0") and len(name) <= 18 else None
 
 
-def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Returns a tree of the same dicts, lists and (named) tuples with `function` of everything that is none of these."""
-    if isinstance(tree, dict):
-        return {key: map_tree(function, value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [map_tree(function, value) for value in tree]
-    if isinstance(tree, tuple):
-        values = [map_tree(function, value) for value in tree]
-        return type(tree)(*values) if hasattr(tree, "_fields") else tuple(values)
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, (type, Leaf)):
-        fields = {f.name: map_tree(function, getattr(tree, f.name)) for f in dataclasses.fields(tree)}
-        return dataclasses.replace(tree, **fields)
-    return function(tree)
+class HoldfastSource:
+    """Is one of our own checkpoints."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self.record: Record = read_record(place.storage, place.name)
+        items = {name: item.kind for name, item in self.record.items.items()}
+        times = (self.record.started_s, self.record.finished_s)
+        self.info = Info("holdfast", str(place), items, self.record.step, *times, self.record.metrics, self.record.metadata)
+
+    def item(self, name: str) -> ItemRecord:
+        found: ItemRecord = find(self.info, self.record.items, name)
+        return found
+
+    def reader(self, name: str) -> Filler:
+        return ItemReader(self._place.storage, self._place.name, self.item(name))
+
+    def json(self, name: str) -> Any:
+        return read_json(self._place.storage, self._place.name, self.record, name)
+
+    def verify(self) -> Report:
+        return verify_step(self._place.storage, self._place.name, self.record)
 
 
-def leaves_of(tree: Any) -> list[Leaf]:
-    """Returns the leaves of a tree in order."""
-    found: list[Leaf] = []
-    map_tree(lambda value: found.append(value) if isinstance(value, Leaf) else None, tree)
-    return found
+def find(info: Info, items: Mapping[str, Any], name: str) -> Any:
+    """Returns items[name]; raises StepNotFound saying which items there are."""
+    if name not in items:
+        known = ", ".join(sorted(info.items)) or "none"
+        raise StepNotFound(f"{info.path} has no item '{name}'; it has: {known}", path=info.path, step=info.step)
+    return items[name]
 
 
-__all__ = ["Index", "Info", "Layout", "Leaf", "Part", "Place", "Source", "leaves_of", "map_tree", "whole"]
+def array_record(path: str, kind: str, shape: tuple[int, ...], dtype: str, *, impl: str = "", sharding: Any = None) -> LeafRecord:
+    """Returns the record of an array that is stored in one piece, as far as our reader is concerned."""
+    return LeafRecord(path, kind, dtype, shape, impl, sharding, Grid(shape, shape, shape))
+
+
+def layouts() -> list[Layout]:
+    """Returns the layouts that are known, ours first: a folder is what the first of them recognises."""
+    from ._orbax_read import OrbaxLayout  # imports tensorstore
+    from ._safetensors import SafetensorsLayout
+
+    return [HoldfastLayout(), OrbaxLayout(), SafetensorsLayout()]
+
+
+def recognise(place: Place) -> Source | None:
+    """Opens the checkpoint in a place, or returns None where there is none that is finished."""
+    names = place.names()
+    for layout in layouts():
+        if layout.recognises(place, names):
+            return layout.open(place)
+    return None
+
+
+def find_steps(storage: Storage, *, foreign_only: bool = False) -> dict[int, tuple[str, Layout]]:
+    """Returns the finished steps of a root, ascending: the folder's name and its layout. Ours come before another's of the same number."""
+    found: dict[int, tuple[str, Layout]] = {}
+    known = layouts()[1:] if foreign_only else layouts()
+    for entry in storage.list(""):
+        name = entry.name.rstrip("/")
+        chances = [(layout, layout.step_of(name)) for layout in known] if entry.name.endswith("/") else []
+        if all(step is None for _, step in chances):
+            continue
+        place = Place(storage, name)
+        names = place.names()
+        for layout, step in chances:
+            if step is not None and step not in found and layout.recognises(place, names):
+                found[step] = (name, layout)
+                break
+    return dict(sorted(found.items()))
+
+
+def open_source(path: str | os.PathLike[str], step: int | None = None) -> Source:
+    """Opens the checkpoint in the folder `path`, or, where that is a root, its step `step` (None: the latest).
+
+    Raises StepNotFound saying what is there instead, Corrupt, HostileCheckpoint.
+    """
+    text = os.fspath(path)
+    if text.endswith(".safetensors"):
+        from ._safetensors import SafetensorsSource
+
+        folder, _, file = (text if "://" in text else os.path.abspath(text)).rpartition("/")
+        return SafetensorsSource(Place(open_store(folder)[0]), file)
+    storage, _ = open_store(path)
+    source = recognise(Place(storage)) if step is None else None
+    if source is not None:
+        return source
+    steps = find_steps(storage)
+    if not steps or (step is not None and step not in steps):
+        raise StepNotFound(_nothing(storage, step, list(steps)), path=storage.root, step=step)
+    name, layout = steps[max(steps) if step is None else step]
+    if step is None:
+        log.info("%s is a root of %d steps: taking the latest, %s", storage.root, len(steps), join(storage.root, name))
+    return layout.open(Place(storage, name))
+
+
+def _nothing(storage: Storage, step: int | None, steps: Sequence[int]) -> str:
+    if steps:
+        return f"{storage.root} has no step {step}; it has {', '.join(map(str, steps[-10:]))}"
+    entries = storage.list("")
+    if not entries:
+        exists = "://" in storage.root or os.path.isdir(storage.root)
+        return f"{storage.root} is empty: no checkpoint was saved there" if exists else f"there is nothing at {storage.root}"
+    tmp = [entry.name for entry in entries if ".orbax-checkpoint-tmp" in entry.name]
+    if tmp:
+        return f"{storage.root} has no finished checkpoint: {tmp[0]} was never completed by Orbax"
+    shown = ", ".join([entry.name for entry in entries[:4]] + ["..."] * (len(entries) > 4))
+    return f"{storage.root} is no checkpoint that holdfast knows (its own, Orbax's, safetensors); it holds {shown}"
+
+
+def pick_item(info: Info, item: str) -> str:
+    """Returns the item that `item` means: itself, or, for the usual name, the one tree there is or another usual name."""
+    if item in info.items or item != "state":
+        return item
+    trees = [name for name, kind in info.items.items() if kind == "tree"]
+    for name in _USUAL_ITEMS:
+        if name in trees:
+            return name
+    if len(trees) == 1:
+        return trees[0]
+    known = ", ".join(info.items) or "none"
+    raise StepNotFound(f"{info.path} has no item '{item}'; it has: {known}. Name one with item=...", path=info.path)
+
+
+def restore_source(
+    source: Source,
+    item: str = "state",
+    like: Any = None,
+    *,
+    partial: bool | Callable[[str], bool] = False,
+    cast: bool = False,
+    types: Sequence[type] = (),
+    rename: Names = None,
+) -> Any:
+    """Restores one item of any layout; the arguments mean what they mean for `CheckpointManager.restore`.
+
+    `rename` turns the path of a stored leaf into the path that it has in `like`: a mapping, rules of (pattern, replacement) or a function.
+    """
+    item = pick_item(source.info, item)
+    if source.info.items.get(item) == "json":
+        return source.json(item)
+    stored = found = source.item(item)
+    if rename is not None:
+        found = renamed(found, rename)
+    if like is not None and like is not SAVED:
+        found = _spelled_like(found, like)
+    reader = source.reader(item)
+    if found is not stored:
+        reader = RenamedReader(reader, found, stored)
+    try:
+        return restore_tree(reader, found, like, partial=partial, cast=cast, types=types)
+    except TreeMismatch as error:
+        error.path = error.path or source.info.path
+        raise
+
+
+class RenamedReader:
+    """Fills leaves that go by other paths than the stored ones."""
+
+    def __init__(self, reader: Filler, renamed: ItemRecord, stored: ItemRecord) -> None:
+        self._reader = reader
+        self._stored = {new.path: old for new, old in zip(renamed.leaves, stored.leaves, strict=True)}
+
+    def fill(self, targets: Sequence[Target], allocate: Callable[[int], Any]) -> None:
+        """Gives every target its array: see `ItemReader.fill`."""
+        inner = [Target(self._stored[target.leaf.path], target.region) for target in targets]
+        self._reader.fill(inner, allocate)
+        for target, filled in zip(targets, inner, strict=True):
+            target.array = filled.array
+
+
+def renamed(item: ItemRecord, names: Names) -> ItemRecord:
+    """Returns the item with other paths, its leaves in the same order; its tree becomes a flat dict of them."""
+    new = checked(names, [leaf.path for leaf in item.leaves])
+    leaves = tuple(replace(leaf, path=new[leaf.path]) for leaf in item.leaves)
+    tree = {"kind": "dict", "keys": list(new.values()), "nodes": list(range(len(leaves)))}
+    return ItemRecord(item.name, item.kind, item.files, tree, leaves)
+
+
+def _spelled_like(item: ItemRecord, like: Any) -> ItemRecord:
+    """Lets flat names with dots match a flat `like` too, whose paths have the dots escaped."""
+    wanted = set(describe(like)[1])
+    if any(leaf.path in wanted for leaf in item.leaves):
+        return item
+    spelled = tuple(replace(leaf, path=escape(leaf.path)) for leaf in item.leaves)
+    return replace(item, leaves=spelled) if any(leaf.path in wanted for leaf in spelled) else item
+
+
+def verify_by_reading(source: Source, files: int) -> Report:
+    """Reads every leaf of a source once, in bounded memory: what can be done where a layout keeps no checksums of its own."""
+    from ._restore import allocate
+
+    leaves = total = 0
+    for name, kind in source.info.items.items():
+        if kind == "json":
+            source.json(name)
+        if kind != "tree":
+            continue
+        reader, batch = source.reader(name), []
+        arrays = [leaf for leaf in source.item(name).leaves if leaf.grid is not None]
+        for leaf in arrays:
+            batch.append(Target(leaf, tuple((0, size) for size in leaf.shape)))
+            if sum(target.nbytes for target in batch) > SMALL_FILE_BYTES or leaf is arrays[-1]:
+                reader.fill(batch, allocate)
+                batch = []
+        leaves += len(source.item(name).leaves)
+        total += sum(leaf.nbytes for leaf in arrays)
+    return Report(source.info.path, source.info.step or 0, files, leaves, total)
+
+
+__all__ = [
+    "RECORD_NAME",
+    "HoldfastLayout",
+    "HoldfastSource",
+    "Info",
+    "Layout",
+    "Place",
+    "RenamedReader",
+    "Source",
+    "array_record",
+    "find",
+    "find_steps",
+    "layouts",
+    "open_source",
+    "pick_item",
+    "recognise",
+    "renamed",
+    "restore_source",
+    "verify_by_reading",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -141,6 +142,42 @@ def parse_shardings(data: bytes, file: str) -> dict[str, dict[str, Any]]:
         except (ValueError, TypeError):
             continue
     return found
+
+
+def sharding_facts(about: Any) -> Any:
+    """Returns a saved sharding as our own record says it, None for one that it cannot."""
+    try:
+        if about["sharding_type"] == "SingleDeviceSharding":
+            return {"device": int(str(about["device_str"]).rpartition(":")[2].rpartition("_")[2])}
+        if about["sharding_type"] != "NamedSharding":
+            return None
+        spec = [[] if axis is None else [axis] if isinstance(axis, str) else list(axis) for axis in about["partition_spec"]]
+        sizes = [int(size) for size in about["shape"]]
+        devices = _flat(about["device_mesh"]["mesh"]) if about.get("device_mesh") else list(range(math.prod(sizes)))
+        return {"axes": [str(axis) for axis in about["axis_names"]], "sizes": sizes, "devices": devices, "spec": spec}
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def sharding_json(facts: Any) -> dict[str, Any] | None:
+    """Returns a sharding of a record as Orbax writes it, None for one that it cannot say without a device's name."""
+    if not facts or "spec" not in facts:
+        return None
+    mesh: Any = [{"id": number} for number in facts["devices"]]
+    for size in reversed(facts["sizes"][1:]):
+        mesh = [mesh[i : i + size] for i in range(0, len(mesh), size)]
+    return {
+        "sharding_type": "NamedSharding",
+        "shape": facts["sizes"],
+        "axis_names": facts["axes"],
+        "axis_types": ["AxisType.Auto"] * len(facts["axes"]),
+        "partition_spec": [axes if len(axes) > 1 else axes[0] if axes else None for axes in facts["spec"]],
+        "device_mesh": {"mesh": mesh},
+    }
+
+
+def _flat(mesh: Any) -> list[int]:
+    return [number for part in mesh for number in _flat(part)] if isinstance(mesh, list) else [int(mesh["id"])]
 
 
 def step_of(name: str) -> int | None:

@@ -9,16 +9,22 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import tensorstore as ts
 
 from . import _orbax_metadata as files
+from ._dtypes import dtype_named
 from ._errors import Corrupt, HostileCheckpoint, StepNotFound
-from ._layouts import Info, Leaf, Part, Place
+from ._layouts import Info, Place, array_record, verify_by_reading
+from ._reader import Target
+from ._record import ItemRecord, LeafRecord
+from ._restore import Report
 from ._storage import Entry
+from ._tree import describe, flatten
 
 MAX_RANK = 32  # tensorstore's own bound
 MAX_BYTES = 1 << 50  # of one leaf; what says more is no checkpoint
@@ -47,12 +53,12 @@ class OrbaxLayout:
 
 
 class OrbaxSource:
-    """Is one checkpoint of Orbax's. `read` and `tree` may be called from several threads."""
+    """Is one checkpoint of Orbax's."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
         self._context = ts.Context(_CONTEXT)
-        self._trees: dict[str, _Item] = {}
+        self._items: dict[str, _Item] = {}
         self._lock = threading.Lock()
         names = place.names()
         self._folders = self._find_items(names)
@@ -88,37 +94,40 @@ class OrbaxSource:
         started, finished = [time / 1e9 if isinstance(time, int) and time else None for time in times]
         items = {name: kind for name, (_, kind) in self._folders.items() if name != "metrics"}
         metrics = metrics if isinstance(metrics, dict) else {}
-        return Info("orbax", str(self._place), items, self._step(), started, finished, metrics, about.get("custom_metadata") or None)
+        step = files.step_of(self._place.basename)
+        return Info("orbax", str(self._place), items, step, started, finished, metrics, about.get("custom_metadata") or None)
 
-    def _step(self) -> int | None:
-        return files.step_of(self._place.basename)
-
-    def json(self, item: str) -> Any:
-        place, _ = self._folder(item)
+    def json(self, name: str) -> Any:
+        place, _ = self._folder(name)
         names = place.names()
-        for name in files.JSON_FILES:
-            if name in names:
-                return files.parse_json(place.fetch(name), f"{place}/{name}")
-        raise Corrupt(f"{place} has none of {', '.join(files.JSON_FILES)}; the item '{item}' has lost its data", file=str(place))
+        for file in files.JSON_FILES:
+            if file in names:
+                return files.parse_json(place.fetch(file), f"{place}/{file}")
+        raise Corrupt(f"{place} has none of {', '.join(files.JSON_FILES)}; the item '{name}' has lost its data", file=str(place))
 
-    def _folder(self, item: str) -> tuple[Place, str]:
-        if item not in self._folders:
+    def _folder(self, name: str) -> tuple[Place, str]:
+        if name not in self._folders:
             known = ", ".join(sorted(self._folders)) or "none"
-            raise StepNotFound(f"{self._place} has no item '{item}'; it has: {known}", path=str(self._place))
-        return self._folders[item]
+            raise StepNotFound(f"{self._place} has no item '{name}'; it has: {known}", path=str(self._place))
+        return self._folders[name]
 
-    def tree(self, item: str) -> Any:
-        place, kind = self._folder(item)
-        if kind == "json":
-            return self.json(item)
+    def item(self, name: str) -> ItemRecord:
+        return self._open(name).record
+
+    def reader(self, name: str) -> _Item:
+        return self._open(name)
+
+    def _open(self, name: str) -> _Item:
+        place, kind = self._folder(name)
+        if kind != "tree":
+            raise StepNotFound(f"the item '{name}' of {self._place} is no tree of arrays", path=str(self._place))
         with self._lock:
-            if item not in self._trees:
-                self._trees[item] = _Item(place, self._context)
-            return self._trees[item].tree
+            if name not in self._items:
+                self._items[name] = _Item(name, place, self._context)
+            return self._items[name]
 
-    def read(self, item: str, parts: Sequence[Part], buffers: Sequence[np.ndarray]) -> None:
-        self.tree(item)
-        self._trees[item].read(parts, buffers)
+    def verify(self) -> Report:
+        return verify_by_reading(self, len(self._place.storage.list(self._place.name, recursive=True)))
 
 
 def _kind_of(place: Place) -> tuple[Place, str]:
@@ -135,94 +144,111 @@ def _kind_of(place: Place) -> tuple[Place, str]:
 
 
 class _Item:
-    """One tree item: its metadata, read at once, and the arrays, opened when a part of them is read."""
+    """One tree item: its metadata, read at once, and the arrays, opened when a region of them is read."""
 
-    def __init__(self, place: Place, context: Any) -> None:
+    def __init__(self, name: str, place: Place, context: Any) -> None:
         self._place, self._context = place, context
-        self._names = place.names()
+        self._files = place.names()
         about = self._metadata()
         self._fills = about.fills
         self._driver, self._meta_name = ("zarr3", "zarr.json") if about.use_zarr3 else ("zarr", ".zarray")
         self._base = self._find_base(about)
-        self._specs: dict[str, Any] = {}
         self._stores: dict[str, Any] = {}
-        self.tree = self._build(about)
+        self._specs = self._array_specs([".".join(leaf.path) for leaf in about.leaves if _has_data(leaf)])
+        self._names: dict[str, str] = {}  # what a leaf's array is called, by the leaf's path
+        self.record = self._record(name, about)
 
     def _metadata(self) -> files.TreeMetadata:
         file = f"{self._place}/{files.TREE_METADATA}"
-        if files.TREE_METADATA not in self._names:
+        if files.TREE_METADATA not in self._files:
             raise Corrupt(f"{file} is missing: without it nobody can tell what the arrays beside it are", file=file)
         return files.parse_tree_metadata(self._place.fetch(files.TREE_METADATA), file)
 
     def _find_base(self, about: files.TreeMetadata) -> dict[str, Any]:
         base = kvstore_of(self._place)
-        ocdbt = about.use_ocdbt if about.use_ocdbt is not None else files.MANIFEST in self._names
+        ocdbt = about.use_ocdbt if about.use_ocdbt is not None else files.MANIFEST in self._files
         if not ocdbt:
             for leaf in about.leaves:  # names of files: they must stay inside
                 if ".." in ".".join(leaf.path).split("/") or "\0" in "".join(leaf.path):
                     raise HostileCheckpoint(f"{self._place}/{files.TREE_METADATA} names a leaf {leaf.path!r}, outside of its folder")
             return base
-        if files.MANIFEST not in self._names and any(_has_data(leaf) for leaf in about.leaves):
+        if files.MANIFEST not in self._files and any(_has_data(leaf) for leaf in about.leaves):
             file = f"{self._place}/{files.MANIFEST}"
             raise Corrupt(f"{file} is missing: it leads to the data of every array of this item", file=file)
         return {"driver": "ocdbt", "base": base}
 
-    def _build(self, about: files.TreeMetadata) -> Any:
+    def _record(self, name: str, about: files.TreeMetadata) -> ItemRecord:
         strings = self._optional_json(files.STRINGS)
         prng = self._prng_implementations()
-        shardings = files.parse_shardings(self._place.fetch(files.SHARDING), files.SHARDING) if files.SHARDING in self._names else {}
-        wanted = {".".join(leaf.path): leaf for leaf in about.leaves if _has_data(leaf)}
-        self._specs = self._array_specs(wanted)
+        shardings = files.parse_shardings(self._place.fetch(files.SHARDING), files.SHARDING) if files.SHARDING in self._files else {}
+        scalars = self._scalars([".".join(leaf.path) for leaf in about.leaves if _has_data(leaf) and leaf.value_type == "scalar"])
         values: dict[tuple[tuple[str, bool], ...], Any] = {}
         for leaf in about.leaves:
-            name = ".".join(leaf.path)
+            stored = ".".join(leaf.path)
             if leaf.empty:
                 values[leaf.keys] = files.empty_value(leaf.value_type)
             elif leaf.value_type == "string":
-                values[leaf.keys] = self._string(leaf, name, strings)
+                values[leaf.keys] = self._string(stored, strings)
+            elif leaf.value_type == "scalar" and stored in scalars:
+                values[leaf.keys] = LeafRecord(stored, type(scalars[stored]).__name__, value=scalars[stored])
             else:
-                values[leaf.keys] = self._leaf(leaf, name, prng, shardings)
+                kind = "numpy" if leaf.value_type in ("np.ndarray", "scalar") else "array"
+                values[leaf.keys] = self._array(stored, kind, prng.get(stored, ""), shardings.get(stored))
+        tree, leaves = self._tree(values)
+        return ItemRecord(name, "tree", (), tree, leaves)
+
+    def _tree(self, values: dict[tuple[tuple[str, bool], ...], Any]) -> tuple[Any, tuple[LeafRecord, ...]]:
+        """Returns the description of the tree and its leaves, by the paths that they have in it."""
+        single = list(values) == [(("checkpoint", False),)]
+        tree = next(iter(values.values())) if single else files.build_tree(values)
+        if single and self._place.basename == "jax_random_key":
+            tree = self._random_key(tree)
         if self._place.basename == "np_random_key":
-            return tuple(files.build_tree(values))
-        if [leaf.path for leaf in about.leaves] == [("checkpoint",)]:
-            return self._single(next(iter(values.values())))
-        return files.build_tree(values)
+            tree = tuple(tree)
+        description, paths = describe(tree)
+        leaves = flatten(tree)[0]
+        self._names = {path: leaf.path for path, leaf in zip(paths, leaves, strict=True)}
+        return description, tuple(replace(leaf, path=path) for path, leaf in zip(paths, leaves, strict=True))
 
-    def _single(self, leaf: Any) -> Any:
-        """An item that is one array or one key, not a tree of them."""
-        if self._place.basename != "jax_random_key":
-            return Leaf((), leaf.name, leaf.kind, leaf.shape, leaf.dtype, leaf.prng, chunks=leaf.chunks, sharding=leaf.sharding)
-        place = Place(self._place.storage, self._place.name.removesuffix("jax_random_key") + "jax_random_key_metadata")
+    def _random_key(self, leaf: LeafRecord) -> LeafRecord:
+        place = Place(self._place.storage, f"{self._place.name}_metadata")
         about = files.parse_json(place.fetch("metadata"), f"{place}/metadata") if "metadata" in place.names() else {}
-        prng = None
-        if about.get("typed"):
-            prng = files.prng_name(about.get("impl") or leaf.prng or _default_prng(leaf.shape))
-        return Leaf((), leaf.name, leaf.kind, leaf.shape, leaf.dtype, prng, chunks=leaf.chunks)
+        if not about.get("typed"):
+            return leaf
+        usual = "rbg" if leaf.shape[-1:] == (4,) else "threefry2x32"
+        return replace(leaf, kind="key", impl=files.prng_name(about.get("impl") or leaf.impl or usual))
 
-    def _string(self, leaf: files.StoredLeaf, name: str, strings: Mapping[str, Any]) -> Leaf:
+    def _string(self, name: str, strings: Mapping[str, Any]) -> LeafRecord:
         if not isinstance(strings.get(name), str):
             file = f"{self._place}/{files.STRINGS}"
             raise Corrupt(f"{file} has no text for '{name}', which {files.TREE_METADATA} names", file=file, leaf=name)
-        return Leaf(leaf.path, name, "string", value=strings[name])
+        return LeafRecord(name, "str", value=strings[name])
 
-    def _leaf(self, leaf: files.StoredLeaf, name: str, prng: Mapping[str, str], shardings: Mapping[str, Any]) -> Leaf:
-        shape, dtype, chunks = _describe(self._specs[name], f"{self._place}/{name}/{self._meta_name}", name)
-        kind = {"scalar": "scalar", "np.ndarray": "numpy"}.get(leaf.value_type, "array")
-        return Leaf(leaf.path, name, kind, shape, dtype, prng.get(name), chunks=chunks, sharding=shardings.get(name))
+    def _array(self, name: str, kind: str, impl: str, sharding: Any) -> LeafRecord:
+        shape, dtype = _describe(self._specs[name], f"{self._place}/{name}/{self._meta_name}", name)
+        facts = files.sharding_facts(sharding) if kind == "array" else None
+        return array_record(name, "key" if impl else kind, shape, dtype, impl=impl, sharding=facts)
+
+    def _scalars(self, names: Sequence[str]) -> dict[str, bool | int | float]:
+        """Reads all Python numbers at once; those that Python has no type for are left out."""
+        plain = [name for name in names if _describe(self._specs[name], name, name)[0] == ()]
+        arrays = {name: np.empty((), dtype_named(_describe(self._specs[name], name, name)[1])) for name in plain}
+        self._read([(name, (), array) for name, array in arrays.items()])
+        return {name: array.item() for name, array in arrays.items() if isinstance(array.item(), (bool, int, float))}
 
     def _optional_json(self, name: str) -> dict[str, Any]:
-        value = files.parse_json(self._place.fetch(name), f"{self._place}/{name}") if name in self._names else {}
+        value = files.parse_json(self._place.fetch(name), f"{self._place}/{name}") if name in self._files else {}
         return value if isinstance(value, dict) else {}
 
     def _prng_implementations(self) -> dict[str, str]:
         found: dict[str, str] = {}
-        if files.ARRAY_METADATAS + "/" in self._names:
+        if files.ARRAY_METADATAS + "/" in self._files:
             place = self._place / files.ARRAY_METADATAS
             for name in place.names():
                 found |= files.parse_array_metadata(place.fetch(name), f"{place}/{name}")
         return found
 
-    def _array_specs(self, wanted: Mapping[str, files.StoredLeaf]) -> dict[str, Any]:
+    def _array_specs(self, wanted: Sequence[str]) -> dict[str, Any]:
         """Reads the zarr metadata of all arrays side by side."""
         if not wanted:
             return {}
@@ -243,20 +269,30 @@ class _Item:
             found[name] = known[value.value]
         return found
 
-    def read(self, parts: Sequence[Part], buffers: Sequence[np.ndarray]) -> None:
-        opening = {part.leaf.name: self._open(part.leaf.name) for part in parts if part.leaf.name not in self._stores}
+    def fill(self, targets: Sequence[Target], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
+        """Gives every target its array: see `ItemReader.fill`."""
+        reads = []
+        for target in targets:
+            target.array = allocate(target.nbytes).view(np.dtype(dtype_named(target.leaf.dtype))).reshape(target.shape)
+            if target.nbytes:
+                index = tuple(slice(start, stop) for start, stop in target.region)
+                reads.append((self._names[target.leaf.path], index, target.array))
+        self._read(reads)
+
+    def _read(self, reads: Sequence[tuple[str, tuple[slice, ...], np.ndarray[Any, Any]]]) -> None:
+        opening = {name: self._opening(name) for name in dict.fromkeys(name for name, _, _ in reads) if name not in self._stores}
         for name, future in opening.items():
             with self._errors(name):
                 self._stores[name] = future.result()
         pending = []
-        for part, buffer in zip(parts, buffers, strict=True):
-            store = self._stores[part.leaf.name][part.index]
-            pending.append(ts.array(buffer, context=self._context).write(store, can_reference_source_data_indefinitely=True))
-        for part, future in zip(parts, pending, strict=True):
-            with self._errors(part.leaf.name):
+        for name, index, array in reads:
+            store = self._stores[name][index] if index else self._stores[name]
+            pending.append((name, ts.array(array, context=self._context).write(store, can_reference_source_data_indefinitely=True)))
+        for name, future in pending:
+            with self._errors(name):
                 future.result()
 
-    def _open(self, name: str) -> Any:
+    def _opening(self, name: str) -> Any:
         base = (
             dict(self._base, path=f"{name}/") if self._base["driver"] == "ocdbt" else dict(self._base, path=f"{self._base['path']}{name}/")
         )
@@ -304,33 +340,19 @@ def _has_data(leaf: files.StoredLeaf) -> bool:
     return not leaf.empty and leaf.value_type != "string"
 
 
-def _default_prng(shape: tuple[int, ...]) -> str:
-    return "rbg" if shape and shape[-1] == 4 else "threefry2x32"
-
-
-def _describe(spec: Any, file: str, leaf: str) -> tuple[tuple[int, ...], np.dtype[Any], tuple[int, ...]]:
-    """Returns shape, dtype and chunk shape from a leaf's zarr metadata (v2 or v3)."""
+def _describe(spec: Any, file: str, leaf: str) -> tuple[tuple[int, ...], str]:
+    """Returns shape and dtype from a leaf's zarr metadata (v2 or v3)."""
     try:
         shape = tuple(int(size) for size in spec["shape"])
-        if "chunks" in spec:
-            dtype, chunks = str(spec["dtype"]), tuple(int(size) for size in spec["chunks"])
-        else:
-            dtype = str(spec["data_type"])
-            chunks = tuple(int(size) for size in spec["chunk_grid"]["configuration"]["chunk_shape"])
-        numpy_dtype = _numpy_dtype(dtype)
+        name = str(spec["dtype"] if "chunks" in spec else spec["data_type"])
+        dtype = np.dtype(name).newbyteorder("=") if name[:1] in "<>|" else ts.dtype(name).numpy_dtype
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt(f"{file} does not describe an array: {error!r}", file=file, leaf=leaf) from None
-    if len(shape) > MAX_RANK or min(shape, default=0) < 0 or math.prod(shape) * numpy_dtype.itemsize > MAX_BYTES:
+    if len(shape) > MAX_RANK or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > MAX_BYTES:
         raise HostileCheckpoint(f"{file} describes an array of shape {shape}, which no writer makes", file=file)
-    return shape, numpy_dtype, chunks
-
-
-def _numpy_dtype(name: str) -> np.dtype[Any]:
-    """Returns the dtype that zarr v2 ("<f4", "bfloat16") or v3 ("float32") calls by this name."""
-    if name[:1] in "<>|":
-        return np.dtype(name).newbyteorder("=")
-    found: np.dtype[Any] = ts.dtype(name).numpy_dtype
-    return found
+    if dtype_named(dtype.name) is None:
+        raise Corrupt(f"{file}: '{leaf}' is of dtype {dtype}, which jax does not have", file=file, leaf=leaf)
+    return shape, dtype.name
 
 
 __all__ = ["OrbaxLayout", "OrbaxSource", "kvstore_of"]

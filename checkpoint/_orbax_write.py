@@ -10,36 +10,52 @@ import base64
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import jax
+import ml_dtypes
 import numpy as np
 import tensorstore as ts
 
 from holdfast.multihost import Group, Solo
 
 from . import _orbax_metadata as files
+from ._dtypes import dtype_named
 from ._errors import CheckpointError, SaveFailed, StepExists, UnsupportedLeaf
-from ._layouts import Index, Leaf, Place
+from ._layouts import Place
 from ._orbax_read import kvstore_of
+from ._plan import Grid
+from ._planner import describe_sharding
+from ._record import ItemRecord, LeafRecord
+from ._tree import describe, flatten
 
 TREE_HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 JSON_HANDLER = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
 CHUNK_BYTES = 64 << 20
-_KINDS = {"array": "jax.Array", "numpy": "np.ndarray", "scalar": "scalar", "string": "string"}
-_EMPTY = {dict: "Dict", list: "List", tuple: "Tuple", type(None): "None"}
-Keys = tuple[tuple[str, bool], ...]
+_VALUE_TYPES = {
+    "array": "jax.Array",
+    "key": "jax.Array",
+    "numpy": "np.ndarray",
+    "scalar": "np.ndarray",
+    "bool": "scalar",
+    "int": "scalar",
+    "float": "scalar",
+    "str": "string",
+}
+_EMPTY = {"dict": "Dict", "OrderedDict": "Dict", "defaultdict": "Dict", "list": "List", "tuple": "Tuple"}
+Keys: TypeAlias = tuple[tuple[str, bool], ...]
 
 
 class OrbaxWriter:
-    """Writes one checkpoint: `add_tree` and `add_json` for each item, `write` for each part that this process owns, then `finish`.
+    """Writes one checkpoint: `add_tree` (or `add_record`) and `add_json`, `write` for each part that this process owns, then `finish`.
 
     In a group every process makes the same calls. `abandon` removes what was written so far. For one thread at a time.
     """
 
-    def __init__(self, place: Place, *, group: Group | None = None) -> None:
-        self._final, self._group = place, group or Solo()
+    def __init__(self, place: Place, *, group: Group | None = None, timeout_s: float = 600) -> None:
+        self._final, self._group, self._timeout_s = place, group or Solo(), timeout_s
         self._local = not any(place.storage.root.startswith(scheme) for scheme in ("gs://", "s3://", "memory://"))
         parent, _, base = place.name.rpartition("/")
         self._place = place
@@ -64,27 +80,38 @@ class OrbaxWriter:
             self._put(f"{item}/{name}", data)
         self._put(f"{item}/{files.COMMITTED}", b"")
 
-    def add_tree(self, item: str, tree: Any) -> dict[str, Leaf]:
-        """Adds an item and makes its arrays, still empty; returns its leaves by name. `tree` is of `Leaf`s or of live values."""
-        self._handlers[item] = TREE_HANDLER
-        leaves = _leaves(tree)
-        named: dict[str, Leaf] = {}
-        for leaf in leaves.values():
-            if isinstance(leaf, Leaf) and named.setdefault(leaf.name, leaf) is not leaf:
-                raise UnsupportedLeaf(f"two leaves are called '{leaf.name}' in Orbax's layout; rename one of them", leaf=leaf.name)
-        if self._group.index == 0:
-            self._put_metadata(item, leaves, named)
-        self._open(item, [leaf for leaf in named.values() if leaf.kind != "string"])
-        return named
+    def add_tree(self, item: str, tree: Any) -> dict[str, Any]:
+        """Adds an item and makes its arrays, still empty; returns the live arrays by their names in Orbax's layout."""
+        description, paths = describe(tree)
+        leaves = [_live_leaf(path, value) for path, value in zip(paths, flatten(tree)[0], strict=True)]
+        names = self.add_record(ItemRecord(item, "tree", (), description, tuple(leaf for leaf, _ in leaves)))
+        return {name: value for name, (leaf, value) in zip(names, leaves, strict=True) if leaf.grid is not None}
 
-    def _put_metadata(self, item: str, leaves: Mapping[Keys, Leaf | str], named: Mapping[str, Leaf]) -> None:
+    def add_record(self, item: ItemRecord) -> list[str]:
+        """Adds an item as a record describes it, its arrays still empty; returns the leaves' names in Orbax's layout, in their order."""
+        self._handlers[item.name] = TREE_HANDLER
+        entries = list(_walk(item.tree, ())) if item.tree != 0 else [((("checkpoint", False),), 0)]
+        names = [_name(keys) for keys, what in entries if isinstance(what, int)]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UnsupportedLeaf(f"two leaves are called '{twice}' in Orbax's layout; rename one of them", leaf=twice)
+        stored = {name: _storable(name, leaf) for name, leaf in zip(names, item.leaves, strict=True)}
+        if self._group.index == 0:
+            self._put_metadata(item.name, [(keys, stored[_name(keys)] if isinstance(what, int) else what) for keys, what in entries])
+        self._make(item.name, [leaf for leaf in stored.values() if leaf.kind != "str"])
+        for leaf in stored.values() if self._group.index == 0 else ():
+            if leaf.value is not None and leaf.kind != "str":
+                self.write(item.name, leaf.path, (), np.asarray(leaf.value, leaf.dtype))
+        return names
+
+    def _put_metadata(self, item: str, entries: Sequence[tuple[Keys, LeafRecord | str]]) -> None:
         tree = {}
-        for keys, leaf in leaves.items():
+        for keys, leaf in entries:
             about: dict[str, Any] = {"value_type": leaf, "skip_deserialize": True}
-            if isinstance(leaf, Leaf):
-                about = {"value_type": _KINDS[leaf.kind], "skip_deserialize": False}
-                if leaf.kind == "array":
-                    about["write_shape"] = list(leaf.chunks or ())
+            if isinstance(leaf, LeafRecord):
+                about = {"value_type": _VALUE_TYPES[leaf.kind], "skip_deserialize": False}
+                if about["value_type"] == "jax.Array":
+                    about["write_shape"] = _chunks(leaf)
             tree[repr(tuple(key for key, _ in keys))] = {
                 "key_metadata": [{"key": key, "key_type": 1 if index else 2} for key, index in keys],
                 "value_metadata": about,
@@ -97,38 +124,44 @@ class OrbaxWriter:
             "custom_metadata": None,
         }
         self._put(f"{item}/{files.TREE_METADATA}", json.dumps(metadata).encode())
-        arrays = [leaf for leaf in named.values() if leaf.kind == "array"]
+        leaves = [leaf for _, leaf in entries if isinstance(leaf, LeafRecord)]
+        arrays = [leaf for leaf in leaves if _VALUE_TYPES[leaf.kind] == "jax.Array"]
         if arrays:
             self._put(f"{item}/{files.ARRAY_METADATAS}/process_0", json.dumps(_array_metadatas(arrays)).encode())
             self._put(f"{item}/{files.SHARDING}", json.dumps(_shardings(arrays)).encode())
-        strings = {leaf.name: leaf.value for leaf in named.values() if leaf.kind == "string"}
+        strings = {leaf.path: leaf.value for leaf in leaves if leaf.kind == "str"}
         if strings:
             self._put(f"{item}/{files.STRINGS}", json.dumps(strings).encode())
 
-    def _open(self, item: str, leaves: Sequence[Leaf]) -> None:
+    def _make(self, item: str, leaves: Sequence[LeafRecord]) -> None:
         """Makes the arrays at the primary, then opens them everywhere."""
         base = kvstore_of(self._place / item)
         if self._ocdbt:
             base = {"driver": "ocdbt", "base": base, "config": {"max_inline_value_bytes": 1024, "compression": {"id": "zstd"}}}
-
-        def opened(create: bool) -> None:
-            pending = {leaf.name: ts.open(_spec(base, leaf), context=self._context, create=create, open=not create) for leaf in leaves}
-            for name, future in pending.items():
-                try:
-                    self._stores[item, name] = future.result()
-                except (ValueError, NotImplementedError) as error:
-                    raise UnsupportedLeaf(f"Orbax's layout cannot hold '{name}': {error}", leaf=name) from error
-
         if self._group.index == 0:
-            opened(True)
+            self._open(item, base, leaves, create=True)
         if self._group.count > 1:
-            self._group.barrier(f"orbax/{item}/made", timeout_s=600)
+            self._group.barrier(f"orbax/{item}/made", timeout_s=self._timeout_s)
             if self._group.index:
-                opened(False)
+                self._open(item, base, leaves, create=False)
 
-    def write(self, item: str, name: str, index: Index, array: np.ndarray) -> None:
+    def _open(self, item: str, base: Mapping[str, Any], leaves: Sequence[LeafRecord], *, create: bool) -> None:
+        pending = {}
+        for leaf in leaves:
+            try:
+                pending[leaf.path] = ts.open(_spec(base, leaf), context=self._context, create=create, open=not create)
+            except (ValueError, NotImplementedError) as error:
+                raise UnsupportedLeaf(f"Orbax's layout cannot hold '{leaf.path}': {error}", leaf=leaf.path) from error
+        for name, future in pending.items():
+            try:
+                self._stores[item, name] = future.result()
+            except (ValueError, OSError, NotImplementedError) as error:
+                raise SaveFailed(f"'{name}' could not be made in {self._final}: {error}", path=str(self._final)) from error
+
+    def write(self, item: str, name: str, index: tuple[slice, ...], array: np.ndarray[Any, Any]) -> None:
         """Starts writing one part of a leaf; the array must stay as it is until `flush`."""
-        self._pending.append((name, self._stores[item, name][index].write(array, can_reference_source_data_indefinitely=True)))
+        store = self._stores[item, name][index] if index else self._stores[item, name]
+        self._pending.append((name, store.write(array, can_reference_source_data_indefinitely=True)))
 
     def flush(self) -> None:
         """Waits for what `write` has started; raises SaveFailed naming the leaf."""
@@ -139,15 +172,15 @@ class OrbaxWriter:
             except (ValueError, OSError) as error:
                 raise SaveFailed(f"'{name}' could not be written to {self._final}: {error}", path=str(self._final)) from error
 
-    def finish(self, *, metrics: Mapping[str, Any] | None = None, metadata: Any = None, timeout_s: float = 600) -> None:
+    def finish(self, *, metrics: Mapping[str, Any] | None = None, metadata: Any = None) -> None:
         """Waits for all writers, then makes the checkpoint appear, whole."""
         self.flush()
         if self._group.count > 1:
-            self._group.barrier("orbax/written", timeout_s=timeout_s)
+            self._group.barrier("orbax/written", timeout_s=self._timeout_s)
         if self._group.index == 0:
             self._commit(metrics, metadata)
         if self._group.count > 1:
-            self._group.barrier("orbax/committed", timeout_s=timeout_s)
+            self._group.barrier("orbax/committed", timeout_s=self._timeout_s)
 
     def _commit(self, metrics: Mapping[str, Any] | None, metadata: Any) -> None:
         for item, handler in self._handlers.items():
@@ -198,9 +231,8 @@ def save_orbax(
     writer = OrbaxWriter(place, group=group)
     try:
         for item, tree in items.items():
-            named = writer.add_tree(item, tree)
-            for name, leaf in named.items():
-                for index, array in _owned(leaf, primary=group is None or group.index == 0):
+            for name, value in writer.add_tree(item, tree).items():
+                for index, array in _owned(value, primary=group is None or group.index == 0):
                     writer.write(item, name, index, array)
         for item, value in (json_items or {}).items():
             writer.add_json(item, value)
@@ -210,75 +242,67 @@ def save_orbax(
         raise
 
 
-def _owned(leaf: Leaf, *, primary: bool) -> list[tuple[Index, np.ndarray]]:
-    """Returns the parts of a live leaf that this process writes."""
-    if leaf.kind == "string":
-        return []
-    value = leaf.value
-    if leaf.kind != "array" or value.is_fully_addressable:
-        whole = tuple(slice(0, size) for size in leaf.shape)
-        return [(whole, np.asarray(value))] if primary else []
-    shards = [shard for shard in value.addressable_shards if shard.replica_id == 0]
-    return [(shard.index, np.asarray(shard.data)) for shard in shards]
+def _owned(value: Any, *, primary: bool) -> list[tuple[tuple[slice, ...], np.ndarray[Any, Any]]]:
+    """Returns the parts of a live array that this process writes."""
+    if not isinstance(value, jax.Array) or value.is_fully_addressable:
+        return [((), np.asarray(value))] if primary else []
+    return [(shard.index, np.asarray(shard.data)) for shard in value.addressable_shards if shard.replica_id == 0]
 
 
-def _leaves(tree: Any) -> dict[Keys, Leaf | str]:
-    """Returns each leaf, or Orbax's word for an empty container, by its keys."""
-
-    def is_leaf(value: Any) -> bool:
-        return value is None or isinstance(value, Leaf) or (isinstance(value, (dict, list, tuple)) and not value)
-
-    found: dict[Keys, Leaf | str] = {}
-    for path, value in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]:
-        keys = tuple(_key(key) for key in path)
-        name = ".".join(key for key, _ in keys) or "checkpoint"
-        if not keys:
-            keys = (("checkpoint", False),)
-        if is_leaf(value) and not isinstance(value, Leaf):
-            found[keys] = "NamedTuple" if hasattr(value, "_fields") else _EMPTY.get(type(value), "Dict")
-        else:
-            found[keys] = _storable(tuple(key for key, _ in keys), name, value)
-    return found
-
-
-def _key(key: Any) -> tuple[str, bool]:
-    if isinstance(key, (jax.tree_util.SequenceKey, jax.tree_util.FlattenedIndexKey)):
-        return str(getattr(key, "idx", getattr(key, "key", ""))), True
-    return str(getattr(key, "name", getattr(key, "key", key))), False
-
-
-def _storable(path: tuple[str, ...], name: str, value: Any) -> Leaf:
-    """Describes a leaf as it will lie in Orbax's layout; raises UnsupportedLeaf."""
-    if isinstance(value, Leaf):
-        leaf = Leaf(path, name, value.kind, value.shape, value.dtype, value.prng, value.value, None, value.sharding)
-    elif isinstance(value, str):
-        return Leaf(path, name, "string", value=value)
-    elif isinstance(value, (bool, int, float)):
-        array = np.asarray(value)
-        leaf = Leaf(path, name, "scalar", (), array.dtype, value=array)
-    elif isinstance(value, (np.ndarray, np.generic)):
-        leaf = Leaf(path, name, "numpy", value.shape, value.dtype, value=value)
-    elif isinstance(value, jax.Array):
-        leaf = _array_leaf(path, name, value)
+def _walk(node: Any, keys: Keys) -> Iterator[tuple[Keys, int | str]]:
+    """Yields (keys, leaf index or Orbax's word for an empty container) of a tree's description, in leaf order."""
+    if node is None:
+        yield keys, "None"
+    elif isinstance(node, int):
+        yield keys, node
+    elif not node["nodes"]:
+        yield keys, _EMPTY.get(node["kind"], "NamedTuple")
     else:
-        message = f"Orbax's layout cannot hold '{name}', a {type(value).__name__}; leave it out or make it an array or text"
-        raise UnsupportedLeaf(message, leaf=name, found=type(value).__name__)
-    if leaf.kind == "string":
-        return leaf
+        names = node.get("keys", range(len(node["nodes"])))
+        index = node["kind"] in ("list", "tuple")
+        for name, child in zip(names, node["nodes"], strict=True):
+            yield from _walk(child, (*keys, (str(name), index or (node["kind"] == "object" and isinstance(name, int)))))
+
+
+def _name(keys: Keys) -> str:
+    return ".".join(key for key, _ in keys)
+
+
+def _live_leaf(path: str, value: Any) -> tuple[LeafRecord, Any]:
+    """Describes a live leaf; returns with it the array to be written, for a typed key its data."""
+    if isinstance(value, (bool, int, float, complex, str, bytes)):
+        return LeafRecord(path, type(value).__name__, value=value), None
+    kind, impl = "array" if isinstance(value, jax.Array) else "numpy", ""
+    if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+        kind, impl = "key", str(jax.random.key_impl(value))
+        value = jax.random.key_data(value)
+    shape = tuple(value.shape)
+    part = shape if not isinstance(value, jax.Array) or value.is_fully_addressable else tuple(value.sharding.shard_shape(shape))
+    sharding = describe_sharding(value.sharding) if isinstance(value, jax.Array) else None
+    return LeafRecord(path, kind, np.dtype(value.dtype).name, shape, impl, sharding, Grid(shape, part, part)), value
+
+
+def _storable(name: str, leaf: LeafRecord) -> LeafRecord:
+    """Describes a leaf as it will lie in Orbax's layout, under its name there; raises UnsupportedLeaf."""
+    if leaf.kind not in _VALUE_TYPES:
+        message = f"Orbax's layout cannot hold '{name}', a Python {leaf.kind}; leave it out or make it an array or text"
+        raise UnsupportedLeaf(message, leaf=name, found=leaf.kind)
+    if leaf.kind == "str":
+        return replace(leaf, path=name)
+    if leaf.grid is None:
+        return replace(leaf, path=name, dtype=np.asarray(leaf.value).dtype.name, grid=Grid((), (), ()))
     if 0 in leaf.shape:
         message = f"Orbax's layout cannot hold '{name}', an array of shape {leaf.shape}: it has no arrays of size zero"
         raise UnsupportedLeaf(message, leaf=name, found=str(leaf.shape))
-    chunks = leaf.chunks or _chunk_shape(leaf.shape, leaf.dtype.itemsize)
-    return Leaf(path, name, leaf.kind, leaf.shape, leaf.dtype, leaf.prng, leaf.value, chunks, leaf.sharding)
+    dtype = dtype_named(leaf.dtype)
+    assert dtype is not None
+    part = leaf.grid.part if leaf.grid.part != leaf.shape else _chunk_shape(leaf.shape, dtype.itemsize)
+    return replace(leaf, path=name, grid=Grid(leaf.shape, part, part))
 
 
-def _array_leaf(path: tuple[str, ...], name: str, value: jax.Array) -> Leaf:
-    prng = None
-    if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
-        prng = str(jax.random.key_impl(value))
-        value = jax.random.key_data(value)
-    chunks = None if value.is_fully_addressable else value.sharding.shard_shape(value.shape)
-    return Leaf(path, name, "array", value.shape, np.dtype(value.dtype), prng, value, chunks, _sharding_json(value.sharding))
+def _chunks(leaf: LeafRecord) -> list[int]:
+    assert leaf.grid is not None
+    return list(leaf.grid.part)
 
 
 def _chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -294,15 +318,17 @@ def _chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return tuple(chunk)
 
 
-def _spec(base: Mapping[str, Any], leaf: Leaf) -> dict[str, Any]:
+def _spec(base: Mapping[str, Any], leaf: LeafRecord) -> dict[str, Any]:
+    dtype = dtype_named(leaf.dtype)
+    assert dtype is not None
     inside = "" if base["driver"] == "ocdbt" else base["path"]
     return {
         "driver": "zarr",
-        "kvstore": dict(base, path=f"{inside}{leaf.name}/"),
+        "kvstore": dict(base, path=f"{inside}{leaf.path}/"),
         "metadata": {
             "shape": list(leaf.shape),
-            "chunks": list(leaf.chunks or ()),
-            "dtype": ts.dtype(leaf.dtype).name if leaf.dtype.kind == "V" else leaf.dtype.newbyteorder("<").str,
+            "chunks": _chunks(leaf),
+            "dtype": dtype.name if dtype.kind == "V" or dtype.name in vars(ml_dtypes) else dtype.newbyteorder("<").str,
             "compressor": {"id": "zstd", "level": 1},
             "fill_value": None,
             "order": "C",
@@ -311,45 +337,18 @@ def _spec(base: Mapping[str, Any], leaf: Leaf) -> dict[str, Any]:
     }
 
 
-def _array_metadatas(leaves: Sequence[Leaf]) -> dict[str, Any]:
-    return {
-        "array_metadatas": [
-            {
-                "array_metadata": {
-                    "param_name": leaf.name,
-                    "write_shape": list(leaf.chunks or ()),
-                    "chunk_shape": list(leaf.chunks or ()),
-                    "ext_metadata": {"random_key_impl": leaf.prng} if leaf.prng else None,
-                }
-            }
-            for leaf in leaves
-        ]
-    }
+def _array_metadatas(leaves: Sequence[LeafRecord]) -> dict[str, Any]:
+    def about(leaf: LeafRecord) -> dict[str, Any]:
+        extra = {"random_key_impl": leaf.impl} if leaf.impl else None
+        return {"param_name": leaf.path, "write_shape": _chunks(leaf), "chunk_shape": _chunks(leaf), "ext_metadata": extra}
+
+    return {"array_metadatas": [{"array_metadata": about(leaf)} for leaf in leaves]}
 
 
-def _shardings(leaves: Sequence[Leaf]) -> dict[str, str]:
+def _shardings(leaves: Sequence[LeafRecord]) -> dict[str, str]:
     usual = {"sharding_type": "SingleDeviceSharding", "device_str": str(jax.local_devices()[0])}
-    return {base64.urlsafe_b64encode(leaf.name.encode()).decode(): json.dumps(leaf.sharding or usual) for leaf in leaves}
-
-
-def _sharding_json(sharding: Any) -> dict[str, Any] | None:
-    """Returns a NamedSharding as Orbax writes it; other shardings are written as one device's."""
-    if not isinstance(sharding, jax.sharding.NamedSharding):
-        return None
-    mesh = sharding.mesh
-    ids = np.vectorize(lambda device: device.id, otypes=[object])(mesh.devices)
-
-    def nested(values: Any) -> Any:
-        return [nested(value) for value in values] if isinstance(values, (list, np.ndarray)) else {"id": int(values)}
-
-    return {
-        "sharding_type": "NamedSharding",
-        "shape": [int(size) for size in mesh.devices.shape],
-        "axis_names": list(mesh.axis_names),
-        "axis_types": [f"AxisType.{axis.name}" for axis in mesh.axis_types],
-        "partition_spec": [list(axis) if isinstance(axis, tuple) else axis for axis in sharding.spec],
-        "device_mesh": {"mesh": nested(ids)},
-    }
+    texts = {leaf.path: json.dumps(files.sharding_json(leaf.sharding) or usual) for leaf in leaves}
+    return {base64.urlsafe_b64encode(name.encode()).decode(): text for name, text in texts.items()}
 
 
 def _sync_folder(folder: str) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,10 @@ import ml_dtypes
 import numpy as np
 
 from ._errors import Corrupt, HostileCheckpoint, StepNotFound
-from ._layouts import Info, Leaf, Part, Place
+from ._layouts import Info, Place, array_record, find, verify_by_reading
+from ._reader import Target
+from ._record import ItemRecord
+from ._restore import Report
 from ._storage import Entry
 
 INDEX = "model.safetensors.index.json"
@@ -60,6 +63,16 @@ class Tensor:
     start: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One read: bytes of a file, from `offset` on, into `buffer`."""
+
+    leaf: str
+    file: str
+    offset: int
+    buffer: memoryview
 
 
 @dataclass
@@ -113,40 +126,60 @@ class SafetensorsSource:
         self._tensors |= tensors
         self._metadata |= metadata
 
-    def tree(self, item: str) -> Any:
-        if item != "state":
-            raise StepNotFound(f"{self._place} has no item '{item}': a safetensors folder is one item, 'state'", path=str(self._place))
-        return {name: Leaf((name,), name, "array", t.shape, t.dtype) for name, t in sorted(self._tensors.items())}
+    def item(self, name: str) -> ItemRecord:
+        find(self.info, self.info.items, name)
+        names = sorted(self._tensors)
+        tensors = [self._tensors[name] for name in names]
+        leaves = tuple(array_record(name, "array", t.shape, t.dtype.name) for name, t in zip(names, tensors, strict=True))
+        return ItemRecord("state", "tree", (), {"kind": "dict", "keys": names, "nodes": list(range(len(names)))}, leaves)
 
-    def json(self, item: str) -> Any:
-        raise StepNotFound(f"{self._place} has no JSON item '{item}'", path=str(self._place))
+    def reader(self, name: str) -> SafetensorsReader:
+        find(self.info, self.info.items, name)
+        return SafetensorsReader(self, self._tensors)
 
-    def read(self, item: str, parts: Sequence[Part], buffers: Sequence[np.ndarray]) -> None:
-        jobs: list[tuple[str, str, int, memoryview]] = []
-        for part, buffer in zip(parts, buffers, strict=True):
-            if not part.nbytes:
-                continue
-            tensor = self._tensors[part.leaf.name]
-            flat = buffer.reshape(-1).view(np.uint8).data
-            done = 0
-            for start, length in runs(tensor.shape, part.index, tensor.dtype.itemsize):
-                for piece in range(0, length, RANGE_BYTES):
-                    size = min(RANGE_BYTES, length - piece)
-                    jobs.append((part.leaf.name, tensor.file, tensor.start + start + piece, flat[done : done + size]))
-                    done += size
+    def json(self, name: str) -> Any:
+        raise StepNotFound(f"{self._place} has no JSON item '{name}'", path=str(self._place))
+
+    def verify(self) -> Report:
+        return verify_by_reading(self, len({tensor.file for tensor in self._tensors.values()}))
+
+    def read(self, jobs: Sequence[Job]) -> None:
+        """Does reads side by side; raises Corrupt naming file and leaf when a file ends early."""
         self.counter.calls += len(jobs)
-        self.counter.bytes += sum(len(job[3]) for job in jobs)
+        self.counter.bytes += sum(len(job.buffer) for job in jobs)
         with ThreadPoolExecutor(THREADS) as pool:
             for _ in pool.map(self._read_all, [jobs[i::THREADS] for i in range(THREADS)]):
                 pass
 
-    def _read_all(self, jobs: Sequence[tuple[str, str, int, memoryview]]) -> None:
-        for leaf, file, offset, buffer in jobs:
-            got = self._place.read(file, offset, [buffer])
-            if got != len(buffer):
-                path = f"{self._place}/{file}"
-                message = f"{path} ends {len(buffer) - got} bytes before '{leaf}' does: it was cut off"
-                raise Corrupt(message, file=path, leaf=leaf)
+    def _read_all(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            got = self._place.read(job.file, job.offset, [job.buffer])
+            if got != len(job.buffer):
+                path = f"{self._place}/{job.file}"
+                message = f"{path} ends {len(job.buffer) - got} bytes before '{job.leaf}' does: it was cut off"
+                raise Corrupt(message, file=path, leaf=job.leaf)
+
+
+class SafetensorsReader:
+    """Fills regions of tensors, asking for no byte that is not in one of them."""
+
+    def __init__(self, source: SafetensorsSource, tensors: Mapping[str, Tensor]) -> None:
+        self._source, self._tensors = source, tensors
+
+    def fill(self, targets: Sequence[Target], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
+        """Gives every target its array: see `ItemReader.fill`."""
+        jobs: list[Job] = []
+        for target in targets:
+            tensor = self._tensors[target.leaf.path]
+            memory = allocate(target.nbytes)
+            target.array = memory.view(tensor.dtype).reshape(target.shape)
+            flat, done = memory.data, 0
+            for start, length in runs(tensor.shape, target.region, tensor.dtype.itemsize) if target.nbytes else ():
+                for piece in range(0, length, RANGE_BYTES):
+                    size = min(RANGE_BYTES, length - piece)
+                    jobs.append(Job(target.leaf.path, tensor.file, tensor.start + start + piece, flat[done : done + size]))
+                    done += size
+        self._source.read(jobs)
 
 
 def _files_of(place: Place, names: Mapping[str, Entry]) -> list[str]:
@@ -207,22 +240,21 @@ def _damaged(path: str) -> Iterator[None]:
         raise Corrupt(f"{path} is damaged: what should describe its tensors does not ({error!r:.200})", file=path) from None
 
 
-def runs(shape: Sequence[int], index: Sequence[slice], itemsize: int) -> Iterator[tuple[int, int]]:
-    """Yields (offset, length) in bytes of each contiguous run of a part of a C-ordered array, in the part's own order."""
+def runs(shape: Sequence[int], region: Sequence[tuple[int, int]], itemsize: int) -> Iterator[tuple[int, int]]:
+    """Yields (offset, length) in bytes of each contiguous run of a region of a C-ordered array, in the region's own order."""
     strides = [itemsize] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
     inner = len(shape)  # the axes from here on are whole
-    while inner and (index[inner - 1].start, index[inner - 1].stop) == (0, shape[inner - 1]):
+    while inner and tuple(region[inner - 1]) == (0, shape[inner - 1]):
         inner -= 1
     if not inner:
         yield 0, math.prod(shape) * itemsize
         return
-    last = index[inner - 1]
-    length = (last.stop - last.start) * strides[inner - 1]
-    for position in np.ndindex(*(axis.stop - axis.start for axis in index[: inner - 1])):
-        start = sum((at + axis.start) * stride for at, axis, stride in zip(position, index, strides, strict=False))
-        yield start + last.start * strides[inner - 1], length
+    first, stop = region[inner - 1]
+    for position in np.ndindex(*(stop - start for start, stop in region[: inner - 1])):
+        outer = sum((at + start) * stride for at, (start, _), stride in zip(position, region, strides, strict=False))
+        yield outer + first * strides[inner - 1], (stop - first) * strides[inner - 1]
 
 
 def header_of(
