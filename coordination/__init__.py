@@ -5,11 +5,13 @@ from ._credentials import Credentials
 from ._deadline import Deadline
 from ._errors import BarrierTimeout, CoordinationError, CoordinatorLost, Fenced, HoldfastError, ProcessLost
 from ._processes import ProcessInfo
+from ._spawn import CoordinationService
 
 __all__ = [
     "BarrierTimeout",
     "CoordinationClient",
     "CoordinationError",
+    "CoordinationService",
     "CoordinatorLost",
     "Credentials",
     "Deadline",

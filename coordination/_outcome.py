@@ -1,0 +1,78 @@
+"""How a call ends: a value, or a refusal with its code, its sentence and its facts. Pure values, shared by the whole machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+
+class Code(IntEnum):
+    """The status codes of gRPC."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A process that a call waits for, as it was known when the call failed. `silent_s` is None for one never seen."""
+
+    task_id: int
+    host: str
+    silent_s: float | None
+    lost: bool
+
+    def __str__(self) -> str:
+        silence = "never seen" if self.silent_s is None else f"silent for {self.silent_s:.{0 if self.silent_s >= 10 else 1}f} s"
+        return f"{self.task_id} (host {self.host}, {silence})" if self.host else f"{self.task_id} ({silence})"
+
+
+NAMED_IN_SENTENCE = 40
+"""A sentence names so many processes at most: jaxlib cuts messages at 3,072 bytes. The payload holds them all."""
+
+
+def name_processes(missing: Sequence[Missing]) -> str:
+    """Returns "process 2 (host b7, silent for 12 s)", or "processes ..." for several."""
+    names = [str(each) for each in missing[:NAMED_IN_SENTENCE]]
+    if len(missing) > NAMED_IN_SENTENCE:
+        names.append(f"and {len(missing) - NAMED_IN_SENTENCE} more")
+    return ("process " if len(missing) == 1 else "processes ") + ", ".join(names)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a call failed. The flags say which payloads travel with it; WIRE facts are in proto/coordination.proto."""
+
+    code: Code
+    message: str
+    from_service: bool = True  # CoordinationServiceError: whoever sees it does not retry
+    source_task: int | None = None  # the task that the error is about
+    reported: bool = False  # by the task itself
+    barrier: tuple[str, int] | None = None  # BarrierError: name and the service's counter
+    mismatch: int | None = None  # ServiceMismatchError: the incarnation that the caller had named, never ours
+    missing: tuple[Missing, ...] = ()
+
+
+class Reply(NamedTuple):
+    """An effect: `call` ends with `value`, or with `refusal` where there is one."""
+
+    call: Any
+    value: Any
+    refusal: Refusal | None

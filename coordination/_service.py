@@ -1,0 +1,173 @@
+"""The service between a transport and the machine: it reads requests, drives the machine, and sends the replies. One thread, no sockets.
+
+A transport hands in calls (`unary`) and frames (`stream_frame`, `stream_closed`), calls `tick` when `next_due` says so, and
+`flush` after each batch of events. The journal is written in `flush`, before any reply of the batch goes out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from google.protobuf.message import DecodeError
+
+from holdfast.proto import session_pb2
+
+from ._outcome import Code, Refusal, Reply
+from ._profiles import RPCS, Caller, Rpc, message_of, status_details
+from ._report import status_of
+from ._state import Config, Machine
+from ._streams import SessionCall, Stream, Streams
+
+log = logging.getLogger("holdfast.coordination")
+
+SESSION = "/holdfast.Coordination/Session"
+STATUS = "/holdfast.Coordination/GetStatus"
+NOBODY = Caller(-1, 0, False)
+
+
+class Wire(Protocol):
+    """One unary call as a transport knows it. Exactly one of the two is called, once."""
+
+    def succeed(self, body: bytes) -> None: ...
+    def fail(self, code: int, message: str, details: bytes) -> None: ...
+
+
+class UnaryCall:
+    """A unary call that the machine holds; transports keep it to drop it when its client goes away."""
+
+    __slots__ = ("caller", "rpc", "wire")
+
+    def __init__(self, wire: Wire, rpc: Rpc | None = None, caller: Caller = NOBODY) -> None:
+        self.wire, self.rpc, self.caller = wire, rpc, caller
+
+    def settle(self, machine: Machine, reply: Reply) -> None:
+        """Sends the machine's reply."""
+        if reply.refusal is not None:
+            self.wire.fail(reply.refusal.code, message_of(reply.refusal), status_details(reply.refusal))
+        else:
+            assert self.rpc is not None
+            self.wire.succeed(self.rpc.encode(machine, reply.value, self.caller))
+
+
+class Journal(Protocol):
+    """Where the machine's state survives the process."""
+
+    def write(self, machine: Machine) -> None: ...
+    def close(self) -> None: ...
+
+
+class Service:
+    """Serves one job."""
+
+    def __init__(self, machine: Machine, clock: Callable[[], float], journal: Journal | None = None) -> None:
+        self.machine, self._clock, self._journal = machine, clock, journal
+        self.streams = Streams(machine)
+        self.calls = 0
+
+    @property
+    def config(self) -> Config:
+        """Is what the service was started with."""
+        return self.machine.config
+
+    def unary(self, path: str, body: bytes, wire: Wire) -> UnaryCall | None:
+        """Takes a unary call; returns it where it may wait."""
+        self.calls += 1
+        rpc = RPCS.get(path)
+        if rpc is None:
+            self._special(path, wire)
+            return None
+        try:
+            request = rpc.parse(body)
+        except DecodeError:
+            wire.fail(Code.INVALID_ARGUMENT, f"{path}: the request is not a message of this rpc", b"")
+            return None
+        return self._run(rpc, request, wire)
+
+    def _run(self, rpc: Rpc, request: Any, wire: Wire) -> UnaryCall | None:
+        now, machine = self._clock(), self.machine
+        task_id, incarnation, service_incarnation = rpc.caller(request)
+        if service_incarnation is not None:
+            found = machine.check(task_id, incarnation, service_incarnation, now)
+            if isinstance(found, Refusal):
+                wire.fail(found.code, found.message, status_details(found))
+                return None
+            task_id = found
+        assert task_id is not None
+        if incarnation == 0 and (task := machine.roster.get(task_id)) is not None:
+            incarnation = task.agent  # profile B does not say it
+        call = UnaryCall(wire, rpc, Caller(task_id, incarnation, False))
+        rpc.run(machine, call, request, call.caller, now)
+        return call
+
+    def _special(self, path: str, wire: Wire) -> None:
+        if path == STATUS:
+            wire.succeed(self.status().SerializeToString())
+        else:
+            wire.fail(Code.UNIMPLEMENTED, f"{path} is not served here; expected one of profiles A, B and D, or {SESSION}", b"")
+
+    def status(self) -> session_pb2.StatusResponse:
+        """Returns what `holdfast status` shows."""
+        return status_of(self.machine, self.calls, self._clock(), self.streams.open_tasks())
+
+    def drop(self, call: UnaryCall) -> None:
+        """Forgets a call whose client has gone away."""
+        self.machine.drop(call)
+
+    # ---- Streams -------------------------------------------------------------------------------------------------------------------
+
+    def stream_frame(self, stream: Stream, body: bytes) -> None:
+        """Takes one frame of a Session."""
+        self.calls += 1
+        self.streams.frame(stream, body, self._clock(), self.status)
+
+    def stream_closed(self, stream: Stream) -> None:
+        """Learns that a Session's stream has ended; its task lives on until its heartbeat timeout."""
+        self.streams.closed(stream)
+
+    # ---- Time and replies ----------------------------------------------------------------------------------------------------------
+
+    def next_due(self) -> float:
+        """Returns when `tick` should be called at the latest."""
+        return min(self.machine.next_due(), self.streams.next_due())
+
+    def tick(self) -> None:
+        """Lets time pass."""
+        now = self._clock()
+        self.machine.tick(now)
+        self.streams.tick(now)
+
+    def flush(self) -> None:
+        """Writes the journal, then sends all replies that the machine has made."""
+        machine = self.machine
+        if self._journal is not None:
+            self._journal.write(machine)
+        while machine.replies:
+            replies, machine.replies[:] = machine.replies[:], []
+            for reply in replies:
+                call: UnaryCall | SessionCall = reply.call
+                call.settle(machine, reply)
+        self.streams.note_changes(self._clock())
+
+    def over(self, linger_s: float, startup_timeout_s: float) -> str | None:
+        """Says why the service should end, None while it should not. A time of 0 is never."""
+        now, machine = self._clock(), self.machine
+        if machine.all_shut_down():
+            return "every process has shut down"
+        since = machine.over_since()
+        if since is not None and linger_s and now - since > linger_s:
+            return f"every process has been gone for {now - since:.0f} s"
+        never = all(task.last_seen is None for task in machine.roster.tasks)
+        if never and startup_timeout_s and now - machine.started > startup_timeout_s:
+            return f"no process came within {startup_timeout_s:.0f} s"
+        return None
+
+    def close(self) -> None:
+        """Ends all that waits with CANCELLED."""
+        self.streams.close_all(Refusal(Code.CANCELLED, "the coordination service ends"))
+        if self._journal is not None:
+            self._journal.close()
+
+
+__all__ = ["SESSION", "STATUS", "Service", "UnaryCall", "Wire"]
