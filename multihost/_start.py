@@ -59,6 +59,7 @@ class _Job:
 
 
 _job: _Job | None = None
+_started: list[Any] = []  # coordinators of ours: they end by themselves, after all have left
 
 
 def initialize(
@@ -179,7 +180,7 @@ def _join(found: _Found, spec: ProcessSpec, times: _Times, deadline: Deadline, s
         _set_slices(spec)
     _set_collective_timeout(times.collective_s)
     if not found.launched and spec.process_id == 0:
-        _start_coordinator(spec)
+        _start_coordinator(spec, times.heartbeat_s)
     client = _connect(spec, deadline, times)
     _job = _Job(spec, client, times.shutdown_s)
     set_client(client)
@@ -218,16 +219,25 @@ def _jaxlib_knows(flag: str) -> bool:
     return False
 
 
-def _start_coordinator(spec: ProcessSpec) -> None:
+def _start_coordinator(spec: ProcessSpec, heartbeat_timeout_s: float) -> None:
     """Starts the coordinator at the address that all were told, unless one listens there."""
     host, _, port = spec.coordinator.rpartition(":")
     host = host.strip("[]")
     with suppress(OSError), socket.create_connection((host, int(port)), timeout=1.0):
         return
-    from holdfast.coordination import CoordinationService
+    from holdfast.coordination._spawn import CoordinationService
 
-    CoordinationService.spawn(
-        spec.num_processes, host=host, port=int(port), job_id=spec.job_id, attempt=spec.attempt, recoverable=True, survivable=True
+    _started.append(
+        CoordinationService.spawn(
+            spec.num_processes,
+            host=host,
+            port=int(port),
+            job=spec.job_id,
+            attempt=spec.attempt,
+            recoverable=True,
+            survivable=True,
+            heartbeat_timeout_s=heartbeat_timeout_s,
+        )
     )
 
 
