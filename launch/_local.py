@@ -13,7 +13,7 @@ from pathlib import Path
 
 from holdfast.multihost import Preempted, ProcessSpec, apply_changes, slice_changes
 
-from ._coordinator import Coordinator, start_coordinator
+from ._coordinator import Coordinator, ProgressWatch
 from ._engine import JobResult, supervise
 from ._job import (
     Action,
@@ -69,6 +69,7 @@ class LocalEngine:
         self._queue: queue.SimpleQueue[Event | int] = queue.SimpleQueue()
         self._children: dict[int, Child] = {}
         self._coordinator: Coordinator | None = None
+        self._watch: ProgressWatch | None = None
         self._reserve: Reserve | None = None
         self._signals = 0
         self._room: int | None = None
@@ -93,7 +94,9 @@ class LocalEngine:
     def _launch(self, attempt: int, count: int) -> None:
         address = "127.0.0.1:1"
         if self._with_coordinator:
-            self._coordinator = start_coordinator(self._job_id, attempt, count, self._queue.put)
+            self._coordinator = Coordinator(self._job_id, attempt, count)
+            self._guard.add(self._coordinator.pid)
+            self._watch = ProgressWatch(self._coordinator.address, attempt, self._queue.put)
             address = self._coordinator.address
         for process in range(count):
             spec = ProcessSpec(job_id=self._job_id, attempt=attempt, process_id=process, num_processes=count, coordinator=address)
@@ -109,8 +112,14 @@ class LocalEngine:
             self._guard,
             cwd=self._cwd,
             on_line=lambda text: self._output.line(process, text),
-            on_exit=lambda code: self._queue.put(Exited(attempt, process, code)),
+            on_exit=lambda code: self._exited(Exited(attempt, process, code)),
         )
+
+    def _exited(self, event: Exited) -> None:
+        watch = self._watch
+        if watch is not None:  # what was reached before the end counts
+            watch.refresh()
+        self._queue.put(event)
 
     def _signal(self, number: int) -> None:
         for child in self._children.values():
@@ -123,8 +132,12 @@ class LocalEngine:
     def _release(self) -> None:
         if not any(child.alive for child in self._children.values()):
             self._children.clear()
+            watch, self._watch = self._watch, None
+            if watch is not None:
+                watch.close()
             if self._coordinator is not None:
                 self._coordinator.close()
+                self._guard.discard(self._coordinator.pid)
                 self._coordinator = None
 
     # ---- Events
