@@ -58,6 +58,14 @@ def dtype_named(name: str) -> np.dtype[Any] | None:
     return _BY_NAME.get(name)
 
 
+_NAMES = {dtype: name for name, dtype in _BY_NAME.items()}
+
+
+def name_of(dtype: np.dtype[Any]) -> str:
+    """Returns `dtype.name`, which numpy works out anew at every call."""
+    return _NAMES.get(dtype) or dtype.name
+
+
 def can_store(dtype: np.dtype[Any]) -> bool:
     """Says whether arrays of this dtype can be saved: little-endian, and in the list."""
     return _BY_NAME.get(dtype.name) == dtype
@@ -75,4 +83,4 @@ def count_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
-__all__ = ["can_store", "count_bytes", "dtype_named", "stored_as"]
+__all__ = ["can_store", "count_bytes", "dtype_named", "name_of", "stored_as"]

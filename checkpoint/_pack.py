@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -108,8 +108,7 @@ def chunk_bytes(shard: np.ndarray[Any, Any], chunk: Chunk) -> memoryview:
     return memoryview(np.ascontiguousarray(part).reshape(-1).view(np.uint8))
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """One chunk as a pack's header tells it; `start` counts from the beginning of the file."""
 
     dtype: str

@@ -6,12 +6,13 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
 
 from ._dtypes import dtype_named, stored_as
+from ._devices import Region
 from ._errors import Corrupt, HostileCheckpoint, StepGone
 from ._pack import HEADER_LIMIT_BYTES, Stored, parse_header
 from ._plan import chunk_name
@@ -25,10 +26,8 @@ GAP_BYTES = 64 << 10  # read over rather than asking twice
 LARGE_BYTES = 1 << 20  # chunks from here on are read straight to where they go
 STEP_BYTES = 4 << 20  # of a large chunk, read and checksummed in turn
 
-Region = tuple[tuple[int, int], ...]
 
-
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Target:
     """A region of a leaf as one array: None until its bytes are there."""
 
@@ -47,7 +46,7 @@ class Target:
         return math.prod(self.shape) * dtype.itemsize
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Piece:
     """A chunk that is needed, and the targets that need some of it."""
 
@@ -65,12 +64,19 @@ class Piece:
         return self.stored.nbytes < LARGE_BYTES
 
 
+class _CellShape(NamedTuple):
+    region: Region
+    suffix: str  # of the chunk's name, after the leaf's path
+    stored: tuple[str, tuple[int, ...], int]  # dtype, shape and bytes as a pack's header tells them
+
+
 class ItemReader:
     """Reads one item of one step; used by one restore, from one thread."""
 
     def __init__(self, storage: Storage, step_dir: str, item: ItemRecord) -> None:
         self._storage, self._step_dir, self._item = storage, step_dir, item
         self._headers: dict[int, dict[str, Stored]] = {}
+        self._shapes: dict[tuple[Any, ...], _CellShape] = {}
 
     def fill(self, targets: Sequence[Target], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
         """Gives every target its array. `allocate` makes 64-aligned memory of so many bytes.
@@ -88,44 +94,48 @@ class ItemReader:
 
     def _pieces(self, targets: Iterable[Target]) -> dict[int, list[Piece]]:
         """Returns what must be read, by file, in the order of the file."""
-        needed: dict[tuple[int, int], list[Target]] = {}
-        leaves: dict[int, LeafRecord] = {}
+        needed: dict[tuple[int, int], tuple[LeafRecord, int, list[Target]]] = {}
         for target in targets:
-            leaves[id(target.leaf)] = target.leaf
+            leaf = target.leaf
+            assert leaf.files is not None
             for cell in _cells(target) if target.nbytes else ():
-                needed.setdefault((id(target.leaf), cell), []).append(target)
-        files = {self._file_of(leaves[leaf], cell) for leaf, cell in needed}
-        self.load_headers(files)
+                key = (id(leaf), cell)
+                if key in needed:
+                    needed[key][2].append(target)
+                else:
+                    needed[key] = (leaf, int(leaf.files[cell]), [target])
+        self.load_headers({file for _, file, _ in needed.values()})
         found: dict[int, list[Piece]] = {}
-        for (leaf, cell), users in needed.items():
-            file = self._file_of(leaves[leaf], cell)
-            found.setdefault(file, []).append(self.piece(leaves[leaf], cell, file, users))
+        for (_, cell), (leaf, file, users) in needed.items():
+            found.setdefault(file, []).append(self.piece(leaf, cell, file, users))
         for pieces in found.values():
             pieces.sort(key=lambda piece: piece.stored.start)
         return found
 
-    @staticmethod
-    def _file_of(leaf: LeafRecord, cell: int) -> int:
-        assert leaf.files is not None
-        return int(leaf.files[cell])
-
     def piece(self, leaf: LeafRecord, cell: int, file: int, targets: list[Target]) -> Piece:
         """Returns one chunk, having checked that the pack tells of it as the record does."""
-        assert leaf.grid is not None
-        region = leaf.grid.region(cell)
-        name = chunk_name(leaf.path, region, leaf.shape)
-        stored = self._headers[file].get(name)
-        dtype = dtype_named(leaf.dtype)
-        assert dtype is not None
-        shape = tuple(stop - start for start, stop in region)
-        tag, stored_shape = stored_as(dtype, shape)
-        path = self._path(self._item.files[file])
-        if stored is None:
-            raise Corrupt(f"{path}: the chunk {name!r} is not in this pack", path=path, file=path, leaf=leaf.path)
-        if (stored.dtype, stored.shape, stored.nbytes) != (tag, stored_shape, math.prod(shape) * dtype.itemsize):
-            message = f"{path}: the chunk {name!r} is {stored.dtype} {stored.shape}, the record says {tag} {stored_shape}"
+        shape = self._shape(leaf, cell)
+        stored = self._headers[file].get(leaf.path + shape.suffix)
+        if stored is None or (stored.dtype, stored.shape, stored.nbytes) != shape.stored:
+            path, name = self._path(self._item.files[file]), leaf.path + shape.suffix
+            if stored is None:
+                raise Corrupt(f"{path}: the chunk {name!r} is not in this pack", path=path, file=path, leaf=leaf.path)
+            message = f"{path}: the chunk {name!r} is {stored.dtype}{list(stored.shape)}, the record says {shape.stored[0]}{list(shape.stored[1])}"
             raise HostileCheckpoint(message, path=path, file=path)
-        return Piece(leaf, region, stored, targets)
+        return Piece(leaf, shape.region, stored, targets)
+
+    def _shape(self, leaf: LeafRecord, cell: int) -> _CellShape:
+        """Returns what the same cell of leaves of one dtype and grid has in common."""
+        key = (leaf.dtype, id(leaf.grid), cell)
+        found = self._shapes.get(key)
+        if found is None:
+            dtype = dtype_named(leaf.dtype)
+            assert leaf.grid is not None and dtype is not None
+            region = leaf.grid.region(cell)
+            shape = tuple(stop - start for start, stop in region)
+            stored = (*stored_as(dtype, shape), math.prod(shape) * dtype.itemsize)
+            found = self._shapes[key] = _CellShape(region, chunk_name("", region, leaf.shape), stored)
+        return found
 
     def check_all(self) -> None:
         """Reads every chunk of every leaf, a leaf at a time, and keeps none; the headers must tell of these chunks and no others."""
@@ -176,6 +186,13 @@ class ItemReader:
         if file.size and not self._try_read(file, file.size - 1, [memoryview(bytearray(1))]):
             raise Corrupt(f"{path}: the file is shorter than the {file.size} bytes that were written", path=path, file=path)
         return bytes(data)
+
+    def read_whole(self, file: FileReport) -> bytes:
+        """Returns a file that has no header, checked."""
+        if file.size > HEADER_LIMIT_BYTES:
+            path = self._path(file)
+            raise HostileCheckpoint(f"{path}: a JSON item of {file.size} bytes is not one that holdfast writes", path=path, file=path)
+        return self.read_checked(file, file.size)
 
     def read_range(self, file: FileReport, offset: int, buffers: Sequence[memoryview], leaf: str = "") -> None:
         """Fills the buffers from a file, or raises Corrupt where it ends before."""

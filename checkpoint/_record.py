@@ -12,7 +12,7 @@ import json
 import math
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ _VALUE_KINDS = ("bool", "int", "float", "complex", "str", "bytes")
 _ARRAY_KINDS = ("array", "key", "numpy", "scalar")
 _MAX_RANK = 64
 _MAX_BYTES = 1 << 60
+MAX_CELLS = 1 << 24
 
 
 def pack_name(process: int, pack: int, writer_id: str) -> str:
@@ -128,9 +129,12 @@ def decode_value(kind: str, text: str) -> Any:
     raise ValueError(f"no value of kind {kind!r}")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class LeafRecord:
-    """One leaf of an item: a Python value, or an array with its grid and, for each cell, the index of the file that holds it."""
+    """One leaf of an item: a Python value, or an array with its grid and, for each cell, the index of the file that holds it.
+
+    Grids and lists of files are shared by the leaves that have equal ones.
+    """
 
     path: str
     kind: str
@@ -289,15 +293,17 @@ def _runs(where: Ints) -> list[list[int]]:
     return runs
 
 
-def _expand(runs: Any, cells: int, files: int) -> Ints:
-    """Returns the file of each cell; raises ValueError unless there are `cells` of them, each below `files`."""
-    if sum(count for _, _, count in runs) != cells or any(count < 1 for _, _, count in runs):
-        raise ValueError("runs of cells do not add up")
-    parts = [first + step * np.arange(count, dtype=np.int64) for first, step, count in runs]
-    found = np.concatenate(parts)
-    if found.min() < 0 or found.max() >= files:
-        raise ValueError("a cell lies in a file that is not there")
-    return found
+def _expand(table: Any, files: int) -> list[Ints]:
+    """Returns the file of each cell, for each entry of the table; raises ValueError where one is not there."""
+    if sum(count for runs in table for _, _, count in runs) > MAX_CELLS or any(count < 1 for runs in table for _, _, count in runs):
+        raise ValueError(f"the runs of cells are not such as add up to at most {MAX_CELLS}")
+    expanded = []
+    for runs in table:
+        found = np.concatenate([_whole(first) + int(step) * np.arange(count, dtype=np.int64) for first, step, count in runs])
+        if found.min() < 0 or found.max() >= files:
+            raise ValueError("a cell lies in a file that is not there")
+        expanded.append(found)
+    return expanded
 
 
 def parse_record(data: bytes, path: str) -> Record:
@@ -351,7 +357,8 @@ def _parse_item(name: str, data: dict[str, Any], path: str) -> ItemRecord:
     if data["kind"] != "tree":
         raise ValueError(f"no item of kind {data['kind']!r}")
     values = iter(data["values"])
-    leaves = tuple(_parse_leaf(leaf, data, values, len(files)) for leaf in data["leaves"])
+    parser = _LeafParser(_expand(data["cells"], len(files)), data["shardings"])
+    leaves = tuple(_parse_value(leaf, values) if leaf["kind"] in _VALUE_KINDS else parser.parse(leaf) for leaf in data["leaves"])
     if next(values, None) is not None or len({leaf.path for leaf in leaves}) != len(leaves):
         raise ValueError("leaves and values do not belong together")
     check_description(data["tree"], len(leaves), path)
@@ -366,23 +373,50 @@ def _parse_file(item: str, name: str, size: Any, head: Any, crc: Any, *, path: s
     return FileReport(name, _whole(size), _whole(head, _whole(size)), _whole(crc, 0xFFFFFFFF))
 
 
-def _parse_leaf(data: dict[str, Any], item: dict[str, Any], values: Any, files: int) -> LeafRecord:
+def _parse_value(data: dict[str, Any], values: Iterator[Any]) -> LeafRecord:
     path, kind = data["path"], data["kind"]
-    if type(path) is not str or kind not in _VALUE_KINDS + _ARRAY_KINDS:
-        raise ValueError(f"leaf {path!r} is of kind {kind!r}")
-    if kind in _VALUE_KINDS:
-        stored, text = next(values)
-        if stored != kind:
-            raise ValueError(f"leaf {path!r} is of kind {kind}, its value of {stored}")
-        return LeafRecord(path, kind, value=decode_value(kind, text))
-    dtype = dtype_named(data["dtype"])
-    shape = tuple(_whole(size) for size in data["shape"])
-    if dtype is None or len(shape) > _MAX_RANK or math.prod(shape) * dtype.itemsize > _MAX_BYTES:
-        raise ValueError(f"leaf {path!r} has dtype {data['dtype']!r} and shape {shape}")
-    grid = _parse_grid(shape, *data["grid"])
-    where = _expand(item["cells"][_whole(data["cells"])], grid.cells, files)
-    sharding = item["shardings"][_whole(data["sharding"])]
-    return LeafRecord(path, kind, data["dtype"], shape, str(data.get("impl", "")), sharding, grid, where)
+    stored, text = next(values)
+    if type(path) is not str or stored != kind:
+        raise ValueError(f"leaf {path!r} is of kind {kind}, its value of {stored}")
+    return LeafRecord(path, kind, value=decode_value(kind, text))
+
+
+class _LeafParser:
+    """Parses the arrays of an item; what they share is checked once."""
+
+    def __init__(self, cells: list[Ints], shardings: list[Any]) -> None:
+        self._cells, self._shardings = cells, [_parse_sharding(facts) for facts in shardings]
+        self._known: dict[tuple[Any, ...], tuple[tuple[int, ...], Grid, Ints]] = {}
+
+    def parse(self, data: dict[str, Any]) -> LeafRecord:
+        path, kind, (part, sub) = data["path"], data["kind"], data["grid"]
+        if type(path) is not str or kind not in _ARRAY_KINDS:
+            raise ValueError(f"leaf {path!r} is of kind {kind!r}")
+        key = (data["dtype"], *data["shape"], *part, *sub, data["cells"])
+        if key not in self._known:
+            self._known[key] = self._check(data["dtype"], data["shape"], part, sub, data["cells"])
+        shape, grid, files = self._known[key]
+        return LeafRecord(
+            path, kind, data["dtype"], shape, str(data.get("impl", "")), self._shardings[_whole(data["sharding"])], grid, files
+        )
+
+    def _check(self, name: str, sizes: Any, part: Any, sub: Any, cells: Any) -> tuple[tuple[int, ...], Grid, Ints]:
+        dtype, shape = dtype_named(name), tuple(map(_whole, sizes))
+        if dtype is None or len(shape) > _MAX_RANK or math.prod(shape) * dtype.itemsize > _MAX_BYTES:
+            raise ValueError(f"an array has dtype {name!r} and shape {shape}")
+        grid, files = _parse_grid(shape, part, sub), self._cells[_whole(cells)]
+        if grid.cells != len(files):
+            raise ValueError(f"a grid has {grid.cells} cells, and {len(files)} are told of")
+        return shape, grid, files
+
+
+def _parse_sharding(facts: Any) -> Any:
+    """Returns a sharding if it is one that we write; it is only shown, and used by SAVED."""
+    if facts is None or (isinstance(facts, dict) and (set(facts) in ({"device"}, {"other"}))):
+        return facts
+    if set(facts) != {"axes", "sizes", "devices", "spec"} or not all(isinstance(facts[key], list) for key in facts):
+        raise ValueError("a sharding is not one that holdfast writes")
+    return facts
 
 
 def _parse_grid(shape: tuple[int, ...], part: Any, sub: Any) -> Grid:

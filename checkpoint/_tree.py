@@ -20,7 +20,8 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, PyTreeDef, Seq
 from ._errors import HostileCheckpoint, TreeMismatch, UnsupportedLeaf
 
 MAX_DEPTH = 200  # of nodes within nodes; Python and JSON parsers recurse
-_LEAF_TYPES = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, str, bytes)
+_LEAF_TYPES = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic, bool, int, float, complex, str, bytes)
+_seen_leaf_types: set[type] = set()
 _MAPPINGS = {dict: "dict", collections.OrderedDict: "OrderedDict", collections.defaultdict: "defaultdict"}
 _ESCAPED = {ord(char): f"\\{char}" for char in "\\.[]"} | {code: f"\\x{code:02x}" for code in (*range(32), 127)}
 
@@ -67,7 +68,9 @@ def _walk_dicts(tree: Any, path: str) -> Iterator[tuple[str, Mapping[Any, Any]]]
 
 def escape(key: str | int) -> str:
     """Returns a key as it stands in a leaf path: what would be read as structure is escaped, and no key is empty."""
-    text = str(key).translate(_ESCAPED)
+    text = str(key)
+    if not text.isidentifier():
+        text = text.translate(_ESCAPED)
     if text == "__metadata__":
         return "\\__metadata__"
     return text or "\\e"
@@ -99,7 +102,7 @@ def _distinct(paths: list[str]) -> list[str]:
 def _describe(tree: Any, path: str, depth: int, paths: list[str]) -> Any:
     if tree is None:
         return None
-    children = None if isinstance(tree, _LEAF_TYPES) else _children(tree)
+    children = None if _is_leaf(tree) else _children(tree)
     if children is None:
         paths.append(path or "\\r")
         return len(paths) - 1
@@ -107,6 +110,17 @@ def _describe(tree: Any, path: str, depth: int, paths: list[str]) -> Any:
         raise UnsupportedLeaf(f"the tree at {path!r} is nested deeper than {MAX_DEPTH}; flatten it", leaf=path, found=type(tree).__name__)
     nodes = [_describe(child, join_path(path, key), depth + 1, paths) for key, child in children]
     return _kind(tree, [key for key, _ in children], path) | {"nodes": nodes}
+
+
+def _is_leaf(tree: Any) -> bool:
+    """Says whether a value is surely a leaf, by its type where that was seen before."""
+    cls = type(tree)
+    if cls in _seen_leaf_types:
+        return True
+    if isinstance(tree, _LEAF_TYPES) and not isinstance(tree, tuple):
+        _seen_leaf_types.add(cls)
+        return True
+    return False
 
 
 def _children(tree: Any) -> list[tuple[str | int, Any]] | None:

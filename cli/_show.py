@@ -51,7 +51,7 @@ def show(path: str, item: str | None, check: bool) -> None:
 
 def _table(name: str, item: object) -> Table:
     from holdfast.checkpoint._engine import ItemRecord
-    from holdfast.checkpoint._restore import show_leaf, show_sharding
+    from holdfast.checkpoint._match import show_leaf, show_sharding
 
     assert isinstance(item, ItemRecord)
     table = Table(title=f"{name} ({item.kind})", title_justify="left")
