@@ -32,6 +32,7 @@ from holdfast.coordination._host import LINGER_S, STARTUP_TIMEOUT_S, Options, se
 @click.option(
     "--startup-timeout-s", type=click.FloatRange(0), default=STARTUP_TIMEOUT_S, show_default=True, help="Ends when nobody came; 0: never."
 )
+@click.option("--public-api", is_flag=True, help="Serve over grpc.aio: slower, and only gRPC's public API.")
 def coordinator(num_processes: int, **options: object) -> None:
     """Serves the processes of one job: who is alive, keys, barriers.
 

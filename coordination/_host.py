@@ -6,11 +6,11 @@ import asyncio
 import secrets
 import signal
 import socket
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import _transport, _transport_aio
 from ._limits import Limits
 from ._service import Service
 from ._state import Config, Machine
@@ -37,6 +37,7 @@ class Options:
     survivable: bool = False
     linger_s: float = LINGER_S
     startup_timeout_s: float = STARTUP_TIMEOUT_S
+    public_api: bool = False  # serve over grpc.aio, whatever grpcio is installed
     limits: Limits = field(default_factory=Limits)
 
 
@@ -60,8 +61,8 @@ class _Ending:
         if reason is None:
             self._over_at = None
             return None
-        self._over_at = self._over_at or time.time()
-        return reason if time.time() - self._over_at >= _SHUT_DOWN_GRACE_S else None
+        self._over_at = self._over_at or time.monotonic()
+        return reason if time.monotonic() - self._over_at >= _SHUT_DOWN_GRACE_S else None
 
 
 def serve(options: Options) -> None:
@@ -77,18 +78,21 @@ def serve(options: Options) -> None:
         survivable=options.survivable,
         limits=options.limits,
     )
-    asyncio.run(_serve_aio(config, options))
-
-
-async def _serve_aio(config: Config, options: Options) -> None:
-    from ._transport_aio import AioTransport
-
     listening = Listening(f"{_bracketed(options.host)}:{options.port}")
     service = Service(Machine(config, listening.clock()), listening.clock)
-    transport = AioTransport(service, listening)
-    port = transport.bind()
-    announce(options, port)
-    await transport.serve(_Ending(service, options))
+    ending = _Ending(service, options)
+    if _transport.tested() and not options.public_api:
+        transport = _transport.CompletionQueueTransport(service, listening)
+        announce(options, transport.bind())
+        transport.serve(ending)
+    else:
+        asyncio.run(_serve_aio(service, listening, options, ending))
+
+
+async def _serve_aio(service: Service, listening: Listening, options: Options, ending: _Ending) -> None:
+    transport = _transport_aio.AioTransport(service, listening)
+    announce(options, transport.bind())
+    await transport.serve(ending)
 
 
 def announce(options: Options, port: int) -> None:
@@ -99,12 +103,6 @@ def announce(options: Options, port: int) -> None:
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
-
-
-def fail(message: str) -> None:
-    """Ends the process with a message."""
-    print(f"holdfast coordinator: {message}", file=sys.stderr)
-    raise SystemExit(1)
 
 
 __all__ = ["LINGER_S", "STARTUP_TIMEOUT_S", "Options", "Tls", "serve"]

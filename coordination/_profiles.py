@@ -38,6 +38,7 @@ class Rpc:
     caller: Callable[[Any], tuple[int | None, int, int | None]]  # task id, its and the service's incarnations; None: not said
     run: Callable[[Machine, Any, Any, Caller, float], None]
     encode: Callable[[Machine, Any, Caller], bytes]
+    waits: bool = False  # for others, and not at a barrier: it is worth knowing when the client gives up
 
 
 _EMPTY = b""
@@ -176,20 +177,20 @@ def _encode_alive(machine: Machine, value: list[int], caller: Caller) -> bytes:
 
 
 RPCS_A: dict[str, Rpc] = {
-    "RegisterTask": Rpc(a.RegisterTaskRequest.FromString, _registers, _register, _encode_registered),
+    "RegisterTask": Rpc(a.RegisterTaskRequest.FromString, _registers, _register, _encode_registered, True),
     "Heartbeat": Rpc(a.HeartbeatRequest.FromString, _named, _beat, _encode_registered),
-    "PollForError": Rpc(a.PollForErrorRequest.FromString, _named, _poll, _nothing),
+    "PollForError": Rpc(a.PollForErrorRequest.FromString, _named, _poll, _nothing, True),
     "ShutdownTask": Rpc(a.ShutdownTaskRequest.FromString, _named, _shut_down, _nothing),
-    "WatchTasks": Rpc(a.WatchTasksRequest.FromString, _unnamed, _watch, _encode_watch),
+    "WatchTasks": Rpc(a.WatchTasksRequest.FromString, _unnamed, _watch, _encode_watch, True),
     "InsertKeyValue": Rpc(a.InsertKeyValueRequest.FromString, _unnamed, _insert, _nothing),
-    "GetKeyValue": Rpc(a.GetKeyValueRequest.FromString, _unnamed, _get, _encode_kv),
+    "GetKeyValue": Rpc(a.GetKeyValueRequest.FromString, _unnamed, _get, _encode_kv, True),
     "TryGetKeyValue": Rpc(a.TryGetKeyValueRequest.FromString, _unnamed, _try_get, _encode_kv),
     "IncrementKeyValue": Rpc(a.IncrementKeyValueRequest.FromString, _unnamed, _increment, _encode_kv),
     "GetKeyValueDir": Rpc(a.GetKeyValueDirRequest.FromString, _unnamed, _list_dir, _encode_dir),
     "DeleteKeyValue": Rpc(a.DeleteKeyValueRequest.FromString, _unnamed, _delete, _nothing),
     "Barrier": Rpc(a.BarrierRequest.FromString, _named, _barrier, _encode_barrier),
     "CancelBarrier": Rpc(a.CancelBarrierRequest.FromString, _named, _cancel_barrier, _nothing),
-    "GetAliveTasks": Rpc(a.GetAliveTasksRequest.FromString, _asking, _alive, _encode_alive),
+    "GetAliveTasks": Rpc(a.GetAliveTasksRequest.FromString, _asking, _alive, _encode_alive, True),
 }
 
 # ---- Profile B, where it differs ---------------------------------------------------------------------------------------------------
@@ -262,22 +263,22 @@ def _encode_alive_b(machine: Machine, value: list[int], caller: Caller) -> bytes
 
 
 RPCS_B: dict[str, Rpc] = {
-    "RegisterTask": Rpc(b.RegisterTaskRequest.FromString, _source_and_incarnation, _register, _encode_registered_b),
+    "RegisterTask": Rpc(b.RegisterTaskRequest.FromString, _source_and_incarnation, _register, _encode_registered_b, True),
     "Heartbeat": Rpc(b.HeartbeatRequest.FromString, _source_and_incarnation, _beat, _encode_registered_b),
-    "PollForError": Rpc(b.PollForErrorRequest.FromString, _source_task, _poll, _nothing),
+    "PollForError": Rpc(b.PollForErrorRequest.FromString, _source_task, _poll, _nothing, True),
     "ShutdownTask": Rpc(b.ShutdownTaskRequest.FromString, _source_task, _shut_down, _nothing),
     "ReportErrorToService": Rpc(b.ReportErrorToServiceRequest.FromString, _origin, _report_error_b, _nothing),
     "GetTaskState": Rpc(b.GetTaskStateRequest.FromString, _nobody, _states_b, _encode_states_b),
-    "WatchJobState": Rpc(b.WatchJobStateRequest.FromString, _nobody, _watch, _encode_watch_b),
+    "WatchJobState": Rpc(b.WatchJobStateRequest.FromString, _nobody, _watch, _encode_watch_b, True),
     "InsertKeyValue": Rpc(b.InsertKeyValueRequest.FromString, _nobody, _insert, _nothing),
-    "GetKeyValue": Rpc(b.GetKeyValueRequest.FromString, _nobody, _get, _encode_kv),
+    "GetKeyValue": Rpc(b.GetKeyValueRequest.FromString, _nobody, _get, _encode_kv, True),
     "TryGetKeyValue": Rpc(b.TryGetKeyValueRequest.FromString, _nobody, _try_get, _encode_kv),
     "IncrementKeyValue": Rpc(b.IncrementKeyValueRequest.FromString, _nobody, _increment, _encode_kv),
     "GetKeyValueDir": Rpc(b.GetKeyValueDirRequest.FromString, _nobody, _list_dir, _encode_dir),
     "DeleteKeyValue": Rpc(b.DeleteKeyValueRequest.FromString, _nobody, _delete, _nothing),
     "Barrier": Rpc(b.BarrierRequest.FromString, _source_task, _barrier_b, _encode_barrier),
     "CancelBarrier": Rpc(b.CancelBarrierRequest.FromString, _source_task, _cancel_barrier, _nothing),
-    "GetAliveTasks": Rpc(b.GetAliveTasksRequest.FromString, _asking_task, _alive_b, _encode_alive_b),
+    "GetAliveTasks": Rpc(b.GetAliveTasksRequest.FromString, _asking_task, _alive_b, _encode_alive_b, True),
 }
 
 RPCS: dict[str, Rpc] = {PROFILE_A + name: rpc for name, rpc in RPCS_A.items()} | {PROFILE_B + name: rpc for name, rpc in RPCS_B.items()}

@@ -24,7 +24,6 @@ log = logging.getLogger("holdfast.coordination")
 
 SESSION = "/holdfast.Coordination/Session"
 STATUS = "/holdfast.Coordination/GetStatus"
-NOBODY = Caller(-1, 0, False)
 
 
 class Wire(Protocol):
@@ -39,15 +38,19 @@ class UnaryCall:
 
     __slots__ = ("caller", "rpc", "wire")
 
-    def __init__(self, wire: Wire, rpc: Rpc | None = None, caller: Caller = NOBODY) -> None:
+    def __init__(self, wire: Wire, rpc: Rpc, caller: Caller) -> None:
         self.wire, self.rpc, self.caller = wire, rpc, caller
+
+    @property
+    def watch(self) -> bool:
+        """Says whether it matters that the client goes away. At a barrier it does not: the task has come, and stays so."""
+        return self.rpc.waits
 
     def settle(self, machine: Machine, reply: Reply) -> None:
         """Sends the machine's reply."""
         if reply.refusal is not None:
             self.wire.fail(reply.refusal.code, message_of(reply.refusal), status_details(reply.refusal))
         else:
-            assert self.rpc is not None
             self.wire.succeed(self.rpc.encode(machine, reply.value, self.caller))
 
 

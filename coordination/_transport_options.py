@@ -27,7 +27,7 @@ class Listening:
     address: str  # host:port
     tls: Tls | None = None
     token: str | None = None
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
 
 
 def channel_options(limits: Limits) -> list[tuple[str, int]]:
