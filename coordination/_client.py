@@ -29,6 +29,10 @@ from ._processes import ProcessInfo, ProcessWatch
 ANSWER_GRACE_S = 5.0
 """How much longer than a barrier's or key's own time a client waits for the service to say that the time is over."""
 
+DISPLACED_MOST = 3
+"""How often a barrier is asked for again after CANCELLED without a counter: an earlier sending of ours, late on a connection that was given
+up, has taken this one's place."""
+
 REPORT_PREFIX = "holdfast/progress/"
 
 
@@ -39,8 +43,8 @@ class CoordinationClient:
     `DistributedRuntimeClient`, so it can stand where that one stands in Python code. Safe from several threads. A context manager:
     entering connects, leaving shuts down; a client that is forgotten while connected warns with ResourceWarning.
 
-    `num_processes` is checked against the service where it can be. A service that was started for another `job` or `attempt`
-    refuses the client with Fenced. `heartbeat_timeout_s` is the budget of every outage: a service silent for so long is lost
+    `num_processes`, `job` and `attempt` are held against the service's, where it has sessions: another one is PERMISSION_DENIED.
+    `heartbeat_timeout_s` is the budget of every outage: a service silent for so long is lost
     (CoordinatorLost), a shorter outage is ridden out. `rpc_timeout_s` bounds the calls that take no time-out of their own.
 
     `on_process_change(processes)` gets the complete list of ProcessInfo whenever it changes; `on_error(error)` gets ProcessLost for
@@ -179,17 +183,22 @@ class CoordinationClient:
         )
         self._counters[barrier_id] = counter
         deadline = Deadline(max(0.0, timeout_in_ms / 1000) + ANSWER_GRACE_S)
-        try:
-            reply = self._link.call("Barrier", request, deadline, grace_s=ANSWER_GRACE_S)
-            self._counters[barrier_id] = reply.counter
-            self._barriers_passed += 1
-        except CoordinationError as error:
-            found = barrier_counter(error)
-            if found is not None:
-                self._counters[barrier_id] = found
-            if error.code == "DEADLINE_EXCEEDED":
-                raise _barrier_timeout(barrier_id, error) from error
-            raise
+        for _ in range(DISPLACED_MOST):
+            try:
+                reply = self._link.call("Barrier", request, deadline, grace_s=ANSWER_GRACE_S)
+                self._counters[barrier_id] = reply.counter
+                self._barriers_passed += 1
+                return
+            except CoordinationError as error:
+                failure = error
+                found = barrier_counter(error)
+                if found is not None:
+                    self._counters[barrier_id] = found
+                if error.code != "CANCELLED" or found is not None:
+                    break
+        if failure.code == "DEADLINE_EXCEEDED":
+            raise _barrier_timeout(barrier_id, failure) from failure
+        raise failure
 
     def cancel_barrier(self, barrier_id: str) -> None:
         """Fails the ongoing barrier `barrier_id` for all its participants, with code CANCELLED. Unknown: INVALID_ARGUMENT or NOT_FOUND."""
@@ -225,19 +234,23 @@ class CoordinationClient:
             if not (sent_before and error.code == "ALREADY_EXISTS" and self.key_value_try_get_bytes(key) == value):
                 raise
 
-    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        """Returns the string at `key`, waiting for it at most `timeout_in_ms`; DEADLINE_EXCEEDED when it does not come."""
-        return self.blocking_key_value_get_bytes(key, timeout_in_ms).decode()
+    def blocking_key_value_get(self, key: str, timeout_in_ms: int, *, needs: Sequence[int] = ()) -> str:
+        """Returns the string at `key`, waiting for it as `blocking_key_value_get_bytes` does."""
+        return self.blocking_key_value_get_bytes(key, timeout_in_ms, needs=needs).decode()
 
-    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
-        """Returns the bytes at `key`, waiting for them at most `timeout_in_ms`; DEADLINE_EXCEEDED when they do not come."""
+    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int, *, needs: Sequence[int] = ()) -> bytes:
+        """Returns the bytes at `key`, waiting for them at most `timeout_in_ms`; DEADLINE_EXCEEDED when they do not come.
+
+        `needs` names the processes that alone can set the key: when one of them is lost, the call raises ProcessLost at once (where the
+        service has sessions; others wait for the time-out).
+        """
         _check(key=(key, str), timeout_in_ms=(timeout_in_ms, int))
         late = f"key {key!r} was not set within {timeout_in_ms} ms; find the process that should have set it"
         if timeout_in_ms <= 0:
             raise CoordinationError(late, code="DEADLINE_EXCEEDED")
         try:
             deadline = Deadline(timeout_in_ms / 1000 + ANSWER_GRACE_S)
-            reply = self._link.call("GetKeyValue", pb.GetKeyValueRequest(key=key), deadline, grace_s=ANSWER_GRACE_S)
+            reply = self._link.call("GetKeyValue", pb.GetKeyValueRequest(key=key), deadline, grace_s=ANSWER_GRACE_S, needs=needs)
         except CoordinationError as error:
             if error.code == "DEADLINE_EXCEEDED":
                 raise CoordinationError(late, code="DEADLINE_EXCEEDED") from error

@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.proto import coordination_pb2 as pb
@@ -126,6 +126,7 @@ class Link:
         grace_s: float = 0.0,
         idempotent: bool | None = None,
         on_retry: Callable[[], None] | None = None,
+        needs: Sequence[int] = (),
     ) -> Any:
         """Sends a call, again after a broken connection where that is safe, until `deadline`. Raises CoordinationError."""
         again = method in IDEMPOTENT if idempotent is None else idempotent
@@ -133,7 +134,7 @@ class Link:
         for pause_s in Backoff().pauses():
             wire = self._require_wire()
             try:
-                answer = wire.call(method, request, deadline, grace_s)
+                answer = wire.call(method, request, deadline, grace_s, needs)
                 self._heard()
                 return answer
             except Broken as broken:
@@ -182,65 +183,58 @@ class Link:
     # Keeping
 
     def _keep(self) -> None:
-        interval_s = self._heartbeat_timeout_s / BEATS_PER_TIMEOUT
-        pauses = Backoff().pauses()
-        pause_s = interval_s
+        pauses, pause_s = Backoff().pauses(), self._interval_s()
         while not self._stop.is_set():
             self._wake.wait(pause_s)
             self._wake.clear()
             if self._stop.is_set() or self._over is not None:
                 return
-            if self._beat(interval_s):
-                pauses, pause_s = Backoff().pauses(), interval_s
+            if self._beat():
+                pauses, pause_s = Backoff().pauses(), self._interval_s()
             else:
                 pause_s = next(pauses)
 
-    def _beat(self, interval_s: float) -> bool:
+    def _interval_s(self) -> float:
+        assert self._wire is not None
+        return min(self._heartbeat_timeout_s, self._wire.heartbeat_timeout_s) / BEATS_PER_TIMEOUT
+
+    def _beat(self) -> bool:
         left_s = self._heartbeat_timeout_s - (time.monotonic() - self._heard_at)
         if left_s <= 0:
             self._lose(self._silence())
             return False
-        deadline = Deadline(min(interval_s, left_s))
         wire = self._wire
         assert wire is not None
         try:
-            wire.beat(deadline)
+            wire.beat(Deadline(min(self._interval_s(), left_s)))
             self._heard()
             return True
         except Broken:
-            return self._rejoin(wire, deadline)
+            return isinstance(wire, SessionWire) and self._rejoin(wire)  # gRPC opens a unary channel again by itself
         except CoordinationError as error:
-            if error.code == "DEADLINE_EXCEEDED":
-                return self._rejoin(wire, deadline)
-            self._after_beat_refused(error)
-            return False
+            if is_service_mismatch(error):
+                self._after_answer_quietly(error)
+                return False
+            late = error.code == "DEADLINE_EXCEEDED" and isinstance(wire, UnaryWire)
+            return not late and self._rejoin(wire)  # refused: the service has given this process up, and may take it back
 
-    def _rejoin(self, wire: UnaryWire | SessionWire, deadline: Deadline) -> bool:
-        if isinstance(wire, UnaryWire):
-            return False  # gRPC opens the connection again by itself
+    def _rejoin(self, wire: UnaryWire | SessionWire) -> bool:
+        left_s = max(0.01, self._heartbeat_timeout_s - (time.monotonic() - self._heard_at))
         try:
-            wire.join(Deadline(max(1.0, deadline.timeout_s)).at_most(self._left_s()))
+            wire.join(Deadline(min(left_s, max(1.0, self._interval_s()))))
         except Broken:
             return False
         except CoordinationError as error:
-            self._lose(error)
+            if error.code != "DEADLINE_EXCEEDED":
+                self._lose(error)
             return False
         self._counts["reconnects"] += 1
         self._heard()
         return True
 
-    def _after_beat_refused(self, error: CoordinationError) -> None:
-        if is_service_mismatch(error):
-            self._after_answer_quietly(error)
-        elif error.code in {"ABORTED", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNAUTHENTICATED", "PERMISSION_DENIED"}:
-            self._lose(error if isinstance(error, ProcessLost) else Fenced(error.message, code=error.code))
-
     def _after_answer_quietly(self, error: CoordinationError) -> None:
         with contextlib.suppress(CoordinationError):  # _lose has told everybody
             self._after_answer(error)
-
-    def _left_s(self) -> float:
-        return max(0.01, self._heartbeat_timeout_s - (time.monotonic() - self._heard_at))
 
     def _silence(self) -> CoordinatorLost:
         silent_s = time.monotonic() - self._heard_at

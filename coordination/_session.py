@@ -7,12 +7,13 @@ a task by its incarnation, so a request sent again on the next stream meets what
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import queue
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -55,7 +56,7 @@ class SessionWire:
         self._service = 0
         self._arrived = False
         self._closed = False
-        self.streams_opened = 0
+        self.heartbeat_timeout_s = math.inf
 
     def join(self, deadline: Deadline) -> None:
         """Opens a stream, the first time waiting for all other processes. Raises Broken when nobody answers."""
@@ -74,7 +75,6 @@ class SessionWire:
             raise
         with self._lock:
             self._stream = stream
-            self.streams_opened += 1
             closed = self._closed
         if closed:
             stream.end()
@@ -101,18 +101,19 @@ class SessionWire:
             what = f"the coordinator at {self._address} was restarted without its journal: its keys and barriers are gone; restart the job"
             raise Fenced(what)
         self._service = opened.service_incarnation
+        self.heartbeat_timeout_s = opened.heartbeat_timeout_ms / 1000
 
     def beat(self, deadline: Deadline) -> None:
         """Sends one heartbeat and waits for its echo."""
         self.call("Heartbeat", pb.HeartbeatRequest(), deadline)
 
-    def call(self, method: str, request: Any, deadline: Deadline, grace_s: float = 0.0) -> Any:
+    def call(self, method: str, request: Any, deadline: Deadline, grace_s: float = 0.0, needs: Sequence[int] = ()) -> Any:
         """Sends one call and returns its response. Raises Broken, or the exception for the service's answer."""
         stream = self._stream
         if stream is None:
             raise Broken("the session is being opened again", sent=False)
         timeout_s = 0.0 if method == "Barrier" else deadline.remaining_s() - grace_s
-        reply = stream.ask(method, request, max(0, int(timeout_s * 1000)), deadline)
+        reply = stream.ask(method, request, max(0, int(timeout_s * 1000)), needs, deadline)
         if reply.code:
             raise make_error(status_name(reply.code), reply.message, dict(reply.payloads), request)
         return SESSION_METHODS[method].response.FromString(reply.body)
@@ -185,7 +186,7 @@ class _Stream:
         """Puts a frame into the stream, without waiting."""
         self._outbox.put(frame)
 
-    def ask(self, method: str, request: Any, timeout_ms: int, deadline: Deadline) -> spb.Reply:
+    def ask(self, method: str, request: Any, timeout_ms: int, needs: Sequence[int], deadline: Deadline) -> spb.Reply:
         """Sends a request and waits for its reply."""
         number = next(self._ids)
         inbox: queue.SimpleQueue[spb.Reply | None] = queue.SimpleQueue()
@@ -194,7 +195,7 @@ class _Stream:
                 raise Broken("the session was lost", sent=False)
             self._waiting[number] = inbox
         body = request.SerializeToString()
-        self.send(spb.ClientFrame(request=spb.Request(id=number, method=method, body=body, timeout_ms=timeout_ms)))
+        self.send(spb.ClientFrame(request=spb.Request(id=number, method=method, body=body, timeout_ms=timeout_ms, needs=needs)))
         try:
             reply = inbox.get(timeout=deadline.remaining_s())
         except queue.Empty:

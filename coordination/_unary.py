@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +62,7 @@ class UnaryWire:
             for name, method in METHODS.items()
         }
         self._service = 0
+        self.heartbeat_timeout_s = math.inf  # the service does not tell
         self._stamp = pb.Incarnations(task_id=identity.process_id, task_incarnation=identity.incarnation)
 
     def join(self, deadline: Deadline) -> None:
@@ -73,7 +76,7 @@ class UnaryWire:
         me = self._identity
         self.call("Heartbeat", pb.HeartbeatRequest(incarnation=me.incarnation, source_task_id=me.process_id), deadline)
 
-    def call(self, method: str, request: Any, deadline: Deadline, grace_s: float = 0.0) -> Any:
+    def call(self, method: str, request: Any, deadline: Deadline, grace_s: float = 0.0, needs: Sequence[int] = ()) -> Any:
         """Sends one call and returns its response. Raises Broken, or the exception for the service's answer."""
         if method != "RegisterTask":
             request.incarnations.CopyFrom(self._stamp)
