@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from ._errors import Corrupt, StepNotFound, TreeMismatch
+from ._engine import SAVED
+from ._errors import Corrupt, StepGone, StepNotFound, TreeMismatch
 from ._plan import Grid
 from ._reader import ItemReader, Target
 from ._record import ItemRecord, LeafRecord, Record
 from ._rename import Names, checked
-from ._restore import SAVED, Filler, Report, read_json, read_record, restore_tree, verify_step
+from ._restore import Filler, Report, read_json, read_record, restore_tree, verify_step
 from ._storage import Entry, Storage
 from ._stores import open_store
 from ._tree import describe, escape
@@ -36,6 +37,13 @@ class Place:
 
     storage: Storage
     name: str = ""
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> Place:
+        """Returns the place that a path or URL means, in the store of its parent folder."""
+        text = os.fspath(path)
+        parent, _, name = (text.rstrip("/") if "://" in text else os.path.abspath(text)).rpartition("/")
+        return cls(open_store(parent or "/")[0], name)
 
     def __truediv__(self, name: str) -> Place:
         return Place(self.storage, join(self.name, name))
@@ -188,19 +196,44 @@ def recognise(place: Place) -> Source | None:
 def find_steps(storage: Storage, *, foreign_only: bool = False) -> dict[int, tuple[str, Layout]]:
     """Returns the finished steps of a root, ascending: the folder's name and its layout. Ours come before another's of the same number."""
     found: dict[int, tuple[str, Layout]] = {}
-    known = layouts()[1:] if foreign_only else layouts()
     for entry in storage.list(""):
-        name = entry.name.rstrip("/")
-        chances = [(layout, layout.step_of(name)) for layout in known] if entry.name.endswith("/") else []
-        if all(step is None for _, step in chances):
+        name = entry.name[:-1]
+        if not entry.name.endswith("/") or not name[-1:].isdigit():
             continue
         place = Place(storage, name)
         names = place.names()
-        for layout, step in chances:
-            if step is not None and step not in found and layout.recognises(place, names):
-                found[step] = (name, layout)
+        if RECORD_NAME in names and foreign_only:
+            continue
+        for layout in [HoldfastLayout()] if RECORD_NAME in names else layouts()[1:]:
+            step = layout.step_of(name)
+            if step is not None and layout.recognises(place, names):
+                if step not in found or layout.name == "holdfast":
+                    found[step] = (name, layout)
                 break
     return dict(sorted(found.items()))
+
+
+class ForeignSteps:
+    """Is the steps of a root that are in other people's layouts, by their folders' names, as they were when the root was opened."""
+
+    def __init__(self, storage: Storage, folders: Mapping[int, str]) -> None:
+        self._storage, self._folders = storage, dict(folders)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._folders)
+
+    def __contains__(self, step: object) -> bool:
+        return step in self._folders
+
+    def open(self, step: int) -> Source:
+        """Opens one; raises StepNotFound, or StepGone where it was there before."""
+        if step not in self._folders:
+            raise StepNotFound(f"there is no step {step} in {self._storage.root}", path=self._storage.root, step=step)
+        source = recognise(Place(self._storage, self._folders[step]))
+        if source is None:
+            place = Place(self._storage, self._folders[step])
+            raise StepGone(f"{place} was there when the root was opened and is gone", path=str(place), step=step)
+        return source
 
 
 def open_source(path: str | os.PathLike[str], step: int | None = None) -> Source:
@@ -343,6 +376,7 @@ def verify_by_reading(source: Source, files: int) -> Report:
 
 __all__ = [
     "RECORD_NAME",
+    "ForeignSteps",
     "HoldfastLayout",
     "HoldfastSource",
     "Info",

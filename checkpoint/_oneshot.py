@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, default_group
@@ -29,8 +29,10 @@ from ._engine import (
     write_snapshot,
 )
 from ._errors import CheckpointError, StepExists, StepNotFound
+from ._layouts import Place, open_source, restore_source
 from ._opening import open_root
 from ._options import Options
+from ._rename import Names
 from ._storage import Storage
 from ._stores import open_store
 from ._writer import join
@@ -49,13 +51,21 @@ def save(
     overwrite: bool = False,
     group: Group | None = None,
     timeout_s: float = 600.0,
+    layout: Literal["holdfast", "orbax"] = "holdfast",
 ) -> None:
     """Saves a tree as a checkpoint in the folder `path`, durably; blocks until it is there. Every process of the group calls it.
+
+    With `layout="orbax"` it is a checkpoint of Orbax's, which its v0 manager (as a step folder of a root) and its v1 functions restore.
 
     Raises StepExists where one is there (unless `overwrite`), UnsupportedLeaf, SaveFailed naming the process that failed, CheckpointError
     for a folder that cannot be written; on every process alike. `group=None` is the job's processes, or this one alone.
     """
     group = group if group is not None else default_group()
+    if layout == "orbax":
+        from ._orbax_write import save_orbax
+
+        save_orbax(Place.of(path), {item: state}, metadata=metadata, group=group, timeout_s=timeout_s)
+        return
     storage, claims = open_store(path)
     writer = open_root(storage, claims, group, Options(save_timeout_s=timeout_s)).writer
     try:
@@ -152,21 +162,33 @@ def load(
     partial: bool | Callable[[str], bool] = False,
     cast: bool = False,
     types: Sequence[type] = (),
+    rename: Names = None,
     host_memory_bytes: int | None = None,
 ) -> Any:
     """Restores one item of the checkpoint in the folder `path`, or of the latest step where it is a root of steps (the log says which).
 
-    The arguments mean what they mean for `CheckpointManager.restore`. Each process of a job may call it, with shardings of its own
-    devices or of all. Raises StepNotFound, TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
+    The checkpoint may be holdfast's, Orbax's, or a safetensors file or folder. The arguments mean what they mean for
+    `CheckpointManager.restore`; `rename` turns the paths of stored leaves into those of `like`: a mapping, rules of (pattern,
+    replacement), or a function. Each process of a job may call it, with shardings of its own devices or of all. Raises StepNotFound,
+    TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
     """
-    storage, step_dir, record = open_checkpoint(path)
+    try:
+        storage, step_dir, record = open_checkpoint(path)
+        foreign = rename is not None
+    except StepNotFound:
+        foreign = True
+    if foreign:
+        return restore_source(open_source(path), item, like, partial=partial, cast=cast, types=types, rename=rename)
     options: dict[str, Any] = {"partial": partial, "cast": cast, "types": types, "host_memory_bytes": host_memory_bytes}
     return restore_item(storage, step_dir, record, item, like, **options)
 
 
 def verify(path: str | os.PathLike[str]) -> Report:
     """Reads every byte of the checkpoint in `path` (of a root: its latest step) and checks it; raises as `load` does."""
-    return verify_step(*open_checkpoint(path))
+    try:
+        return verify_step(*open_checkpoint(path))
+    except StepNotFound:
+        return open_source(path).verify()
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> tuple[Storage, str, Record]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, ProcessSpec
@@ -14,16 +15,18 @@ from ._agreement import describe, told_error
 from ._claims import Claims, Writer, this_writer
 from ._errors import CheckpointError
 from ._keeping import fence_others, list_steps
+from ._layouts import find_steps
 from ._options import Options
 from ._storage import Storage
 
 
 @dataclass(frozen=True)
 class Opened:
-    """What all processes know after the opening: the writer and the steps that are there."""
+    """What all processes know after the opening: the writer, the steps that are there, and other people's, with their folders' names."""
 
     writer: Writer
     steps: tuple[int, ...]
+    foreign: Mapping[int, str] = field(default_factory=dict)
 
 
 def open_root(storage: Storage, claims: Claims, group: Group, options: Options) -> Opened:
@@ -40,7 +43,7 @@ def open_root(storage: Storage, claims: Claims, group: Group, options: Options) 
         if failure is error:
             raise
         raise failure from error
-    told_all = {"writer": asdict(opened.writer), "steps": opened.steps}
+    told_all = {"writer": asdict(opened.writer), "steps": opened.steps, "foreign": dict(opened.foreign)}
     group.broadcast(name, json.dumps(told_all).encode(), timeout_s=options.save_timeout_s)
     return opened
 
@@ -55,14 +58,16 @@ def _open(storage: Storage, claims: Claims, options: Options) -> Opened:
         except BaseException:
             claims.release(writer)
             raise
-    return Opened(writer, tuple(list_steps(storage)))
+    steps = list_steps(storage)
+    foreign = {step: name for step, (name, _) in find_steps(storage, foreign_only=True).items() if step not in steps}
+    return Opened(writer, tuple(steps), foreign)
 
 
 def _heard(data: bytes) -> Opened:
     told = json.loads(data)
     if "kind" in told:
         raise told_error(told["kind"], told["message"], {})
-    return Opened(Writer(**told["writer"]), tuple(told["steps"]))
+    return Opened(Writer(**told["writer"]), tuple(told["steps"]), {int(step): name for step, name in told["foreign"].items()})
 
 
 __all__ = ["Opened", "open_root"]

@@ -223,12 +223,13 @@ def save_orbax(
     metrics: Mapping[str, Any] | None = None,
     metadata: Any = None,
     group: Group | None = None,
+    timeout_s: float = 600,
 ) -> None:
     """Saves live trees in Orbax's layout; each process writes the first copy of the shards that it holds. Blocks until all is durable.
 
     Raises StepExists, UnsupportedLeaf for what Orbax cannot hold (arrays of size zero, bytes), SaveFailed.
     """
-    writer = OrbaxWriter(place, group=group)
+    writer = OrbaxWriter(place, group=group, timeout_s=timeout_s)
     try:
         for item, tree in items.items():
             for name, value in writer.add_tree(item, tree).items():
