@@ -18,6 +18,7 @@ from ._errors import CheckpointError, StepNotFound
 from ._holds import add_hold
 from ._items import give_state, is_iterator
 from ._keeping import list_steps
+from ._layouts import ForeignSteps, restore_source
 from ._statistics import Statistics
 from ._storage import Storage
 
@@ -33,6 +34,7 @@ class Restorer:
         statistics: Statistics,
         timeout_s: float,
         host_memory_bytes: int | None,
+        foreign: ForeignSteps | None = None,
     ) -> None:
         self._storage = storage
         self._group = group
@@ -40,6 +42,7 @@ class Restorer:
         self._statistics = statistics
         self._timeout_s = timeout_s
         self._host_memory_bytes = host_memory_bytes
+        self._foreign = foreign or ForeignSteps(storage, {})
 
     def restore(
         self, step: int | None, like: Any, item: str, how: Mapping[str, Any], *, fallback: bool = False, hold_s: float = 0.0
@@ -57,6 +60,9 @@ class Restorer:
     def _one(self, step: int, like: Any, item: str, how: Mapping[str, Any], hold_s: float) -> Any:
         if hold_s > 0 and self._group.index == 0:
             add_hold(self._storage, step, hold_s)
+        if step in self._foreign:
+            options = {name: value for name, value in how.items() if name != "read_once"}
+            return restore_source(self._foreign.open(step), item, like, **options)
         record = read_record(self._storage, str(step))
         if is_iterator(like):
             return give_state(like, read_json(self._storage, str(step), record, item, self._group.index))
@@ -66,7 +72,7 @@ class Restorer:
 
     def _steps(self) -> list[int]:
         """Returns the primary's listing, on every process."""
-        listing = json.dumps(list_steps(self._storage)).encode() if self._group.index == 0 else None
+        listing = json.dumps([*list_steps(self._storage), *self._foreign]).encode() if self._group.index == 0 else None
         return [int(step) for step in json.loads(self._group.broadcast(f"{self._channel}/steps", listing, timeout_s=self._timeout_s))]
 
     def _newest(self) -> int:
