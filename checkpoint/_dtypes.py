@@ -68,7 +68,7 @@ def name_of(dtype: np.dtype[Any]) -> str:
 
 def can_store(dtype: np.dtype[Any]) -> bool:
     """Says whether arrays of this dtype can be saved: little-endian, and in the list."""
-    return _BY_NAME.get(dtype.name) == dtype
+    return dtype in _NAMES
 
 
 def stored_as(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:

@@ -1,9 +1,10 @@
 """Who writes which chunk into which pack: a pure function of shapes, dtypes and where the shards lie. No jax, no I/O.
 
-A leaf is cut into a grid of chunks: along each axis into the equal parts of its sharding, and those, along the leading axes, until a chunk
-has at most CHUNK_BYTES. Each chunk has one writer among the ranks that hold it. First all chunks with one holder are counted; then the
-replicated leaves, largest first, go to the least loaded of their holders (few chunks) or round by rotation (many). So that one restoring process
-need not open a pack of every process for its biases, no more ranks share in replicated leaves than have SHARE_BYTES each to write.
+A leaf is cut into a grid of chunks: along each axis into the equal parts of its sharding, and those, along the leading axes, until a
+chunk has at most CHUNK_BYTES. Each chunk has one writer among the ranks that hold it. First all chunks with one holder are counted; then
+the replicated leaves, largest first, go to the least loaded of their holders (few chunks) or round by rotation (many). So that one
+restoring process need not open a pack of every process for its biases, no more ranks share in replicated leaves than have SHARE_BYTES
+each to write.
 
 The chunks of one rank, in the order of leaves and cells, are split into packs of about equal weight. All of it is index arithmetic on
 whole grids, since a job may have thousands of ranks.
@@ -12,7 +13,6 @@ whole grids, since a job may have thousands of ranks.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -33,6 +33,7 @@ PACKS = 4  # files that a rank writes side by side
 PACK_CHUNKS = 200_000  # of about 100 bytes each in the header, of which safetensors reads 100 MB
 CHUNK_WEIGHT = 512  # what a chunk costs beside its bytes
 FEW_CELLS = 64
+HEADER_BYTES = 16 << 20  # more than the header of a pack of the size of an object
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +59,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class Leaf:
-    """Describes one leaf. `kind` is "array", "key" (typed PRNG keys; dtype and shape are those of their data), "numpy", "scalar" (of numpy) or
-    the name of a Python type, whose value lives in the record. `layout` None: host-local, rank 0 writes it whole.
+    """Describes one leaf. `kind` is "array", "key" (typed PRNG keys; dtype and shape are those of their data), "numpy", "scalar" (of
+    numpy) or the name of a Python type, whose value lives in the record. `layout` None: host-local, rank 0 writes it whole.
     """
 
     path: str
@@ -87,6 +88,7 @@ class Grid:
     shape: tuple[int, ...]
     part: tuple[int, ...]
     sub: tuple[int, ...]
+    itemsize: int = 0
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
@@ -118,20 +120,23 @@ class Grid:
             bounds.append((start, min(start + sub, (outer + 1) * part)))
         return tuple(reversed(bounds))
 
-    def sizes(self, itemsize: int) -> Ints:
-        """Returns the bytes of every cell, in C order."""
-        total = np.full(1, itemsize, np.int64)
+    @cached_property
+    def sizes(self) -> Ints:
+        """Is the bytes of every cell, in C order."""
+        total = np.full(1, self.itemsize, np.int64)
         for axis in range(len(self.shape)):
             total = (total[:, None] * np.diff(self.starts(axis))).reshape(-1)
         return total
 
-    def shard_of(self, cells: Ints) -> Ints:
-        """Returns, for cells, the index of the part (the shard) that each lies in."""
-        shard = np.zeros_like(cells)
+    @cached_property
+    def shards(self) -> Ints:
+        """Is, for every cell in C order, the index of the part (the shard) that it lies in."""
+        cells = np.arange(self.cells)
+        shards = np.zeros_like(cells)
         indices = np.unravel_index(cells, self.counts) if self.counts else ()
         for index, size, part, sub in zip(indices, self.shape, self.part, self.sub, strict=True):
-            shard = shard * (size // part if size else 1) + (index // -(-part // sub) if size else 0)
-        return shard
+            shards = shards * (size // part if size else 1) + (index // -(-part // sub) if size else 0)
+        return shards
 
 
 @dataclass(frozen=True)
@@ -180,38 +185,51 @@ class Plan:
 
 def make_plan(tree: Any, leaves: Sequence[Leaf], rank: int = 0, count: int = 1, *, max_file_bytes: int | None = None) -> Plan:
     """Returns the plan of leaves whose tree is described by `tree`; ranks are 0 to count - 1."""
-    grids = [None if leaf.is_value else _cut(leaf) for leaf in leaves]
-    writers = _deal(leaves, grids, count)
-    packs = _split(leaves, grids, writers, count, max_file_bytes)
-    arrays = tuple(
-        None if grid is None else LeafPlan(leaf, grid, writer, pack)
-        for leaf, grid, writer, pack in zip(leaves, grids, writers, packs, strict=True)
-    )
-    own = _own_chunks(arrays, rank)
+    grids = _cut_all(leaves)
+    cells = [(leaf, grid) for leaf, grid in zip(leaves, grids, strict=True) if grid is not None]
+    ends = np.cumsum([grid.cells for _, grid in cells], dtype=np.int64)
+    sizes = np.concatenate([grid.sizes for _, grid in cells]) if cells else np.zeros(0, np.int64)
+    writers = np.concatenate(_deal(cells, count)) if cells else np.zeros(0, np.int64)
+    packs = _split(writers, sizes, count, max_file_bytes)
+    parts = iter(zip(cells, np.split(writers, ends[:-1]), np.split(packs, ends[:-1]), strict=bool(cells)))
+    arrays = tuple(None if grid is None else LeafPlan(*(part := next(parts))[0], part[1], part[2]) for grid in grids)
+    own = _own_chunks(leaves, arrays, rank)
     return Plan(
-        hash=_digest(tree, arrays, leaves, count),
+        hash=_digest([count, tree], leaves, [grid for _, grid in cells], writers, packs),
         process=rank,
         process_count=count,
         tree=tree,
         leaves=tuple(leaves),
         arrays=arrays,
-        files=_files(arrays),
+        files=_files(writers, packs),
         own=own,
         own_bytes=sum(chunk.nbytes for chunks in own.values() for chunk in chunks),
         total_bytes=sum(leaf.nbytes for leaf in leaves),
     )
 
 
+def _cut_all(leaves: Sequence[Leaf]) -> list[Grid | None]:
+    """Returns the grids of the arrays; equal ones are one object."""
+    known: dict[Any, Grid] = {}
+    grids: list[Grid | None] = []
+    for leaf in leaves:
+        key = (leaf.shape, leaf.itemsize, id(leaf.layout))
+        if not leaf.is_value and key not in known:
+            known[key] = _cut(leaf)
+        grids.append(None if leaf.is_value else known[key])
+    return grids
+
+
 def _cut(leaf: Leaf) -> Grid:
     shape = leaf.shape
     if not math.prod(shape):
-        return Grid(shape, shape, shape)
+        return Grid(shape, shape, shape, leaf.itemsize)
     parts = leaf.layout.parts if leaf.layout else (1,) * len(shape)
     part = tuple(size // count for size, count in zip(shape, parts, strict=True))
     limit = CHUNK_BYTES
     if leaf.layout is not None and (holders := leaf.layout.holders[0].shape[1]) > 1:
         limit = min(limit, max(DEAL_BYTES, -(-math.prod(part) * leaf.itemsize // holders)))
-    return Grid(shape, part, _pieces(part, leaf.itemsize, limit))
+    return Grid(shape, part, _pieces(part, leaf.itemsize, limit), leaf.itemsize)
 
 
 def _pieces(part: tuple[int, ...], itemsize: int, limit: int) -> tuple[int, ...]:
@@ -228,84 +246,56 @@ def _pieces(part: tuple[int, ...], itemsize: int, limit: int) -> tuple[int, ...]
     return tuple(sub)
 
 
-def _deal(leaves: Sequence[Leaf], grids: Sequence[Grid | None], count: int) -> list[Ints]:
-    """Returns the writer of each cell of each leaf."""
-    writers: list[Ints] = [np.zeros(0, np.int64)] * len(leaves)
+def _deal(cells: Sequence[tuple[Leaf, Grid]], count: int) -> list[Ints]:
+    """Returns the writer of each cell of each array."""
+    writers: list[Ints] = [np.zeros(0, np.int64)] * len(cells)
     load = np.zeros(count, np.int64)
     shared: list[int] = []
-    for index, (leaf, grid) in enumerate(zip(leaves, grids, strict=True)):
-        if grid is None:
-            continue
+    for index, (leaf, grid) in enumerate(cells):
         if leaf.layout is not None and leaf.layout.holders[0].shape[1] > 1:
             shared.append(index)
             continue
-        if leaf.layout is None:
-            writers[index] = np.zeros(grid.cells, np.int64)
-        else:
-            writers[index] = leaf.layout.holders[0][grid.shard_of(np.arange(grid.cells)), 0]
-        _add(load, writers[index], grid.sizes(leaf.itemsize))
-    most = max(1, -(-sum(leaves[index].nbytes for index in shared) // SHARE_BYTES))
+        writers[index] = np.zeros(grid.cells, np.int64) if leaf.layout is None else leaf.layout.holders[0][grid.shards, 0]
+        load += np.bincount(writers[index], weights=grid.sizes, minlength=count).astype(np.int64)
+    most = max(1, -(-sum(cells[index][0].nbytes for index in shared) // SHARE_BYTES))
     turn = 0
-    for index in sorted(shared, key=lambda index: -leaves[index].nbytes):
-        leaf, grid = leaves[index], grids[index]
-        assert leaf.layout is not None and grid is not None
-        sizes = grid.sizes(leaf.itemsize)
-        writers[index] = _share(leaf.layout, grid, sizes, most, load, turn)
+    for index in sorted(shared, key=lambda index: -cells[index][0].nbytes):
+        leaf, grid = cells[index]
+        assert leaf.layout is not None
+        writers[index] = _share(leaf.layout, grid, most, load, turn)
         turn += grid.cells
     return writers
 
 
-def _share(layout: Layout, grid: Grid, sizes: Ints, most: int, load: Ints, turn: int) -> Ints:
+def _share(layout: Layout, grid: Grid, most: int, load: Ints, turn: int) -> Ints:
     """Deals the cells of one replicated leaf and adds them to `load`."""
-    shards = grid.shard_of(np.arange(grid.cells))
     holders, counts = layout.holders
-    holders, counts = holders[shards], np.minimum(counts[shards], most)
+    holders, counts = holders[grid.shards], np.minimum(counts[grid.shards], most)
     if grid.cells > FEW_CELLS:
         writers = holders[np.arange(grid.cells), (turn + np.arange(grid.cells)) % counts]
-        _add(load, writers, sizes)
+        load += np.bincount(writers, weights=grid.sizes, minlength=len(load)).astype(np.int64)
         return writers
     chosen = []
-    for row, held, size in zip(holders, counts, sizes, strict=True):
+    for row, held, size in zip(holders, counts, grid.sizes, strict=True):
         writer = row[np.argmin(load[row[:held]])]
         load[writer] += size
         chosen.append(writer)
     return np.array(chosen, np.int64)
 
 
-def _add(load: Ints, writers: Ints, sizes: Ints) -> None:
-    load += np.bincount(writers, weights=sizes, minlength=len(load)).astype(np.int64)
-
-
-def _split(leaves: Sequence[Leaf], grids: Sequence[Grid | None], writers: Sequence[Ints], count: int, limit: int | None) -> list[Ints]:
+def _split(writers: Ints, sizes: Ints, count: int, max_file_bytes: int | None) -> Ints:
     """Returns the pack of each cell among its writer's: consecutive runs of about equal weight."""
-    weights = [
-        np.zeros(0, np.int64) if grid is None else grid.sizes(leaf.itemsize) + CHUNK_WEIGHT
-        for leaf, grid in zip(leaves, grids, strict=True)
-    ]
-    load, chunks = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    for writer, weight in zip(writers, weights, strict=True):
-        _add(load, writer, weight)
-        chunks += np.bincount(writer, minlength=count)
-    packs = np.maximum(np.minimum(PACKS, load // PACK_BYTES), np.maximum(1, -(-chunks // PACK_CHUNKS)))
-    if limit is not None:
-        packs = np.maximum(packs, -(-load // (limit - CHUNK_BYTES)))
-    done = np.zeros(count, np.int64)
-    result = []
-    for writer, weight in zip(writers, weights, strict=True):
-        before = done[writer] + _running(writer, weight)
-        result.append(np.minimum(before * packs[writer] // np.maximum(load[writer], 1), packs[writer] - 1))
-        _add(done, writer, weight)
-    return result
-
-
-def _running(writers: Ints, weights: Ints) -> Ints:
-    """Returns, for each cell, the weight of the cells before it that have its writer."""
-    order = np.argsort(writers, kind="stable")
-    before = np.cumsum(weights[order]) - weights[order]
-    _, first, inverse = np.unique(writers[order], return_index=True, return_inverse=True)
-    result = np.empty_like(before)
-    result[order] = before - before[first][inverse]
-    return result
+    weights = sizes + CHUNK_WEIGHT
+    load = np.bincount(writers, weights=weights, minlength=count).astype(np.int64)
+    packs = np.minimum(PACKS, load // PACK_BYTES)
+    packs = np.maximum(packs, np.maximum(1, -(-np.bincount(writers, minlength=count) // PACK_CHUNKS)))
+    if max_file_bytes is not None:
+        packs = np.maximum(packs, -(-load // (max_file_bytes - CHUNK_BYTES - HEADER_BYTES)))
+    order = np.argsort(writers.astype(np.uint16) if count < 1 << 16 else writers, kind="stable")
+    before = np.empty_like(weights)
+    before[order] = np.cumsum(weights[order]) - weights[order]
+    before -= (np.cumsum(load) - load)[writers]
+    return np.minimum(before * packs[writers] // np.maximum(load[writers], 1), packs[writers] - 1)
 
 
 def chunk_name(path: str, region: Sequence[tuple[int, int]], shape: Sequence[int]) -> str:
@@ -315,14 +305,13 @@ def chunk_name(path: str, region: Sequence[tuple[int, int]], shape: Sequence[int
     return f"{path}[{','.join(f'{start}:{stop}' for start, stop in region)}]"
 
 
-def _own_chunks(arrays: Sequence[LeafPlan | None], rank: int) -> dict[int, tuple[Chunk, ...]]:
+def _own_chunks(leaves: Sequence[Leaf], arrays: Sequence[LeafPlan | None], rank: int) -> dict[int, tuple[Chunk, ...]]:
     found: dict[int, list[Chunk]] = {}
     for index, array in enumerate(arrays):
         if array is None:
             continue
-        cells = np.flatnonzero(array.writers == rank)
-        for cell, shard, pack in zip(cells.tolist(), array.grid.shard_of(cells).tolist(), array.packs[cells].tolist(), strict=True):
-            found.setdefault(pack, []).append(_chunk(index, array, cell, shard, rank))
+        for cell in np.flatnonzero(array.writers == rank).tolist():
+            found.setdefault(int(array.packs[cell]), []).append(_chunk(index, array, cell, rank))
     return {pack: tuple(sorted(chunks, key=_file_order)) for pack, chunks in sorted(found.items())}
 
 
@@ -331,12 +320,13 @@ def _file_order(chunk: Chunk) -> tuple[bool, int]:
     return chunk.nbytes % 64 != 0, -chunk.itemsize
 
 
-def _chunk(index: int, array: LeafPlan, cell: int, shard: int, rank: int) -> Chunk:
+def _chunk(index: int, array: LeafPlan, cell: int, rank: int) -> Chunk:
     leaf, grid = array.leaf, array.grid
     region = grid.region(cell)
     shape = tuple(stop - start for start, stop in region)
     slot, inside = -1, None
     if leaf.layout is not None:
+        shard = grid.shards[cell]
         slot = int(leaf.layout.slots[shard][leaf.layout.ranks[shard] == rank][0])
     if shape != grid.part:
         inside = tuple(slice(start % part, start % part + size) for (start, _), part, size in zip(region, grid.part, shape, strict=True))
@@ -348,26 +338,24 @@ def local_chunks(plan: Plan, leaf: int) -> list[Chunk]:
     """Returns the chunks of a host-local leaf, in the order of its cells, as rank 0 writes them."""
     array = plan.arrays[leaf]
     assert array is not None and array.leaf.layout is None
-    return [_chunk(leaf, array, cell, 0, 0) for cell in range(array.grid.cells)]
+    return [_chunk(leaf, array, cell, 0) for cell in range(array.grid.cells)]
 
 
-def _files(arrays: Sequence[LeafPlan | None]) -> tuple[tuple[int, int], ...]:
-    keys = [np.unique(array.writers << 32 | array.packs) for array in arrays if array is not None]
-    if not keys:
-        return ()
-    return tuple((int(key) >> 32, int(key) & 0xFFFFFFFF) for key in np.unique(np.concatenate(keys)))
+def _files(writers: Ints, packs: Ints) -> tuple[tuple[int, int], ...]:
+    width = int(packs.max(initial=0)) + 1
+    return tuple(divmod(key, width) for key in np.flatnonzero(np.bincount(writers * width + packs)).tolist())
 
 
-def _digest(tree: Any, arrays: Sequence[LeafPlan | None], leaves: Sequence[Leaf], count: int) -> str:
-    digest = hashlib.sha256(json.dumps([count, tree], sort_keys=True).encode())
-    for leaf, array in itertools.zip_longest(leaves, arrays):
-        facts = [leaf.path, leaf.kind, leaf.dtype, leaf.shape, leaf.impl, leaf.sharding]
-        if array is not None:
-            facts += [array.grid.part, array.grid.sub]
-        digest.update(json.dumps(facts, sort_keys=True).encode())
-        if array is not None:
-            digest.update(array.writers.tobytes())
-            digest.update(array.packs.tobytes())
+def _digest(about: Any, leaves: Sequence[Leaf], grids: Sequence[Grid], writers: Ints, packs: Ints) -> str:
+    shardings: dict[int, int] = {}  # equal ones are one object, whose text may be long
+    for leaf in leaves:
+        shardings.setdefault(id(leaf.sharding), len(shardings))
+    unique = list({id(leaf.sharding): leaf.sharding for leaf in leaves}.values())
+    facts = [(leaf.path, leaf.kind, leaf.dtype, leaf.shape, leaf.impl, shardings[id(leaf.sharding)]) for leaf in leaves]
+    cuts = [(grid.part, grid.sub) for grid in grids]
+    digest = hashlib.sha256(json.dumps([about, unique, facts, cuts], sort_keys=True).encode())
+    digest.update(writers.astype("<i8").tobytes())
+    digest.update(packs.astype("<i8").tobytes())
     return digest.hexdigest()
 
 

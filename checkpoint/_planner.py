@@ -10,9 +10,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jax.tree_util import PyTreeDef
 
-from ._dtypes import can_store
+from ._dtypes import can_store, name_of
 from ._errors import UnsupportedLeaf
 from ._plan import Layout, Leaf, Plan, make_plan
+from ._snapshot import paused_gc
 from ._tree import describe, flatten, type_name
 
 KEPT_PLANS = 8
@@ -21,7 +22,7 @@ VALUE_TYPES = (bool, int, float, complex, str, bytes)
 
 class _Kept(NamedTuple):
     treedef: PyTreeDef
-    facts: list[tuple[Any, Any]]
+    facts: list[tuple[type, Any, Any]]
     plan: Plan
 
 
@@ -38,21 +39,22 @@ class Planner:
         self._index, self._count, self._max_file_bytes = index, count, max_file_bytes
         self._ranks = {process: rank for rank, process in enumerate(processes if processes is not None else range(count))}
         self._kept: list[_Kept] = []
-        self._layouts: dict[tuple[Sharding, tuple[int, ...]], Layout] = {}
+        self._layouts: dict[tuple[Sharding, tuple[int, ...]], tuple[Layout, Any]] = {}
+        self._described: dict[Sharding, Any] = {}
 
     def plan(self, tree: Any) -> Plan:
         """Returns the plan of a tree; raises UnsupportedLeaf naming the leaf's path and what to do."""
         leaves, treedef = flatten(tree)
-        facts = [_facts(leaf) for leaf in leaves]
         for kept in self._kept:
-            if kept.treedef == treedef and _same(kept.facts, facts):
+            if kept.treedef == treedef and _same(kept.facts, leaves):
                 return kept.plan
-        plan = self._make(tree, leaves)
-        self._kept = [_Kept(treedef, facts, plan), *self._kept[: KEPT_PLANS - 1]]
+        with paused_gc():
+            plan = self._make(tree, leaves)
+            self._kept = [_Kept(treedef, [_facts(leaf) for leaf in leaves], plan), *self._kept[: KEPT_PLANS - 1]]
         return plan
 
     def _make(self, tree: Any, leaves: Sequence[Any]) -> Plan:
-        self._layouts.clear()
+        self._layouts, self._described = {}, {}
         description, paths = describe(tree)
         assert len(paths) == len(leaves)
         described = [self._leaf(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
@@ -86,32 +88,40 @@ class Planner:
         _check_dtype(path, dtype)
         if self._count > 1 and leaf.is_fully_addressable:
             return Leaf(path, kind, dtype.name, leaf.shape, dtype.itemsize, impl=impl)
-        layout = self._layout(path, leaf)
-        return Leaf(path, kind, dtype.name, leaf.shape, dtype.itemsize, layout, describe_sharding(leaf.sharding), impl)
+        layout, sharding = self._layout(path, leaf)
+        return Leaf(path, kind, name_of(dtype), leaf.shape, dtype.itemsize, layout, sharding, impl)
 
-    def _layout(self, path: str, leaf: jax.Array) -> Layout:
+    def _layout(self, path: str, leaf: jax.Array) -> tuple[Layout, Any]:
+        """Returns the layout and the description of a leaf's sharding, made once for all leaves of that shape and sharding."""
         key = (leaf.sharding, leaf.shape)
         if key not in self._layouts:
             layout = make_layout(leaf, self._ranks)
             if (layout.holders[1] == 0).any():
                 message = f"parts of the leaf {path!r} are on processes outside of this group; save it with a group that holds all of it"
                 raise UnsupportedLeaf(message, leaf=path, found=str(leaf.sharding))
-            self._layouts[key] = layout
+            self._layouts[key] = layout, self._described.setdefault(leaf.sharding, describe_sharding(leaf.sharding))
         return self._layouts[key]
 
 
-def _facts(leaf: Any) -> tuple[Any, Any]:
-    """Returns two objects whose equality means the same plan; those of jax arrays are often identical from save to save."""
+def _facts(leaf: Any) -> tuple[type, Any, Any]:
+    """Returns a type and two objects whose equality means the same plan; those of jax arrays are often identical from save to save."""
     if isinstance(leaf, jax.Array):
-        return leaf.aval, leaf.sharding
+        return type(leaf), leaf.aval, leaf.sharding
     if isinstance(leaf, (np.ndarray, np.generic)):
-        return type(leaf), (leaf.dtype, leaf.shape)
-    return type(leaf), None
+        return type(leaf), leaf.dtype, leaf.shape
+    return type(leaf), None, None
 
 
-def _same(kept: list[tuple[Any, Any]], facts: list[tuple[Any, Any]]) -> bool:
-    for (aval, sharding), (new_aval, new_sharding) in zip(kept, facts, strict=True):
-        if (aval is not new_aval and aval != new_aval) or (sharding is not new_sharding and sharding != new_sharding):
+def _same(kept: list[tuple[type, Any, Any]], leaves: list[Any]) -> bool:
+    for leaf, (cls, first, second) in zip(leaves, kept, strict=True):
+        if type(leaf) is not cls:
+            return False
+        if hasattr(cls, "aval"):
+            if leaf.sharding is not second and leaf.sharding != second:
+                return False
+            if leaf.aval is not first and leaf.aval != first:
+                return False
+        elif second is not None and (leaf.dtype != first or leaf.shape != second):
             return False
     return True
 

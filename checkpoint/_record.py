@@ -404,7 +404,7 @@ class _LeafParser:
         dtype, shape = dtype_named(name), tuple(map(_whole, sizes))
         if dtype is None or len(shape) > _MAX_RANK or math.prod(shape) * dtype.itemsize > _MAX_BYTES:
             raise ValueError(f"an array has dtype {name!r} and shape {shape}")
-        grid, files = _parse_grid(shape, part, sub), self._cells[_whole(cells)]
+        grid, files = _parse_grid(shape, part, sub, dtype.itemsize), self._cells[_whole(cells)]
         if grid.cells != len(files):
             raise ValueError(f"a grid has {grid.cells} cells, and {len(files)} are told of")
         return shape, grid, files
@@ -419,7 +419,7 @@ def _parse_sharding(facts: Any) -> Any:
     return facts
 
 
-def _parse_grid(shape: tuple[int, ...], part: Any, sub: Any) -> Grid:
+def _parse_grid(shape: tuple[int, ...], part: Any, sub: Any, itemsize: int) -> Grid:
     part, sub = tuple(map(_whole, part)), tuple(map(_whole, sub))
     if len(part) != len(shape) or len(sub) != len(shape):
         raise ValueError("a grid has another rank than its shape")
@@ -428,7 +428,7 @@ def _parse_grid(shape: tuple[int, ...], part: Any, sub: Any) -> Grid:
             raise ValueError("an array without elements has a grid")
     elif any(not 1 <= small <= large or size % large for size, large, small in zip(shape, part, sub, strict=True)):
         raise ValueError(f"the grid {part}, {sub} does not fit the shape {shape}")
-    return Grid(shape, part, sub)
+    return Grid(shape, part, sub, itemsize)
 
 
 __all__ = [
