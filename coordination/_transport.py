@@ -8,6 +8,7 @@ told when their client goes away by a fourth.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from ._transport_options import Listening, channel_options, server_credentials
 
 TESTED = ((1, 66), (1, 90))
 """Releases of grpcio, from the first to before the second, whose private module was tested."""
+
+log = logging.getLogger("holdfast.coordination")
 
 _DETAILS = "grpc-status-details-bin"
 _UNASKED = 64  # calls that may come before the next look at the queue
@@ -228,16 +231,22 @@ class CompletionQueueTransport:
                 self._flush()
             wait_s = max(0.0, min(service.next_due(), next_look) - now)
             event = poll(time.time() + wait_s)
-            for _ in range(_BATCH):
-                if event.completion_type == _TIMED_OUT:
-                    break
-                event.tag(event)
-                event = poll(0)
-            else:
-                event.tag(event)
+            left = _BATCH
+            while event.completion_type != _TIMED_OUT and left:
+                self._handle(event)
+                left -= 1
+                event = poll(0) if left else event
             self._flush()
         self._stop()
         return reason
+
+    @staticmethod
+    def _handle(event: Any) -> None:
+        """Handles one event. A defect of ours met by one request is logged, and leaves the others alone."""
+        try:
+            event.tag(event)
+        except Exception:
+            log.exception("an event of the queue was not handled")
 
     def _flush(self) -> None:
         self.service.flush()
