@@ -6,6 +6,7 @@ On a virtual machine a fresh page can cost more than the bytes that are read int
 
 from __future__ import annotations
 
+import atexit
 import collections
 import mmap
 from typing import Any
@@ -59,6 +60,11 @@ class Pool:
         mapping.madvise(mmap.MADV_FREE)
         self._free.setdefault(size, collections.deque()).append(mapping)
 
+    def close(self) -> None:
+        """Keeps nothing from now on: what the last arrays of an interpreter leave behind goes back to the system."""
+        self._idle_bytes = -1
+        self._free.clear()
+
     def idle_bytes(self) -> int:
         """Returns how much is kept."""
         return sum(size * len(mappings) for size, mappings in list(self._free.items()))
@@ -78,5 +84,6 @@ def _small(nbytes: int) -> np.ndarray[Any, Any]:
 
 
 POOL = Pool()
+atexit.register(POOL.close)
 
 __all__ = ["POOL", "Pool"]
