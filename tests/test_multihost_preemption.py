@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from cluster import Processes, run_processes
-from metadata import metadata_server
+from metadata import Metadata, metadata_server
+
+from holdfast.coordination._spawn import CoordinationService
 
 HEAD = """
 import random, signal, sys, threading, time
@@ -36,27 +38,42 @@ def end():
 LOOP = (
     HEAD
     + """
-seed, stride, source, path = int(sys.argv[4]), int(sys.argv[5]), sys.argv[6], sys.argv[7]
-random.seed(1000 * seed + index)
+service, source, path, seeds, strides = sys.argv[4], sys.argv[5], sys.argv[6], range(*eval(sys.argv[7])), eval(sys.argv[8])
 signal.signal(signal.SIGTERM, lambda number, frame: print("the user's handler ran", flush=True))
-sources = {
-    "signal": lambda: None,
-    "file": lambda: [multihost.WatchedFile(path, every_s=0.02)],
-    "gce": lambda: [multihost.GceMetadata(host=path, every_s=0.02)],
-    "slurm": lambda: [multihost.SlurmEnd(float(path) if index == seed % count else 2e9, lead_s=60, every_s=0.02)],
-    "program": lambda: [],
-}[source]()
-begin(sources)
-print("ready", flush=True)
-if source == "program" and index == seed % count:
-    threading.Timer(random.random(), multihost.notify_preemption, [multihost.Notice("told")]).start()
-step, slow = 0, random.random() < 0.3
-while not multihost.reached_preemption(step):
-    time.sleep(random.random() * (0.02 if slow else 0.004))
-    step += stride
-print(f"stopped at {step}", flush=True)
-assert multihost.reached_preemption(step) and multihost.reached_preemption(step + stride)
-end()
+if service == "ours":
+    multihost.initialize(address, count, index, preemption_sources=[])
+else:
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.distributed.initialize(address, count, index)
+client = multihost._runtime.current_client()
+for seed in seeds:
+    rng = random.Random(1000 * seed + index)
+    slurm_end = time.time() + 60 + 0.3 + rng.random() * 0.5 if index == seed % count else 2e9
+    sources = {
+        "signal": lambda: None,
+        "file": lambda: [multihost.WatchedFile(f"{path}/{seed}", every_s=0.02)],
+        "gce": lambda: [multihost.GceMetadata(host=f"{path}/{seed}", every_s=0.02)],
+        "slurm": lambda: [multihost.SlurmEnd(slurm_end, lead_s=60, every_s=0.02)],
+        "program": lambda: [],
+    }[source]()
+    _preemption.start(client, index, count, sources=sources)
+    client.wait_at_barrier(f"begin {seed}", 60_000)
+    print(f"ready {seed}.", flush=True)
+    if source == "program" and index == seed % count:
+        threading.Timer(rng.random() * 0.5, multihost.notify_preemption, [multihost.Notice("told")]).start()
+    stride = strides[seed % len(strides)]
+    step, longest_s = 0, rng.choice([0.002, 0.005, 0.02])
+    while not multihost.reached_preemption(step):
+        time.sleep(rng.random() * longest_s)
+        step += stride
+    print(f"seed {seed} stopped at {step}", flush=True)
+    assert multihost.reached_preemption(step) and multihost.reached_preemption(step + stride)
+    client.wait_at_barrier(f"end {seed}", 60_000)
+    _preemption.stop()
+if service == "ours":
+    multihost.shutdown()
+else:
+    jax.distributed.shutdown()
 """
 )
 
@@ -67,48 +84,60 @@ def free_address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-def stopped_at(outputs: list[str]) -> list[int]:
-    return [int(re.search(r"stopped at (-?\d+)", output)[1]) for output in outputs]  # type: ignore[index]
+def stopped_at(output: str) -> list[int]:
+    return [int(step) for step in re.findall(r"stopped at (-?\d+)", output)]
 
 
-def run_seed(source: str, seed: int, stride: int, scratch: Path) -> list[str]:
-    """Runs four processes with random delays, gives the notice at a random time, and returns their outputs."""
-    draw = random.Random(seed)
+def give_notice(source: str, seed: int, processes: Processes, server: Metadata, folder: Path) -> None:
+    """Tells one process, or all, from outside."""
+    if source == "signal":
+        processes.kill(seed % 4, signal.SIGTERM)
+    elif source == "file":
+        (folder / str(seed)).write_text("drain")
+    elif source == "gce":
+        server.values[f"{seed}/preempted"] = "TRUE"
+
+
+def run_seeds(source: str, seeds: range, service: str, folder: Path, strides: list[int]) -> list[str]:
+    """Runs four processes with random step delays through `seeds`, gives each notice at a random time, and returns their outputs.
+
+    `service` is "ours" (a coordinator of its own and `initialize()`) or "jaxlib's" (inside process 0, with plain jax.distributed).
+    """
     with metadata_server() as server, ExitStack() as stack:
-        path = {"slurm": str(time.time() + 60 + 8 + draw.random()), "gce": server.address}.get(source, str(scratch / "notice"))
-        processes = stack.enter_context(Processes(LOOP, 4, arguments=[free_address(), seed, stride, source, path]))
-        for index in range(4):
-            processes.wait_for(index, "ready")
-        time.sleep(draw.random())  # the random moment that the campaign is about
-        if source == "signal":
-            processes.kill(seed % 4, signal.SIGTERM)
-        elif source == "file":
-            Path(path).write_text("drain\n")
-        elif source == "gce":
-            server.values["preempted"] = "TRUE"
+        spawned = stack.enter_context(CoordinationService.spawn(4, recoverable=True, survivable=True)) if service == "ours" else None
+        address = spawned.address if spawned else free_address()
+        path = server.address if source == "gce" else folder
+        arguments = [address, service, source, path, f"({seeds.start}, {seeds.stop})", strides]
+        processes = stack.enter_context(Processes(LOOP, 4, arguments=arguments))
+        for seed in seeds:
+            for index in range(4):
+                processes.wait_for(index, f"ready {seed}.")
+            time.sleep(random.Random(seed).random() * 0.5)  # the random moment that this is about
+            give_notice(source, seed, processes, server, folder)
         finished = processes.wait()
     assert [f.code for f in finished] == [0] * 4, "\n".join(f.output for f in finished)
     return [f.output for f in finished]
 
 
-@pytest.mark.parametrize("stride", [1, 7])
-def test_sigterm_to_one_of_four_stops_all_at_one_step(stride: int, tmp_path: Path) -> None:
+def test_sigterm_to_one_of_four_stops_all_at_one_step(tmp_path: Path) -> None:
     """A SIGTERM to one process makes all stop at the same step, also when they ask every 7 steps; the user's handler still runs."""
-    outputs = run_seed("signal", 2, stride, tmp_path)
-    assert len(set(stopped_at(outputs))) == 1
-    assert ["the user's handler ran" in output for output in outputs] == [False, False, True, False]
+    outputs = run_seeds("signal", range(4, 6), "ours", tmp_path, [1, 7])
+    steps = [stopped_at(output) for output in outputs]
+    assert steps == [steps[0]] * 4 and len(steps[0]) == 2 and steps[0][1] % 7 == 0
+    assert ["the user's handler ran" in output for output in outputs] == [True, True, False, False]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("service", ["ours", "jaxlib's"])
 @pytest.mark.parametrize("source", ["signal", "file", "gce", "slurm", "program"])
-@pytest.mark.parametrize("first", range(0, 50, 5))
-def test_fifty_seeds_of_each_source_stop_at_one_step(source: str, first: int, tmp_path: Path) -> None:
-    """50 of 50 seeds, on four processes with random step delays, asking every step and every 7 steps: one step for all."""
-    for seed in range(first, first + 5):
-        scratch = tmp_path / str(seed)
-        scratch.mkdir()
-        steps = stopped_at(run_seed(source, seed, 7 if seed % 2 else 1, scratch))
-        assert len(set(steps)) == 1, f"seed {seed} of {source}: {steps}"
+def test_seeds_of_each_source_stop_at_one_step(source: str, service: str, tmp_path: Path) -> None:
+    """50 of 50 seeds for each source (25 on each service), four processes with random delays, every step and every 7: one step for all."""
+    seeds = range(25) if service == "ours" else range(25, 50)
+    outputs = run_seeds(source, seeds, service, tmp_path, [1, 7])
+    steps = [stopped_at(output) for output in outputs]
+    assert len(steps[0]) == 25 and steps == [steps[0]] * 4
+    if source == "signal":
+        assert [output.count("the user's handler ran") for output in outputs] == [sum(seed % 4 == n for seed in seeds) for n in range(4)]
 
 
 def test_processes_in_lockstep_collectives_stop_without_deadlock() -> None:
@@ -129,7 +158,7 @@ print(f"stopped at {step}")
 end()
 """
     )
-    assert len(set(stopped_at(run_processes(script, 3, arguments=[free_address()])))) == 1
+    assert len({tuple(stopped_at(output)) for output in run_processes(script, 3, arguments=[free_address()])}) == 1
 
 
 def test_a_notice_before_step_0_holds_at_step_0() -> None:
@@ -233,7 +262,7 @@ end()
 """
     )
     for whose in ("ours", "theirs"):
-        assert len(set(stopped_at(run_processes(script, 2, arguments=[free_address(), whose])))) == 1
+        assert len({tuple(stopped_at(output)) for output in run_processes(script, 2, arguments=[free_address(), whose])}) == 1
 
 
 def test_agree_on_step_spreads_the_primarys_clock_decision() -> None:

@@ -9,7 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Metadata(ThreadingHTTPServer):
-    """Serves `values`; `address` is host:port. A request without Google's header gets 403, as there."""
+    """Serves `values`; `address` is host:port. A request without Google's header gets 403, as there.
+
+    A client that is told `address/NAME` for a host is a machine of its own: its values are `NAME/preempted` and so on, where they are set.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -21,8 +24,9 @@ class _Handler(BaseHTTPRequestHandler):
     server: Metadata
 
     def do_GET(self) -> None:
-        known = self.headers.get("Metadata-Flavor") == "Google" and self.path.startswith("/computeMetadata/v1/instance/")
-        body = self.server.values.get(self.path.rsplit("/", 1)[-1], "").encode()
+        machine, known, key = self.path.strip("/").rpartition("computeMetadata/v1/instance/")
+        known = known and self.headers.get("Metadata-Flavor") == "Google"
+        body = self.server.values.get(machine + key, self.server.values.get(key, "")).encode()
         self.send_response(200 if known and body else 403)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
