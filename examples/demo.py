@@ -23,6 +23,8 @@ FOLDER = Path.cwd() / "demo-run"
 STEPS, SAVE_EVERY = 300, 50
 PREEMPTED = 75
 console = Console()
+if not console.is_terminal:
+    console = Console(width=120)
 
 
 def last_step(log):
@@ -92,7 +94,7 @@ def main():
     when = random.randrange(STEPS // 5, STEPS * 3 // 5)
     story = [("uninterrupted", 4, "whole", None, 0), ("preempted", 4, "digits", when, PREEMPTED), ("resumed", 2, "digits", None, 0)]
     table = Table(title="Four processes, one preempted; two go on from the step that all had saved")
-    for column in ("run", "processes", "steps", "saves", "save s", "GB/s", "blocked s", "restore s", "GB/s", "test accuracy"):
+    for column in ("run", "processes", "steps", "saves", "save s", "GB/s", "blocked s", "restore s", "GB/s", "accuracy"):
         table.add_column(column, justify="left" if column == "run" else "right")
     accuracy = {}
     for name, processes, directory, preempt_at, expected in story:
