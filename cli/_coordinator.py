@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from holdfast.coordination._host import LINGER_S, STARTUP_TIMEOUT_S, Options, serve
+from holdfast.coordination._journal import JournalError
+from holdfast.coordination._transport_options import Tls
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_TOKEN_CHARACTERS = 16
 
 
 @click.command()
@@ -32,13 +39,38 @@ from holdfast.coordination._host import LINGER_S, STARTUP_TIMEOUT_S, Options, se
 @click.option(
     "--startup-timeout-s", type=click.FloatRange(0), default=STARTUP_TIMEOUT_S, show_default=True, help="Ends when nobody came; 0: never."
 )
+@click.option("--journal", type=click.Path(dir_okay=False), help="File that keeps the state: killed and restarted, it goes on.")
+@click.option("--tls-cert", type=_FILE, help="PEM certificate; with it, clients need one of --tls-ca.")
+@click.option("--tls-key", type=_FILE, help="PEM key of --tls-cert.")
+@click.option("--tls-ca", type=_FILE, help="PEM certificate of the authority that clients' certificates come from.")
+@click.option("--token-file", type=_FILE, help="File with the token that every call must hold.")
 @click.option("--public-api", is_flag=True, help="Serve over grpc.aio: slower, and only gRPC's public API.")
-def coordinator(num_processes: int, **options: object) -> None:
+def coordinator(
+    num_processes: int, tls_cert: Path | None, tls_key: Path | None, tls_ca: Path | None, token_file: Path | None, **options: object
+) -> None:
     """Serves the processes of one job: who is alive, keys, barriers.
 
     Prints `coordinator at HOST:PORT` when it serves, and ends by itself once every process has shut down or stayed dead.
     """
     try:
-        serve(Options(num_processes, **options))  # type: ignore[arg-type]
-    except OSError as error:
+        tls, token = _tls(tls_cert, tls_key, tls_ca), _token(token_file)
+        serve(Options(num_processes, tls=tls, token=token, **options))  # type: ignore[arg-type]
+    except (OSError, JournalError) as error:
         raise click.ClickException(str(error)) from None
+
+
+def _tls(certificate: Path | None, key: Path | None, authority: Path | None) -> Tls | None:
+    if certificate is None and key is None and authority is None:
+        return None
+    if certificate is None or key is None or authority is None:
+        raise click.UsageError("--tls-cert, --tls-key and --tls-ca belong together: expected all three")
+    return Tls(key.read_bytes(), certificate.read_bytes(), authority.read_bytes())
+
+
+def _token(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    token = file.read_text().strip()
+    if len(token) < _TOKEN_CHARACTERS:
+        raise click.UsageError(f"--token-file {file}: expected at least {_TOKEN_CHARACTERS} characters, found {len(token)}")
+    return token

@@ -6,11 +6,13 @@ import asyncio
 import secrets
 import signal
 import socket
+import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import _transport, _transport_aio
+from ._journal import SqliteJournal
 from ._limits import Limits
 from ._service import Service
 from ._state import Config, Machine
@@ -38,6 +40,9 @@ class Options:
     linger_s: float = LINGER_S
     startup_timeout_s: float = STARTUP_TIMEOUT_S
     public_api: bool = False  # serve over grpc.aio, whatever grpcio is installed
+    journal: str | None = None
+    tls: Tls | None = None
+    token: str | None = None
     limits: Limits = field(default_factory=Limits)
 
 
@@ -67,6 +72,20 @@ class _Ending:
 
 def serve(options: Options) -> None:
     """Serves until it is over, on this thread. Prints `coordinator at HOST:PORT` once it can be reached."""
+    journal = None if options.journal is None else SqliteJournal(options.journal, time.monotonic)
+    listening = Listening(f"{_bracketed(options.host)}:{options.port}", options.tls, options.token)
+    service = Service(_machine(options, journal), listening.clock, journal)
+    ending = _Ending(service, options)
+    _warn_if_open(options)
+    if _transport.tested() and not options.public_api:
+        transport = _transport.CompletionQueueTransport(service, listening)
+        announce(options, transport.bind(), journal)
+        transport.serve(ending)
+    else:
+        asyncio.run(_serve_aio(service, listening, options, ending, journal))
+
+
+def _machine(options: Options, journal: SqliteJournal | None) -> Machine:
     config = Config(
         num_tasks=options.num_processes,
         incarnation=secrets.randbits(63) | 1,
@@ -78,27 +97,31 @@ def serve(options: Options) -> None:
         survivable=options.survivable,
         limits=options.limits,
     )
-    listening = Listening(f"{_bracketed(options.host)}:{options.port}")
-    service = Service(Machine(config, listening.clock()), listening.clock)
-    ending = _Ending(service, options)
-    if _transport.tested() and not options.public_api:
-        transport = _transport.CompletionQueueTransport(service, listening)
-        announce(options, transport.bind())
-        transport.serve(ending)
-    else:
-        asyncio.run(_serve_aio(service, listening, options, ending))
+    if journal is None:
+        return Machine(config, time.monotonic())
+    incarnation = journal.incarnation(config)
+    return journal.open(replace(config, incarnation=incarnation or config.incarnation), incarnation)
 
 
-async def _serve_aio(service: Service, listening: Listening, options: Options, ending: _Ending) -> None:
+def _warn_if_open(options: Options) -> None:
+    if options.tls is None and options.token is None and options.host not in ("127.0.0.1", "localhost", "::1", "[::1]"):
+        text = f"listening at {options.host} without TLS or token: whoever reaches this port can disturb the job"
+        print(f"holdfast coordinator: {text}", file=sys.stderr, flush=True)
+
+
+async def _serve_aio(service: Service, listening: Listening, options: Options, ending: _Ending, journal: SqliteJournal | None) -> None:
     transport = _transport_aio.AioTransport(service, listening)
-    announce(options, transport.bind())
+    announce(options, transport.bind(), journal)
     await transport.serve(ending)
 
 
-def announce(options: Options, port: int) -> None:
-    """Prints the address that others reach the service at."""
+def announce(options: Options, port: int, journal: SqliteJournal | None) -> None:
+    """Prints the address that others reach the service at, and writes it into the journal's lock."""
     host = options.advertise or (options.host if options.host not in ("0.0.0.0", "::", "[::]") else socket.gethostname())
-    print(f"coordinator at {_bracketed(host)}:{port}", flush=True)
+    address = f"{_bracketed(host)}:{port}"
+    if journal is not None:
+        journal.announce(address)
+    print(f"coordinator at {address}", flush=True)
 
 
 def _bracketed(host: str) -> str:

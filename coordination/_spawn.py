@@ -36,6 +36,7 @@ class CoordinationService:
         attempt: int = 0,
         recoverable: bool = False,
         survivable: bool = False,
+        journal: str | None = None,
         heartbeat_timeout_s: float = 100.0,
         shutdown_timeout_s: float = 300.0,
         linger_s: float = 60.0,
@@ -63,6 +64,7 @@ class CoordinationService:
         command = [sys.executable, "-c", "from holdfast.cli import main; main()", "coordinator"]
         command += [f"--{name}={value}" for name, value in options.items()]
         command += [f"--advertise={advertise}"] if advertise else []
+        command += [f"--journal={journal}"] if journal else []
         command += ["--recoverable"] * recoverable + ["--survivable"] * survivable + list(arguments)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("GRPC_", "JAX_", "XLA_"))}
         process = subprocess.Popen(
@@ -120,7 +122,9 @@ def _address_of(process: subprocess.Popen[bytes], timeout_s: float) -> str:
     process.wait()
     process.stdout.close()
     process.stderr.close()
-    raise CoordinationError(f"the coordinator did not start within {timeout_s:g} s; it said: {said or line!r}", code="UNAVAILABLE")
+    if said or line or process.returncode != -9:
+        raise CoordinationError(f"the coordinator did not start; it said: {said or line!r}", code="UNAVAILABLE")
+    raise CoordinationError(f"the coordinator did not start within {timeout_s:g} s, and said nothing", code="UNAVAILABLE")
 
 
 __all__ = ["CoordinationService"]
