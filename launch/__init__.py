@@ -2,6 +2,7 @@
 
 from holdfast.multihost import Fatal, Hang, JobError, Preempted, StartupFailed, StartupTimeout, WorkerFailed
 
+from . import _ray as ray
 from ._engine import Engine, JobResult, supervise
 from ._job import DO_NOT_RESTART, DONE, HANG, PREEMPTED, RestartPolicy
 from ._local import run_local
@@ -21,6 +22,7 @@ __all__ = [
     "StartupFailed",
     "StartupTimeout",
     "WorkerFailed",
+    "ray",
     "run_local",
     "supervise",
 ]

@@ -1,0 +1,115 @@
+"""Who a process is, as the engine that started it says: Slurm, Open MPI and PMIx, Kubernetes. Pure functions of an environment.
+
+Sources: srun(1) and sbatch(1), "output environment variables"; ompi_info and mpirun(1) of Open MPI 4 and 5; Kubernetes, "Indexed Job"; JobSet,
+"labels and annotations". `holdfast task` turns what is found into a ProcessSpec.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_ATTEMPTS_PER_REQUEUE = 10_000
+
+
+@dataclass(frozen=True)
+class Found:
+    """Is what an engine tells a process about itself. `first_host` is where rank 0 runs, as far as it says; `local_size` 0: not said."""
+
+    engine: str
+    job_id: str
+    attempt: int
+    process_id: int
+    num_processes: int
+    first_host: str = ""
+    local_size: int = 0
+    slice_id: int = 0
+    num_slices: int = 1
+
+
+def detect(environment: Mapping[str, str]) -> Found | None:
+    """Returns what is found, the innermost engine first (mpirun inside Slurm is Open MPI); None where there is none.
+
+    Raises ValueError, naming the variable, for an engine that says only half.
+    """
+    for look in (_openmpi, _slurm, _kubernetes):
+        if (found := look(environment)) is not None:
+            if not 0 <= found.process_id < found.num_processes:
+                raise ValueError(f"{found.engine} says that this is process {found.process_id} of {found.num_processes}")
+            return found
+    return None
+
+
+def _openmpi(environment: Mapping[str, str]) -> Found | None:
+    if "OMPI_COMM_WORLD_RANK" not in environment:
+        return None
+    namespace = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid") or "mpi"
+    return Found(
+        engine="Open MPI",
+        job_id=re.sub(r"[^A-Za-z0-9_.-]", "-", namespace),
+        attempt=1,
+        process_id=_number(environment, "OMPI_COMM_WORLD_RANK"),
+        num_processes=_number(environment, "OMPI_COMM_WORLD_SIZE"),
+        local_size=_number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", 0),
+    )
+
+
+def _slurm(environment: Mapping[str, str]) -> Found | None:
+    """A task of a job step. PMIx alone (`srun --mpi=pmix`) says no size: Slurm does."""
+    if "SLURM_PROCID" not in environment or environment.get("SLURM_STEP_NUM_TASKS", "") == "":
+        return None
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+    size = _number(environment, "SLURM_STEP_NUM_TASKS")
+    return Found(
+        engine="Slurm",
+        job_id=f"slurm-{environment.get('SLURM_JOB_ID', '0')}",
+        attempt=slurm_attempt(environment) + _number(environment, "SLURM_STEP_ID", 0),
+        process_id=_number(environment, "SLURM_PROCID"),
+        num_processes=size,
+        first_host=first_host(nodes),
+        local_size=size if environment.get("SLURM_STEP_NUM_NODES") == "1" else 0,
+    )
+
+
+def slurm_attempt(environment: Mapping[str, str]) -> int:
+    """Returns the first attempt's number of this run of a Slurm job: higher after each requeue, so that earlier ones are fenced off."""
+    return _number(environment, "SLURM_RESTART_COUNT", 0) * _ATTEMPTS_PER_REQUEUE + 1
+
+
+def _kubernetes(environment: Mapping[str, str]) -> Found | None:
+    """A pod of an Indexed Job or of a JobSet, with what `holdfast kubernetes` writes into the manifest.
+
+    K8S-1: the process is job index x parallelism + completion index; the completion index alone repeats across the jobs of a set.
+    """
+    if "JOB_COMPLETION_INDEX" not in environment:
+        return None
+    per_job, jobs = _number(environment, "PODS_PER_JOB"), _number(environment, "JOBS", 1)
+    job_index = _number(environment, "JOB_INDEX", 0)
+    return Found(
+        engine="Kubernetes",
+        job_id=environment.get("JOB_ID", "") or "kubernetes",
+        attempt=_number(environment, "RESTART_ATTEMPT", 0) + 1,
+        process_id=job_index * per_job + _number(environment, "JOB_COMPLETION_INDEX"),
+        num_processes=per_job * jobs,
+        slice_id=job_index,
+        num_slices=jobs,
+    )
+
+
+def first_host(nodelist: str) -> str:
+    """Returns the first host of Slurm's compressed list: "n[01-03,7],m" gives "n01"."""
+    head = re.match(r"([^,\[]*)(?:\[([^\]]*)\])?([^,]*)", nodelist)
+    if head is None:
+        return ""
+    stem, numbers, tail = head[1], head[2], head[3]
+    return stem + (re.split("[-,]", numbers)[0] if numbers else "") + tail
+
+
+def _number(environment: Mapping[str, str], key: str, default: int | None = None) -> int:
+    text = environment.get(key, "")
+    if text == "" and default is not None:
+        return default
+    if not text.isdecimal():
+        raise ValueError(f"{key}={text!r}: expected a whole number")
+    return int(text)
