@@ -35,6 +35,8 @@ SESSION_METHODS = METHODS | {
     name: Method(getattr(spb, f"{name}Request"), getattr(spb, f"{name}Response")) for name in ("Report", "ReportError", "Stacks")
 }
 
+_GATHERINGS = {pb.RegisterTaskRequest: "connect", pb.ShutdownTaskRequest: "shutdown", pb.GetAliveTasksRequest: "live"}
+
 _NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
@@ -56,8 +58,9 @@ def make_error(code: str, message: str, payloads: dict[str, bytes], request: Any
     missing = spb.Missing.FromString(payloads.get(f"{PAYLOAD}holdfast.Missing", b"")).tasks
     lost = [task for task in missing if task.lost]
     error: CoordinationError
-    if code == "DEADLINE_EXCEEDED" and isinstance(request, pb.BarrierRequest):
-        error = BarrierTimeout(message, name=request.barrier_id, missing=tuple(task.task_id for task in missing))
+    if code == "DEADLINE_EXCEEDED" and (missing or isinstance(request, pb.BarrierRequest)):
+        name = getattr(request, "barrier_id", "") or _GATHERINGS.get(type(request), "")
+        error = BarrierTimeout(message, name=name, missing=tuple(task.task_id for task in missing))
     elif lost:
         silent_s = lost[0].silent_s if lost[0].silent_s >= 0 else None
         error = ProcessLost(message, code=code, process=lost[0].task_id, host=lost[0].host or None, silent_s=silent_s)

@@ -25,9 +25,7 @@ from ._deadline import Deadline
 from ._errors import BarrierTimeout, CoordinationError
 from ._link import Link
 from ._processes import ProcessInfo, ProcessWatch
-
-ANSWER_GRACE_S = 5.0
-"""How much longer than a barrier's or key's own time a client waits for the service to say that the time is over."""
+from ._session import ANSWER_GRACE_S
 
 DISPLACED_MOST = 3
 """How often a barrier is asked for again after CANCELLED without a counter: an earlier sending of ours, late on a connection that was given
@@ -43,7 +41,7 @@ class CoordinationClient:
     `DistributedRuntimeClient`, so it can stand where that one stands in Python code. Safe from several threads. A context manager:
     entering connects, leaving shuts down; a client that is forgotten while connected warns with ResourceWarning.
 
-    `num_processes`, `job` and `attempt` are held against the service's, where it has sessions: another one is PERMISSION_DENIED.
+    `num_processes`, `job` and `attempt` are held against the service's, where it has sessions: another one is Fenced.
     `heartbeat_timeout_s` is the budget of every outage: a service silent for so long is lost
     (CoordinatorLost), a shorter outage is ridden out. `rpc_timeout_s` bounds the calls that take no time-out of their own.
 
@@ -103,7 +101,11 @@ class CoordinationClient:
     # Life
 
     def connect(self) -> None:
-        """Joins the job: blocks until all processes have come, at most `init_timeout_s`. Raises CoordinationError on failure."""
+        """Joins the job: blocks until all processes have come, at most `init_timeout_s` (and 5 s for the answer).
+
+        Raises BarrierTimeout with those `missing` (DEADLINE_EXCEEDED; empty over unary calls), CoordinatorLost when nobody answers at the
+        address, Fenced when the service is another job's. A client that failed to connect is closed.
+        """
         with self._lock:
             if self._connected or self._link.closed:
                 raise CoordinationError("the client is connected or has been shut down; make a new one", code="FAILED_PRECONDITION")

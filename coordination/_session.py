@@ -13,7 +13,7 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -21,12 +21,16 @@ import grpc
 from holdfast.proto import coordination_pb2 as pb
 from holdfast.proto import session_pb2 as spb
 
-from ._calls import SESSION, SESSION_METHODS, make_error, status_name
+from ._calls import SESSION_METHODS, make_error, status_name
 from ._credentials import Credentials
 from ._deadline import Deadline
 from ._errors import CoordinationError, Fenced
 from ._retry import TRANSIENT
+from ._stream import Metadata, open_stream
 from ._unary import CHANNEL_OPTIONS, Broken, Identity
+
+ANSWER_GRACE_S = 5.0
+"""How much longer than a call's own time a client waits for the service to say that the time is over, and who was missing."""
 
 RECONNECTABLE = TRANSIENT | {"CANCELLED", "INTERNAL", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
 """How a stream may end without ending the session: resets, a dying service, or being dropped as a slow reader."""
@@ -79,7 +83,8 @@ class SessionWire:
         if closed:
             stream.end()
         if not self._arrived:
-            self.call("RegisterTask", pb.RegisterTaskRequest(), deadline)
+            grace = Deadline(deadline.remaining_s() + ANSWER_GRACE_S)  # who is missing comes when the time is over
+            self.call("RegisterTask", pb.RegisterTaskRequest(), grace, ANSWER_GRACE_S)
             self._arrived = True
 
     def _open_frame(self) -> spb.ClientFrame:
@@ -147,27 +152,18 @@ class SessionWire:
 
 
 class _Stream:
-    """One connection: a queue of frames to send, a reader thread, and the calls that wait."""
+    """One life of the connection: frames out and in, and the calls that wait."""
 
-    def __init__(self, channel: grpc.Channel, metadata: tuple[tuple[str, str], ...], first: spb.ClientFrame, owner: SessionWire) -> None:
-        self._channel, self._owner = channel, owner
+    def __init__(self, channel: grpc.Channel, metadata: Metadata, first: spb.ClientFrame, owner: SessionWire) -> None:
+        self._owner = owner
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._waiting: dict[int, queue.SimpleQueue[spb.Reply | None]] = {}
         self._opened: queue.SimpleQueue[spb.Opened | None] = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue[spb.ClientFrame | None] = queue.SimpleQueue()
         self._over = False
-        self.send(first)
-        method = channel.stream_stream(
-            SESSION, request_serializer=spb.ClientFrame.SerializeToString, response_deserializer=spb.ServerFrame.FromString
-        )
-        self._call = method(self._frames(), metadata=metadata)
         self._status: tuple[str, str] = ("UNAVAILABLE", "")
-        threading.Thread(target=self._read, name="holdfast-session", daemon=True).start()
-
-    def _frames(self) -> Iterator[spb.ClientFrame]:
-        while (frame := self._outbox.get()) is not None:
-            yield frame
+        self._frames = open_stream(channel, metadata, self._take, self._ended)
+        self.send(first)
 
     def opened(self, deadline: Deadline) -> spb.Opened:
         """Waits for the service's first frame."""
@@ -183,8 +179,8 @@ class _Stream:
         raise _refusal(code, details)
 
     def send(self, frame: spb.ClientFrame) -> None:
-        """Puts a frame into the stream, without waiting."""
-        self._outbox.put(frame)
+        """Sends a frame, without waiting."""
+        self._frames.send(frame.SerializeToString())
 
     def ask(self, method: str, request: Any, timeout_ms: int, needs: Sequence[int], deadline: Deadline) -> spb.Reply:
         """Sends a request and waits for its reply."""
@@ -207,13 +203,7 @@ class _Stream:
             raise Broken("the session was lost before the answer came")
         return reply
 
-    def _read(self) -> None:
-        code, details = "OK", ""
-        try:
-            for frame in self._call:
-                self._take(frame)
-        except grpc.RpcError as error:
-            code, details = error.code().name, error.details() or ""
+    def _ended(self, code: str, details: str) -> None:
         self._status = code, details
         with self._lock:
             self._over = True
@@ -221,11 +211,10 @@ class _Stream:
         for inbox in waiting:
             inbox.put(None)
         self._opened.put(None)
-        self._outbox.put(None)
         self._owner.ended(self, code, details)
-        self._channel.close()
 
-    def _take(self, frame: spb.ServerFrame) -> None:
+    def _take(self, data: bytes) -> None:
+        frame = spb.ServerFrame.FromString(data)
         if frame.HasField("reply"):
             if (inbox := self._waiting.get(frame.reply.id)) is not None:
                 inbox.put(frame.reply)
@@ -235,13 +224,12 @@ class _Stream:
             self._owner.take(self, frame)
 
     def end(self) -> None:
-        """Ends the connection; the reader then tells those who wait."""
-        self._outbox.put(None)
-        self._call.cancel()
+        """Ends the connection; those who wait are then told."""
+        self._frames.cancel()
 
 
 def _refusal(code: str, details: str) -> CoordinationError:
-    if code in {"ABORTED", "FAILED_PRECONDITION"}:
+    if code in {"ABORTED", "FAILED_PRECONDITION", "PERMISSION_DENIED"}:
         return Fenced(details, code=code)
     return CoordinationError(details, code=code)
 

@@ -20,7 +20,7 @@ from jax._src.lib import _jax
 with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     address = "127.0.0.1:%d" % probe.getsockname()[1]
-service = _jax.get_distributed_runtime_service(address, 3, heartbeat_timeout=60, shutdown_timeout=10, recoverable="recoverable" in sys.argv)
+service = _jax.get_distributed_runtime_service(address, 3, heartbeat_timeout=int(sys.argv[2]), shutdown_timeout=10, recoverable="recoverable" in sys.argv)
 print("coordinator at", address, flush=True)
 sys.stdin.read()
 """
@@ -29,11 +29,14 @@ sys.stdin.read()
 @contextlib.contextmanager
 def serving(service: str, mode: str) -> Iterator[str]:
     """Runs one of the two services in a process of its own and yields its address."""
+    heartbeat_s = 10 if mode == "recoverable" else 60
     if service == "holdfast":
-        with CoordinationService.spawn(3, heartbeat_timeout_s=60, shutdown_timeout_s=10, recoverable=mode == "recoverable") as spawned:
+        with CoordinationService.spawn(
+            3, heartbeat_timeout_s=heartbeat_s, shutdown_timeout_s=10, recoverable=mode == "recoverable"
+        ) as spawned:
             yield spawned.address
         return
-    command = [sys.executable, "-c", JAXLIB_SERVICE, mode]
+    command = [sys.executable, "-c", JAXLIB_SERVICE, mode, str(heartbeat_s)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         try:

@@ -14,6 +14,7 @@ from typing import Any
 
 KIND, ADDRESS = sys.argv[1], sys.argv[2]
 RECOVERABLE = "recoverable" in sys.argv
+HEARTBEAT_S = 10 if RECOVERABLE else 60  # jaxlib's client that left alone is waited for so long
 OUT = threading.Lock()
 
 
@@ -22,12 +23,18 @@ def make(process_id: int) -> Any:
         from holdfast.coordination import CoordinationClient
 
         return CoordinationClient(
-            ADDRESS, process_id, num_processes=3, init_timeout_s=30, heartbeat_timeout_s=60, shutdown_timeout_s=10, rpc_timeout_s=30
+            ADDRESS,
+            process_id,
+            num_processes=3,
+            init_timeout_s=30,
+            heartbeat_timeout_s=HEARTBEAT_S,
+            shutdown_timeout_s=10,
+            rpc_timeout_s=30,
         )
     from jax._src.lib import _jax
 
     return _jax.get_distributed_runtime_client(
-        ADDRESS, process_id, init_timeout=30, heartbeat_timeout=60, shutdown_timeout=10, shutdown_on_destruction=False
+        ADDRESS, process_id, init_timeout=30, heartbeat_timeout=HEARTBEAT_S, shutdown_timeout=10, shutdown_on_destruction=False
     )
 
 
