@@ -25,6 +25,7 @@ from ._pathways import (
 from ._preemption import add_preemption_source, notify_preemption, preemption_notice, reached_preemption
 from ._runtime import (
     current_client,
+    current_spec,
     get_jax_distributed_client,
     is_jax_distributed_client_initialized,
     is_primary_host,
@@ -43,7 +44,7 @@ from ._slices import (
 )
 from ._sources import GceMetadata, Notice, Polled, Signals, SlurmEnd, Source, WatchedFile
 from ._spec import MEGASCALE_PORT, ProcessSpec, apply_changes, slice_changes
-from ._start import current_spec, initialize, is_initialized, shutdown
+from ._start import initialize, is_initialized, shutdown
 from ._sync import (
     BarrierSyncFn,
     coordination_timeout,

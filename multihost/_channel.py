@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import threading
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import quote
 
+from holdfast import coordination
 from holdfast.coordination import BarrierTimeout, CoordinationError, CoordinatorLost, ProcessLost
 
 # A blocking get is cut into pieces of this length: between two of them we look whether the process that should answer still lives.
@@ -36,20 +36,12 @@ class Client(Protocol):
     def key_value_increment(self, key: str, increment: int) -> int: ...
 
 
-class Deadline:
-    """Is the time left of one call. Made at the edge from `timeout_s` and passed down."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
-        self._end = time.monotonic() + timeout_s
-
-    def left_s(self) -> float:
-        """Returns the seconds left, never below 0."""
-        return max(0.0, self._end - time.monotonic())
+class Deadline(coordination.Deadline):
+    """Is the time left of one call, also as the wire counts it. Made at the edge from `timeout_s` and passed down."""
 
     def left_ms(self) -> int:
         """Returns the whole milliseconds left, never below 1: a wire's 0 often means for ever."""
-        return max(1, int(self.left_s() * 1000))
+        return max(1, int(self.remaining_s() * 1000))
 
 
 @dataclass(frozen=True)
@@ -82,6 +74,8 @@ class Channel:
         self.client = client
         self.tasks = tasks
         self.loss_known_s = 0.0  # how long after a death its news may take; set by who connected the client
+        # Raises ProcessLost for lives that ended (None: any); the health of this channel's processes sets it.
+        self.require: Callable[[Iterable[int] | None, str], None] = lambda processes, name: None
         self._lock = threading.Lock()
         self._lines: dict[str, _Line] = {}
 
@@ -91,7 +85,7 @@ class Channel:
         key = f"holdfast/{kind}/{quote(name, safe='') or '%'}"
         with self._lock:
             line = self._lines.setdefault(key, _Line())
-        waited = line.lock.acquire(timeout=min(deadline.left_s(), threading.TIMEOUT_MAX))
+        waited = line.lock.acquire(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX))
         with self._lock:
             line.number += 1
             turn = Turn(key, name, line.number, key if not line.epoch else f"{key}@{line.epoch}")
@@ -110,12 +104,13 @@ class Channel:
 
     def barrier(self, turn: Turn, deadline: Deadline, processes: Sequence[int] | None = None) -> None:
         """Waits until `processes` (None: all) wait at their nth turn. Raises BarrierTimeout, ProcessLost, CoordinatorLost."""
-        ids = None if processes is None else [self.task(process) for process in processes]
-        with self.errors(f"barrier {turn.name!r}", turn.name, deadline.timeout_s):
-            if ids is None:
-                self.client.wait_at_barrier(turn.barrier_id, deadline.left_ms())
-            else:
-                self.client.wait_at_barrier(turn.barrier_id, deadline.left_ms(), ids)
+        self.require(processes, turn.name)
+        ids = () if processes is None else ([self.task(process) for process in processes],)
+        try:
+            with self.errors(f"barrier {turn.name!r}", turn.name, deadline.timeout_s):
+                self.client.wait_at_barrier(turn.barrier_id, deadline.left_ms(), *ids)
+        except (BarrierTimeout, ProcessLost) as error:
+            raise self._explained(error) from error.__cause__
 
     def set(self, key: str, value: bytes) -> None:
         """Sets a key, whether it exists or not."""
@@ -132,7 +127,7 @@ class Channel:
                 if error.code != "DEADLINE_EXCEEDED":
                     raise
             self.raise_if_lost([source], name)
-            if not deadline.left_s():
+            if not deadline.remaining_s():
                 why = f"value {name!r} did not come from process {source} in {deadline.timeout_s:g} s: it has not sent it, or hangs"
                 raise BarrierTimeout(why, name=name, missing=(source,))
 
@@ -162,12 +157,12 @@ class Channel:
 
     def raise_if_lost(self, processes: Iterable[int], name: str) -> None:
         """Raises ProcessLost when the client knows that one of `processes` is gone; jaxlib's client never does. One call to the service."""
-        process_info = getattr(self.client, "process_info", None)
-        if process_info is None:
-            return
+        self.require(processes, name)
         tasks = {self.task(process) for process in processes}
         with self.errors(f"{name!r}"):
-            lost = [info for info in process_info() if info.process_id in tasks and info.state in ("ERROR", "DISCONNECTED")]
+            infos = [info for info in self._infos() if info.process_id in tasks]
+        # Those in error first: the others may have left because of them.
+        lost = [info for state in ("ERROR", "DISCONNECTED") for info in infos if info.state == state]
         if lost:
             process, host, why = self.process(lost[0].process_id), lost[0].host, lost[0].message or lost[0].state.lower()
             raise ProcessLost(
@@ -180,19 +175,37 @@ class Channel:
         try:
             yield
         except CoordinationError as error:
-            raise self._renumbered(error) from None
+            raise self._renumbered(error, name) from None
         except Exception as error:
             translated = self._translated(error, what, name, timeout_s)
             if translated is None:
                 raise
             raise translated from error
 
-    def _renumbered(self, error: CoordinationError) -> CoordinationError:
-        if self.tasks is not None and isinstance(error, BarrierTimeout):
+    def _renumbered(self, error: CoordinationError, name: str) -> CoordinationError:
+        if isinstance(error, BarrierTimeout):
+            error.name = name
             error.missing = tuple(sorted(self.process(task) for task in error.missing))
-        elif self.tasks is not None and isinstance(error, ProcessLost) and error.process is not None:
+        elif isinstance(error, ProcessLost) and error.process is not None:
             error.process = self.process(error.process)
         return error
+
+    def _explained(self, error: BarrierTimeout | ProcessLost) -> BarrierTimeout | ProcessLost:
+        """Adds what our client can tell of the missing: what they last reported (`Group.report`), and the error a lost one died of."""
+        told: list[str] = []
+        with suppress(CoordinationError):
+            if isinstance(error, ProcessLost):
+                told = [info.message for info in self._infos() if self.process(info.process_id) == error.process and info.message]
+            elif error.missing and hasattr(self.client, "report"):
+                reports = self.list("holdfast/progress")
+                known = [(process, reports.get(str(self.task(process)))) for process in error.missing]
+                told = [f"process {process} last reported {report.decode()}" for process, report in known if report]
+        error.args = ("; ".join([error.message, *(line for line in told if line not in error.message)]),)
+        return error
+
+    def _infos(self) -> Sequence[Any]:
+        process_info: Callable[[], Sequence[Any]] = getattr(self.client, "process_info", tuple)
+        return process_info()
 
     def _translated(self, error: Exception, what: str, name: str, timeout_s: float) -> CoordinationError | None:
         """Reads a status text such as `DEADLINE_EXCEEDED: Barrier timed out. ...`, which is all that jaxlib's client gives."""

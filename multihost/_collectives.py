@@ -84,9 +84,9 @@ def bounded(what: str, compute: Callable[[], T], timeout: float | None = None) -
 
     threading.Thread(target=run, name=f"holdfast-{what}", daemon=True).start()
     channel = current_channel() if is_jax_distributed_client_initialized() else None
-    while not done.wait(min(_LOOK_S, deadline.left_s())):
+    while not done.wait(min(_LOOK_S, deadline.remaining_s())):
         _raise_if_anybody_is_lost(channel, what)
-        if not deadline.left_s():
+        if not deadline.remaining_s():
             raise BarrierTimeout(f"{what} did not end in {deadline.timeout_s:g} s: a process has not called it, or hangs", name=what)
     if failure:
         raise _explained(channel, what, failure[0]) from failure[0]

@@ -9,14 +9,21 @@ from absl import flags
 from jax._src import distributed  # the only place where jax keeps its client and its distributed process id
 
 from ._channel import Channel, Client, channel_of
+from ._spec import ProcessSpec
 
 _own_client: Client | None = None
+_spec: ProcessSpec | None = None
 
 
-def set_client(client: Client | None) -> None:
-    """Makes `client` the one that this room's functions use; None goes back to jax.distributed's own."""
-    global _own_client
-    _own_client = client
+def set_client(client: Client | None, spec: ProcessSpec | None = None) -> None:
+    """Makes `client` the one that this room's functions use, and `spec` who we are; None goes back to jax.distributed's own."""
+    global _own_client, _spec
+    _own_client, _spec = client, spec
+
+
+def current_spec() -> ProcessSpec | None:
+    """Returns who this process is in the job that `initialize()` has joined, else None."""
+    return _spec
 
 
 def current_client() -> Client:
@@ -74,6 +81,7 @@ def is_primary_host(primary_host: int | None) -> bool:
 __all__ = [
     "current_channel",
     "current_client",
+    "current_spec",
     "distributed_process_id",
     "get_jax_distributed_client",
     "is_jax_distributed_client_initialized",

@@ -8,13 +8,17 @@ import jax
 import numpy as np
 
 from ._ids import unique_processes_from_devices
+from ._runtime import current_spec
 from ._runtime import process_index as own_process_index
 
 Devices = np.ndarray[Any, Any]
 
 
 def slice_count() -> int:
-    """Returns the number of slices that the devices tell of, 1 where they tell of none."""
+    """Returns the number of slices that the devices tell of; on CPU, where they tell of none, the launcher's number."""
+    spec = current_spec()
+    if spec is not None and jax.default_backend() == "cpu":
+        return spec.num_slices
     return len({device.slice_index for device in jax.devices() if hasattr(device, "slice_index")}) or 1
 
 

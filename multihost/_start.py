@@ -20,11 +20,12 @@ from typing import Any
 import jax
 from jax._src import clusters, distributed, xla_bridge
 
-from holdfast.coordination import BarrierTimeout, CoordinationClient, CoordinationError, Credentials, ProcessInfo
+from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, ProcessInfo
 
 from . import _preemption
 from ._channel import Deadline, channel_of, forget_channel
 from ._errors import StartupFailed, StartupTimeout
+from ._health import health
 from ._ids import forget_ids, initialize_ids
 from ._runtime import set_client
 from ._sources import Source
@@ -59,7 +60,7 @@ class _Job:
 
 
 _job: _Job | None = None
-_started: list[Any] = []  # coordinators of ours: they end by themselves, after all have left
+_started: list[CoordinationService] = []  # coordinators of ours: they end by themselves, after all have left
 
 
 def initialize(
@@ -117,32 +118,16 @@ def shutdown(timeout_s: float | None = None) -> None:
     if job is None:
         return
     deadline = Deadline(job.shutdown_timeout_s if timeout_s is None else timeout_s)
-    in_order = True
     try:
         job.client.wait_at_barrier("holdfast/shutdown", deadline.left_ms())
     except CoordinationError as error:
-        in_order = False
         _log.warning("leaving without the others: %s", error)
-    with suppress(Exception):  # jaxlib's agent, whose peers may be gone
-        distributed.global_state.shutdown()  # type: ignore[no-untyped-call]
-    _forget(job.client)
-    try:
-        if in_order:
-            job.client.shutdown()
-    except CoordinationError as error:
-        _log.warning("the coordinator did not take leave of us: %s", error)
-    finally:
-        job.client.close()
+    _leave(job)
 
 
 def is_initialized() -> bool:
     """Tells whether `initialize()` has joined a job of several processes."""
     return _job is not None
-
-
-def current_spec() -> ProcessSpec | None:
-    """Returns who this process is in the job that `initialize()` has joined, else None."""
-    return None if _job is None else _job.spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,11 +168,12 @@ def _join(found: _Found, spec: ProcessSpec, times: _Times, deadline: Deadline, s
         _start_coordinator(spec, times.heartbeat_s)
     client = _connect(spec, deadline, times)
     _job = _Job(spec, client, times.shutdown_s)
-    set_client(client)
+    set_client(client, spec)
     channel_of(client).loss_known_s = times.heartbeat_s + 1
     try:
         _start_jax(spec, found.devices, deadline, times.shutdown_s)
-        initialize_ids(client=client, timeout_s=deadline.left_s())
+        initialize_ids(client=client, timeout_s=deadline.remaining_s())
+        health()  # listens from here on: a life that ends before somebody asks is noticed too
         _preemption.start(client, spec.process_id, spec.num_processes, sources=sources, lost=_lost_tasks)
     except BaseException as error:
         _give_up(f"{type(error).__name__}: {error}")
@@ -225,8 +211,6 @@ def _start_coordinator(spec: ProcessSpec, heartbeat_timeout_s: float) -> None:
     host = host.strip("[]")
     with suppress(OSError), socket.create_connection((host, int(port)), timeout=1.0):
         return
-    from holdfast.coordination._spawn import CoordinationService
-
     _started.append(
         CoordinationService.spawn(
             spec.num_processes,
@@ -242,6 +226,7 @@ def _start_coordinator(spec: ProcessSpec, heartbeat_timeout_s: float) -> None:
 
 
 def _connect(spec: ProcessSpec, deadline: Deadline, times: _Times) -> CoordinationClient:
+    came = _Arrivals(spec.num_processes)
     client = CoordinationClient(
         spec.coordinator,
         spec.process_id,
@@ -249,45 +234,55 @@ def _connect(spec: ProcessSpec, deadline: Deadline, times: _Times) -> Coordinati
         job=spec.job_id,
         attempt=spec.attempt,
         heartbeat_timeout_s=times.heartbeat_s,
-        init_timeout_s=deadline.left_s(),
+        init_timeout_s=deadline.remaining_s(),
         shutdown_timeout_s=times.shutdown_s,
         credentials=Credentials(spec.token_file, spec.tls_cert, spec.tls_key, spec.tls_ca),
-        on_process_change=_Arrivals(spec.num_processes).tell,
+        on_process_change=came.tell,
     )
     try:
         client.connect()
     except CoordinationError as error:
         if error.code != "DEADLINE_EXCEEDED":
             raise
-        missing = error.missing if isinstance(error, BarrierTimeout) else ()
         raise StartupTimeout(
-            f"the job did not start in {deadline.timeout_s:g} s: {error.message}",
+            f"the job did not start in {deadline.timeout_s:g} s: {came}",
             attempt=spec.attempt,
-            processes=missing,
-            elapsed_s=deadline.timeout_s - deadline.left_s(),
+            processes=came.missing,
+            elapsed_s=deadline.elapsed_s(),
             timeout_s=deadline.timeout_s,
             knob="timeout_s",
         ) from error
+    came.all()
     return client
 
 
 class _Arrivals:
-    """Logs how many processes have come, until all have. Called from a thread of the client."""
+    """Logs how many processes have come, until all have. `tell` is called from a thread of the client."""
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._here: Collection[int] = ()
+        self._here: frozenset[int] = frozenset()
         self._lock = threading.Lock()
 
+    @property
+    def missing(self) -> tuple[int, ...]:
+        return tuple(process for process in range(self._count) if process not in self._here)
+
+    def __str__(self) -> str:
+        return arrivals(self._here, self._count)
+
     def tell(self, processes: Sequence[ProcessInfo]) -> None:
+        self._take(frozenset(process.process_id for process in processes if process.alive))
+
+    def all(self) -> None:
+        self._take(frozenset(range(self._count)))
+
+    def _take(self, here: frozenset[int]) -> None:
         with self._lock:
-            if len(self._here) == self._count:
-                return
-            here = {process.process_id for process in processes if process.alive}
-            if here == self._here:
+            if here == self._here or len(self._here) == self._count:
                 return
             self._here = here
-        _log.info("%s", arrivals(here, self._count))
+        _log.info("%s", self)
 
 
 def arrivals(here: Collection[int], count: int) -> str:
@@ -306,7 +301,7 @@ def _start_jax(spec: ProcessSpec, devices: Sequence[int] | None, deadline: Deadl
         spec.process_id,
         local_device_ids=devices,
         cluster_detection_method="deactivate",
-        initialization_timeout=max(1, math.ceil(deadline.left_s())),
+        initialization_timeout=max(1, math.ceil(deadline.remaining_s())),
         heartbeat_timeout_seconds=_AGENT_HEARTBEAT_S,
         shutdown_timeout_seconds=math.ceil(shutdown_timeout_s),
         coordinator_bind_address="127.0.0.1:0",  # process 0's own service idles on a spare port
@@ -328,10 +323,22 @@ def _lost_tasks() -> Collection[int]:
     return [info.process_id for info in _job.client.process_info() if info.state in ("ERROR", "DISCONNECTED")]
 
 
-def _forget(client: Any) -> None:
+def _leave(job: _Job, why: str = "") -> None:
+    """Takes leave: jaxlib's agent first, which would end the process if its task were in error; then, with a reason, as a failure."""
+    with suppress(Exception):  # whatever the agent says, the process goes on
+        distributed.global_state.shutdown()  # type: ignore[no-untyped-call]
     set_client(None)
-    forget_channel(client)
+    forget_channel(job.client)
     forget_ids()
+    try:
+        if why:
+            job.client.report_error(why)
+        else:
+            job.client.shutdown()
+    except CoordinationError as error:
+        _log.warning("the coordinator did not take leave of us: %s", error)
+    finally:
+        job.client.close()
 
 
 def _give_up(why: str) -> None:
@@ -340,10 +347,7 @@ def _give_up(why: str) -> None:
     _preemption.stop()
     job, _job = _job, None
     if job is not None:
-        with suppress(CoordinationError):
-            job.client.report_error(why)
-        _forget(job.client)
-        job.client.close()
+        _leave(job, why)
 
 
 @atexit.register
@@ -356,4 +360,4 @@ def _at_exit() -> None:
         shutdown(_EXIT_TIMEOUT_S)
 
 
-__all__ = ["arrivals", "current_spec", "initialize", "is_initialized", "shutdown"]
+__all__ = ["arrivals", "initialize", "is_initialized", "shutdown"]
