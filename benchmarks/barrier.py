@@ -76,6 +76,13 @@ def gets(client: Any, process_id: int, rounds: int, mark: str) -> None:
         client.blocking_key_value_get_bytes(f"bench/{mark}/{process_id}/{number}", 60_000)
 
 
+def task(what: str, client: Any, process_id: int, rounds: int, mark: str) -> Callable[[], None]:
+    """Returns what one client does for a command."""
+    if what == "barrier":
+        return lambda: barriers(client, rounds)
+    return lambda: (sets if what == "set" else gets)(client, process_id, rounds, mark)
+
+
 def busy_loop() -> None:
     total = 0
     while True:
@@ -92,13 +99,7 @@ def work(kind: str, address: str, first: int, count: int, busy: bool) -> None:
     for line in sys.stdin:
         what, rounds, mark = [*line.split(), ""][:3]
         begun = time.perf_counter()
-        calls: list[Callable[[], None]] = []
-        for index, client in enumerate(clients):
-            if what == "barrier":
-                calls.append(lambda c=client: barriers(c, int(rounds)))
-            else:
-                run = sets if what == "set" else gets
-                calls.append(lambda c=client, i=first + index, run=run: run(c, i, int(rounds), mark))
+        calls = [task(what, client, first + index, int(rounds), mark) for index, client in enumerate(clients)]
         in_threads(calls)
         print(time.perf_counter() - begun, flush=True)
     os._exit(0)

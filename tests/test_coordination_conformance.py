@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import subprocess
 import sys
@@ -20,7 +21,8 @@ from jax._src.lib import _jax
 with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     address = "127.0.0.1:%d" % probe.getsockname()[1]
-service = _jax.get_distributed_runtime_service(address, 3, heartbeat_timeout=int(sys.argv[2]), shutdown_timeout=10, recoverable="recoverable" in sys.argv)
+recoverable, heartbeat_s = sys.argv[1] == "recoverable", int(sys.argv[2])
+service = _jax.get_distributed_runtime_service(address, 3, heartbeat_timeout=heartbeat_s, shutdown_timeout=10, recoverable=recoverable)
 print("coordinator at", address, flush=True)
 sys.stdin.read()
 """
@@ -45,6 +47,7 @@ def serving(service: str, mode: str) -> Iterator[str]:
             process.kill()
 
 
+@functools.cache
 def outcomes(client: str, service: str, mode: str) -> dict[str, list[object]]:
     """Runs the script and returns {name: [status, value]}."""
     with serving(service, mode) as address:
