@@ -295,7 +295,8 @@ def _split(writers: Ints, sizes: Ints, count: int, max_file_bytes: int | None) -
     before = np.empty_like(weights)
     before[order] = np.cumsum(weights[order]) - weights[order]
     before -= (np.cumsum(load) - load)[writers]
-    return np.minimum(before * packs[writers] // np.maximum(load[writers], 1), packs[writers] - 1)
+    middle = before + weights // 2
+    return np.minimum(middle * packs[writers] // np.maximum(load[writers], 1), packs[writers] - 1)
 
 
 def chunk_name(path: str, region: Sequence[tuple[int, int]], shape: Sequence[int]) -> str:

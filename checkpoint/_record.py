@@ -375,7 +375,7 @@ def _parse_file(item: str, name: str, size: Any, head: Any, crc: Any, *, path: s
 
 def _parse_value(data: dict[str, Any], values: Iterator[Any]) -> LeafRecord:
     path, kind = data["path"], data["kind"]
-    stored, text = next(values)
+    stored, text = next(values, (None, None))
     if type(path) is not str or stored != kind:
         raise ValueError(f"leaf {path!r} is of kind {kind}, its value of {stored}")
     return LeafRecord(path, kind, value=decode_value(kind, text))
