@@ -101,10 +101,12 @@ class SyncPoint:
             self._on_change(value)
             return True
         announcement = f"{self._process_id} {value}"
-        if not self._insert(self._channel, f"{number}/change", announcement):
-            return False
-        self._send(self._channel, number, announcement, self._tasks)
-        return True
+        won = self._insert(self._channel, f"{number}/change", announcement)
+        if won:
+            self._send(self._channel, number, announcement, self._tasks)
+        elif earlier := self._get(self._channel, f"{number}/change", 1.0):
+            self._send(self._channel, number, earlier, [self._process_id])  # its announcer may have died before it told anybody
+        return won
 
     def reached(self, step: int) -> bool:
         """Says whether news took effect since the step asked about before `step`: once for each, at the same step everywhere.

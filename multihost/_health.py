@@ -71,6 +71,7 @@ class Health:
         self._failed: dict[int, ProcessInfo] = {}
         self._listeners: list[HealthListener] = []
         self._version = 0
+        channel.require = self.require
         watch = getattr(channel.client, "watch_processes", None)
         self._stop: Callable[[], None] | None = watch(self._take) if watch else None
 
@@ -97,10 +98,10 @@ class Health:
 
         return remove
 
-    def require(self, processes: Iterable[int], name: str) -> None:
-        """Raises ProcessLost when the life of one of `processes` has ended. Takes a microsecond."""
+    def require(self, processes: Iterable[int] | None, name: str) -> None:
+        """Raises ProcessLost when the life of one of `processes` (None: of any) has ended. Takes a microsecond."""
         with self._lock:
-            for process in processes:
+            for process in list(self._failed) if processes is None else processes:
                 if process in self._failed:
                     raise _lost(self._failed[process], name)
 

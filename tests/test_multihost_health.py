@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cluster import Processes, run_processes
 
-from holdfast.coordination import ProcessLost
+from holdfast.coordination import CoordinationClient, ProcessLost
 from holdfast.coordination._processes import ProcessInfo as TaskInfo
 from holdfast.coordination._processes import ProcessWatch
 from holdfast.coordination._spawn import CoordinationService
@@ -241,6 +241,37 @@ with multihost.live_devices() as devices:
     for survivor in finished[:2]:
         assert survivor.code == 0, survivor.output
         assert "lost 2" in survivor.output and "went on with 2" in survivor.output
+
+
+def test_work_with_a_restarted_process_is_refused_until_its_new_life_was_seen() -> None:
+    """A process that was killed and started again is connected; work planned with its old life is refused until `live_processes()`."""
+    script = (
+        HEAD
+        + """
+print("begun", flush=True)
+if index == 1:
+    time.sleep(1000)
+while 1 not in multihost.health().failed():
+    time.sleep(0.01)
+try:
+    group.barrier("together", timeout_s=60)
+except ProcessLost as error:
+    print("refused", error.process, flush=True)
+print("alive", sorted(multihost.live_processes()), "refused", multihost.health().failed(), flush=True)
+os._exit(0)
+"""
+    )
+    with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
+        with Processes(script, 2, arguments=[service.address, 100]) as processes:
+            for index in range(2):
+                processes.wait_for(index, "begun")
+            processes.kill(1)
+            processes.popens[1].wait()
+            with CoordinationClient(service.address, 1, num_processes=2, shutdown_timeout_s=1) as again:
+                processes.wait_for(0, "refused 1")
+                assert sorted(again.get_live_nodes([0, 1])) == [0, 1]
+                processes.wait_for(0, "alive [0, 1] refused {}")
+                again.close()
 
 
 def test_a_health_without_a_telling_client_knows_nothing() -> None:

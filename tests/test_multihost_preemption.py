@@ -17,7 +17,7 @@ from metadata import Metadata, metadata_server
 from holdfast.coordination._spawn import CoordinationService
 
 HEAD = """
-import random, signal, sys, threading, time
+import os, random, signal, sys, threading, time
 import jax
 from holdfast import multihost
 from holdfast.multihost import _preemption
@@ -88,10 +88,16 @@ def stopped_at(output: str) -> list[int]:
     return [int(step) for step in re.findall(r"stopped at (-?\d+)", output)]
 
 
+def signalled(seed: int) -> list[int]:
+    """Returns who gets SIGTERM: one process, or for every third seed two of them."""
+    return [seed % 4] + ([(seed + 1) % 4] if seed % 3 == 0 else [])
+
+
 def give_notice(source: str, seed: int, processes: Processes, server: Metadata, folder: Path) -> None:
     """Tells one process, or all, from outside."""
     if source == "signal":
-        processes.kill(seed % 4, signal.SIGTERM)
+        for index in signalled(seed):
+            processes.kill(index, signal.SIGTERM)
     elif source == "file":
         (folder / str(seed)).write_text("drain")
     elif source == "gce":
@@ -137,7 +143,9 @@ def test_seeds_of_each_source_stop_at_one_step(source: str, service: str, tmp_pa
     steps = [stopped_at(output) for output in outputs]
     assert len(steps[0]) == 25 and steps == [steps[0]] * 4
     if source == "signal":
-        assert [output.count("the user's handler ran") for output in outputs] == [sum(seed % 4 == n for seed in seeds) for n in range(4)]
+        assert [output.count("the user's handler ran") for output in outputs] == [
+            sum(n in signalled(seed) for seed in seeds) for n in range(4)
+        ]
 
 
 def test_processes_in_lockstep_collectives_stop_without_deadlock() -> None:
@@ -236,6 +244,34 @@ end()
 """
     )
     run_processes(script, 3, arguments=[free_address()])
+
+
+def test_an_announcer_that_dies_half_way_is_taken_over() -> None:
+    """A process that dies after announcing, before it told anybody, does not hold the others up: they agree without it."""
+    script = (
+        HEAD
+        + """
+multihost.initialize(address, count, index, heartbeat_timeout_s=3, preemption_sources=[])
+preemption = _preemption.current()
+client = multihost._runtime.current_client()
+multihost.reached_preemption(10 * index)
+client.wait_at_barrier("asked", 60_000)
+if index == 2:
+    client.key_value_set(f"{preemption._sync.folder}/0/change", "2 raised")
+    os.kill(os.getpid(), signal.SIGKILL)
+client.blocking_key_value_get(f"{preemption._sync.folder}/0/change", 60_000)
+if index == 0:
+    multihost.notify_preemption(multihost.Notice("told"))
+step = 10 * index + 1
+while not multihost.reached_preemption(step):
+    time.sleep(0.01)
+    step += 1
+print(f"stopped at {step}")
+"""
+    )
+    with CoordinationService.spawn(3, recoverable=True, survivable=True, heartbeat_timeout_s=3) as service:
+        outputs = run_processes(script, 3, arguments=[service.address], codes=[0, 0, -signal.SIGKILL])
+    assert stopped_at(outputs[0]) == stopped_at(outputs[1])
 
 
 def test_jax_own_sync_point_is_served_where_its_service_was_left_on() -> None:
