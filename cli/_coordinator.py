@@ -44,6 +44,8 @@ _TOKEN_CHARACTERS = 16
 @click.option("--tls-key", type=_FILE, help="PEM key of --tls-cert.")
 @click.option("--tls-ca", type=_FILE, help="PEM certificate of the authority that clients' certificates come from.")
 @click.option("--token-file", type=_FILE, help="File with the token that every call must hold.")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Port for Prometheus; 0 takes a free one.")
+@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address to serve metrics at.")
 @click.option("--public-api", is_flag=True, help="Serve over grpc.aio: slower, and only gRPC's public API.")
 def coordinator(
     num_processes: int, tls_cert: Path | None, tls_key: Path | None, tls_ca: Path | None, token_file: Path | None, **options: object

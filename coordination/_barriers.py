@@ -235,6 +235,13 @@ class Barriers:
             return Refusal(Code.INVALID_ARGUMENT, sentence, barrier=(barrier.name, counter))
         return self._too_much(barrier.name)
 
+    def counter_for(self, name: str, task_id: int) -> int:
+        """Returns the counter of a task's next call, for profiles that send none."""
+        over = self.over.get(name)
+        if name in self.open or over is None:
+            return self.open[name].counter if name in self.open else 0
+        return over.counter + (task_id in over.arrived)
+
     def load(self, barriers: Iterable[Barrier]) -> None:
         """Takes over what a journal holds."""
         for barrier in barriers:

@@ -14,6 +14,7 @@ from typing import Any
 from . import _transport, _transport_aio
 from ._journal import SqliteJournal
 from ._limits import Limits
+from ._metrics import serve_metrics
 from ._service import Service
 from ._state import Config, Machine
 from ._transport_options import Listening, Tls
@@ -41,6 +42,8 @@ class Options:
     startup_timeout_s: float = STARTUP_TIMEOUT_S
     public_api: bool = False  # serve over grpc.aio, whatever grpcio is installed
     journal: str | None = None
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
     tls: Tls | None = None
     token: str | None = None
     limits: Limits = field(default_factory=Limits)
@@ -77,6 +80,10 @@ def serve(options: Options) -> None:
     service = Service(_machine(options, journal), listening.clock, journal)
     ending = _Ending(service, options)
     _warn_if_open(options)
+    if options.metrics_port is not None:
+        service.leave_status()
+        port = serve_metrics(service.status_from_thread, options.metrics_port, options.metrics_host)
+        print(f"metrics at http://{_bracketed(options.metrics_host)}:{port}/metrics", file=sys.stderr, flush=True)
     if _transport.tested() and not options.public_api:
         transport = _transport.CompletionQueueTransport(service, listening)
         announce(options, transport.bind(), journal)

@@ -31,12 +31,13 @@ class Getter:
     since: float
     needs: frozenset[int]
     keys: Keys
+    late: Refusal | None = None
     done: bool = False
 
     def expire(self, now: float) -> None:
         """Ends the wait: its time is over."""
         sentence = f"key {self.key!r} was not set within {now - self.since:.1f} s"
-        self.keys.end(self, Refusal(Code.DEADLINE_EXCEEDED, sentence, from_service=False))
+        self.keys.end(self, self.late or Refusal(Code.DEADLINE_EXCEEDED, sentence, from_service=False))
 
 
 class Keys:
@@ -89,13 +90,22 @@ class Keys:
             return _exhausted(f"key {key!r}: there are {len(self.values)} keys, the most that this service holds; delete some")
         return None
 
-    def get(self, call: Any, task_id: int, key: str, now: float, deadline: float, needs: frozenset[int] = frozenset()) -> None:
-        """Answers with the value, now or when it is set."""
+    def get(
+        self,
+        call: Any,
+        task_id: int,
+        key: str,
+        now: float,
+        deadline: float,
+        needs: frozenset[int] = frozenset(),
+        late: Refusal | None = None,
+    ) -> None:
+        """Answers with the value, now or when it is set; with `late` once the time is over."""
         key = normalise(key)
         if key in self.values:
             self._replies.append(Reply(call, (key, self.values[key]), None))
             return
-        getter = Getter(call, task_id, key, now, needs, self)
+        getter = Getter(call, task_id, key, now, needs, self, late)
         self._getters.setdefault(key, {})[call] = getter
         self._by_call[call] = getter
         self._timers.add(deadline, getter)

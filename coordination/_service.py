@@ -7,6 +7,7 @@ A transport hands in calls (`unary`) and frames (`stream_frame`, `stream_closed`
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from google.protobuf.message import DecodeError
 from holdfast.proto import session_pb2
 
 from ._outcome import Code, Refusal, Reply
+from ._profile_d import RPCS_D
 from ._profiles import RPCS, Caller, Rpc, message_of, status_details
 from ._report import status_of
 from ._state import Config, Machine
@@ -22,6 +24,7 @@ from ._streams import SessionCall, Stream, Streams
 
 log = logging.getLogger("holdfast.coordination")
 
+_RPCS = RPCS | RPCS_D
 SESSION = "/holdfast.Coordination/Session"
 STATUS = "/holdfast.Coordination/GetStatus"
 
@@ -68,6 +71,12 @@ class Service:
         self.machine, self._clock, self._journal = machine, clock, journal
         self.streams = Streams(machine)
         self.calls = 0
+        self._leave_status_at = math.inf  # nobody asks from another thread
+        self._left_status = session_pb2.StatusResponse()
+
+    def leave_status(self) -> None:
+        """Begins to leave a status once a second for `status_from_thread`."""
+        self._left_status, self._leave_status_at = self.status(), 0.0
 
     @property
     def config(self) -> Config:
@@ -77,7 +86,7 @@ class Service:
     def unary(self, path: str, body: bytes, wire: Wire) -> UnaryCall | None:
         """Takes a unary call; returns it where it may wait."""
         self.calls += 1
-        rpc = RPCS.get(path)
+        rpc = _RPCS.get(path)
         if rpc is None:
             self._special(path, wire)
             return None
@@ -114,6 +123,10 @@ class Service:
         """Returns what `holdfast status` shows."""
         return status_of(self.machine, self.calls, self._clock(), self.streams.open_tasks())
 
+    def status_from_thread(self) -> session_pb2.StatusResponse:
+        """Returns the status to another thread: what the serving thread last left for it, at most a second old."""
+        return self._left_status
+
     def drop(self, call: UnaryCall) -> None:
         """Forgets a call whose client has gone away."""
         self.machine.drop(call)
@@ -140,6 +153,8 @@ class Service:
         now = self._clock()
         self.machine.tick(now)
         self.streams.tick(now)
+        if now >= self._leave_status_at:
+            self._left_status, self._leave_status_at = self.status(), now + 1.0
 
     def flush(self) -> None:
         """Writes the journal, then sends all replies that the machine has made."""

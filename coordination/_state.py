@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ._barriers import Arrival, Barriers
+from ._devices import Devices
 from ._keys import Keys
 from ._limits import Limits
 from ._outcome import Code, Refusal, Reply, name_processes
@@ -70,6 +71,7 @@ class Machine:
         self.roster = Roster(config.num_tasks)
         self.keys = Keys(config.limits, self.timers, self.replies)
         self.barriers = Barriers(config.limits, self.roster, self.timers, self.replies, config.recoverable)
+        self.devices = Devices(config.num_tasks, self.replies)
         self.gathered = False  # whether all tasks have been there at one time
         self.error: Refusal | None = None  # the first one that is everyone's
         self._registering: dict[int, Wait] = {}
@@ -116,7 +118,7 @@ class Machine:
 
     # ---- Coming --------------------------------------------------------------------------------------------------------------------
 
-    def register(self, call: Any, task_id: int, incarnation: int, now: float) -> None:
+    def register(self, call: Any, task_id: int, incarnation: int, now: float, deadline: float = math.inf) -> None:
         """Registers an agent; answers when every task of the job has come."""
         task = self.roster.get(task_id)
         if task is None:
@@ -124,6 +126,7 @@ class Machine:
             return
         older = self._registering.pop(task_id, None)
         if older is not None:
+            older.done = True
             code = Code.ALREADY_EXISTS if older.incarnation != incarnation else Code.CANCELLED
             self._reply(older.call, refusal=Refusal(code, f"process {task_id} has registered anew; this registration is void"))
         refusal = self._may_register(task, incarnation)
@@ -133,7 +136,8 @@ class Machine:
             return
         if not task.session:
             task.last_seen = now
-        self._registering[task_id] = Wait(call, task_id, self, now, incarnation=incarnation)
+        wait = self._registering[task_id] = Wait(call, task_id, self, now, incarnation=incarnation)
+        self.timers.add(deadline, wait)
         self._gather(now)
 
     def _may_register(self, task: Task, incarnation: int) -> Refusal | None:
@@ -209,9 +213,11 @@ class Machine:
                 return
             self.gathered = True
         for wait in self._registering.values():
+            wait.done = True
             self._connect_agent(self.roster.tasks[wait.task_id], wait.incarnation, now)
             self._reply(wait.call, self.config.incarnation)
-        for call in self._gathering:
+        for call, wait in self._gathering.items():
+            wait.done = True
             self._reply(call, self.config.incarnation)
         self._registering, self._gathering = {}, {}
         self._look_at_alive()
@@ -315,6 +321,9 @@ class Machine:
         (lost,) = self.roster.missing([task.task_id], now)
         self.barriers.fail_lost(task.task_id, now)
         self.keys.fail_needing(lost)
+        if self.devices.waiting:
+            sentence = f"devices cannot be enumerated: {name_processes([lost])} is lost"
+            self.devices.fail(Refusal(Code.INTERNAL, sentence, missing=(lost,)))
         self._look_at_leaving(now)
         poll = self._polls.pop(task.task_id, None)
         if poll is not None:
@@ -500,7 +509,7 @@ class Machine:
 
     def drop(self, call: Any) -> None:
         """Forgets a call whose client has gone away, without an answer."""
-        if self.keys.drop(call):
+        if self.keys.drop(call) or self.devices.drop(call):
             return
         for table in (self._watches, self._gathering):
             if call in table:
@@ -524,6 +533,8 @@ class Machine:
     def _end(self, wait: Wait) -> None:
         wait.done = True
         self._gathering.pop(wait.call, None)
+        if self._registering.get(wait.task_id) is wait:
+            del self._registering[wait.task_id]
         if wait.wanted:
             self._alive.get(wait.wanted, {}).pop(wait.task_id, None)
 

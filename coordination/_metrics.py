@@ -1,0 +1,52 @@
+"""The service's figures for Prometheus. Needs the extra `metrics`; listens on loopback unless told otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from holdfast.proto import coordination_pb2, session_pb2
+
+
+class _Collector:
+    """Turns a status into metrics when it is scraped."""
+
+    def __init__(self, status: Callable[[], session_pb2.StatusResponse]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterable[Any]:
+        """Returns all metrics."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        found = self._status()
+        states = [coordination_pb2.TaskState.Name(task.state).lower() for task in found.tasks]
+        tasks = GaugeMetricFamily("holdfast_processes", "Processes of the job by state", labels=["state"])
+        for state in ("uninitialized", "connected", "disconnected", "error"):
+            tasks.add_metric([state], states.count(state))
+        ages = GaugeMetricFamily("holdfast_heartbeat_age_seconds", "Since a process was last heard of", labels=["process"])
+        steps = GaugeMetricFamily("holdfast_step", "Step that a process last reported", labels=["process"])
+        for task in found.tasks:
+            if task.heartbeat_age_s >= 0:
+                ages.add_metric([str(task.task_id)], task.heartbeat_age_s)
+            if task.progress.HasField("step"):
+                steps.add_metric([str(task.task_id)], task.progress.step)
+        yield from (tasks, ages, steps)
+        yield GaugeMetricFamily("holdfast_keys", "Keys held", found.keys)
+        yield GaugeMetricFamily("holdfast_key_bytes", "Bytes of keys and values", found.key_bytes)
+        yield GaugeMetricFamily("holdfast_barriers_open", "Barriers that processes wait at", len(found.barriers))
+        yield CounterMetricFamily("holdfast_barriers_passed", "Barriers passed", found.barriers_passed)
+        yield CounterMetricFamily("holdfast_barriers_failed", "Barriers failed", found.barriers_failed)
+        yield CounterMetricFamily("holdfast_calls", "Calls and frames taken", found.calls)
+        yield GaugeMetricFamily("holdfast_up_seconds", "For how long the service is up", found.up_s)
+
+
+def serve_metrics(status: Callable[[], session_pb2.StatusResponse], port: int, host: str = "127.0.0.1") -> int:
+    """Serves http://host:port/metrics on a thread of its own and returns the port. `status` must be safe to call from it."""
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+    except ImportError:
+        raise OSError("--metrics-port needs prometheus_client: pip install 'holdfast[metrics]'") from None
+    registry = CollectorRegistry()
+    registry.register(_Collector(status))
+    server, _ = start_http_server(port, addr=host, registry=registry)
+    return int(server.server_port)
