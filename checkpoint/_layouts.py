@@ -236,9 +236,10 @@ class ForeignSteps:
         return source
 
 
-def open_source(path: str | os.PathLike[str], step: int | None = None) -> Source:
+def open_source(path: str | os.PathLike[str], step: int | None = None, *, wrap: Callable[[Storage], Storage] | None = None) -> Source:
     """Opens the checkpoint in the folder `path`, or, where that is a root, its step `step` (None: the latest).
 
+    `wrap` may put a store of its own in front of the one that `path` means: to count, or to fail.
     Raises StepNotFound saying what is there instead, Corrupt, HostileCheckpoint.
     """
     text = os.fspath(path)
@@ -246,8 +247,10 @@ def open_source(path: str | os.PathLike[str], step: int | None = None) -> Source
         from ._safetensors import SafetensorsSource
 
         folder, _, file = (text if "://" in text else os.path.abspath(text)).rpartition("/")
-        return SafetensorsSource(Place(open_store(folder)[0]), file)
-    storage, _ = open_store(path)
+        storage = open_store(folder)[0]
+        return SafetensorsSource(Place(wrap(storage) if wrap else storage), file)
+    storage = open_store(path)[0]
+    storage = wrap(storage) if wrap else storage
     source = recognise(Place(storage)) if step is None else None
     if source is not None:
         return source

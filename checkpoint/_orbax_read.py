@@ -329,11 +329,12 @@ class _Translate:
 
 def kvstore_of(place: Place) -> dict[str, Any]:
     """Returns tensorstore's JSON spec of a folder."""
-    spec = getattr(place.storage, "kvstore_spec", None)
-    if spec is not None:
-        found: dict[str, Any] = dict(spec)
-        return dict(found, path=f"{found.get('path', '')}{place.name}/".lstrip("/"))
-    return {"driver": "file", "path": f"{place}/"}
+    storage: Any = place.storage
+    storage = getattr(storage, "inner", storage)
+    if "://" not in storage.root:
+        return {"driver": "file", "path": f"{place}/"}
+    spec: dict[str, Any] = storage._kv.spec().to_json()
+    return dict(spec, path=f"{spec.get('path', '')}{place.name}/".lstrip("/"))
 
 
 def _has_data(leaf: files.StoredLeaf) -> bool:

@@ -113,10 +113,10 @@ class SafetensorsSource:
         for name in [file] if file else _files_of(place, sizes):
             if name not in sizes:
                 raise Corrupt(f"{place}/{name} is missing: {INDEX} says that tensors are in it", file=f"{place}/{name}")
-            self._add(name, sizes[name].size)
+            self._add(name, sizes[name].size if "://" not in place.storage.root else None)  # listings of objects tell no sizes
         self.info = Info("safetensors", str(place), {"state": "tree"}, metadata=self._metadata or None)
 
-    def _add(self, name: str, size: int) -> None:
+    def _add(self, name: str, size: int | None) -> None:
         tensors, metadata = read_header(self._place, name, size)
         twice = self._tensors.keys() & tensors.keys()
         if twice:
@@ -195,19 +195,19 @@ def _files_of(place: Place, names: Mapping[str, Entry]) -> list[str]:
     return found
 
 
-def read_header(place: Place, name: str, size: int) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Reads and checks the header of one file of `size` bytes; returns its tensors and its `__metadata__`.
+def read_header(place: Place, name: str, size: int | None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Reads and checks the header of one file of `size` bytes (None: not known); returns its tensors and its `__metadata__`.
 
     Raises Corrupt for a file that is cut off or no safetensors, HostileCheckpoint for one that no writer makes.
     """
     path = f"{place}/{name}"
     head = bytearray(8)
     if place.read(name, 0, [memoryview(head)]) < 8:
-        raise Corrupt(f"{path} is no safetensors file: it has only {size} bytes", file=path)
+        raise Corrupt(f"{path} is no safetensors file: it has less than 8 bytes", file=path)
     (length,) = struct.unpack("<Q", head)
     if length > MAX_HEADER_BYTES:
         raise HostileCheckpoint(f"{path} claims a header of {length} bytes; at most {MAX_HEADER_BYTES} are read", file=path)
-    if 8 + length > size:
+    if size is not None and 8 + length > size:
         raise Corrupt(f"{path} is cut off: its header alone takes {8 + length} bytes, the file has {size}", file=path)
     data = bytearray(length)
     place.read(name, 8, [memoryview(data)])
@@ -218,7 +218,7 @@ def read_header(place: Place, name: str, size: int) -> tuple[dict[str, Tensor], 
     return tensors, metadata
 
 
-def _tensor(path: str, key: str, value: Any, file: str, base: int, size: int) -> Tensor:
+def _tensor(path: str, key: str, value: Any, file: str, base: int, size: int | None) -> Tensor:
     tag = value["dtype"]
     if tag not in DTYPES:
         raise Corrupt(f"{path} has '{key}' as {tag}, a dtype that numpy and jax do not have", file=path, leaf=key)
@@ -226,7 +226,7 @@ def _tensor(path: str, key: str, value: Any, file: str, base: int, size: int) ->
     begin, end = (int(n) for n in value["data_offsets"])
     if len(shape) > MAX_RANK or min(shape, default=0) < 0 or begin < 0 or end - begin != math.prod(shape) * DTYPES[tag].itemsize:
         raise HostileCheckpoint(f"{path} gives '{key}' {end - begin} bytes for the shape {shape} of {tag}", file=path)
-    if base + end > size:
+    if size is not None and base + end > size:
         raise Corrupt(f"{path} is cut off: '{key}' ends at byte {base + end}, the file has {size}", file=path, leaf=key)
     return Tensor(file, base + begin, shape, DTYPES[tag])
 

@@ -9,10 +9,19 @@ import click
 
 # command: (module, attribute). A command is imported when it is used, so that `holdfast coordinator` never imports jax.
 _COMMANDS = {
+    "convert": ("holdfast.cli._convert", "convert"),
     "coordinator": ("holdfast.cli._coordinator", "coordinator"),
+    "cp": ("holdfast.cli._cp", "cp"),
+    "diff": ("holdfast.cli._diff", "diff"),
+    "ls": ("holdfast.cli._ls", "ls"),
+    "prune": ("holdfast.cli._prune", "prune"),
     "run": ("holdfast.cli._run", "run"),
     "show": ("holdfast.cli._show", "show"),
     "status": ("holdfast.cli._status", "status"),
+    "slurm": ("holdfast.cli._slurm", "slurm"),
+    "sweep": ("holdfast.cli._sweep", "sweep"),
+    "task": ("holdfast.cli._task", "task"),
+    "verify": ("holdfast.cli._verify", "verify"),
 }
 
 
