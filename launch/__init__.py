@@ -6,6 +6,8 @@ from . import _ray as ray
 from ._engine import Engine, JobResult, supervise
 from ._job import DO_NOT_RESTART, DONE, HANG, PREEMPTED, RestartPolicy
 from ._local import run_local
+from ._slurm import run_slurm
+from ._task import run_task
 
 __all__ = [
     "DONE",
@@ -24,5 +26,7 @@ __all__ = [
     "WorkerFailed",
     "ray",
     "run_local",
+    "run_slurm",
+    "run_task",
     "supervise",
 ]

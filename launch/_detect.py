@@ -1,7 +1,7 @@
 """Who a process is, as the engine that started it says: Slurm, Open MPI and PMIx, Kubernetes. Pure functions of an environment.
 
-Sources: srun(1) and sbatch(1), "output environment variables"; ompi_info and mpirun(1) of Open MPI 4 and 5; Kubernetes, "Indexed Job"; JobSet,
-"labels and annotations". `holdfast task` turns what is found into a ProcessSpec.
+Sources: srun(1) and sbatch(1), "output environment variables"; mpirun(1) of Open MPI 4 and 5; Kubernetes, "Indexed Job"; JobSet, "labels
+and annotations". `holdfast task` turns what is found into a ProcessSpec.
 """
 
 from __future__ import annotations

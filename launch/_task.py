@@ -38,9 +38,9 @@ def run_task(
 ) -> int:
     """Runs `command` as the process that the engine's environment says this is; does not return unless `report` is set.
 
-    The coordinator is at `coordinator`; without one, process 0 starts it, reachable at `host`, and the others find its address in the folder
-    `rendezvous`, which all must see (default: this machine's temporary folder, where all processes are on this machine). Raises ValueError
-    where no engine is found, StartupTimeout where no address appears.
+    The coordinator is at `coordinator`; without one, process 0 starts it, reachable at `host`, and the others find its address in
+    the folder `rendezvous`, which all must see (default: this machine's temporary folder, where all processes are on this machine).
+    Raises ValueError where no engine is found, StartupTimeout where no address appears.
     """
     found = detect(environment)
     if found is None:
@@ -62,9 +62,9 @@ def run_task(
     env, lines = worker_env(environment, spec)
     for line in lines:
         print(f"holdfast: {line}", file=sys.stderr, flush=True)
-    if report:
-        return _watched(command, env)
-    os.execvpe(command[0], list(command), env)
+    if not report:
+        os.execvpe(command[0], list(command), env)
+    return _watched(command, env)
 
 
 def _meet(found: Found, job: str, attempt: int, host: str | None, rendezvous: Path | None) -> str:

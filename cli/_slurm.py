@@ -1,0 +1,32 @@
+"""`holdfast slurm`: the processes of a job on a Slurm allocation."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--max-restarts", type=click.IntRange(0), default=3, show_default=True, help="Restarts after a death; progress refills them.")
+@click.option("--requeue/--no-requeue", default=True, show_default=True, help="Hand the Slurm job back when it is preempted.")
+@click.option("--coordinator-host", help="Where tasks reach the coordinator.  [default: this node's name]")
+@click.option("--grace-s", type=float, default=5.0, show_default=True, help="From SIGTERM to SIGKILL for what is left after a failure.")
+@click.option("--preemption-grace-s", type=float, default=120.0, show_default=True, help="To save and leave after a notice.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def slurm(
+    max_restarts: int, requeue: bool, coordinator_host: str | None, grace_s: float, preemption_grace_s: float, command: tuple[str, ...]
+) -> None:
+    """Run COMMAND as the tasks of this Slurm allocation; the last line of an sbatch script, after `exec`.
+
+    Restarts all tasks when one dies. When the job is preempted, or gets SIGUSR1 before its time limit, all save one step and leave,
+    and the Slurm job is requeued.
+    """
+    from holdfast.launch import RestartPolicy, run_slurm
+
+    policy = RestartPolicy(max_failures=max_restarts, grace_s=grace_s, preemption_grace_s=preemption_grace_s)
+    try:
+        result = run_slurm(command, policy=policy, host=coordinator_host, requeue=requeue)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    sys.exit(130 if result.interrupted else result.exit_code)

@@ -1,0 +1,49 @@
+"""`holdfast task`: one process of a job that srun, mpirun or Kubernetes starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--coordinator", metavar="HOST:PORT", help="Where the coordinator is.  [default: process 0 starts one]")
+@click.option("--host", help="Where the others reach a coordinator that process 0 starts.  [default: 127.0.0.1]")
+@click.option("--rendezvous", type=click.Path(path_type=Path), help="A folder all see, where process 0 leaves the coordinator's address.")
+@click.option("--job-id", help="Of this job.  [default: the engine's]")
+@click.option("--attempt", type=click.IntRange(1), help="Number of this start of the job.  [default: the engine's]")
+@click.option("--report", is_flag=True, hidden=True, help="Stay as the parent and tell `holdfast slurm` how the command ended.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def task(
+    coordinator: str | None,
+    host: str | None,
+    rendezvous: Path | None,
+    job_id: str | None,
+    attempt: int | None,
+    report: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Become COMMAND, as the process of a job that srun, mpirun or a Kubernetes Indexed Job says this is.
+
+    \b
+    mpirun -n 3 holdfast task -- python train.py
+    """
+    from holdfast.launch import JobError, run_task
+
+    try:
+        code = run_task(
+            command,
+            os.environ,
+            coordinator=coordinator,
+            host=host,
+            rendezvous=rendezvous,
+            job_id=job_id,
+            attempt=attempt,
+            report=report,
+        )
+    except (ValueError, JobError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    sys.exit(code)

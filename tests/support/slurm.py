@@ -1,0 +1,156 @@
+"""A Slurm cluster of two nodes on this machine, on loopback, of daemons that the test starts and ends by their ids."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+
+
+def missing_programs() -> list[str]:
+    """Returns which of Slurm's programs this machine lacks; scripts/install_slurm.sh installs them."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin"
+    return [name for name in _PROGRAMS if shutil.which(name, path=path) is None]
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+class SlurmCluster:
+    """Runs munged, slurmctld and two slurmd (n1, n2: two processors each), with a partition `low` that `high` preempts by requeue."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-slurm-"))
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._write_config()
+        self.env = os.environ | {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
+
+    def _write_config(self) -> None:
+        folder, (ctld, first, second) = self.folder, _free_ports(3)
+        (folder / "munge.key").write_bytes(os.urandom(128))
+        (folder / "munge.key").chmod(0o400)
+        for name in ("state", "spool-n1", "spool-n2"):
+            (folder / name).mkdir()
+        (folder / "slurm.conf").write_text(
+            f"""
+ClusterName=holdfast
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={ctld}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmdSpoolDir={folder}/spool-%n
+SlurmdParameters=config_overrides
+SlurmctldTimeout=60
+SlurmdTimeout=10
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+JobRequeue=1
+KillWait=5
+OverTimeLimit=0
+ReturnToService=2
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
+NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={first} CPUs=2 State=UNKNOWN
+NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={second} CPUs=2 State=UNKNOWN
+PartitionName=low Nodes=n[1-2] Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=60 MaxTime=60 State=UP
+PartitionName=high Nodes=n[1-2] PriorityTier=10 PreemptMode=OFF MaxTime=60 State=UP
+"""
+        )
+
+    def _start(self, name: str, *command: str) -> None:
+        log = (self.folder / f"{name}.out").open("wb")
+        self._daemons[name] = subprocess.Popen(command, env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        log.close()
+
+    def start_node(self, name: str) -> None:
+        """Starts the slurmd of a node."""
+        self._start(name, "slurmd", "-D", "-N", name)
+
+    def stop_node(self, name: str) -> None:
+        """Ends the slurmd of a node."""
+        daemon = self._daemons.pop(name)
+        daemon.terminate()
+        daemon.wait(30)
+
+    def __enter__(self) -> Self:
+        socket_path, folder = f"{self.folder}/munge.socket", self.folder
+        munge = ["munged", "--foreground", "--force", f"--key-file={folder}/munge.key", f"--socket={socket_path}"]
+        self._start(
+            "munged", *munge, f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.log", f"--seed-file={folder}/munged.seed"
+        )
+        self.wait_until(lambda: Path(socket_path).exists(), "munged")
+        self._start("slurmctld", "slurmctld", "-D", "-i")
+        for name in ("n1", "n2"):
+            self.start_node(name)
+        self.wait_until(lambda: self.run("sinfo", "-h", "-N", "-p", "low", "-o", "%T").split() == ["idle", "idle"], "two idle nodes")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.run("scancel", "--user=root")
+        for name in ("n1", "n2", "slurmctld", "munged"):
+            if (daemon := self._daemons.get(name)) is not None:
+                daemon.terminate()
+                try:
+                    daemon.wait(15)
+                except subprocess.TimeoutExpired:
+                    daemon.kill()
+                    daemon.wait()
+        if kind is None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def run(self, *command: str) -> str:
+        """Runs one of Slurm's commands and returns its output."""
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, check=False)
+        return done.stdout + done.stderr
+
+    def wait_until(self, holds: Callable[[], bool], what: str, timeout_s: float = 90) -> None:
+        """Waits until `holds()`; fails with the daemons' last words."""
+        deadline = time.monotonic() + timeout_s
+        while not holds():
+            if time.monotonic() > deadline:
+                logs = "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in self.folder.glob("*.log"))
+                raise AssertionError(f"no {what} within {timeout_s} s\n{self.run('sinfo')}{self.run('squeue')}\n{logs}")
+            time.sleep(0.1)
+
+    def submit(self, script: str, *options: str, cwd: Path) -> str:
+        """Submits a batch script whose output goes to cwd/out; returns the job's id."""
+        path = cwd / "job.sh"
+        path.write_text(script)
+        arguments = ["--parsable", f"--output={cwd}/out", "--open-mode=append", f"--chdir={cwd}", "--requeue", *options]
+        said = self.run("sbatch", *arguments, str(path)).strip()
+        assert said.isdecimal(), said
+        return said
+
+    def job(self, job_id: str) -> dict[str, str]:
+        """Returns what scontrol shows of a job: JobState, Restarts, Reason, ..."""
+        words = self.run("scontrol", "--oneliner", "show", "job", job_id).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
