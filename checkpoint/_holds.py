@@ -21,7 +21,7 @@ _NAME = re.compile(r"(\d{1,18})-(\d{1,9})-(\d{1,12})-[0-9a-f]{8}")
 def add_hold(storage: Storage, step: int, seconds: float) -> str:
     """Holds a step for `seconds` (rounded up) and returns the hold's name."""
     name = f"{HOLDS}/{step}-{int(seconds) + 1}-{int(time.time())}-{secrets.token_hex(4)}"
-    storage.write(name, 0, [])
+    storage.write(name, 1, [(0, [memoryview(b"\n")])])
     return name
 
 

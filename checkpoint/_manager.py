@@ -26,6 +26,7 @@ from ._errors import CheckpointError, SaveFailed, StepExists, StepNotFound
 from ._holds import held_steps
 from ._items import Json, is_iterator, state_of
 from ._keeping import delete_step, has_record, list_steps, sweep_files
+from ._layouts import ForeignSteps
 from ._opening import open_root
 from ._options import Options, Progress
 from ._policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule, to_delete
@@ -62,9 +63,12 @@ class CheckpointManager:
         self._options = options or Options()
         self._group = group if group is not None else default_group()
         self._keep = keep_policy or KeepAll()
-        self._storage, self._claims = open_store(directory, single_writer=self._options.single_writer)
+        self._storage, self._claims = open_store(
+            directory, single_writer=self._options.single_writer, claim_age_s=self._options.claim_age_s
+        )
         opened = open_root(self._storage, self._claims, self._group, self._options)
         self._writer = opened.writer
+        self._foreign = ForeignSteps(self._storage, opened.foreign)
         self._facts: dict[int, StepFacts | None] = dict.fromkeys(opened.steps)  # None: the record was not read yet
         self._lock = threading.Lock()  # guards _facts and _pending, which the thread of a save changes
         self._pending: HoldfastError | None = None
@@ -90,7 +94,13 @@ class CheckpointManager:
             busy=self._busy,
         )
         self._restorer = Restorer(
-            self._storage, self._group, self._writer.id, self._statistics, self._options.save_timeout_s, self._options.host_memory_bytes
+            self._storage,
+            self._group,
+            self._writer.id,
+            self._statistics,
+            self._options.save_timeout_s,
+            self._options.host_memory_bytes,
+            self._foreign,
         )
         self._closed = False
         _open_managers.add(self)
@@ -141,6 +151,8 @@ class CheckpointManager:
         tag = f"{self._writer.id}{self._counter:08x}" if overwrite or step in self._tried else self._writer.id
         save = Save(self._counter, step, tag, overwrite)
         try:
+            if step in self._foreign:
+                raise StepExists(f"step {step} of {self._storage.root} was written by another library; save another step", step=step)
             if not overwrite and self._exists(step):
                 raise StepExists(
                     f"step {step} is already in {self._storage.root}; nothing was written. To replace it, pass overwrite=True",
@@ -237,6 +249,8 @@ class CheckpointManager:
             if save.error is None:
                 self._statistics.add(saves=1, save_s=save.ended - save.began, save_bytes=size)
                 self._group.report(saved_step=save.step)
+                if self._is_writing_primary:
+                    self._claims.renew(self._writer)
                 with self._lock:
                     self._facts[save.step] = StepFacts(save.step, save.metrics)
                 self._let_go(gone)
@@ -344,6 +358,10 @@ class CheckpointManager:
         """Deletes a step, held or not; every process calls it, the primary acts. Blocks. Raises StepNotFound."""
         self._need_writer()
         step = _checked(step)
+        if step in self._foreign:
+            raise CheckpointError(
+                f"step {step} of {self._storage.root} was written by another library; holdfast deletes only its own", step=step
+            )
         self._join()
         if not self._exists(step):
             raise StepNotFound(f"there is no step {step} in {self._storage.root}, which has {self.all_steps()}", step=step)
@@ -358,9 +376,9 @@ class CheckpointManager:
     def all_steps(self) -> list[int]:
         """Returns the steps that are there, ascending: the store's listing; in a group what all processes know alike."""
         if self._group.count == 1:
-            return list_steps(self._storage)
+            return sorted([*list_steps(self._storage), *self._foreign])
         with self._lock:
-            return sorted(self._facts)
+            return sorted([*self._facts, *self._foreign])
 
     def latest_step(self) -> int | None:
         """Returns the newest step, or None. The last acknowledged save, or a newer one."""
@@ -376,10 +394,14 @@ class CheckpointManager:
 
     def metrics(self, step: int) -> dict[str, float]:
         """Returns the metrics of a step. Raises StepNotFound, Corrupt."""
+        if step in self._foreign:
+            return dict(self._foreign.open(step).info.metrics)
         return dict(read_record(self._storage, str(_checked(step))).metrics)
 
     def metadata(self, step: int) -> Any:
         """Returns the user's metadata of a step. Raises StepNotFound, Corrupt."""
+        if step in self._foreign:
+            return self._foreign.open(step).info.metadata
         return read_record(self._storage, str(_checked(step))).metadata
 
     def restore(

@@ -1,0 +1,293 @@
+"""Object stores as stores: gs://, s3:// and memory://, through tensorstore's KvStore.
+
+A commit is a conditional write: it goes through only if the record is as this writer last saw it, absent or buried. There are no locks
+and no renames; a claim is an object, renewed by its writer, and to fence a writer is to delete its claim. A commit that had already
+looked at its claim is stopped by a tombstone: a sweep writes one, by the same conditional write, as the record of each step that it
+deletes packs of. A tombstone is no record: it is hidden from listings and reads, and the next writer of that step replaces it. It names
+the writers that may not.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from functools import cache
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from holdfast.coordination import Fenced
+
+from ._claims import FOLDER, Writer, parse_writer
+from ._errors import CheckpointError
+from ._options import DAY_S
+from ._storage import Entry, Part
+
+RECORD_NAME = "checkpoint.json"
+OBJECT_BYTES = 256 << 20  # a value is written whole, from memory
+CALL_S = 300.0  # for one request with all its retries
+COMMIT_TRIES = 8  # each loss of the race means that another writer won one
+_TOMBSTONE = b'{"format":"holdfast/tombstone"'
+_BEYOND_THE_END = ("OUT_OF_RANGE", "Content-Range")  # how drivers say that a range is not all there
+_HEAD_BYTES = len(_TOMBSTONE)
+
+
+class ObjectStorage:
+    """Is a store below one prefix of a bucket. Safe for use from several threads. Entries have no size or time: listings do not say.
+
+    `url` is gs://bucket/path, s3://bucket/path or memory://name; what follows a `?` are further members of tensorstore's spec, such as
+    `endpoint=http://127.0.0.1:9000&aws_region=us-east-1` for a server that speaks S3. Retries with back-off are tensorstore's.
+    """
+
+    max_file_bytes: int | None = OBJECT_BYTES
+    lanes: int = 16
+
+    def __init__(self, url: str, *, single_writer: bool = False) -> None:
+        self._url = url.split("?", 1)[0].rstrip("/")
+        self._single_writer = single_writer
+        self._kv, self._prefix = _open(url)
+
+    @property
+    def root(self) -> str:
+        return self._url
+
+    @property
+    def single_writer(self) -> bool:
+        """Is the promise that nobody else writes here."""
+        return self._single_writer
+
+    def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
+        value, filled = bytearray(size), 0
+        for offset, buffers in parts:
+            for buffer in buffers:
+                raw = buffer.cast("B") if buffer.nbytes else memoryview(b"")
+                value[offset : offset + raw.nbytes] = raw
+                offset, filled = offset + raw.nbytes, filled + raw.nbytes
+        assert filled == size == len(value), f"{name}: the parts made {filled} bytes of {size}"
+        self.put(name, bytes(value))
+
+    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        data = memoryview(self._range(name, offset, offset + sum(buffer.nbytes for buffer in buffers)))
+        at = 0
+        for buffer in buffers:
+            if buffer.nbytes and at < len(data):
+                part = data[at : at + buffer.nbytes]
+                buffer.cast("B")[: len(part)] = part
+                at += len(part)
+        return at
+
+    def fetch(self, name: str, limit_bytes: int) -> bytes:
+        data = self._range(name, 0, limit_bytes + 1)
+        if len(data) > limit_bytes:
+            raise OverflowError(f"{self._url}/{name} has more than {limit_bytes} bytes")
+        if data.startswith(_TOMBSTONE):
+            raise FileNotFoundError(errno.ENOENT, "No such object", f"{self._url}/{name}")
+        return data
+
+    def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
+        writer_id = claim.rpartition("/")[2]
+        for _ in range(COMMIT_TRIES):
+            if self.get(f"{claim}/claim.json")[0] is None:
+                raise Fenced(f"the claim {self._url}/{claim} was taken away: another writer has fenced this one; open a new manager")
+            found, generation = self.get(name)
+            if found == data:
+                return  # an earlier try went through though its answer was lost
+            if found is not None and writer_id in buried(found):
+                raise Fenced(f"writer {writer_id} was fenced from {self._url}/{name}; open a new manager to write again")
+            if found is not None and not found.startswith(_TOMBSTONE) and not replace:
+                raise FileExistsError(errno.EEXIST, "Object exists", f"{self._url}/{name}")
+            if self.put(name, data, None if self._single_writer else generation):
+                return
+        raise OSError(errno.EAGAIN, f"lost the race for it {COMMIT_TRIES} times", f"{self._url}/{name}")
+
+    def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
+        folder = folder.strip("/")
+        prefix = f"{folder}/" if folder else ""
+        names = self.keys(prefix)
+        if not recursive:
+            names = sorted({prefix + head + cut for name in names for head, cut, _ in [name[len(prefix) :].partition("/")]})
+        return [Entry(name, 0) for name in names if not self._is_tombstone(name)]
+
+    def delete(self, names: Sequence[str]) -> None:
+        pending = [self._kv.write(self._prefix + name, None) for name in names if not name.endswith("/")]
+        for name, future in zip(names, pending, strict=False):
+            _done(future, name)
+
+    # --- what claims need besides
+
+    def keys(self, prefix: str) -> Sequence[str]:
+        """Returns all keys that begin so, sorted."""
+        import tensorstore as ts
+
+        whole = self._prefix + prefix
+        found = _done(self._kv.list(ts.KvStore.KeyRange(whole, whole[:-1] + chr(ord(whole[-1]) + 1) if whole else "")), prefix)
+        names = (key.decode() for key in found)
+        return sorted(name[len(self._prefix) :] for name in names if name.startswith(whole))  # some servers ignore the range
+
+    def get(self, name: str) -> tuple[bytes | None, bytes]:
+        """Returns a value (None: there is none) and its generation."""
+        found = _done(self._kv.read(self._prefix + name), name)
+        return (None if found.state == "missing" else bytes(found.value)), found.stamp.generation
+
+    def put(self, name: str, data: bytes, generation: bytes | None = None) -> bool:
+        """Writes a value, if its generation is still the one given; returns whether it was."""
+        key = self._prefix + name
+        written = _done(self._kv.write(key, data) if generation is None else self._kv.write(key, data, if_equal=generation), name)
+        return bool(written.generation)
+
+    def _range(self, name: str, start: int, stop: int) -> bytes:
+        """Returns the bytes from `start` to `stop` or to the end of the object."""
+        for end in (stop, None):
+            future = self._kv.read(self._prefix + name, byte_range=slice(start, end))
+            try:
+                found = future.result(CALL_S)
+            except Exception as error:
+                if not any(sign in str(error) for sign in _BEYOND_THE_END):
+                    raise OSError(errno.EIO, str(error), name) from error
+                continue  # the object ends before `stop`, or before `start`
+            if found.state == "missing":
+                raise FileNotFoundError(errno.ENOENT, "No such object", f"{self._url}/{name}")
+            return bytes(found.value)
+        return b""
+
+    def _is_tombstone(self, name: str) -> bool:
+        if not name.endswith(f"/{RECORD_NAME}") or name.count("/") != 1:
+            return False
+        try:
+            return self._range(name, 0, _HEAD_BYTES) == _TOMBSTONE
+        except FileNotFoundError:
+            return True
+
+
+class ObjectClaims:
+    """Claims in an object store: objects that their writers renew."""
+
+    def __init__(self, storage: ObjectStorage, *, claim_age_s: float = DAY_S) -> None:
+        self._storage = storage
+        self._age_s = claim_age_s
+        self._renewed = time.monotonic()
+
+    def take(self, writer: Writer) -> None:
+        """Makes the claim, once the store has shown that it honours conditions."""
+        try:
+            if not self._storage.single_writer:
+                self._check_conditions(f"{FOLDER}/probe-{secrets.token_hex(4)}")
+            self._storage.put(_name(writer.id), json.dumps(asdict(writer)).encode())
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write a checkpoint in {self._storage.root}: {error}; expected a bucket that this process may write to. "
+                "To only read, pass Options(read_only=True)",
+                path=self._storage.root,
+            ) from error
+
+    def _check_conditions(self, name: str) -> None:
+        _, absent = self._storage.get(name)
+        try:
+            first, second = self._storage.put(name, b"1", absent), self._storage.put(name, b"2", absent)
+        finally:
+            self._storage.delete([name])
+        if not first or second:
+            raise CheckpointError(
+                f"{self._storage.root} is on a store that ignores the condition of a conditional write (create-if-absent "
+                f"{'replaced an object that exists' if second else 'failed on a new name'}): a commit cannot be made safe against a second "
+                "writer. If you promise that only one manager writes here, pass Options(single_writer=True)",
+                path=self._storage.root,
+            )
+
+    def renew(self, writer: Writer) -> None:
+        """Writes the claim anew if it stands and is a twentieth of the way to its age."""
+        if time.monotonic() - self._renewed < self._age_s / 20:
+            return
+        self._renewed = time.monotonic()
+        found, generation = self._storage.get(_name(writer.id))
+        if found is not None:
+            self._storage.put(_name(writer.id), json.dumps(asdict(replace(writer, renewed_s=time.time()))).encode(), generation)
+
+    def release(self, writer: Writer) -> None:
+        """Deletes the claim."""
+        self.fence(writer.id)
+
+    def others(self, me: str) -> list[tuple[Writer, bool]]:
+        """Reads the other claims; one that was not renewed for long counts as dead."""
+        found = []
+        for writer_id in sorted(self.standing() - {me}):
+            data, _ = self._storage.get(_name(writer_id))
+            if data is not None:
+                writer = parse_writer(data, writer_id)
+                found.append((writer, time.time() - writer.renewed_s > self._age_s))
+        return found
+
+    def fence(self, writer_id: str) -> None:
+        """Deletes the claim: its writer's next commit finds none."""
+        self._storage.delete([_name(writer_id)])
+
+    def standing(self) -> set[str]:
+        """Lists the claims."""
+        return {name.split("/")[1] for name in self._storage.keys(f"{FOLDER}/") if name.endswith("/claim.json")}
+
+    def bury(self, step: int, names: list[str], writers: set[str]) -> list[str]:
+        """Writes a tombstone where there is no record. Where there is one, nothing may go: an overwrite may be under way."""
+        name = f"{step}/{RECORD_NAME}"
+        found, generation = self._storage.get(name)
+        if found is not None and not found.startswith(_TOMBSTONE):
+            return []
+        fenced = sorted(writers | (buried(found) if found else set()))
+        if found is not None and set(fenced) == buried(found):
+            return names
+        tombstone = _TOMBSTONE + b"," + json.dumps({"fenced": fenced}).encode()[1:]
+        return names if self._storage.put(name, tombstone, generation) else []
+
+    def forget_fenced(self) -> None:
+        """Does nothing: a fenced claim leaves nothing, and tombstones stay."""
+
+
+def buried(value: bytes) -> set[str]:
+    """Returns the writers that a tombstone names; none for a record."""
+    if not value.startswith(_TOMBSTONE):
+        return set()
+    return set(json.loads(value)["fenced"])
+
+
+def _name(writer_id: str) -> str:
+    return f"{FOLDER}/{writer_id}/claim.json"
+
+
+def _open(url: str) -> tuple[Any, str]:
+    """Returns the KvStore of a whole bucket, and what every key of this store begins with."""
+    import tensorstore as ts
+
+    parts = urlsplit(url)
+    path = unquote(parts.path).strip("/")
+    spec: dict[str, Any] = dict(parse_qsl(parts.query))
+    if parts.scheme == "memory":
+        path = "/".join(part for part in (parts.netloc, path) if part)
+        spec |= {"driver": "memory"}
+    elif parts.scheme in ("gs", "s3"):
+        spec |= {"driver": {"gs": "gcs"}.get(parts.scheme, parts.scheme), "bucket": parts.netloc}
+    else:
+        raise ValueError(f"{url}: expected a folder, gs://, s3:// or memory://")
+    try:
+        return ts.KvStore.open(spec, context=_context()).result(), f"{path}/" if path else ""
+    except Exception as error:
+        raise CheckpointError(f"cannot open {url}: {error}", path=url) from error
+
+
+@cache
+def _context() -> Any:
+    """Returns the context that all stores of this process share: one memory:// and one pool of connections."""
+    import tensorstore as ts
+
+    return ts.Context()
+
+
+def _done(future: Any, name: str) -> Any:
+    try:
+        return future.result(CALL_S)
+    except Exception as error:
+        raise OSError(errno.EIO, str(error), name) from error
+
+
+__all__ = ["OBJECT_BYTES", "ObjectClaims", "ObjectStorage", "buried"]
