@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.coordination import _rows
 from holdfast.coordination._barriers import Arrival
 from holdfast.coordination._outcome import Code, Refusal, Reply
 from holdfast.coordination._state import Config, Machine
@@ -43,9 +44,6 @@ class Faults:
     client_crashes: float = 1.0
     client_pauses: float = 0.5
     service_crashes: float = 1.0
-
-
-CALM = Faults(loss=0, duplication=0, breaks=0, client_crashes=0, client_pauses=0, service_crashes=0)
 
 
 class Violation(AssertionError):
@@ -104,7 +102,8 @@ class Simulation:
         faults: Faults | None = None,
         *,
         recoverable: bool = True,
-        disk: Callable[[Config], Any] | None = None,
+        journal: bool = True,
+        unison: bool = False,
     ) -> None:
         self.seed, self.steps, self.recoverable = seed, steps, recoverable
         self.random = random.Random(seed)
@@ -119,7 +118,10 @@ class Simulation:
         self.config = Config(
             processes, SERVICE_INCARNATION, heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S, recoverable=recoverable, survivable=True
         )
-        self.disk = disk(self.config) if disk else None
+        self.disk = Disk(self.config) if journal else None
+        self.crash_unwritten = False
+        self.unison = unison  # every step is a barrier of all
+        self.everyone = frozenset(range(processes))
         self.machine: Machine | None = Machine(self.config, 0.0)
         self.streams: dict[int, int] = {}  # the service's side: task to stream
         self.calls: dict[Call, None] = {}
@@ -173,7 +175,7 @@ class Simulation:
         """Lets the machine look at its clocks, as the service's loop does."""
         if self.machine is not None:
             self.machine.tick(self.now)
-            self.truth.nobody_is_late()
+            self.truth.nobody_is_late(self.machine)
             self.flush()
         self.at(TICK_S, self.tick)
 
@@ -207,8 +209,15 @@ class Simulation:
     def crash_service(self) -> None:
         if self.machine is None:
             return
+        if self.random.random() < 0.5:  # between the machine's decision and the journal: the next answer is never given
+            self.crash_unwritten = True
+            return
+        self.end_service()
+
+    def end_service(self) -> None:
+        """Loses all that is not in the journal."""
         self.note("service crashes")
-        self.machine = None
+        self.machine, self.crash_unwritten = None, False
         self.calls.clear()
         self.streams.clear()
         for client in self.clients:
@@ -332,6 +341,9 @@ class Simulation:
         if client.step >= self.steps:
             return self.ask(client, "leave", None, lambda reply: self.finish(client))
         client.step += 1
+        if self.unison:
+            self.wait_at(client, ("all", self.everyone), 600.0)
+            return
         doing = self.random.random()
         if doing < 0.55:
             return self.wait_at(client, self.barrier_of(client))
@@ -350,7 +362,7 @@ class Simulation:
 
     def barrier_of(self, client: Client) -> tuple[str, frozenset[int]]:
         """Returns a barrier that this client takes part in: its name fixes who the others are."""
-        everyone = frozenset(c.task_id for c in self.clients)
+        everyone = self.everyone
         if self.random.random() < 0.7 or len(everyone) < 3:
             return "all", everyone
         other = self.random.choice(sorted(everyone - {client.task_id}))
@@ -402,7 +414,11 @@ class Simulation:
             older = self.streams.get(client.task_id, 0)
             self.streams[client.task_id] = stream
             self.drop_calls(client.task_id, older)
+        if self.machine is None:
+            return
         self.flush()
+        if self.machine is None:
+            return
         self.send(lambda: self.opened(client, life, stream, refusal), twice=False)
 
     def serve_beat(self, client: Client, stream: int) -> None:
@@ -439,6 +455,9 @@ class Simulation:
     def flush(self) -> None:
         """Writes the journal, then sends the replies; a service may crash between the two."""
         assert self.machine is not None
+        if self.crash_unwritten and self.machine.replies:
+            self.end_service()
+            return
         replies, self.machine.replies[:] = list(self.machine.replies), []
         if self.disk is not None:
             self.disk.write(self.machine)
@@ -468,6 +487,28 @@ class Simulation:
         self.answer(client, call.request, reply)
 
 
+class Disk:
+    """The journal's rows, kept as the service keeps them in SQLite: what `drain` gave before the crash, `load` gets after it."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.rows: dict[tuple[str, str], bytes] = {}
+
+    def write(self, machine: Machine) -> None:
+        """Writes what has changed."""
+        for row in _rows.drain(machine, 0.0):
+            if row.value is None:
+                self.rows.pop(row[:2], None)
+            else:
+                self.rows[row[:2]] = row.value
+
+    def load(self, now: float) -> Machine:
+        """Returns the machine that the rows tell of."""
+        machine = Machine(self.config, now)
+        _rows.load(machine, [_rows.Row(*key, value) for key, value in self.rows.items()], now, 0.0)
+        return machine
+
+
 class Truth:
     """What an onlooker knows, and holds the machine's replies against."""
 
@@ -476,13 +517,15 @@ class Truth:
         self.acknowledged: dict[str, bytes] = {}
         self.increments = 0
         self.counts_told: list[int] = []
-        self.arrivals: dict[str, list[tuple[int, int, float]]] = defaultdict(list)  # name: (task, counter, deadline)
+        self.arrivals: dict[str, list[tuple[int, int]]] = defaultdict(list)  # name: (task, counter)
+        self.latest: dict[str, float] = {}  # name: the latest deadline of those who came
         self.results: dict[tuple[str, int], str] = {}
 
     def arrives(self, client: Client, name: str, counter: int, deadline: float) -> float:
         """Notes that a task has come to a barrier, and returns when it must know: the deadline of whoever came first is everyone's."""
-        self.arrivals[name].append((client.task_id, counter, deadline))
-        return max(each for _, _, each in self.arrivals[name])
+        self.arrivals[name].append((client.task_id, counter))
+        self.latest[name] = max(deadline, self.latest.get(name, 0.0))
+        return self.latest[name]
 
     def replied(self, call: Call, reply: Reply) -> None:
         """Checks one reply of the machine."""
@@ -501,6 +544,7 @@ class Truth:
             if result == "OK":
                 self._all_had_come(name, counter, participants)
             self.arrivals[name] = []
+            self.latest.pop(name, None)
 
     def _outcome(self, name: str, reply: Reply) -> tuple[int, str] | None:
         refusal = reply.refusal
@@ -511,7 +555,7 @@ class Truth:
         return refusal.barrier[1], refusal.code.name
 
     def _all_had_come(self, name: str, counter: int, participants: frozenset[int]) -> None:
-        came = {task for task, sent, _ in self.arrivals[name] if sent in (counter, 0)}
+        came = {task for task, sent in self.arrivals[name] if sent in (counter, 0)}
         if came != participants:
             self.simulation.fail(f"barrier {name} {counter} released, but {sorted(participants - came)} had not come")
 
@@ -523,9 +567,9 @@ class Truth:
                 self.simulation.fail(f"two increments were told {number}")
             self.counts_told.append(number)
 
-    def nobody_is_late(self) -> None:
+    def nobody_is_late(self, machine: Machine) -> None:
         """Checks that what the machine holds has time left; called right after its tick."""
-        answered = {id(reply.call) for reply in self.simulation.machine.replies}  # type: ignore[union-attr]
+        answered = {id(reply.call) for reply in machine.replies}
         for call in self.simulation.calls:
             if call.deadline < self.simulation.now and id(call) not in answered:
                 self.simulation.fail(f"process {call.client.task_id} waits in {call.request.method} past its deadline {call.deadline:.3f}")
