@@ -213,6 +213,9 @@ class ItemReader:
             except FileNotFoundError:
                 raise StepGone(f"{path}: the step was deleted while it was being read", path=path) from error
             raise Corrupt(f"{path}: the file is missing, and the record names it", path=path, file=path) from error
+        except (IsADirectoryError, NotADirectoryError) as error:
+            path = self._path(file)
+            raise Corrupt(f"{path}: this is not a file: {error.strerror}", path=path, file=path) from error
 
     def _path(self, file: FileReport) -> str:
         return join(self._storage.root, self._step_dir, file.name)

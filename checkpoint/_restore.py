@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from ._devices import Placement, Region
-from ._errors import HostileCheckpoint, StepNotFound
+from ._errors import Corrupt, HostileCheckpoint, StepNotFound
 from ._match import SAVED, Want, check_paths, leaf_dtype, match, refuse, want_as_saved
 from ._pool import POOL
 from ._reader import RECORD_NAME, ItemReader, Target
@@ -42,6 +42,8 @@ def read_record(storage: Storage, step_dir: str) -> Record:
         data = storage.fetch(join(step_dir, RECORD_NAME), RECORD_LIMIT_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StepNotFound(f"there is no checkpoint at {join(storage.root, step_dir)}: {path} is missing", path=path) from error
+    except IsADirectoryError as error:
+        raise Corrupt(f"{path}: the record is a folder", path=path, file=path) from error
     except OverflowError as error:
         raise HostileCheckpoint(f"{path}: {error}", path=path, file=path) from error
     with paused_gc():

@@ -45,7 +45,9 @@ def plans(count: int, leaves: list[tuple[tuple[int, ...], int, tuple[int, ...], 
 
 @settings(max_examples=200, deadline=None)
 @given(jobs())
-def test_every_element_is_written_once_by_who_holds_it(job: tuple[int, list[tuple[tuple[int, ...], int, tuple[int, ...], np.ndarray | None]]]) -> None:
+def test_every_element_is_written_once_by_who_holds_it(
+    job: tuple[int, list[tuple[tuple[int, ...], int, tuple[int, ...], np.ndarray | None]]],
+) -> None:
     """The chunks of all processes tile each leaf exactly; equal hashes, equal files; alignment in each pack."""
     count, leaves = job
     made = plans(count, leaves)
@@ -88,7 +90,9 @@ def test_small_replicated_leaves_have_few_writers() -> None:
 def test_files_stay_below_the_bound_of_the_store() -> None:
     """With `max_file_bytes` no pack is larger."""
     limit = 256 << 20
-    for plan in plans(2, [((1 << 28,), 4, (2,), np.arange(2)[:, None]), ((1 << 20,), 2, (1,), np.arange(2)[None, :])], max_file_bytes=limit):
+    for plan in plans(
+        2, [((1 << 28,), 4, (2,), np.arange(2)[:, None]), ((1 << 20,), 2, (1,), np.arange(2)[None, :])], max_file_bytes=limit
+    ):
         assert all(sum(chunk.nbytes for chunk in chunks) < limit for chunks in plan.own.values()) and len(plan.own) >= 2
 
 

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 from holdfast.checkpoint import Corrupt, HostileCheckpoint, SaveFailed
-from holdfast.checkpoint._engine import ItemReport, Planner, build_record, check_reports, parse_record, take_snapshot, write_json, write_snapshot
+from holdfast.checkpoint._engine import (
+    ItemReport,
+    Planner,
+    build_record,
+    check_reports,
+    parse_record,
+    take_snapshot,
+    write_json,
+    write_snapshot,
+)
 from holdfast.checkpoint._local import LocalStorage
 from holdfast.checkpoint._plan import Layout, Leaf, make_plan
 from holdfast.checkpoint._record import decode_value, encode_value
