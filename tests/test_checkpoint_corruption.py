@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from holdfast.checkpoint import Corrupt, HostileCheckpoint, StepGone, StepNotFound, load, save, verify
 from holdfast.checkpoint._engine import read_record, restore_item
 from holdfast.checkpoint._local import LocalStorage

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import holdfast.checkpoint
 import numpy as np
 import pytest
 from crc32c import crc32c
+
+import holdfast.checkpoint
 from holdfast.checkpoint import Corrupt, HostileCheckpoint, load, save, verify
 
 Header = dict[str, Any]

@@ -12,10 +12,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 from crc32c import crc32c
-from holdfast.checkpoint import load, save, verify
-from holdfast.checkpoint._dtypes import _AS_BYTES, _BY_NAME, _TAGS
 from jax.sharding import NamedSharding, PartitionSpec
 from safetensors import safe_open
+
+from holdfast.checkpoint import load, save, verify
+from holdfast.checkpoint._dtypes import _AS_BYTES, _BY_NAME, _TAGS
 
 
 def packs(path: Path) -> list[Path]:

@@ -7,10 +7,11 @@ import time
 from collections import Counter
 
 import numpy as np
-from holdfast.checkpoint._plan import CHUNK_BYTES, PACKS, Layout, Leaf, Plan, make_plan
-from holdfast.checkpoint._record import FileReport, ItemReport, _expand, _runs, build_record, pack_name, parse_record
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from holdfast.checkpoint._plan import CHUNK_BYTES, PACKS, Layout, Leaf, Plan, make_plan
+from holdfast.checkpoint._record import FileReport, ItemReport, _expand, _runs, build_record, pack_name, parse_record
 
 
 def layout(parts: tuple[int, ...], ranks: np.ndarray, me: int) -> Layout:

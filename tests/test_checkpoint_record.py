@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
 from holdfast.checkpoint import Corrupt, HostileCheckpoint, SaveFailed
 from holdfast.checkpoint._engine import (
     ItemReport,
@@ -23,8 +26,6 @@ from holdfast.checkpoint._engine import (
 from holdfast.checkpoint._local import LocalStorage
 from holdfast.checkpoint._plan import Layout, Leaf, make_plan
 from holdfast.checkpoint._record import decode_value, encode_value
-from hypothesis import given
-from hypothesis import strategies as st
 
 TREE = {"w": np.arange(6.0).reshape(2, 3), "n": 3, "none": None}
 

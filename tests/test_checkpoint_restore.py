@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
 from holdfast.checkpoint import SAVED, StepNotFound, TreeMismatch, load, save, verify
 from holdfast.checkpoint._match import saved_sharding, show_sharding
 from holdfast.checkpoint._pool import POOL, Pool
 from holdfast.checkpoint._record import LeafRecord
-from jax.sharding import NamedSharding, PartitionSpec
 
 TREE = {
     "params": {"w": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.arange(4, dtype=np.float64)},
@@ -135,7 +136,7 @@ def test_a_sharding_that_cannot_divide(saved: Path) -> None:
 
 def test_what_is_not_there(saved: Path) -> None:
     """A missing checkpoint or item says what was looked for, and what is there."""
-    with pytest.raises(StepNotFound, match="missing|nothing"):
+    with pytest.raises(StepNotFound, match="nothing"):
         load(saved.parent / "other")
     with pytest.raises(StepNotFound, match="state"):
         load(saved, item="other")

@@ -15,10 +15,11 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from holdfast.checkpoint import Node, TreeMismatch, UnsupportedLeaf, load, save
-from holdfast.checkpoint._tree import describe, flatten, rebuild
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from holdfast.checkpoint import Node, TreeMismatch, UnsupportedLeaf, load, save
+from holdfast.checkpoint._tree import describe, flatten, rebuild
 
 
 class Point(NamedTuple):
