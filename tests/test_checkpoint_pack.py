@@ -36,11 +36,16 @@ def random_array(dtype: Any, shape: tuple[int, ...], seed: int = 0) -> np.ndarra
     return raw.reshape(-1).view(dtype).reshape(shape)
 
 
-# What safetensors' numpy front end has no dtype for is shown by torch alone.
-SHOWN = sorted(set(_TAGS))
+def can_show(opened: Any) -> bool:
+    """Says whether safetensors' numpy front end has this dtype; torch alone shows fp8 in older ones."""
+    try:
+        opened.get_tensor("a")
+    except (TypeError, KeyError, AttributeError):
+        return False
+    return True
 
 
-@pytest.mark.parametrize("dtype", SHOWN)
+@pytest.mark.parametrize("dtype", sorted(_TAGS))
 def test_safetensors_shows_the_very_arrays(tmp_path: Path, dtype: str) -> None:
     """safe_open(pack, "np") gives back the same bits for every dtype that safetensors has, bf16 and fp8 included where it can."""
     tree = {name: random_array(_BY_NAME[dtype], shape) for name, shape in (("a", (3, 5)), ("b.c", (64,)), ("d", ()), ("e", (0, 2)))}
@@ -48,11 +53,9 @@ def test_safetensors_shows_the_very_arrays(tmp_path: Path, dtype: str) -> None:
     (pack,) = packs(tmp_path)
     with safe_open(pack, "np") as opened:
         assert set(opened.keys()) == {"a", "b\\.c", "d", "e"}
-        try:
-            found = {name: opened.get_tensor(name.replace(".", "\\.")) for name in tree}
-        except (TypeError, KeyError, AttributeError) as error:
-            assert dtype.startswith("float8"), error  # the file opens; numpy cannot show it
+        if dtype.startswith("float8") and not can_show(opened):
             return
+        found = {name: opened.get_tensor(name.replace(".", "\\.")) for name in tree}
     for name, array in tree.items():
         assert found[name].dtype == array.dtype and found[name].shape == array.shape and found[name].tobytes() == array.tobytes()
     verify(tmp_path)
