@@ -4,39 +4,34 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
-import importlib.util
 import logging
 import math
-import mmap
-import os
-import socket
 import sys
 import threading
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src import clusters, distributed, xla_bridge
+from jax._src import distributed, xla_bridge
 
-from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, ProcessInfo
+from holdfast.coordination import CoordinationClient, CoordinationError, Credentials, ProcessInfo
 
 from . import _preemption
 from ._channel import Deadline, channel_of, forget_channel
+from ._coordinator import find_coordinator
 from ._errors import StartupFailed, StartupTimeout
+from ._find import GIVEN, Found, find_process, set_collective_timeout, set_slices
 from ._health import health
 from ._ids import forget_ids, initialize_ids
 from ._runtime import set_client
 from ._sources import Source
-from ._spec import ProcessSpec, apply_changes, slice_changes
+from ._spec import ProcessSpec
 
 _log = logging.getLogger(__name__)
 
 # jaxlib's agent ends its process when the coordinator is silent for so long; ours decides about that instead.
 _AGENT_HEARTBEAT_S = 86400
-_GIVEN = ("coordinator", "num_processes", "process_id")
-_COLLECTIVE_TIMEOUT_FLAG = "xla_cpu_collective_timeout_seconds"
 # How long an interpreter that exits without shutdown() waits for the others.
 _EXIT_TIMEOUT_S = 10.0
 
@@ -60,7 +55,6 @@ class _Job:
 
 
 _job: _Job | None = None
-_started: list[CoordinationService] = []  # coordinators of ours: they end by themselves, after all have left
 
 
 def initialize(
@@ -90,15 +84,13 @@ def initialize(
     the coordinator belongs to another job or attempt, and RuntimeError when called twice or too late.
     """
     if _job is not None or distributed.global_state.client is not None:
-        raise RuntimeError(
-            "this process has joined a job already: initialize() is called once, and instead of jax.distributed.initialize()"
-        )
+        raise RuntimeError("this process has joined a job already: call initialize() once, and jax.distributed.initialize() never")
     if xla_bridge.backends_are_initialized():
         raise RuntimeError("initialize() comes before any computation, jax.devices() and the like: the backend is up already")
     deadline = Deadline(timeout_s)
-    given = dict(zip(_GIVEN, (coordinator_address, num_processes, process_id), strict=True))
+    given = dict(zip(GIVEN, (coordinator_address, num_processes, process_id), strict=True))
     devices = [local_device_ids] if isinstance(local_device_ids, int) else local_device_ids
-    found = _find(spec, {field: value for field, value in given.items() if value is not None}, devices, timeout_s)
+    found = find_process(spec, {field: value for field, value in given.items() if value is not None}, devices, timeout_s)
     if found.spec is None or (found.spec.num_processes == 1 and not found.launched):
         _preemption.start(None, sources=preemption_sources)
         return
@@ -130,42 +122,19 @@ def is_initialized() -> bool:
     return _job is not None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Found:
-    """Is who we are, whether a launcher of ours says so, and which devices are ours (None: all of this machine's)."""
-
-    spec: ProcessSpec | None
-    launched: bool = False
-    devices: Sequence[int] | None = None
-
-
-def _find(spec: ProcessSpec | None, given: dict[str, Any], devices: Sequence[int] | None, timeout_s: float) -> _Found:
-    """Finds out who we are: from a spec, from what was given, from our launcher's environment, from what jax detects."""
-    if spec is not None:
-        if given:
-            raise ValueError(f"initialize() takes a spec or {', '.join(given)}, not both")
-        return _Found(spec, True, devices)
-    if len(given) < len(_GIVEN) and (found := ProcessSpec.from_env(os.environ)) is not None:
-        return _Found(dataclasses.replace(found, **given), True, devices)
-    if len(given) < len(_GIVEN):
-        detect: Any = clusters.ClusterEnv.auto_detect_unset_distributed_params
-        *detected, devices = detect(*(given.get(field) for field in _GIVEN), devices, None, math.ceil(timeout_s))
-        given = {field: value for field, value in zip(_GIVEN, detected, strict=True) if value is not None}
-    if not given:
-        return _Found(None)
-    if missing := [field for field in _GIVEN if field not in given]:
-        raise ValueError(f"initialize() knows {given} but not {', '.join(missing)}: give them, or start with `holdfast run`")
-    return _Found(ProcessSpec(**given), False, devices)
-
-
-def _join(found: _Found, spec: ProcessSpec, times: _Times, deadline: Deadline, sources: Sequence[Source] | None) -> None:
+def _join(found: Found, spec: ProcessSpec, times: _Times, deadline: Deadline, sources: Sequence[Source] | None) -> None:
     """Does what `initialize()` promises, once it is known who we are."""
     global _job
+    if spec.token_file or spec.tls_ca:
+        # jaxlib's agent speaks neither and would end the process.
+        raise StartupFailed(
+            "initialize() cannot join a coordinator with TLS or token: jaxlib speaks neither; start it without, on a private network"
+        )
+    set_collective_timeout(times.collective_s)
     if found.launched:
-        _set_slices(spec)
-    _set_collective_timeout(times.collective_s)
-    if not found.launched and spec.process_id == 0:
-        _start_coordinator(spec, times.heartbeat_s)
+        set_slices(spec)
+    else:
+        find_coordinator(spec, deadline, times.heartbeat_s)
     client = _connect(spec, deadline, times)
     _job = _Job(spec, client, times.shutdown_s)
     set_client(client, spec)
@@ -179,50 +148,6 @@ def _join(found: _Found, spec: ProcessSpec, times: _Times, deadline: Deadline, s
         _give_up(f"{type(error).__name__}: {error}")
         raise
     _log.info("process %d of %d, coordinator %s, attempt %d", spec.process_id, spec.num_processes, spec.coordinator, spec.attempt)
-
-
-def _set_slices(spec: ProcessSpec) -> None:
-    changes, lines = slice_changes(os.environ, spec)
-    for line in lines:
-        _log.warning("stale variable %s", line)
-    apply_changes(os.environ, changes)
-
-
-def _set_collective_timeout(timeout_s: float) -> None:
-    """Sets XLA's flag, where this jaxlib knows it (an unknown flag would end the process) and the user has not."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    if _COLLECTIVE_TIMEOUT_FLAG not in flags and _jaxlib_knows(_COLLECTIVE_TIMEOUT_FLAG):
-        os.environ["XLA_FLAGS"] = f"{flags} --{_COLLECTIVE_TIMEOUT_FLAG}={math.ceil(timeout_s)}".strip()
-
-
-def _jaxlib_knows(flag: str) -> bool:
-    found = importlib.util.find_spec("jaxlib")
-    for folder in found.submodule_search_locations or () if found else ():
-        for library in sorted(Path(folder).glob("*.so"), key=lambda path: -path.stat().st_size):
-            with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-                if text.find(flag.encode()) >= 0:
-                    return True
-    return False
-
-
-def _start_coordinator(spec: ProcessSpec, heartbeat_timeout_s: float) -> None:
-    """Starts the coordinator at the address that all were told, unless one listens there."""
-    host, _, port = spec.coordinator.rpartition(":")
-    host = host.strip("[]")
-    with suppress(OSError), socket.create_connection((host, int(port)), timeout=1.0):
-        return
-    _started.append(
-        CoordinationService.spawn(
-            spec.num_processes,
-            host=host,
-            port=int(port),
-            job=spec.job_id,
-            attempt=spec.attempt,
-            recoverable=True,
-            survivable=True,
-            heartbeat_timeout_s=heartbeat_timeout_s,
-        )
-    )
 
 
 def _connect(spec: ProcessSpec, deadline: Deadline, times: _Times) -> CoordinationClient:

@@ -106,6 +106,29 @@ def test_process_0_starts_the_coordinator() -> None:
     assert "INFO 2 of 2 processes" in outputs[0]
 
 
+def test_nobody_joins_an_earlier_start() -> None:
+    """After a crash, the program started again at the same address waits for the old coordinator to end, and starts one of its own."""
+    port = free_port()
+    crash = script("""
+        multihost.initialize(sys.argv[3], count, index, timeout_s=60, heartbeat_timeout_s=3)
+        multihost.current_client().key_value_set(f"left behind/{index}", "old", True)
+        multihost.sync_global_processes("all")
+        os._exit(9)
+        """)
+    run_processes(crash, 2, arguments=[f"127.0.0.1:{port}"], codes=[9, 9])
+    outputs = run_processes(
+        script("""
+        multihost.initialize(sys.argv[3], count, index, timeout_s=60)
+        assert multihost.current_client().key_value_dir_get("left behind") == []
+        multihost.sync_global_processes("all")
+        multihost.shutdown()
+        """),
+        2,
+        arguments=[f"127.0.0.1:{port}"],
+    )
+    assert "belongs to an earlier start; waiting for it to end" in outputs[0], outputs
+
+
 def test_a_process_that_never_comes_is_named() -> None:
     """StartupTimeout after the timeout names whom the others waited for, says how long, and which knob rules it."""
     with CoordinationService.spawn(3, recoverable=True, survivable=True) as service:
