@@ -13,6 +13,7 @@ _COMMANDS = {
     "coordinator": ("holdfast.cli._coordinator", "coordinator"),
     "cp": ("holdfast.cli._cp", "cp"),
     "diff": ("holdfast.cli._diff", "diff"),
+    "kubernetes": ("holdfast.cli._kubernetes", "kubernetes"),
     "ls": ("holdfast.cli._ls", "ls"),
     "prune": ("holdfast.cli._prune", "prune"),
     "run": ("holdfast.cli._run", "run"),

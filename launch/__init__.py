@@ -5,6 +5,8 @@ from holdfast.multihost import Fatal, Hang, JobError, Preempted, StartupFailed, 
 from . import _ray as ray
 from ._engine import Engine, JobResult, supervise
 from ._job import DO_NOT_RESTART, DONE, HANG, PREEMPTED, RestartPolicy
+from ._kubernetes import KubernetesJob
+from ._kubernetes import render as render_kubernetes
 from ._local import run_local
 from ._slurm import run_slurm
 from ._task import run_task
@@ -19,12 +21,14 @@ __all__ = [
     "Hang",
     "JobError",
     "JobResult",
+    "KubernetesJob",
     "Preempted",
     "RestartPolicy",
     "StartupFailed",
     "StartupTimeout",
     "WorkerFailed",
     "ray",
+    "render_kubernetes",
     "run_local",
     "run_slurm",
     "run_task",

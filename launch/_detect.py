@@ -92,6 +92,7 @@ def _kubernetes(environment: Mapping[str, str]) -> Found | None:
         attempt=_number(environment, "RESTART_ATTEMPT", 0) + 1,
         process_id=job_index * per_job + _number(environment, "JOB_COMPLETION_INDEX"),
         num_processes=per_job * jobs,
+        first_host=environment.get("FIRST_HOST", ""),
         slice_id=job_index,
         num_slices=jobs,
     )

@@ -57,7 +57,7 @@ def run_task(
         coordinator=address,
         slice_id=found.slice_id,
         num_slices=found.num_slices,
-        slice_address=address.rpartition(":")[0] if found.num_slices > 1 else None,
+        slice_address=(found.first_host or None) if found.num_slices > 1 else None,
     )
     env, lines = worker_env(environment, spec)
     for line in lines:

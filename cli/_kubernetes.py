@@ -1,0 +1,54 @@
+"""`holdfast kubernetes`: writes the manifest of a job for Kubernetes."""
+
+from __future__ import annotations
+
+import click
+
+
+def _pairs(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    for value in values:
+        if "=" not in value:
+            raise click.BadParameter(f"{value!r}: expected NAME=VALUE")
+    return dict(value.split("=", 1) for value in values)
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--name", required=True, help="Of the job.")
+@click.option("--image", required=True, help="Holds Python, holdfast and the program.")
+@click.option("-n", "--num-processes", type=click.IntRange(1), required=True, help="Processes in all.")
+@click.option("--slices", type=click.IntRange(1), default=1, show_default=True, help="TPU slices; above 1 it becomes a JobSet.")
+@click.option("--namespace", default="default", show_default=True)
+@click.option(
+    "--resource", "resources", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="Limit of each pod, e.g. google.com/tpu=4."
+)
+@click.option("--node-selector", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="Label that nodes must have.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def kubernetes(
+    name: str,
+    image: str,
+    num_processes: int,
+    slices: int,
+    namespace: str,
+    resources: dict[str, str],
+    node_selector: dict[str, str],
+    command: tuple[str, ...],
+) -> None:
+    """Write the manifest of COMMAND as an Indexed Job (or a JobSet, with --slices) to stdout, for `kubectl apply -f -`."""
+    from holdfast.launch import KubernetesJob, render_kubernetes
+
+    if num_processes % slices:
+        raise click.UsageError(f"-n {num_processes} in --slices {slices}: expected slices of one size")
+    try:
+        job = KubernetesJob(
+            name=name,
+            image=image,
+            command=command,
+            processes=num_processes // slices,
+            jobs=slices,
+            namespace=namespace,
+            resources=resources,
+            node_selector=node_selector,
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    click.echo(render_kubernetes(job), nl=False)
