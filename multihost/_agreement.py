@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet
 
-from holdfast.coordination import BarrierTimeout, CoordinationError
+from holdfast.coordination import BarrierTimeout, CoordinationError, CoordinatorLost
 
 from ._channel import Channel, Client, Deadline, channel_of
 from ._group import ClusterGroup, Group
@@ -37,8 +37,9 @@ class SyncPoint:
 
     Every process of `tasks` (task ids; its own is `process_id`) makes one under the same name, the nth in one process meeting the nth in
     every other. `propose()` announces news, from any thread of any process; `ask(step)` says what holds at a
-    step, and `reached(step)` whether something new holds since the step asked about before. An answer is local and takes a microsecond,
-    except between an announcement and its decision, two round trips later, when it waits for the other processes' background threads.
+    step, and `reached(step)` whether something new holds since the step asked about before. An answer is local and takes a few
+    microseconds, except between an announcement and its decision, two round trips later, when it waits for the other processes' background
+    threads.
 
     Without a client it is the sync point of one process. `lost()` gives the task ids of processes known to be dead: they are left out.
     """
@@ -64,9 +65,10 @@ class SyncPoint:
         self._lost = lost
         self._on_change = on_change
         self._log = StepLog()
-        self._news = threading.Condition()  # guards _log, _missing and _trouble
+        self._news = threading.Condition()  # guards _log, _missing, _trouble and _gone
         self._missing: tuple[int, ...] = ()
         self._trouble: Exception | None = None
+        self._gone = False  # the coordinator, for longer than the back-off takes
         self._closed = threading.Event()
         self._follower: threading.Thread | None = None
         if self._channel is not None:
@@ -116,15 +118,19 @@ class SyncPoint:
         return self.ask(step).changed
 
     def ask(self, step: int) -> Answer:
-        """Returns what holds at `step`, alike in every process. Raises BarrierTimeout when an agreement does not come about in
-        `timeout_s`.
+        """Returns what holds at `step`, alike in every process.
+
+        Raises BarrierTimeout when an agreement under way does not come about in `timeout_s`, CoordinatorLost when it cannot.
         """
         with self._news:
-            if not self._news.wait_for(lambda: self._log.may_answer(step) or self._closed.is_set(), self._timeout_s):
-                raise self._late(step)
+            if self._log.may_answer(step):
+                return self._log.answer(step)
+            settled = self._news.wait_for(lambda: self._log.may_answer(step) or self._closed.is_set() or self._gone, self._timeout_s)
             if self._closed.is_set():
                 self._log.frozen = False
-            return self._log.answer(step)
+            if self._log.may_answer(step):
+                return self._log.answer(step)
+            raise self._trouble if settled and self._trouble else self._late(step)
 
     def close(self) -> None:
         """Ends the background thread, within seconds. Questions are still answered from what is known."""
@@ -164,12 +170,14 @@ class SyncPoint:
                 announcement = self._get(channel, f"{self._log.round}/work/mail/{self._process_id}", _PIECE_S)
                 if announcement:
                     self._round(channel, announcement)
-                failures, self._trouble = 0, None
+                failures, self._trouble, self._gone = 0, None, False
             except Exception as error:
                 if getattr(error, "code", "") in ("CANCELLED", "FAILED_PRECONDITION"):  # the client was shut down
                     return
-                self._trouble = error
                 _log.log(logging.DEBUG if failures else logging.WARNING, "sync point %r: %s; trying again", self.name, error)
+                with self._news:
+                    self._trouble, self._gone = error, failures >= len(_BACK_OFF_S) and isinstance(error, CoordinatorLost)
+                    self._news.notify_all()
                 self._closed.wait(_BACK_OFF_S[min(failures, len(_BACK_OFF_S) - 1)])
                 failures += 1
 

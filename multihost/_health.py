@@ -99,7 +99,7 @@ class Health:
         return remove
 
     def require(self, processes: Iterable[int] | None, name: str) -> None:
-        """Raises ProcessLost when the life of one of `processes` (None: of any) has ended. Takes a microsecond."""
+        """Raises ProcessLost when the life of one of `processes` (None: of any) has ended. Asks nobody."""
         with self._lock:
             for process in list(self._failed) if processes is None else processes:
                 if process in self._failed:

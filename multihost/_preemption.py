@@ -20,8 +20,6 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.coordination import CoordinationError
-
 from ._agreement import SyncPoint
 from ._channel import Channel, Client, channel_of
 from ._sources import Notice, Polled, Signals, Source, default_sources
@@ -131,7 +129,7 @@ class Preemption:
             self._unsettled.clear()
             try:
                 self._settle()
-            except CoordinationError as error:
+            except Exception as error:
                 _log.warning("the notice cannot be passed on: %s; trying again", error)
                 time.sleep(_RETRY_S)
                 self._unsettled.set()
@@ -190,14 +188,13 @@ def merge(notices: Sequence[Notice]) -> Notice | None:
 
 
 def _jax_client() -> Any:
-    """Returns jax.distributed's client where JAX's preemption service was left on, else None. Never imports jax."""
-    distributed = sys.modules.get("jax._src.distributed")
-    if distributed is None or distributed.global_state.preemption_sync_manager is None:
-        return None
-    return distributed.global_state.client
+    """Returns jax.distributed's client where JAX's preemption service was left on, else None."""
+    state = _jax_distributed()
+    return None if state is None or state.preemption_sync_manager is None else state.client
 
 
 _current: Preemption | None = None
+_local = False  # `current()` started it for this process alone
 _current_lock = threading.Lock()
 
 
@@ -215,7 +212,7 @@ def start(
     `process_id` is the task id, `sources` default to those that fit this machine (`default_sources`), `lost()` gives dead tasks. A sync
     point that already runs is closed first.
     """
-    global _current
+    global _current, _local
     stop()
     with _current_lock:
         _current = Preemption(client, process_id=process_id, tasks=range(process_count), sources=sources, timeout_s=timeout_s, lost=lost)
@@ -235,24 +232,38 @@ atexit.register(stop)
 
 
 def current() -> Preemption:
-    """Returns the running sync point; starts one over jax.distributed's client, or for this process alone, when none runs."""
-    global _current
+    """Returns the running sync point; starts one over jax.distributed's client, or for this process alone, when none runs.
+
+    One that was started here for this process alone, before jax.distributed was there, gives way to one over its client.
+    """
+    global _current, _local
+    running = _current
+    if running is not None and not _local:
+        return running
     with _current_lock:
-        if _current is None:
-            distributed = sys.modules.get("jax._src.distributed")
-            state = distributed.global_state if distributed is not None else None
-            if state is not None and state.client is not None:
-                _current = Preemption(state.client, process_id=state.process_id, tasks=range(state.num_processes))
-            else:
+        state = _jax_distributed()
+        if _current is None or (_local and state is not None):
+            earlier, _local = _current, state is None
+            if state is None:
                 _current = Preemption(None)
+            else:
+                _current = Preemption(state.client, process_id=state.process_id, tasks=range(state.num_processes))
+            if earlier is not None:
+                earlier.close()  # only now: between two owners a signal would end the process
         return _current
+
+
+def _jax_distributed() -> Any:
+    """Returns the state of jax.distributed where it has a client, else None. Never imports jax."""
+    distributed = sys.modules.get("jax._src.distributed")
+    return None if distributed is None or distributed.global_state.client is None else distributed.global_state
 
 
 def reached_preemption(step: int) -> bool:
     """Says whether a preemption notice holds at `step`: save and stop. Alike in every process that asks about the same step.
 
     First true, everywhere, at the first step asked about that is not below the agreed one, which is ahead of every step that any process
-    had been told False for; then true until the notice is withdrawn. Takes about a microsecond; while a notice is being agreed on it waits
+    had been told False for; then true until the notice is withdrawn. Takes a few microseconds; while a notice is being agreed on it waits
     for the other processes' background threads (never for their main threads). Every process has to ask, or at least to have called
     `initialize()`. Steps may grow in any stride. Thread-safe. Raises BarrierTimeout when the agreement does not come about.
 

@@ -211,8 +211,11 @@ class Signals:
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, signal.SIG_DFL if previous is None else previous)
         current = signal.set_wakeup_fd(-1)
-        signal.set_wakeup_fd(self._earlier_fd if current == self._theirs.fileno() else current, warn_on_full_buffer=False)
-        self._theirs.close()  # ends the reader, which closes the other end
+        if current == self._theirs.fileno():
+            signal.set_wakeup_fd(self._earlier_fd, warn_on_full_buffer=False)
+            self._theirs.close()  # ends the reader, which closes the other end
+        else:  # somebody has taken it over since, and may pass bytes on to ours: it stays open
+            signal.set_wakeup_fd(current, warn_on_full_buffer=False)
         self._ours = self._theirs = None
 
     def _reader(self, ours: socket.socket) -> None:

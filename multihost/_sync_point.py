@@ -88,6 +88,9 @@ class StepLog:
     def answer(self, step: int) -> Answer:
         """Returns what holds at `step`, and remembers that it was asked. Only where `may_answer(step)`."""
         assert self.may_answer(step)
+        if not self._changes:
+            self.floor = max(self.floor, step)
+            return _NOTHING
         value = next((change.value for change in reversed(self._changes) if change.step <= step), "")
         if step > self.floor:
             if any(self.floor < change.step <= step for change in self._changes):
@@ -103,5 +106,7 @@ class Answer:
     value: str
     changed: bool
 
+
+_NOTHING = Answer("", False)
 
 __all__ = ["NEVER", "Answer", "Change", "StepLog", "agreed_step"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import signal
@@ -274,6 +275,39 @@ print(f"stopped at {step}")
     assert stopped_at(outputs[0]) == stopped_at(outputs[1])
 
 
+@pytest.mark.slow
+def test_without_its_coordinator_a_process_still_answers() -> None:
+    """With the coordinator dead, questions are answered at once; a notice then is no reason to stop alone, and is logged."""
+    script = (
+        HEAD
+        + """
+import logging
+logging.basicConfig()
+multihost.initialize(address, count, index, heartbeat_timeout_s=2, preemption_sources=[])
+assert not multihost.reached_preemption(0)
+print("begun", flush=True)
+try:
+    multihost.sync_global_processes("gone", timeout=30)
+except Exception as error:
+    print("barrier failed", flush=True)
+multihost.notify_preemption(multihost.Notice("told"))
+for step in range(1, 100):
+    assert not multihost.reached_preemption(step)
+    time.sleep(0.01)
+print("answered", flush=True)
+os._exit(0)
+"""
+    )
+    with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
+        with Processes(script, 2, arguments=[service.address]) as processes:
+            processes.wait_for(0, "begun")
+            os.kill(service.pid, signal.SIGKILL)
+            processes.kill(1)
+            finished = processes.wait()
+    assert finished[0].code == 0 and "answered" in finished[0].output, finished[0].output
+    assert "the notice cannot be passed on" in finished[0].output
+
+
 def test_jax_own_sync_point_is_served_where_its_service_was_left_on() -> None:
     """A notice that JAX's C handler never saw reaches `reached_preemption_sync_point`, and one that only JAX was told of reaches ours."""
     script = (
@@ -299,6 +333,36 @@ end()
     )
     for whose in ("ours", "theirs"):
         assert len({tuple(stopped_at(output)) for output in run_processes(script, 2, arguments=[free_address(), whose])}) == 1
+
+
+def test_under_plain_jax_distributed_sigterm_reaches_both_sync_points() -> None:
+    """With jax.distributed alone and its service on, asking ours is enough: a SIGTERM stops all at one step, and JAX's own is told."""
+    script = (
+        HEAD
+        + """
+from jax.experimental.multihost_utils import reached_preemption_sync_point
+assert not multihost.reached_preemption(-1)  # before jax.distributed: of this process alone
+jax.distributed.initialize(address, count, index)
+client = jax._src.distributed.global_state.client
+ours, theirs, step = None, None, 0
+print("ready", flush=True)
+while ours is None or theirs is None:
+    if ours is None and multihost.reached_preemption(step):
+        ours = step
+    if reached_preemption_sync_point(step):
+        theirs = step
+    client.wait_at_barrier(f"step {step}", 60_000)
+    step += 1
+print(f"stopped at {ours}, stopped at {theirs}")
+"""
+    )
+    with Processes(script, 2, arguments=[free_address()]) as processes:
+        for index in range(2):
+            processes.wait_for(index, "ready")
+        processes.kill(1, signal.SIGTERM)
+        finished = processes.wait()
+    assert [f.code for f in finished] == [0, 0], "\n".join(f.output for f in finished)
+    assert stopped_at(finished[0].output) == stopped_at(finished[1].output) != []
 
 
 def test_agree_on_step_spreads_the_primarys_clock_decision() -> None:
