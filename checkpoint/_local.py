@@ -10,14 +10,17 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from holdfast.coordination import Fenced
 
 from ._storage import Entry, Part
 
 IOV_MAX = 1000  # buffers in one vectored call; Linux allows 1,024
+FOLDER_TRIES = 16
 WRITEBACK_BYTES = 1 << 20  # dirty bytes after which the kernel is asked to start writing them out
 _SYNC_FILE_RANGE_WRITE = 2
+T = TypeVar("T")
 
 
 class LocalStorage:
@@ -39,8 +42,7 @@ class LocalStorage:
 
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
         path = self._root / name
-        _make_folders(path.parent)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        file = _in_folder(path, lambda: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666))
         try:
             dirty = 0
             for offset, buffers in parts:
@@ -75,7 +77,6 @@ class LocalStorage:
 
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
         path, source = self._root / name, self._root / claim / f"{uuid.uuid4().hex}.record"
-        _make_folders(path.parent)
         with self._fenced_if_gone(claim):
             file = os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
@@ -85,7 +86,7 @@ class LocalStorage:
                 os.close(file)
         try:
             with self._fenced_if_gone(claim):
-                self._publish(source, path, replace)
+                _in_folder(path, lambda: self._publish(source, path, replace))
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(source)
@@ -190,6 +191,16 @@ def _make_folders(folder: Path) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)
     _sync_folder(folder.parent)
+
+
+def _in_folder(path: Path, make: Callable[[], T]) -> T:
+    """Makes something in a folder that is made for it, again when a sweep removes the empty folder in between."""
+    for _ in range(FOLDER_TRIES):
+        with contextlib.suppress(FileNotFoundError):
+            _make_folders(path.parent)
+            return make()
+    _make_folders(path.parent)
+    return make()
 
 
 def _sync_folder(folder: Path) -> None:
