@@ -4,6 +4,7 @@ CALL holds (function, arguments, keyword arguments); RESULT gets ("value", what 
 exit code tells how it ended, in the words that every launcher understands.
 """
 
+import importlib
 import pickle
 import sys
 import traceback
@@ -21,8 +22,7 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def main(call_path: str, result_path: str) -> int:
-    from ray import cloudpickle
-
+    cloudpickle: Any = importlib.import_module("ray.cloudpickle")
     function, arguments, keywords = cloudpickle.loads(Path(call_path).read_bytes())
     outcome: tuple[str, Any]
     try:

@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.multihost import Fatal, ProcessSpec
@@ -37,9 +37,10 @@ from ._job import (
     Stop,
     Terminate,
 )
+from ._local import reporter
 from ._output import ConsoleOutput, Output
 from ._plan import Node, Seats, seats
-from ._seat import CoordinatorSeat, News, Seat
+from ._seat import CoordinatorSeat, News, Seat, load_ray
 from ._signals import passing_on
 
 SLICE_LABEL, WORKER_LABEL = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"
@@ -92,9 +93,7 @@ def run(fn: Callable[..., Any], spec: JobSpec, *, args: Sequence[Any] = (), kwar
     Preempted (or exits with 75) to say that it was preempted, Fatal to say that a restart cannot help. Nothing is raised for a job that
     fails: see `result.job.error`.
     """
-    from ray import cloudpickle
-
-    return _run(spec, call=cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))), output=None)
+    return _run(spec, call=load_ray().cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))), output=None)
 
 
 def run_command(command: Sequence[str], spec: JobSpec, *, output: Output | None = None) -> RayResult:
@@ -103,12 +102,7 @@ def run_command(command: Sequence[str], spec: JobSpec, *, output: Output | None 
 
 
 def _run(spec: JobSpec, *, command: list[str] | None = None, call: bytes | None = None, output: Output | None) -> RayResult:
-    from ._local import reporter
-
-    try:
-        import ray
-    except ImportError as error:
-        raise ImportError('Ray is not installed: pip install "holdfast[ray]"') from error
+    ray = load_ray()
     if not ray.is_initialized():
         ray.init(address="auto", log_to_driver=False)
     job_id = spec.job_id or f"ray-{uuid.uuid4().hex[:12]}"
@@ -160,8 +154,7 @@ class RayEngine:
             getattr(actor, method).remote(*arguments)
 
     def _launch(self, attempt: int) -> None:
-        import ray
-
+        ray = load_ray()
         chosen = self._seats
         here = ray.get_runtime_context().get_node_id()
         self._coordinator = _actor(CoordinatorSeat, node_id=here).remote(self._job_id, attempt, len(chosen.nodes))
@@ -199,8 +192,7 @@ class RayEngine:
         self._pending[self._actors[rank].news.remote(_NEWS_S)] = rank
 
     def _release(self) -> None:
-        import ray
-
+        ray = load_ray()
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.close()
@@ -236,8 +228,7 @@ class RayEngine:
         return found
 
     def _news(self, wait_s: float) -> list[Event]:
-        import ray
-
+        ray = load_ray()
         if not self._pending:
             if wait_s:
                 threading.Event().wait(wait_s)
@@ -247,8 +238,7 @@ class RayEngine:
         return [event for ref in ready for event in self._hear(ref, self._pending.pop(ref))]
 
     def _hear(self, ref: Any, rank: int) -> list[Event]:
-        import ray
-
+        ray = load_ray()
         try:
             news: News = ray.get(ref)
         except ray.exceptions.RayError as error:
@@ -309,8 +299,7 @@ class RayEngine:
         return [Capacity(larger)] if larger > count else []
 
     def _try_to_reserve(self, reserve: Reserve) -> list[Event]:
-        import ray
-
+        ray = load_ray()
         spec = self._spec
         chosen = seats(cluster_nodes(), spec.resources, reserve.least, reserve.most, spec.slices)
         if chosen.why_not and chosen.why_not != self._why_not:
@@ -343,22 +332,19 @@ class RayEngine:
 
 
 def _actor(kind: type, *, group: Any = None, bundle: int = 0, need: Mapping[str, float] | None = None, node_id: str = "") -> Any:
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
-
+    ray = load_ray()
+    strategies = ray.util.scheduling_strategies
     options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0}
     if group is None:
-        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=True)
+        options["scheduling_strategy"] = strategies.NodeAffinitySchedulingStrategy(node_id, soft=True)
     else:
         special = {name: amount for name, amount in (need or {}).items() if name not in ("CPU", "GPU", "memory")}
         options |= {"num_cpus": (need or {}).get("CPU", 0), "num_gpus": (need or {}).get("GPU", 0), "resources": special}
-        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+        options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
     return ray.remote(**options)(kind)
 
 
 def _with(node: Node, need: Mapping[str, float], count: int) -> Node:
-    from dataclasses import replace
-
     return replace(node, available={name: node.available.get(name, 0.0) + count * need.get(name, 0.0) for name in need})
 
 
@@ -369,11 +355,9 @@ def _deadline(node: Node) -> float | None:
 
 def cluster_nodes() -> list[Node]:
     """Returns the living nodes of the cluster, with what is free on them and whether they are draining."""
-    import ray
-    from ray._private.state import state
-
+    ray = load_ray()
     free = ray._private.state.available_resources_per_node()
-    draining = state.get_draining_nodes()
+    draining = ray._private.state.state.get_draining_nodes()
     return [_node(info, free.get(info["NodeID"], {}), draining) for info in ray.nodes() if info["Alive"]]
 
 

@@ -6,6 +6,7 @@ own (Ray's worker handles SIGTERM by leaving), and on Linux the kernel ends it w
 
 from __future__ import annotations
 
+import importlib
 import os
 import queue
 import sys
@@ -14,10 +15,24 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from holdfast.multihost import ProcessSpec
 
+from ._coordinator import Coordinator
+from ._local import worker_env
 from ._process import Child, Guard
+
+
+def load_ray() -> Any:
+    """Imports Ray, which only this engine needs; untyped, since its own types cannot be relied on."""
+    try:
+        ray: Any = importlib.import_module("ray")
+        importlib.import_module("ray.cloudpickle")
+        importlib.import_module("ray.util.scheduling_strategies")
+    except ImportError as error:
+        raise ImportError('Ray is not installed: pip install "holdfast[ray]"') from error
+    return ray
 
 
 @dataclass(frozen=True)
@@ -44,8 +59,6 @@ class Seat:
 
     def start(self, command: Sequence[str] | None, call: bytes | None, spec: ProcessSpec, extra: Mapping[str, str]) -> list[str]:
         """Starts the command, or the pickled call; returns one line for each stale MEGASCALE_* value that was replaced."""
-        from ._local import worker_env
-
         env, lines = worker_env({**os.environ, **extra}, spec)
         env.setdefault("PYTHONUNBUFFERED", "1")
         if call is not None:
@@ -89,11 +102,7 @@ class CoordinatorSeat:
     """Holds the coordinator of one attempt."""
 
     def __init__(self, job_id: str, attempt: int, count: int) -> None:
-        import ray
-
-        from ._coordinator import Coordinator
-
-        self._coordinator = Coordinator(job_id, attempt, count, host=ray.util.get_node_ip_address())
+        self._coordinator = Coordinator(job_id, attempt, count, host=load_ray().util.get_node_ip_address())
 
     def address(self) -> str:
         """Returns HOST:PORT."""

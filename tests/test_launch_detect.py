@@ -105,7 +105,8 @@ def run_task(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 def test_a_task_becomes_its_command() -> None:
     """The ProcessSpec is in the environment; the exit code is the command's; stale slices are replaced and logged."""
-    code = "import os, sys; print(os.environ['HOLDFAST_PROCESS_ID'], os.environ['HOLDFAST_ATTEMPT'], os.environ['MEGASCALE_SLICE_ID']); sys.exit(7)"
+    keys = ("HOLDFAST_PROCESS_ID", "HOLDFAST_ATTEMPT", "MEGASCALE_SLICE_ID")
+    code = f"import os, sys; print(*(os.environ[key] for key in {keys})); sys.exit(7)"
     done = run_task("--coordinator", "c:1", "--", sys.executable, "-S", "-c", code, **JOBSET, MEGASCALE_SLICE_ID="9")
     assert (done.returncode, done.stdout) == (7, "9 6 2\n"), done.stderr
     assert "holdfast: MEGASCALE_SLICE_ID: '9' -> '2'" in done.stderr

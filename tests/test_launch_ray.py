@@ -43,7 +43,7 @@ class Fleet:
     def become(self, labels: list[dict[str, str]]) -> None:
         """Makes the cluster one of healthy nodes with these labels, one each."""
         for node, label in list(zip(self.nodes, self.labels, strict=True)):
-            if label not in labels or labels.count(label) < self.labels.count(label) or self.draining(node):
+            if label not in labels or labels.count(label) < self.labels.count(label) or not self.healthy(node):
                 self.remove(node)
         for label in labels:
             if self.labels.count(label) < labels.count(label):
@@ -69,6 +69,9 @@ class Fleet:
 
     def draining(self, node: Any) -> bool:
         return any(seen.draining for seen in engine.cluster_nodes() if seen.node_id == node.node_id)
+
+    def healthy(self, node: Any) -> bool:
+        return any(not seen.draining for seen in engine.cluster_nodes() if seen.node_id == node.node_id)
 
     @staticmethod
     def wait_until(holds: Callable[[], bool], timeout_s: float = 60) -> None:
