@@ -1,4 +1,9 @@
-"""Who is let in: the shared token, compared in constant time before any state is touched, and a bound on each peer's calls. Pure."""
+"""Who is let in, and as whom. Pure.
+
+Before any state is touched: the shared token, compared in constant time, and a bound on each peer's calls. With TLS or a token on, a
+task id can only be used by whom it was given to (`Owners`). Profile A's calls hold their task's incarnation, which is checked always; a
+Session is one stream; profiles B and D hold neither, so there a task belongs to the connection that registered it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,8 @@ import hmac
 from collections.abc import Iterable
 
 from ._limits import Limits
-from ._outcome import Code
+from ._outcome import Code, Refusal
+from ._tasks import Roster, TaskState
 
 TOKEN_HEADER = "authorization"
 """Holds "Bearer <token>"."""
@@ -51,3 +57,52 @@ class Admission:
         calls = self._calls[peer] = self._calls.get(peer, 0) + 1
         if calls > self._limits.calls_per_second:
             raise Refused(Code.RESOURCE_EXHAUSTED, f"more than {self._limits.calls_per_second} calls in a second from one peer; slow down")
+
+
+class Owners:
+    """Which connection each task id was given to, in a service with TLS or a token. Peers are gRPC's words, like "ipv4:10.0.0.7:4321"."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._peers: dict[int, str] = {}
+
+    def may_register(self, task_id: int, incarnation: int, peer: str) -> Refusal | None:
+        """Decides whether an agent may register; the task is then its peer's."""
+        task, owner = self._roster.get(task_id), self._peers.get(task_id)
+        if task is None:
+            return None
+        if owner is not None and task.state is TaskState.CONNECTED:
+            taken = task.agent not in (0, incarnation) and owner != peer
+            if taken or (task.session and _host(owner) != _host(peer)):
+                return _denied(task_id)
+        self._peers[task_id] = peer
+        return None
+
+    def may_open(self, task_id: int, incarnation: int, peer: str, has_stream: bool) -> Refusal | None:
+        """Decides whether a Session may open; the task is then its peer's."""
+        task, owner = self._roster.get(task_id), self._peers.get(task_id)
+        if task is None:
+            return None
+        taken = owner is not None and (has_stream or _host(owner) != _host(peer))
+        if taken and task.state is TaskState.CONNECTED and task.session != incarnation:
+            return _denied(task_id)
+        self._peers[task_id] = peer
+        return None
+
+    def may_call(self, task_id: int, peer: str) -> Refusal | None:
+        """Decides about a call that holds no incarnation; a negative task id stands for any task of the peer."""
+        if task_id < 0:
+            return None if peer in self._peers.values() else _stranger()
+        return None if self._peers.get(task_id) == peer else _denied(task_id)
+
+
+def _host(peer: str) -> str:
+    return peer.rsplit(":", 1)[0]
+
+
+def _denied(task_id: int) -> Refusal:
+    return Refusal(Code.PERMISSION_DENIED, f"process {task_id} is another's: its number was given to who registered it")
+
+
+def _stranger() -> Refusal:
+    return Refusal(Code.PERMISSION_DENIED, "the caller has not registered; expected a registration first")

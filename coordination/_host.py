@@ -77,7 +77,8 @@ def serve(options: Options) -> None:
     """Serves until it is over, on this thread. Prints `coordinator at HOST:PORT` once it can be reached."""
     journal = None if options.journal is None else SqliteJournal(options.journal, time.monotonic)
     listening = Listening(f"{_bracketed(options.host)}:{options.port}", options.tls, options.token)
-    service = Service(_machine(options, journal), listening.clock, journal)
+    secured = options.tls is not None or options.token is not None
+    service = Service(_machine(options, journal), listening.clock, journal, secured=secured)
     ending = _Ending(service, options)
     _warn_if_open(options)
     if options.metrics_port is not None:

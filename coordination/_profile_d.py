@@ -51,10 +51,9 @@ def _connect(machine: Machine, call: Any, request: Any, caller: Caller, now: flo
         sentence = f"protocol version {request.protocol_version} is not spoken here; expected 1, 2 or 3"
         machine.replies.append(Reply(call, None, Refusal(Code.INVALID_ARGUMENT, sentence)))
         return
-    incarnation = (request.client_id << 16 | (request.node_id + 1) & 0xFFFF) % 2**64 or 1
     deadline = now + request.timeout_milliseconds / 1000 if request.timeout_milliseconds > 0 else math.inf
     machine.devices.versions[request.node_id] = request.protocol_version
-    machine.register(call, request.node_id, incarnation, now, deadline)
+    machine.register(call, request.node_id, caller.incarnation, now, deadline)
 
 
 def _enumerate(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
@@ -132,6 +131,10 @@ def _node(request: Any) -> tuple[int | None, int, int | None]:
     return request.node_id, 0, None
 
 
+def _client(request: Any) -> tuple[int | None, int, int | None]:
+    return request.node_id, (request.client_id << 16 | (request.node_id + 1) & 0xFFFF) % 2**64 or 1, None
+
+
 def _topology_node(request: Any) -> tuple[int | None, int, int | None]:
     return request.local_topology.node_id, 0, None
 
@@ -141,7 +144,7 @@ def _nobody(request: Any) -> tuple[int | None, int, int | None]:
 
 
 _RPCS = {
-    "Connect": Rpc(d.ConnectRequest.FromString, _node, _connect, _encode_connect, True),
+    "Connect": Rpc(d.ConnectRequest.FromString, _client, _connect, _encode_connect, True, True),
     "EnumerateDevices": Rpc(_parse_enumerate, _topology_node, _enumerate, _encode_devices, True),
     "KeyValueGet": Rpc(d.KeyValueGetRequest.FromString, _nobody, _get, _encode_value, True),
     "KeyValueSet": Rpc(d.KeyValueSetRequest.FromString, _nobody, _set, _nothing),

@@ -39,6 +39,7 @@ class Rpc:
     run: Callable[[Machine, Any, Any, Caller, float], None]
     encode: Callable[[Machine, Any, Caller], bytes]
     waits: bool = False  # for others, and not at a barrier: it is worth knowing when the client gives up
+    registers: bool = False  # the task is given to who makes this call
 
 
 _EMPTY = b""
@@ -177,7 +178,7 @@ def _encode_alive(machine: Machine, value: list[int], caller: Caller) -> bytes:
 
 
 RPCS_A: dict[str, Rpc] = {
-    "RegisterTask": Rpc(a.RegisterTaskRequest.FromString, _registers, _register, _encode_registered, True),
+    "RegisterTask": Rpc(a.RegisterTaskRequest.FromString, _registers, _register, _encode_registered, True, True),
     "Heartbeat": Rpc(a.HeartbeatRequest.FromString, _named, _beat, _encode_registered),
     "PollForError": Rpc(a.PollForErrorRequest.FromString, _named, _poll, _nothing, True),
     "ShutdownTask": Rpc(a.ShutdownTaskRequest.FromString, _named, _shut_down, _nothing),
@@ -263,7 +264,7 @@ def _encode_alive_b(machine: Machine, value: list[int], caller: Caller) -> bytes
 
 
 RPCS_B: dict[str, Rpc] = {
-    "RegisterTask": Rpc(b.RegisterTaskRequest.FromString, _source_and_incarnation, _register, _encode_registered_b, True),
+    "RegisterTask": Rpc(b.RegisterTaskRequest.FromString, _source_and_incarnation, _register, _encode_registered_b, True, True),
     "Heartbeat": Rpc(b.HeartbeatRequest.FromString, _source_and_incarnation, _beat, _encode_registered_b),
     "PollForError": Rpc(b.PollForErrorRequest.FromString, _source_task, _poll, _nothing, True),
     "ShutdownTask": Rpc(b.ShutdownTaskRequest.FromString, _source_task, _shut_down, _nothing),

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from holdfast.proto import session_pb2
 
+from ._admission import Owners
 from ._outcome import Code, Refusal, Reply
 from ._profile_d import RPCS_D
 from ._profiles import RPCS, Caller, Rpc, message_of, status_details
@@ -30,8 +31,10 @@ STATUS = "/holdfast.Coordination/GetStatus"
 
 
 class Wire(Protocol):
-    """One unary call as a transport knows it. Exactly one of the two is called, once."""
+    """One unary call as a transport knows it. Exactly one of the two methods is called, once."""
 
+    @property
+    def peer(self) -> str: ...
     def succeed(self, body: bytes) -> None: ...
     def fail(self, code: int, message: str, details: bytes) -> None: ...
 
@@ -67,9 +70,10 @@ class Journal(Protocol):
 class Service:
     """Serves one job."""
 
-    def __init__(self, machine: Machine, clock: Callable[[], float], journal: Journal | None = None) -> None:
+    def __init__(self, machine: Machine, clock: Callable[[], float], journal: Journal | None = None, *, secured: bool = False) -> None:
         self.machine, self._clock, self._journal = machine, clock, journal
-        self.streams = Streams(machine)
+        self._owners = Owners(machine.roster) if secured else None
+        self.streams = Streams(machine, self._owners)
         self.calls = 0
         self._leave_status_at = math.inf  # nobody asks from another thread
         self._left_status = session_pb2.StatusResponse()
@@ -100,18 +104,31 @@ class Service:
     def _run(self, rpc: Rpc, request: Any, wire: Wire) -> UnaryCall | None:
         now, machine = self._clock(), self.machine
         task_id, incarnation, service_incarnation = rpc.caller(request)
-        if service_incarnation is not None:
-            found = machine.check(task_id, incarnation, service_incarnation, now)
-            if isinstance(found, Refusal):
-                wire.fail(found.code, found.message, status_details(found))
-                return None
-            task_id = found
-        assert task_id is not None
+        found = self._admit(rpc, wire, task_id, incarnation, service_incarnation, now)
+        if isinstance(found, Refusal):
+            wire.fail(found.code, found.message, status_details(found))
+            return None
+        task_id = found
         if incarnation == 0 and (task := machine.roster.get(task_id)) is not None:
-            incarnation = task.agent  # profile B does not say it
+            incarnation = task.agent  # profiles B and D do not say it
         call = UnaryCall(wire, rpc, Caller(task_id, incarnation, False))
         rpc.run(machine, call, request, call.caller, now)
         return call
+
+    def _admit(
+        self, rpc: Rpc, wire: Wire, task_id: int | None, incarnation: int, service_incarnation: int | None, now: float
+    ) -> int | Refusal:
+        """Returns the task that a call comes from, or why it is not let in."""
+        if service_incarnation is not None:
+            return self.machine.check(task_id, incarnation, service_incarnation, now)
+        assert task_id is not None
+        refusal = None
+        if self._owners is not None:
+            if rpc.registers:
+                refusal = self._owners.may_register(task_id, incarnation, wire.peer)
+            else:
+                refusal = self._owners.may_call(task_id, wire.peer)
+        return refusal or task_id
 
     def _special(self, path: str, wire: Wire) -> None:
         if path == STATUS:

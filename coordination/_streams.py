@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from holdfast.proto import coordination_pb2, session_pb2
 
+from ._admission import Owners
 from ._outcome import Code, Refusal, Reply
 from ._profiles import RPCS_A, Caller, Rpc, message_of, payloads, task_info
 from ._state import Machine
@@ -28,6 +29,8 @@ class Stream(Protocol):
 
     session: Session | None
 
+    @property
+    def peer(self) -> str: ...
     def write(self, frame: bytes) -> None: ...
     def finish(self, code: int, message: str) -> None: ...  # ends the stream after what has been written
     @property
@@ -83,8 +86,8 @@ def _fill_refusal(reply: session_pb2.Reply, number: int, refusal: Refusal) -> No
 class Streams:
     """All Sessions of a job: at most one for each task."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, machine: Machine, owners: Owners | None = None) -> None:
+        self._machine, self._owners = machine, owners
         self._sessions: dict[int, Session] = {}
         self._told_version = 0
         self._tell_at = math.inf
@@ -123,9 +126,9 @@ class Streams:
             self._end(stream, Code.FAILED_PRECONDITION, "this Session is open already")
 
     def _open(self, stream: Stream, opening: session_pb2.Open, now: float) -> None:
-        refusal = self._other_job(opening) or self._machine.open_session(
-            opening.process_id, opening.incarnation, opening.host, opening.pid, now
-        )
+        refusal = self._other_job(opening) or self._others(stream, opening)
+        if refusal is None:
+            refusal = self._machine.open_session(opening.process_id, opening.incarnation, opening.host, opening.pid, now)
         if refusal is not None:
             stream.finish(refusal.code, refusal.message)
             return
@@ -146,6 +149,12 @@ class Streams:
         )
         stream.write(session_pb2.ServerFrame(opened=opened).SerializeToString())
         self._tell(session, {})
+
+    def _others(self, stream: Stream, opening: session_pb2.Open) -> Refusal | None:
+        if self._owners is None:
+            return None
+        has_stream = opening.process_id in self._sessions
+        return self._owners.may_open(opening.process_id, opening.incarnation, stream.peer, has_stream)
 
     def _other_job(self, opening: session_pb2.Open) -> Refusal | None:
         config = self._machine.config

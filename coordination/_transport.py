@@ -63,6 +63,11 @@ class _Unary:
         self.over = False
         call.start_server_batch((_RECEIVE_MESSAGE(0),), self._on_request)
 
+    @property
+    def peer(self) -> str:
+        """Is the connection that the call came on."""
+        return str(self._call.peer().decode())
+
     def _on_request(self, event: Any) -> None:
         body = event.batch_operations[0].message()
         if body is None:
@@ -110,6 +115,11 @@ class _Stream:
         call.start_server_batch((_SEND_INITIAL,), self._on_written)
         call.start_server_batch((_RECEIVE_CLOSE(0),), self._on_close)
         self._read()
+
+    @property
+    def peer(self) -> str:
+        """Is the connection that the stream is on."""
+        return str(self._call.peer().decode())
 
     def _read(self) -> None:
         self._call.start_server_batch((_RECEIVE_MESSAGE(0),), self._on_frame)

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from ._admission import Admission, Refused
 from ._outcome import Code
 from ._service import SESSION, Service
 from ._streams import Session
@@ -18,7 +19,8 @@ DETAILS = "grpc-status-details-bin"
 class _Unary:
     """A unary call: its outcome is set by the service, and awaited by gRPC's handler."""
 
-    def __init__(self) -> None:
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
         self.outcome: asyncio.Future[tuple[int, str, bytes]] = asyncio.get_running_loop().create_future()
 
     def succeed(self, body: bytes) -> None:
@@ -33,7 +35,8 @@ class _Unary:
 class _Stream:
     """A Session's stream: frames to write wait in a queue."""
 
-    def __init__(self) -> None:
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
         self.session: Session | None = None
         self.queue: asyncio.Queue[bytes | tuple[int, str]] = asyncio.Queue()
         self.backlog_bytes = 0
@@ -51,6 +54,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, service: Service, listening: Listening) -> None:
         self._service, self._listening = service, listening
+        self._admission = Admission(listening.token, service.config.limits)
         self._flushing = False
         self._woken = asyncio.Event()
         self._server = grpc.aio.server(handlers=(self,), options=channel_options(service.config.limits))
@@ -86,8 +90,15 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._service.flush()
         self._woken.set()
 
+    async def _admit(self, context: Any) -> None:
+        try:
+            self._admission.admit(context.peer(), context.invocation_metadata(), self._listening.clock())
+        except Refused as refused:
+            await context.abort(_STATUS[refused.code], str(refused))
+
     async def _unary(self, path: str, body: bytes, context: Any) -> bytes:
-        wire = _Unary()
+        wire = _Unary(context.peer())
+        await self._admit(context)
         call = self._service.unary(path, body, wire)
         self._flush_soon()
         try:
@@ -101,7 +112,8 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
         return body
 
     async def _session(self, request_iterator: Any, context: Any) -> None:
-        stream = _Stream()
+        await self._admit(context)
+        stream = _Stream(context.peer())
         reader = asyncio.create_task(self._read(stream, request_iterator))
         try:
             while True:
