@@ -7,6 +7,7 @@ whoever asks again with its counter.
     call with counter          no such barrier   instance `have` open   instance `have` over
     0                          opens             |                      |
     have                       -                 arrives                replays the result
+    have - 1, had come to it   -                 replays that result    replays that result
     have + 1                   -                 refused                opens the next
     other                      refused           refused                refused
     0, recoverable, new life   opens             arrives                opens the next
@@ -30,6 +31,15 @@ from ._timers import Timers
 
 
 @dataclass(slots=True)
+class Past:
+    """The result of the instance before, for those who came to it and lost the answer while others came to the next."""
+
+    counter: int
+    refusal: Refusal | None
+    came: dict[int, int]  # task: its incarnation
+
+
+@dataclass(slots=True)
 class Barrier:
     """The latest instance of one barrier."""
 
@@ -41,6 +51,8 @@ class Barrier:
     opened: float = 0.0
     arrived: dict[int, tuple[int, float]] = field(default_factory=dict)  # task: (its incarnation, when)
     waiting: dict[int, Any] = field(default_factory=dict)  # task: call
+    former: dict[int, int] = field(default_factory=dict)  # task: its incarnation at earlier instances, in a recoverable job
+    past: Past | None = None
     refusal: Refusal | None = None
     done: bool = False
 
@@ -85,7 +97,9 @@ class Barriers:
             barrier = self._open_or_answer(arrival, now)
             if barrier is None:
                 return
-        elif barrier.counter != arrival.counter and not (self._recoverable and arrival.counter == 0):
+        elif self._answer_past(barrier, arrival):
+            return
+        elif barrier.counter != arrival.counter and not self._is_new_life(barrier, arrival):
             self._refuse(arrival, _counter_mismatch(barrier, arrival.counter))
             return
         elif (refusal := self._outsider(barrier, arrival)) is not None:
@@ -120,16 +134,23 @@ class Barriers:
     def _open_or_answer(self, arrival: Arrival, now: float) -> Barrier | None:
         """Opens an instance, or answers without one: a replay or a refusal."""
         over = self.over.get(arrival.name)
+        if over is not None and self._answer_past(over, arrival):
+            return None
         refusal = self._may_open(over, arrival, now)
         if refusal is not None:
             self._refuse(arrival, refusal)
             return None
         if over is not None and self._is_replay(over, arrival):
+            if self._recoverable and arrival.task_id not in over.arrived:
+                over.former[arrival.task_id] = arrival.incarnation
+                self.dirty.add(over.name)
             self._replies.append(Reply(arrival.call, over.counter, over.refusal))
             return None
         counter = arrival.counter if over is None else over.counter + 1
         participants = arrival.participants or self._roster.everyone
-        barrier = Barrier(arrival.name, participants, counter, self, arrival.deadline, now)
+        barrier = Barrier(
+            arrival.name, participants, counter, self, arrival.deadline, now, former=self._former(over), past=self._past(over)
+        )
         if not self._roster.lost.isdisjoint(participants):
             barrier.arrived[arrival.task_id], barrier.waiting[arrival.task_id] = (arrival.incarnation, now), arrival.call
             self._finish(barrier, self._lost_refusal(barrier, now))
@@ -152,15 +173,41 @@ class Barriers:
             if arrival.counter != 0 and not self.forgotten:
                 return _counter_mismatch(Barrier(arrival.name, named, 0, self), arrival.counter)
             return self._too_much(arrival.name)
-        if arrival.counter not in (over.counter, over.counter + 1) and not (self._recoverable and arrival.counter == 0):
+        if arrival.counter not in (over.counter, over.counter + 1) and not self._is_new_life(over, arrival):
             return _counter_mismatch(over, arrival.counter)
         return None
 
     def _is_replay(self, over: Barrier, arrival: Arrival) -> bool:
-        if arrival.counter != over.counter:
-            return False
         came = over.arrived.get(arrival.task_id)
-        return not self._recoverable or came is None or came[0] == arrival.incarnation
+        same_life = came is not None and came[0] == arrival.incarnation
+        if arrival.counter == over.counter:
+            return not self._recoverable or came is None or same_life
+        return self._is_new_life(over, arrival) and same_life  # what it came with as 0 was counted here
+
+    def _answer_past(self, barrier: Barrier, arrival: Arrival) -> bool:
+        """Replays the instance before to one who came to it; in a recoverable job it may have come as a new life, with 0."""
+        past = barrier.past
+        if past is None or arrival.counter == barrier.counter or past.came.get(arrival.task_id) != arrival.incarnation:
+            return False
+        if arrival.counter != past.counter and not (self._recoverable and arrival.counter == 0):
+            return False
+        self._replies.append(Reply(arrival.call, past.counter, past.refusal))
+        return True
+
+    @staticmethod
+    def _past(over: Barrier | None) -> Past | None:
+        if over is None:
+            return None
+        return Past(over.counter, over.refusal, {task_id: incarnation for task_id, (incarnation, _) in over.arrived.items()})
+
+    def _is_new_life(self, barrier: Barrier, arrival: Arrival) -> bool:
+        """Says whether a counter of 0 is a restarted task's, not a late sending of one that came to an earlier instance in this life."""
+        return self._recoverable and arrival.counter == 0 and barrier.former.get(arrival.task_id) != arrival.incarnation
+
+    def _former(self, over: Barrier | None) -> dict[int, int]:
+        if over is None or not self._recoverable:
+            return {}
+        return over.former | {task_id: incarnation for task_id, (incarnation, _) in over.arrived.items()}
 
     def _too_much(self, name: str) -> Refusal | None:
         if len(name.encode()) > self._limits.barrier_name_bytes:
@@ -217,7 +264,7 @@ class Barriers:
         if barrier is None:
             barrier = Barrier(name, self._roster.everyone, counter, self, opened=now)
         elif barrier.done and counter == barrier.counter + 1:
-            barrier = Barrier(name, barrier.participants, counter, self, opened=now)
+            barrier = Barrier(name, barrier.participants, counter, self, opened=now, former=self._former(barrier), past=self._past(barrier))
         refusal = self._no_cancel(barrier, task_id, counter)
         if refusal is None:
             sentence = f"barrier {name!r} was cancelled by process {task_id}; {_came(barrier)}"

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from ._barriers import Barrier
+from ._barriers import Barrier, Past
 from ._outcome import Code, Missing, Refusal
 from ._state import Machine
 from ._tasks import Task, TaskState
@@ -96,6 +96,8 @@ def _barrier(barrier: Barrier, machine: Machine, wall_offset_s: float) -> bytes:
         "deadline": None if barrier.deadline == math.inf else barrier.deadline + wall_offset_s,
         "opened": barrier.opened + wall_offset_s,
         "arrived": [(task_id, incarnation, when + wall_offset_s) for task_id, (incarnation, when) in barrier.arrived.items()],
+        "former": list(barrier.former.items()),
+        "past": None if barrier.past is None else [barrier.past.counter, _refusal(barrier.past.refusal), list(barrier.past.came.items())],
         "refusal": _refusal(barrier.refusal),
         "done": barrier.done,
     }
@@ -107,6 +109,10 @@ def _load_barrier(machine: Machine, kept: dict[str, Any], wall_offset_s: float) 
     barrier = Barrier(kept["name"], participants, kept["counter"], machine.barriers, opened=kept["opened"] - wall_offset_s)
     barrier.deadline = math.inf if kept["deadline"] is None else kept["deadline"] - wall_offset_s
     barrier.arrived = {task_id: (incarnation, when - wall_offset_s) for task_id, incarnation, when in kept["arrived"]}
+    barrier.former = dict(kept["former"])
+    if kept["past"] is not None:
+        counter, refusal, came = kept["past"]
+        barrier.past = Past(counter, _load_refusal(refusal), dict(came))
     barrier.refusal, barrier.done = _load_refusal(kept["refusal"]), kept["done"]
     return barrier
 

@@ -343,7 +343,7 @@ class Simulation:
         client.step += 1
         if self.unison:
             self.wait_at(client, ("all", self.everyone), 600.0)
-            return
+            return None
         doing = self.random.random()
         if doing < 0.55:
             return self.wait_at(client, self.barrier_of(client))
@@ -435,7 +435,7 @@ class Simulation:
         task_id, argument = client.task_id, request.argument
         if request.method == "barrier":
             name, participants, limit_s = argument
-            call.deadline = self.truth.arrives(client, name, request.sent_counter, self.now + limit_s)
+            call.deadline = self.truth.arrives(client, name, request, self.now + limit_s)
             who = frozenset() if len(participants) == len(self.clients) else participants
             machine.barrier(Arrival(call, task_id, client.incarnation, name, request.sent_counter, self.now + limit_s, who), self.now)
         elif request.method == "set":
@@ -517,13 +517,17 @@ class Truth:
         self.acknowledged: dict[str, bytes] = {}
         self.increments = 0
         self.counts_told: list[int] = []
-        self.arrivals: dict[str, list[tuple[int, int]]] = defaultdict(list)  # name: (task, counter)
+        self.arrivals: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)  # name: request: (task, counter)
         self.latest: dict[str, float] = {}  # name: the latest deadline of those who came
         self.results: dict[tuple[str, int], str] = {}
+        self.answered: dict[int, int] = {}  # request: the instance whose result it has had
 
-    def arrives(self, client: Client, name: str, counter: int, deadline: float) -> float:
-        """Notes that a task has come to a barrier, and returns when it must know: the deadline of whoever came first is everyone's."""
-        self.arrivals[name].append((client.task_id, counter))
+    def arrives(self, client: Client, name: str, request: Request, deadline: float) -> float:
+        """Notes that a task has come to a barrier, and returns when it must know: the deadline of whoever came first is everyone's.
+
+        One request is one coming, to the one instance that answers it: a late duplicate comes to no other.
+        """
+        self.arrivals[name][request.number] = (client.task_id, request.sent_counter)
         self.latest[name] = max(deadline, self.latest.get(name, 0.0))
         return self.latest[name]
 
@@ -536,6 +540,7 @@ class Truth:
         if outcome is None:
             return
         counter, result = outcome
+        self.answered.setdefault(call.request.number, counter)
         before = self.results.get((name, counter))
         if before is not None and before != result:
             self.simulation.fail(f"barrier {name} {counter} ended {before} for some and {result} for process {call.client.task_id}")
@@ -543,7 +548,9 @@ class Truth:
             self.results[name, counter] = result
             if result == "OK":
                 self._all_had_come(name, counter, participants)
-            self.arrivals[name] = []
+            stale = [number for number in self.arrivals[name] if self.answered.get(number, counter) < counter]
+            for number in stale:
+                del self.arrivals[name][number]
             self.latest.pop(name, None)
 
     def _outcome(self, name: str, reply: Reply) -> tuple[int, str] | None:
@@ -555,8 +562,9 @@ class Truth:
         return refusal.barrier[1], refusal.code.name
 
     def _all_had_come(self, name: str, counter: int, participants: frozenset[int]) -> None:
-        came = {task for task, sent in self.arrivals[name] if sent in (counter, 0)}
-        if came != participants:
+        comings = self.arrivals[name].items()
+        came = {task for number, (task, sent) in comings if sent in (counter, 0) and self.answered.get(number, counter) == counter}
+        if not participants <= came:
             self.simulation.fail(f"barrier {name} {counter} released, but {sorted(participants - came)} had not come")
 
     def counted(self, reply: Reply) -> None:
