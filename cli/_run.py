@@ -1,22 +1,41 @@
-"""`holdfast run`: the processes of a job on this machine."""
+"""`holdfast run`: the processes of a job on this machine, or on a Ray cluster."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from holdfast.launch import JobResult, LiveView, RestartPolicy
+
+
+def _amounts(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
+    try:
+        return {name: float(amount) for name, amount in (value.split("=", 1) for value in values)}
+    except ValueError:
+        raise click.BadParameter(f"{', '.join(values)}: expected NAME=AMOUNT") from None
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-n", "--num-processes", type=click.IntRange(1, 4096), required=True, help="How many processes.")
 @click.option("--max-restarts", type=click.IntRange(0), default=0, show_default=True, help="Restarts after a death; progress refills them.")
 @click.option("--max-preemptions", type=click.IntRange(0), help="Restarts after a preemption.  [default: as --max-restarts]")
-@click.option("--min-processes", type=click.IntRange(1), help="Go on with that many if the capacity file says so.  [default: -n]")
+@click.option("--min-processes", type=click.IntRange(1), help="Go on with that many where there is no room for more.  [default: -n]")
 @click.option("--capacity-file", type=click.Path(path_type=Path), help="Holds how many processes there is room for, read twice a second.")
 @click.option("--grace-s", type=float, default=5.0, show_default=True, help="From SIGTERM to SIGKILL for what is left after a failure.")
 @click.option("--preemption-grace-s", type=float, default=120.0, show_default=True, help="To save and leave after a notice.")
 @click.option("--job-id", help="Of this job, the same in each run of it.  [default: a new one]")
+@click.option("--view/--no-view", default=None, help="A live table of the processes.  [default: on a terminal]")
+@click.option("--ray", metavar="ADDRESS", help='Run on the Ray cluster there ("auto": the one this machine belongs to).')
+@click.option(
+    "--resource", "resources", multiple=True, callback=_amounts, metavar="NAME=AMOUNT", help="Ray: of one process.  [default: CPU=1]"
+)
+@click.option("--slices", type=click.IntRange(1), default=1, show_default=True, help="Ray: TPU slices of equal size.")
+@click.option("--startup-timeout-s", type=float, default=600.0, show_default=True, help="Ray: for machines for all processes.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     num_processes: int,
@@ -27,25 +46,62 @@ def run(
     grace_s: float,
     preemption_grace_s: float,
     job_id: str | None,
+    view: bool | None,
+    ray: str | None,
+    resources: dict[str, float],
+    slices: int,
+    startup_timeout_s: float,
     command: tuple[str, ...],
 ) -> None:
     """Run COMMAND as N processes of one job, under a coordinator of their own.
 
     \b
     Ends with 0 when all are done, 75 when preempted (saved; run it again), 93 when a process said that a restart
-    cannot help, 124 when it hangs, 130 after Ctrl-C, else with the code of the
-    process that failed first (128 + the signal's number).
+    cannot help, 124 when it hangs, 130 after Ctrl-C, else with the code of the process that failed first
+    (128 + the signal's number).
     """
-    from holdfast.launch import RestartPolicy, run_local
+    from holdfast.launch import LiveView, RestartPolicy, run_local
 
     policy = RestartPolicy(
         max_failures=max_restarts,
         max_preemptions=max_restarts if max_preemptions is None else max_preemptions,
         grace_s=grace_s,
         preemption_grace_s=preemption_grace_s,
+        startup_timeout_s=startup_timeout_s,
     )
+    shown = sys.stdout.isatty() if view is None else view
+    output = LiveView(sys.stdout, sys.stderr, num_processes) if shown else None
     try:
-        result = run_local(command, num_processes, min_processes=min_processes, policy=policy, job_id=job_id, capacity_file=capacity_file)
-    except ValueError as error:
+        with output or contextlib.nullcontext():
+            if ray is not None:
+                result = _on_ray(ray, command, num_processes, min_processes, resources, slices, policy, job_id, output)
+            else:
+                result = run_local(
+                    command,
+                    num_processes,
+                    min_processes=min_processes,
+                    policy=policy,
+                    job_id=job_id,
+                    capacity_file=capacity_file,
+                    output=output,
+                )
+    except (ValueError, ImportError) as error:
         raise click.UsageError(str(error)) from error
     sys.exit(130 if result.interrupted else result.exit_code)
+
+
+def _on_ray(
+    address: str,
+    command: tuple[str, ...],
+    num_processes: int,
+    min_processes: int | None,
+    resources: dict[str, float],
+    slices: int,
+    policy: RestartPolicy,
+    job_id: str | None,
+    output: LiveView | None,
+) -> JobResult:
+    from holdfast.launch import ray as engine
+
+    spec = engine.JobSpec(num_processes, min_processes, resources=resources or {"CPU": 1.0}, slices=slices, restart=policy, job_id=job_id)
+    return engine.run_command(command, spec, output=output, address=address).job

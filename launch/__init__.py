@@ -10,6 +10,7 @@ from ._kubernetes import render as render_kubernetes
 from ._local import run_local
 from ._slurm import run_slurm
 from ._task import run_task
+from ._view import LiveView
 
 __all__ = [
     "DONE",
@@ -22,6 +23,7 @@ __all__ = [
     "JobError",
     "JobResult",
     "KubernetesJob",
+    "LiveView",
     "Preempted",
     "RestartPolicy",
     "StartupFailed",

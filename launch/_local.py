@@ -13,7 +13,7 @@ from pathlib import Path
 
 from holdfast.multihost import Preempted, ProcessSpec, apply_changes, slice_changes
 
-from ._coordinator import Coordinator, ProgressWatch
+from ._coordinator import Coordinator, ProcessProgress, ProgressWatch
 from ._engine import JobResult, supervise
 from ._job import (
     Action,
@@ -36,6 +36,7 @@ from ._job import (
 from ._output import ConsoleOutput, Output
 from ._process import Child, Guard
 from ._signals import passing_on
+from ._view import LiveView
 
 _LOOK_S = 0.5  # between two looks at the capacity file
 
@@ -142,6 +143,11 @@ class LocalEngine:
 
     # ---- Events
 
+    def progress(self) -> tuple[ProcessProgress, ...]:
+        """Returns what the processes of this attempt last reported."""
+        watch = self._watch
+        return watch.processes if watch is not None else ()
+
     def forward(self, number: int) -> None:
         """Takes a signal of the launcher: the first asks the job to stop, the second repeats SIGTERM, the third kills. Signal-safe."""
         self._queue.put(number)
@@ -240,14 +246,19 @@ def run_local(
         capacity_file=Path(capacity_file) if capacity_file else None,
         coordinator=coordinator,
     )
+    report = reporter(output, first_attempt=first_attempt)
+    if isinstance(output, LiveView):
+        output.progress = engine.progress
     with passing_on(engine.forward):
-        return supervise(job, engine, on_decision=reporter(output, first_attempt=first_attempt))
+        return supervise(job, engine, on_decision=report)
 
 
 def reporter(output: Output, *, first_attempt: int) -> Callable[[Job, Decision], None]:
     """Returns what tells a reader of the log each change of state that is not the ordinary course, with its reason."""
 
     def report(before: Job, decision: Decision) -> None:
+        if isinstance(output, LiveView):
+            output.observe(before, decision)
         ordinary = {State.SCHEDULING, State.RUNNING, State.FINISHED} if decision.job.attempt <= first_attempt else set()
         after = decision.job
         if after.state is not before.state and after.state not in ordinary:

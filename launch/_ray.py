@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast.multihost import Fatal, ProcessSpec
 
-from ._coordinator import ProgressWatch
+from ._coordinator import ProcessProgress, ProgressWatch
 from ._engine import JobResult, supervise
 from ._job import (
     Action,
@@ -42,6 +42,7 @@ from ._output import ConsoleOutput, Output
 from ._plan import Node, Seats, seats
 from ._seat import CoordinatorSeat, News, Seat, load_ray
 from ._signals import passing_on
+from ._view import LiveView
 
 SLICE_LABEL, WORKER_LABEL = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"
 _LOOK_S = 0.5  # between two looks at the cluster
@@ -85,31 +86,37 @@ class RayResult:
         return self.job.outcome
 
 
-def run(fn: Callable[..., Any], spec: JobSpec, *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> RayResult:
-    """Calls `fn(*args, **kwargs)` on `spec.num_processes` processes of the connected Ray cluster, to the end of the job. Blocks.
+def run(
+    fn: Callable[..., Any], spec: JobSpec, *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, address: str = "auto"
+) -> RayResult:
+    """Calls `fn(*args, **kwargs)` on `spec.num_processes` processes of the Ray cluster, to the end of the job. Blocks.
+
+    The cluster is the one that this process is connected to, else the one at `address`.
 
     `fn` is pickled by value where it must be, runs in a process of its own with its ProcessSpec in the environment, and calls
     `multihost.initialize()`. A return means done, unless a notice of preemption came before: then the job is started again. It raises
     Preempted (or exits with 75) to say that it was preempted, Fatal to say that a restart cannot help. Nothing is raised for a job that
     fails: see `result.job.error`.
     """
-    return _run(spec, call=load_ray().cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))), output=None)
+    return _run(spec, call=load_ray().cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))), output=None, address=address)
 
 
-def run_command(command: Sequence[str], spec: JobSpec, *, output: Output | None = None) -> RayResult:
-    """Runs `command` as the processes of a job on the connected Ray cluster, as `holdfast run --ray` does. Blocks."""
-    return _run(spec, command=list(command), output=output)
+def run_command(command: Sequence[str], spec: JobSpec, *, output: Output | None = None, address: str = "auto") -> RayResult:
+    """Runs `command` as the processes of a job on a Ray cluster, as `holdfast run --ray ADDRESS` does. Blocks."""
+    return _run(spec, command=list(command), output=output, address=address)
 
 
-def _run(spec: JobSpec, *, command: list[str] | None = None, call: bytes | None = None, output: Output | None) -> RayResult:
+def _run(spec: JobSpec, *, command: list[str] | None = None, call: bytes | None = None, output: Output | None, address: str) -> RayResult:
     ray = load_ray()
     if not ray.is_initialized():
-        ray.init(address="auto", log_to_driver=False)
+        ray.init(address=address, log_to_driver=False)
     job_id = spec.job_id or f"ray-{uuid.uuid4().hex[:12]}"
     least = spec.min_processes or spec.num_processes
     job = Job(job_id, least, spec.num_processes, spec.restart)
     output = output or ConsoleOutput(sys.stdout, sys.stderr, spec.num_processes)
     engine = RayEngine(job_id, spec, command=command, call=call, output=output)
+    if isinstance(output, LiveView):
+        output.progress = engine.progress
     with passing_on(engine.forward):
         result = supervise(job, engine, on_decision=reporter(output, first_attempt=1))
     return RayResult(result, engine.values())
@@ -209,6 +216,11 @@ class RayEngine:
             self._group = None
 
     # ---- Events
+
+    def progress(self) -> tuple[ProcessProgress, ...]:
+        """Returns what the processes of this attempt last reported."""
+        watch = self._watch
+        return watch.processes if watch is not None else ()
 
     def forward(self, number: int) -> None:
         """Takes a signal of the driver: the first asks the job to stop, the second repeats SIGTERM, the third kills. Signal-safe."""
