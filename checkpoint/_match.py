@@ -13,6 +13,7 @@ from ._dtypes import dtype_named, name_of
 from ._errors import TreeMismatch
 from ._planner import VALUE_TYPES
 from ._record import ItemRecord, LeafRecord
+from ._tree import is_key
 
 LISTED = 5  # leaves that a message names
 _PYTHON_KINDS = {"b": bool, "i": int, "u": int, "c": complex}
@@ -106,7 +107,7 @@ def match(leaf: LeafRecord, like: Any, cast: bool) -> Want:
     shape, dtype = getattr(like, "shape", None), getattr(like, "dtype", None)
     if shape is None or dtype is None:
         refuse(leaf, f"a {type(like).__name__}")
-    if not isinstance(dtype, np.dtype) and jax.numpy.issubdtype(dtype, jax.dtypes.prng_key):
+    if not isinstance(dtype, np.dtype) and is_key(like):
         return _match_key(leaf, like)
     dtype = np.dtype(dtype)
     name = name_of(dtype)

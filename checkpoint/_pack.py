@@ -102,10 +102,12 @@ def pack_parts(pack: PackPlan, shards: list[Any], crcs: list[int]) -> Iterator[P
     yield 0, [memoryview(pack.header(crcs))]
 
 
-def chunk_bytes(shard: np.ndarray[Any, Any], chunk: Chunk) -> memoryview:
-    """Returns the bytes of a chunk, in C order; a view unless the shard itself is laid out otherwise."""
-    part = shard if chunk.inside is None else shard[chunk.inside]
-    return memoryview(np.ascontiguousarray(part).reshape(-1).view(np.uint8))
+def chunk_bytes(shard: Any, chunk: Chunk) -> memoryview:
+    """Returns the bytes of a chunk of a numpy array or Shard, in C order; a view unless the array is laid out otherwise."""
+    array: Any = shard if isinstance(shard, np.ndarray) else shard.get()
+    part: Any = array if chunk.inside is None else array[chunk.inside]
+    data: Any = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+    return memoryview(data)
 
 
 class Stored(NamedTuple):

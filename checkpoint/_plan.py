@@ -272,7 +272,7 @@ def _share(layout: Layout, grid: Grid, most: int, load: Ints, turn: int) -> Ints
     holders, counts = layout.holders
     holders, counts = holders[grid.shards], np.minimum(counts[grid.shards], most)
     if grid.cells > FEW_CELLS:
-        writers = holders[np.arange(grid.cells), (turn + np.arange(grid.cells)) % counts]
+        writers: Ints = holders[np.arange(grid.cells), (turn + np.arange(grid.cells)) % counts]
         load += np.bincount(writers, weights=grid.sizes, minlength=len(load)).astype(np.int64)
         return writers
     chosen = []
@@ -296,7 +296,8 @@ def _split(writers: Ints, sizes: Ints, count: int, max_file_bytes: int | None) -
     before[order] = np.cumsum(weights[order]) - weights[order]
     before -= (np.cumsum(load) - load)[writers]
     middle = before + weights // 2
-    return np.minimum(middle * packs[writers] // np.maximum(load[writers], 1), packs[writers] - 1)
+    found: Ints = np.minimum(middle * packs[writers] // np.maximum(load[writers], 1), packs[writers] - 1)
+    return found
 
 
 def chunk_name(path: str, region: Sequence[tuple[int, int]], shape: Sequence[int]) -> str:

@@ -14,7 +14,7 @@ from ._dtypes import can_store, name_of
 from ._errors import UnsupportedLeaf
 from ._plan import Layout, Leaf, Plan, make_plan
 from ._snapshot import paused_gc
-from ._tree import describe, flatten, type_name
+from ._tree import describe, flatten, is_key, type_name
 
 KEPT_PLANS = 8
 VALUE_TYPES = (bool, int, float, complex, str, bytes)
@@ -81,7 +81,7 @@ class Planner:
         if leaf.is_deleted():
             raise UnsupportedLeaf(f"the leaf {path!r} was deleted or donated: save it before that", leaf=path, found="deleted array")
         kind, impl = "array", ""
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if is_key(leaf):
             kind, impl = "key", str(jax.random.key_impl(leaf))
             leaf = jax.random.key_data(leaf)
         dtype = np.dtype(leaf.dtype)
@@ -112,7 +112,7 @@ def _facts(leaf: Any) -> tuple[type, Any, Any]:
     return type(leaf), None, None
 
 
-def _same(kept: list[tuple[type, Any, Any]], leaves: list[Any]) -> bool:
+def _same(kept: list[tuple[Any, Any, Any]], leaves: list[Any]) -> bool:
     for leaf, (cls, first, second) in zip(leaves, kept, strict=True):
         if type(leaf) is not cls:
             return False
@@ -185,11 +185,12 @@ def describe_sharding(sharding: Sharding) -> Any:
         return {
             "axes": list(mesh.axis_names),
             "sizes": list(mesh.devices.shape),
-            "devices": [device.id for device in mesh.devices.reshape(-1)],
+            "devices": [int(device.id) for device in mesh.devices.reshape(-1).tolist()],
             "spec": spec,
         }
     if isinstance(sharding, SingleDeviceSharding):
-        return {"device": next(iter(sharding.device_set)).id}
+        device: Any = next(iter(sharding.device_set))
+        return {"device": device.id}
     return {"other": str(sharding)}
 
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from ._dtypes import dtype_named, stored_as
 from ._devices import Region
+from ._dtypes import dtype_named, stored_as
 from ._errors import Corrupt, HostileCheckpoint, StepGone
 from ._pack import HEADER_LIMIT_BYTES, Stored, parse_header
 from ._plan import chunk_name
@@ -120,7 +120,8 @@ class ItemReader:
             path, name = self._path(self._item.files[file]), leaf.path + shape.suffix
             if stored is None:
                 raise Corrupt(f"{path}: the chunk {name!r} is not in this pack", path=path, file=path, leaf=leaf.path)
-            message = f"{path}: the chunk {name!r} is {stored.dtype}{list(stored.shape)}, the record says {shape.stored[0]}{list(shape.stored[1])}"
+            told = f"{shape.stored[0]}{list(shape.stored[1])}"
+            message = f"{path}: the chunk {name!r} is {stored.dtype}{list(stored.shape)}, the record says {told}"
             raise HostileCheckpoint(message, path=path, file=path)
         return Piece(leaf, shape.region, stored, targets)
 
@@ -152,9 +153,9 @@ class ItemReader:
     def _check_leaf(self, leaf: LeafRecord) -> None:
         assert leaf.grid is not None and leaf.files is not None
         pieces = [(int(file), self.piece(leaf, cell, int(file), [])) for cell, file in enumerate(leaf.files)]
-        memory = np.empty(max(piece.stored.nbytes for _, piece in pieces), np.uint8)
+        memory = memoryview(bytearray(max(piece.stored.nbytes for _, piece in pieces)))
         for file, piece in pieces:
-            data = memoryview(memory[: piece.stored.nbytes])
+            data = memory[: piece.stored.nbytes]
             self.read_range(self._item.files[file], piece.stored.start, [data], leaf.path)
             self._check(self._item.files[file], piece, crc32c(data))
 
@@ -226,7 +227,7 @@ class ItemReader:
             self._read_small(report, unit, memory)
             return
         straight = _straight(piece)
-        data = straight if straight is not None else np.empty(piece.stored.nbytes, np.uint8)
+        data: Any = straight if straight is not None else np.empty(piece.stored.nbytes, np.uint8)
         crc = 0
         for start in range(0, data.nbytes, STEP_BYTES):
             part = memoryview(data[start : start + STEP_BYTES])
@@ -235,7 +236,7 @@ class ItemReader:
         self._check(report, piece, crc)
         _deliver(piece, data, skip_straight=straight is not None)
 
-    def _read_small(self, report: FileReport, unit: Sequence[Piece], memory: np.ndarray[Any, Any]) -> None:
+    def _read_small(self, report: FileReport, unit: Sequence[Piece], memory: Any) -> None:
         first = unit[0].stored.start
         lead = first % 64
         self.read_range(report, first, [memoryview(memory)[lead:]], unit[0].leaf.path)
@@ -335,7 +336,9 @@ def _deliver(piece: Piece, data: np.ndarray[Any, Any], *, skip_straight: bool = 
 
 
 def _as_array(target: Target, memory: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return memory.view(dtype_named(target.leaf.dtype)).reshape(target.shape)
+    dtype = dtype_named(target.leaf.dtype)
+    assert dtype is not None
+    return memory.view(dtype).reshape(target.shape)
 
 
 __all__ = ["RECORD_NAME", "ItemReader", "Region", "Target"]

@@ -60,8 +60,8 @@ class FileReport:
 class ItemReport:
     """What one process has written of one item, durably.
 
-    `plan` is the plan's hash ("" for a JSON item). `local` are the CRCs, as this process sees them, of the host-local arrays and then of the
-    Python values, each in leaf order. `values` are the Python values themselves, encoded; from rank 0 alone.
+    `plan` is the plan's hash ("" for a JSON item). `local` are the CRCs, as this process sees them, of the host-local arrays and then of
+    the Python values, each in leaf order. `values` are the Python values themselves, encoded; from rank 0 alone.
     """
 
     process: int
@@ -375,7 +375,7 @@ def _parse_file(item: str, name: str, size: Any, head: Any, crc: Any, *, path: s
 
 def _parse_value(data: dict[str, Any], values: Iterator[Any]) -> LeafRecord:
     path, kind = data["path"], data["kind"]
-    stored, text = next(values, (None, None))
+    stored, text = next(values, ("", ""))
     if type(path) is not str or stored != kind:
         raise ValueError(f"leaf {path!r} is of kind {kind}, its value of {stored}")
     return LeafRecord(path, kind, value=decode_value(kind, text))

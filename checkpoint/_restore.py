@@ -127,18 +127,20 @@ def _read(reader: Filler, wants: Sequence[Want], host_memory_bytes: int | None) 
     if not _any_copies(wants):
         return _read_wave(reader, wants)
     values: list[Any] = []
-    before: list[Any] = []
+    before: list[jax.Array] = []
     for wave in _waves(wants, (host_memory_bytes or WAVE_BYTES) // 2):
         now = _read_wave(reader, wave)
-        jax.block_until_ready(before)
+        for array in before:
+            array.block_until_ready()
         before = [value for value in now if isinstance(value, jax.Array)]
         values += now
     return values
 
 
 def _any_copies(wants: Sequence[Want]) -> bool:
-    kinds = {next(iter(want.sharding.device_set)).platform for want in wants if want.sharding is not None}
-    return jax.default_backend() != "cpu" or bool(kinds - {"cpu"})
+    shardings = {want.sharding for want in wants if want.sharding is not None}
+    devices: set[Any] = {device for sharding in shardings for device in sharding.device_set}
+    return jax.default_backend() != "cpu" or any(device.platform != "cpu" for device in devices)
 
 
 def _waves(wants: Sequence[Want], limit_bytes: int) -> Iterator[list[Want]]:

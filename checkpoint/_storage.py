@@ -54,7 +54,7 @@ class Storage(Protocol):
         """Returns a whole small file; raises OverflowError, having read nothing, when it is longer than `limit_bytes`."""
 
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
-        """Makes `name` exist with `data`, whole and durable, if no such file is there (FileExistsError) and the claim still stands (Fenced).
+        """Makes `name` exist with `data`, whole and durable, if no such file is there (FileExistsError) and the claim stands (Fenced).
 
         With `replace` a file that is there is replaced in one step. `claim` is the folder of the writer's claim; on POSIX the data is
         written and fsynced inside it and linked from there, so that a claim that was renamed away stops the commit.

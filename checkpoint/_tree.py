@@ -1,8 +1,8 @@
 """Trees as the record tells them: described in JSON types, and rebuilt without importing anything that a record names.
 
 A node is null for None, an integer for a leaf (its index in flatten order), or {"kind", "nodes"} with, by kind:
-"dict" | "OrderedDict" | "defaultdict" and "keys" (str or int), "list", "tuple", "namedtuple" and "type" and "keys", "object" (any other class that
-jax knows as a pytree) and "type" and "keys".
+"dict" | "OrderedDict" | "defaultdict" and "keys" (str or int), "list", "tuple", "namedtuple" and "type" and "keys", "object" (any other
+class that jax knows as a pytree) and "type" and "keys".
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, PyTreeDef, SequenceKey
 
@@ -39,6 +40,12 @@ def _flatten_node(node: Node) -> tuple[list[tuple[DictKey, Any]], tuple[str, tup
 
 
 jax.tree_util.register_pytree_with_keys(Node, _flatten_node, lambda aux, children: Node(aux[0], dict(zip(aux[1], children, strict=True))))
+
+
+def is_key(leaf: Any) -> bool:
+    """Says whether an array or its description is of typed PRNG keys."""
+    dtype = leaf.dtype
+    return not isinstance(dtype, np.dtype) and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def flatten(tree: Any) -> tuple[list[Any], PyTreeDef]:
@@ -125,8 +132,8 @@ def _is_leaf(tree: Any) -> bool:
 
 def _children(tree: Any) -> list[tuple[str | int, Any]] | None:
     """Returns the (key, child) pairs one level down, or None for a leaf."""
-    pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
-    if jax.tree_util.treedef_is_leaf(treedef) and treedef.num_leaves == 1:
+    pairs, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
+    if len(pairs) == 1 and not pairs[0][0]:
         return None
     return [(_plain_key(path[0]) if path else "", child) for path, child in pairs]
 
@@ -234,4 +241,4 @@ def _check_kind(node: dict[str, Any]) -> bool:
     return set(node) == {"kind", "nodes", "keys"} if kind in _MAPPINGS.values() else isinstance(node.get("type"), str) and len(node) == 4
 
 
-__all__ = ["Node", "check_description", "describe", "escape", "flatten", "join_path", "rebuild", "type_name"]
+__all__ = ["Node", "check_description", "describe", "escape", "flatten", "is_key", "join_path", "rebuild", "type_name"]
