@@ -46,6 +46,7 @@ def worker_env(base: Mapping[str, str], spec: ProcessSpec) -> tuple[dict[str, st
     env = dict(base)
     changes, lines = slice_changes(env, spec)
     apply_changes(env, changes)
+    env.setdefault("PYTHONUNBUFFERED", "1")  # lines when they are printed, though stdout is a pipe
     return env | spec.to_env(), lines
 
 

@@ -60,7 +60,6 @@ class Seat:
     def start(self, command: Sequence[str] | None, call: bytes | None, spec: ProcessSpec, extra: Mapping[str, str]) -> list[str]:
         """Starts the command, or the pickled call; returns one line for each stale MEGASCALE_* value that was replaced."""
         env, lines = worker_env({**os.environ, **extra}, spec)
-        env.setdefault("PYTHONUNBUFFERED", "1")
         if call is not None:
             path = Path(self._folder.name) / "call"
             path.write_bytes(call)

@@ -77,7 +77,7 @@ class SlurmEngine:
             self._coordinator.address,
         ]
         task += ["--job-id", self._job_id, "--attempt", str(attempt), "--", *self._command]
-        srun = ["srun", f"--ntasks={count}", "--label", "--unbuffered", "--kill-on-bad-exit=0", "--wait=0", "--quit-on-interrupt"]
+        srun = ["srun", f"--ntasks={count}", "--label", "--kill-on-bad-exit=0", "--wait=0", "--quit-on-interrupt"]
         self._srun = Child(
             [*srun, *task],
             self._env,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -66,6 +67,22 @@ class Fleet:
         command = [str(Path(sys.executable).parent / "ray"), "drain-node", "--address", self._cluster.address, "--node-id", node.node_id]
         command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "test", "--deadline-remaining-seconds", str(seconds)]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+    @contextlib.contextmanager
+    def occupied(self, node: Any) -> Iterator[None]:
+        """Keeps something that needs no resources on a node."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        class Sitter:
+            def here(self) -> bool:
+                return True
+
+        strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+        sitter = ray.remote(num_cpus=0, scheduling_strategy=strategy)(Sitter).remote()
+        ray.get(sitter.here.remote())
+        yield
+        ray.kill(sitter)
 
     def draining(self, node: Any) -> bool:
         return any(seen.draining for seen in engine.cluster_nodes() if seen.node_id == node.node_id)
@@ -315,9 +332,10 @@ def test_slices_are_numbered_and_a_draining_host_takes_its_slice_along(the_fleet
         assert (value["MEGASCALE_NUM_SLICES"], value["MEGASCALE_PORT"]) == ("2", "8081")
         assert value["MEGASCALE_COORDINATOR_ADDRESS"] == the_fleet.nodes[0].node_ip_address
     node = the_fleet.nodes[the_fleet.labels.index(SLICES[1])]
-    the_fleet.drain(node, 60)
-    the_fleet.wait_until(lambda: the_fleet.draining(node))
-    seen = engine.run(megascale, sliced)
+    with the_fleet.occupied(node):  # an idle node that is drained is gone at once
+        the_fleet.drain(node, 60)
+        the_fleet.wait_until(lambda: the_fleet.draining(node))
+        seen = engine.run(megascale, sliced)
     assert seen.outcome == "done", seen.job.reasons
     assert [value["HOLDFAST_NUM_PROCESSES"] for value in seen.values] == ["2", "2"]
     assert not any(key.startswith("MEGASCALE_") for value in seen.values for key in value)
