@@ -142,10 +142,11 @@ class Channel:
         with self.errors(f"deleting {folder!r}"):
             self.client.key_value_delete(folder)
 
-    def add(self, key: str, amount: int = 1) -> int:
-        """Adds to a counter that starts at 0 and returns its new value."""
-        with self.errors(f"counting {key!r}"):
-            return self.client.key_value_increment(key, amount)
+    def delete_after(self, folder: str, calls: int) -> None:
+        """Deletes a folder at the last of `calls` calls, whoever makes it."""
+        with self.errors(f"deleting {folder!r}"):
+            if self.client.key_value_increment(f"{folder}/done", 1) == calls:
+                self.client.key_value_delete(folder)
 
     def task(self, process: int) -> int:
         """Returns the task id of a process."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
 
+from holdfast.coordination import CoordinationError
+
 from ._channel import Client, Deadline, channel_of
 from ._runtime import current_client
+
+_log = logging.getLogger(__name__)
 
 
 class Group(Protocol):
@@ -98,12 +103,12 @@ class ClusterGroup:
             try:
                 self._channel.barrier(turn, deadline, self._processes)
             except BaseException:
-                self._channel.delete(f"{folder}/{self.index}")
+                self._tidy(lambda: self._channel.delete(f"{folder}/{self.index}"))
                 raise
             if self.index:
                 return None
             values = self._channel.list(folder)
-            self._channel.delete(folder)
+            self._tidy(lambda: self._channel.delete(folder))
             return [values[str(rank)] for rank in range(self.count)]
 
     def broadcast(self, name: str, value: bytes | None, *, timeout_s: float) -> bytes:
@@ -121,14 +126,20 @@ class ClusterGroup:
                     return value
                 return self._channel.get(f"{folder}/value", name, deadline, self._processes[0] if self._processes else 0)
             finally:
-                if self._channel.add(f"{folder}/done") == self.count:
-                    self._channel.delete(folder)
+                self._tidy(lambda: self._channel.delete_after(folder, self.count))
 
     def report(self, **progress: Any) -> None:
         """Passes `progress` on to the coordinator, where the client can."""
         report = getattr(self._channel.client, "report", None)
         if report is not None:
-            report(**progress)
+            self._tidy(lambda: report(**progress))
+
+    def _tidy(self, call: Callable[[], object]) -> None:
+        """Makes a call that no result depends on: its failure is logged, never raised."""
+        try:
+            call()
+        except CoordinationError as error:
+            _log.debug("%s", error)
 
 
 def default_group() -> Group:

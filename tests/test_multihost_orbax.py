@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 
+import pytest
 from cluster import run_processes
 
 SCRIPT = """
@@ -135,6 +136,7 @@ def test_every_name_answers_as_orbax_does() -> None:
     assert all("all the same" in output for output in outputs)
 
 
+@pytest.mark.slow
 def test_both_libraries_import_in_either_order() -> None:
     """Ours first, then Orbax: no flag is defined twice, and the same calls still give the same results."""
     outputs = run_processes(SCRIPT, 4, arguments=[free_port(), "ours first"], devices=2)
