@@ -551,7 +551,6 @@ class Truth:
             stale = [number for number in self.arrivals[name] if self.answered.get(number, counter) < counter]
             for number in stale:
                 del self.arrivals[name][number]
-            self.latest.pop(name, None)
 
     def _outcome(self, name: str, reply: Reply) -> tuple[int, str] | None:
         refusal = reply.refusal

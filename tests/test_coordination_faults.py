@@ -1,0 +1,195 @@
+"""Real faults on real processes: every other peer has a named error in time, nobody hangs, nobody aborts (issue 3, shows 3 and 6)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Processes
+
+from holdfast.coordination import CoordinationService
+
+HEARTBEAT_S = 3
+SETTLE_S = 2.0
+
+PEER = f"""
+import os, sys, time
+from holdfast.coordination import CoordinationClient, CoordinationError, ProcessLost, CoordinatorLost
+
+index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+client = CoordinationClient(address, index, num_processes=count, heartbeat_timeout_s={HEARTBEAT_S}, init_timeout_s=60, shutdown_timeout_s=2)
+client.connect()
+client.wait_at_barrier("start", 60_000)
+print("started", flush=True)
+try:
+    if index == 2:
+        client.blocking_key_value_get("never", 600_000)  # the victim waits too, but for something else
+    client.wait_at_barrier("all", 600_000)
+except CoordinationError as error:
+    who = error.process if isinstance(error, ProcessLost) else error.address if isinstance(error, CoordinatorLost) else None
+    print("ended", time.monotonic(), type(error).__name__, who, flush=True)
+client.close()
+"""
+
+
+def ends(processes: Processes, index: int, timeout_s: float = 60) -> tuple[float, str, str]:
+    """Waits for a peer's error and returns (monotonic time, its type, whom it names)."""
+    processes.wait_for(index, "ended", timeout_s)
+    line = next(line for line in processes.output(index).splitlines() if line.startswith("ended"))
+    _, when, kind, who = line.split()
+    return float(when), kind, who
+
+
+# ---- Network namespaces ------------------------------------------------------------------------------------------------------------
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+class Network:
+    """Three namespaces on a bridge of this machine; the coordinator listens on the bridge's address."""
+
+    def __init__(self) -> None:
+        self.tag = uuid.uuid4().hex[:6]
+        self.bridge = f"hfb{self.tag}"
+        self.net = f"10.{200 + int(self.tag[:2], 16) % 50}.{int(self.tag[2:4], 16)}"
+        self.names = [f"hf{self.tag}{index}" for index in range(3)]
+        self.host = f"{self.net}.1"
+
+    def up(self) -> None:
+        ip("link", "add", self.bridge, "type", "bridge")
+        ip("addr", "add", f"{self.host}/24", "dev", self.bridge)
+        ip("link", "set", self.bridge, "up")
+        for index, name in enumerate(self.names):
+            ip("netns", "add", name)
+            ip("link", "add", f"v{name}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            ip("link", "set", f"v{name}", "master", self.bridge, "up")
+            ip("-n", name, "addr", "add", f"{self.net}.{10 + index}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+
+    def down(self) -> None:
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        subprocess.run(["ip", "link", "del", self.bridge], capture_output=True, check=False)
+
+    def unplug(self, index: int) -> None:
+        """Takes a peer's link down."""
+        ip("link", "set", f"v{self.names[index]}", "down")
+
+    def drop(self, index: int) -> None:
+        """Drops every packet of a peer, with its link up: its end of the cable hangs in the air."""
+        ip("link", "set", f"v{self.names[index]}", "nomaster")
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("needs root and iproute2 for network namespaces")
+    network = Network()
+    try:
+        network.up()
+    except subprocess.CalledProcessError as error:
+        network.down()
+        pytest.skip(f"no network namespaces here: {error.stderr!r}")
+    yield network
+    network.down()
+
+
+def python_in(namespace: str, folder: Path) -> str:
+    """Returns a command that runs Python inside a namespace."""
+    script = folder / f"python-{namespace}"
+    script.write_text(f'#!/bin/sh\nexec ip netns exec {namespace} {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param("SIGSTOP", marks=pytest.mark.slow), "SIGKILL", "link down", pytest.param("packet drop", marks=pytest.mark.slow)]
+)
+def test_every_other_peer_has_a_named_error_in_time(fault: str, network: Network, tmp_path: Path) -> None:
+    """One of three peers in namespaces of their own goes silent: the others name it within the heartbeat timeout + 2 s."""
+    with CoordinationService.spawn(3, host=network.host, heartbeat_timeout_s=HEARTBEAT_S, recoverable=True) as service:
+        groups = [
+            Processes(
+                PEER.replace("int(sys.argv[1])", str(index)).replace("int(sys.argv[2])", "3"),
+                1,
+                arguments=[service.address],
+                python=python_in(name, tmp_path),
+            )
+            for index, name in enumerate(network.names)
+        ]
+        try:
+            for group in groups:
+                group.wait_for(0, "started")
+            victim, others = groups[2], groups[:2]
+            begun = time.monotonic()
+            if fault.startswith("SIG"):
+                victim.kill(0, getattr(signal, fault))
+            elif fault == "link down":
+                network.unplug(2)
+            else:
+                network.drop(2)
+            for group in others:
+                when, kind, who = ends(group, 0)
+                assert (kind, who) == ("ProcessLost", "2")
+                assert when - begun <= HEARTBEAT_S + SETTLE_S
+            if not fault.startswith("SIG"):
+                when, kind, who = ends(victim, 0)
+                assert (kind, who) == ("CoordinatorLost", service.address)
+                assert when - begun <= HEARTBEAT_S + SETTLE_S
+            codes = [group.wait(30)[0].code for group in groups if group is not victim or not fault.startswith("SIG")]
+            assert set(codes) == {0}
+        finally:
+            for group in groups:
+                group.__exit__(None, None, None)
+
+
+# ---- The coordinator dies and comes back -------------------------------------------------------------------------------------------
+
+STEPPER = """
+import sys
+from holdfast.coordination import CoordinationClient
+
+index, count, address, session = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4] == "session"
+client = CoordinationClient(address, index, heartbeat_timeout_s=30, init_timeout_s=60, shutdown_timeout_s=20, session=session)
+with client:
+    for step in range(200):
+        client.key_value_set(f"step/{step}/{index}", str(step))
+        client.wait_at_barrier("step", 60_000)
+        seen = client.key_value_dir_get(f"step/{step}")
+        assert [value for _, value in seen] == [str(step)] * count, (step, seen)
+        if step % 10 == 0:
+            print("step", step, flush=True)
+    print("breaks", client.statistics()["breaks"], flush=True)
+"""
+
+
+@pytest.mark.parametrize("wire", ["session", pytest.param("unary", marks=pytest.mark.slow)])
+def test_a_coordinator_killed_and_restarted_loses_and_doubles_no_barrier(wire: str, tmp_path: Path) -> None:
+    """Three SIGKILLs in 200 steps: the job finishes, and behind each step's barrier every process's key of that step is there."""
+    arguments = (f"--journal={tmp_path / 'journal'}",)
+    options = {"heartbeat_timeout_s": 30, "recoverable": True, "survivable": True, "arguments": arguments}
+    service = CoordinationService.spawn(3, **options)  # type: ignore[arg-type]
+    port = int(service.address.rsplit(":", 1)[1])
+    try:
+        with Processes(STEPPER, 3, arguments=[service.address, wire]) as processes:
+            for step in (30, 80, 130):
+                processes.wait_for(step % 3, f"step {step}")
+                os.kill(service.pid, signal.SIGKILL)
+                service.close()
+                service = CoordinationService.spawn(3, port=port, **options)  # type: ignore[arg-type]
+            finished = processes.wait(90)
+            assert [each.code for each in finished] == [0, 0, 0], [each.output[-1500:] for each in finished]
+            assert all("breaks 0" not in each.output for each in finished)
+    finally:
+        service.close()
