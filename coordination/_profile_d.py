@@ -15,7 +15,7 @@ from holdfast.proto import distributed_runtime_pb2 as d
 from ._barriers import Arrival
 from ._devices import Node
 from ._outcome import Code, Refusal, Reply
-from ._profiles import Caller, Rpc
+from ._profiles import Caller, Rpc, registered
 from ._state import Machine
 
 PROFILE_D = "/xla.DistributedRuntimeService/"
@@ -80,7 +80,8 @@ def _set(machine: Machine, call: Any, request: Any, caller: Caller, now: float) 
 
 
 def _barrier(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    if _known(machine, call, request) and (name := _key(machine, call, request.barrier_id)) is not None:
+    known = _known(machine, call, request) and registered(machine, call, caller)
+    if known and (name := _key(machine, call, request.barrier_id)) is not None:
         counter = machine.barriers.counter_for(name, caller.task_id)
         deadline = now + request.timeout_milliseconds / 1000
         machine.barrier(Arrival(call, caller.task_id, caller.incarnation, name, counter, deadline, frozenset()), now)

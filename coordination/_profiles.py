@@ -11,7 +11,7 @@ from holdfast.proto import coordination_b_pb2 as b
 from holdfast.proto import coordination_pb2 as a
 
 from ._barriers import Arrival
-from ._outcome import Refusal
+from ._outcome import Code, Refusal, Reply
 from ._state import Machine
 from ._tasks import Task
 
@@ -217,16 +217,34 @@ def _origin(request: Any) -> tuple[int | None, int, int | None]:
     return request.error_origin.task_id, 0, None
 
 
+def registered(machine: Machine, call: Any, caller: Caller) -> bool:
+    """Says whether an agent has registered for the caller's task; answers the call if not. Profiles B and D prove it by nothing else."""
+    task = machine.roster.get(caller.task_id)
+    if task is not None and task.agent:
+        return True
+    sentence = f"process {caller.task_id} is not registered; expected a registration first"
+    machine.replies.append(Reply(call, None, Refusal(Code.INVALID_ARGUMENT, sentence)))
+    return False
+
+
 def _barrier_b(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    _arrive(machine, call, request, caller, now, [task.task_id for task in request.tasks])
+    if registered(machine, call, caller):
+        _arrive(machine, call, request, caller, now, [task.task_id for task in request.tasks])
+
+
+def _cancel_barrier_b(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
+    if registered(machine, call, caller):
+        _cancel_barrier(machine, call, request, caller, now)
 
 
 def _alive_b(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    machine.alive(call, caller.task_id, [task.task_id for task in request.tasks], now, caller.deadline)
+    if registered(machine, call, caller):
+        machine.alive(call, caller.task_id, [task.task_id for task in request.tasks], now, caller.deadline)
 
 
 def _report_error_b(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    machine.report_error(call, caller.task_id, request.error_code, request.error_message, now)
+    if registered(machine, call, caller):
+        machine.report_error(call, caller.task_id, request.error_code, request.error_message, now, session=False)
 
 
 def _states_b(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
@@ -278,7 +296,7 @@ RPCS_B: dict[str, Rpc] = {
     "GetKeyValueDir": Rpc(b.GetKeyValueDirRequest.FromString, _nobody, _list_dir, _encode_dir),
     "DeleteKeyValue": Rpc(b.DeleteKeyValueRequest.FromString, _nobody, _delete, _nothing),
     "Barrier": Rpc(b.BarrierRequest.FromString, _source_task, _barrier_b, _encode_barrier),
-    "CancelBarrier": Rpc(b.CancelBarrierRequest.FromString, _source_task, _cancel_barrier, _nothing),
+    "CancelBarrier": Rpc(b.CancelBarrierRequest.FromString, _source_task, _cancel_barrier_b, _nothing),
     "GetAliveTasks": Rpc(b.GetAliveTasksRequest.FromString, _asking_task, _alive_b, _encode_alive_b, True),
 }
 

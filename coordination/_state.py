@@ -298,14 +298,17 @@ class Machine:
         """Returns when `tick` should be called at the latest."""
         return min(self._next_scan, self.timers.next_due())
 
-    def report_error(self, call: Any, task_id: int, code: int, message: str, now: float) -> None:
-        """Puts a task into ERROR at its own word."""
+    def report_error(self, call: Any, task_id: int, code: int, message: str, now: float, session: bool = True) -> None:
+        """Puts a task into ERROR at its own word. An agent beside a Session speaks for itself alone, and is let go."""
         task = self.roster.get(task_id)
         if task is None or task.state is not TaskState.CONNECTED:
             refusal = self._no_task(task_id) if task is None else Refusal(Code.FAILED_PRECONDITION, f"process {task_id} is not connected")
             self._reply(call, refusal=refusal)
             return
         self._reply(call)
+        if task.session and not session:
+            self._drop_agent(task)
+            return
         known = Code(code) if 0 < code <= Code.UNAUTHENTICATED else Code.UNKNOWN
         text = message.encode()[: self.config.limits.error_bytes].decode(errors="ignore")
         sentence = f"process {task_id} reported: {text}"
