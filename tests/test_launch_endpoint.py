@@ -1,0 +1,92 @@
+"""ENV-5: the coordinator's endpoint belongs to one (job, attempt); a worker of an earlier one is refused, wherever it knocks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from holdfast.launch import JobResult, RestartPolicy, run_local
+
+WORKER = """
+import json, os, sys, time
+from pathlib import Path
+folder, attempt, me = Path(sys.argv[1]), os.environ["HOLDFAST_ATTEMPT"], os.environ["HOLDFAST_PROCESS_ID"]
+mine = {key: value for key, value in os.environ.items() if key.startswith(("HOLDFAST_", "JAX_"))}
+whole = folder / f".{attempt}.{me}"
+whole.write_text(json.dumps(mine))
+whole.rename(folder / f"env.{attempt}.{me}")
+if attempt == "1":
+    sys.exit(1)
+import jax
+from holdfast import multihost
+multihost.initialize()
+if me == "0":
+    (folder / "joined").touch()
+    while not (folder / "over").exists():
+        time.sleep(0.02)
+total = multihost.global_max([jax.process_index()])[0]
+multihost.shutdown()
+print("largest", total, flush=True)
+"""
+
+LATE = """
+import sys
+from holdfast import coordination, multihost
+try:
+    multihost.initialize(timeout_s=5)
+    print("joined")
+except (coordination.CoordinationError, multihost.JobError) as error:
+    print(type(error).__name__, error)
+"""
+
+
+class Lines:
+    """Collects what the job prints."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+
+    def line(self, process: int, text: str) -> None:
+        self.text.append(text)
+
+    def say(self, text: str) -> None:
+        self.text.append(text)
+
+
+def late_worker(env: dict[str, str]) -> str:
+    base = {key: value for key, value in os.environ.items() if not key.startswith(("HOLDFAST_", "JAX_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", LATE], env=base | {"JAX_PLATFORMS": "cpu"} | env, capture_output=True, text=True, timeout=80, check=True
+    )
+    return done.stdout
+
+
+def test_a_worker_of_attempt_1_never_joins_attempt_2(tmp_path: Path) -> None:
+    """Started late, it finds nobody at its own endpoint and is refused at that of attempt 2, which ends as if it had never been there."""
+    results: list[JobResult] = []
+    output = Lines()
+    policy = RestartPolicy(max_failures=1, backoff_s=0.05, grace_s=1)
+    command = [sys.executable, "-c", WORKER, str(tmp_path)]
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    job = threading.Thread(target=lambda: results.append(run_local(command, 2, policy=policy, env=env, output=output)))
+    job.start()
+    try:
+        while not (tmp_path / "joined").exists() and job.is_alive():
+            job.join(0.05)
+        assert job.is_alive(), output.text
+        stale = json.loads((tmp_path / "env.1.1").read_text()) if (tmp_path / "env.1.1").exists() else None
+        stale = stale or json.loads((tmp_path / "env.1.0").read_text()) | {"HOLDFAST_PROCESS_ID": "1"}
+        living = json.loads((tmp_path / "env.2.1").read_text())
+        assert stale["HOLDFAST_COORDINATOR"] != living["HOLDFAST_COORDINATOR"]
+        assert late_worker(stale).startswith(("CoordinatorLost", "StartupTimeout", "StartupFailed"))
+        redirected = stale | {key: living[key] for key in ("HOLDFAST_COORDINATOR", "JAX_COORDINATOR_ADDRESS")}
+        assert late_worker(redirected).startswith("Fenced")
+    finally:
+        (tmp_path / "over").touch()
+        job.join()
+    assert (results[0].outcome, results[0].attempts) == ("done", 2)
+    assert output.text.count("largest 1") == 2, output.text
