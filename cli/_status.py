@@ -16,6 +16,8 @@ from holdfast.coordination import Credentials, HoldfastError
 from holdfast.proto import coordination_pb2, session_pb2
 
 _METHOD = "/holdfast.Coordination/GetStatus"
+_STACKS = "/holdfast.Coordination/GetStacks"
+_STACKS_TIMEOUT_S = 30.0  # the coordinator waits 20 s for a process
 _FILE = click.Path(exists=True, dir_okay=False)
 _COLOURS = {"CONNECTED": "green", "ERROR": "red", "DISCONNECTED": "yellow"}
 _MISSING_SHOWN = 20
@@ -25,18 +27,23 @@ _MISSING_SHOWN = 20
 @click.argument("address")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--watch", is_flag=True, help="Stay and show changes, until interrupted.")
+@click.option("--stacks", is_flag=True, help="Print where each thread of every process is, and what watchdogs have left.")
 @click.option("--interval-s", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Between two looks, with --watch.")
 @click.option("--timeout-s", type=click.FloatRange(0.1), default=5.0, show_default=True, help="For one answer.")
 @click.option("--token-file", type=_FILE, help="File with the token of a secured coordinator.")
 @click.option("--tls-cert", type=_FILE, help="PEM certificate for a secured coordinator.")
 @click.option("--tls-key", type=_FILE, help="PEM key of --tls-cert.")
 @click.option("--tls-ca", type=_FILE, help="PEM certificate of the authority of the coordinator's certificate.")
-def status(address: str, as_json: bool, watch: bool, interval_s: float, timeout_s: float, **files: str | None) -> None:
+def status(address: str, as_json: bool, watch: bool, stacks: bool, interval_s: float, timeout_s: float, **files: str | None) -> None:
     """Shows the job that the coordinator at ADDRESS (host:port) serves: processes, barriers and who is missing, keys."""
     try:
         credentials = Credentials(**files)
         with credentials.channel(address, ()) as channel:
-            _show(_Asker(channel, credentials, address, timeout_s), as_json, watch, interval_s)
+            asker = _Asker(channel, credentials, address, timeout_s)
+            if stacks:
+                asker.print_stacks()
+            else:
+                _show(asker, as_json, watch, interval_s)
     except (HoldfastError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     except KeyboardInterrupt:
@@ -48,7 +55,7 @@ class _Asker:
 
     def __init__(self, channel: grpc.Channel, credentials: Credentials, address: str, timeout_s: float) -> None:
         self._method = channel.unary_unary(_METHOD, response_deserializer=session_pb2.StatusResponse.FromString)
-        self._metadata, self._address, self._timeout_s = credentials.metadata(), address, timeout_s
+        self._metadata, self._address, self._timeout_s, self._channel = credentials.metadata(), address, timeout_s, channel
 
     def __call__(self) -> session_pb2.StatusResponse:
         try:
@@ -57,6 +64,22 @@ class _Asker:
             raise click.ClickException(f"{self._address}: {error.code().name}: {error.details()}") from None
         assert isinstance(answer, session_pb2.StatusResponse)
         return answer
+
+    def print_stacks(self) -> None:
+        """Prints the stacks of all processes, asked at once, in order."""
+        ask = self._channel.unary_unary(
+            _STACKS,
+            request_serializer=session_pb2.StacksRequest.SerializeToString,
+            response_deserializer=session_pb2.StacksResponse.FromString,
+        )
+        tasks = [task.task_id for task in self().tasks]
+        asked = [ask.future(session_pb2.StacksRequest(task_id=n), timeout=_STACKS_TIMEOUT_S, metadata=self._metadata) for n in tasks]
+        for number, answer in zip(tasks, asked, strict=True):
+            try:
+                text = answer.result().stacks.decode(errors="replace")
+            except grpc.RpcError as error:
+                text = f"{error.code().name}: {error.details()}"
+            click.echo(f"--- process {number}\n{text.rstrip()}")
 
 
 def _show(ask: _Asker, as_json: bool, watch: bool, interval_s: float) -> None:

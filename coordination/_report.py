@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 from holdfast.proto import session_pb2
@@ -11,6 +12,7 @@ from ._state import Machine
 from ._tasks import Task
 
 _SHOWN_PREFIXES = 50
+_STACKS_PREFIX = "holdfast/stacks/"  # where the watchdog of holdfast.multihost leaves its report as JSON
 
 
 def status_of(machine: Machine, calls: int, now: float, with_stream: set[int]) -> session_pb2.StatusResponse:
@@ -40,6 +42,15 @@ def status_of(machine: Machine, calls: int, now: float, with_stream: set[int]) -
     for task_id, count in machine.waiting_calls().items():
         status.tasks[task_id].waiting_calls = count
     return status
+
+
+def left_stacks(machine: Machine, task_id: int) -> str:
+    """Returns what the watchdog of a process has left before it went, "" where there is nothing."""
+    try:
+        left = json.loads(machine.keys.values.get(f"{_STACKS_PREFIX}{task_id}", b""))
+        return f"Left by its watchdog: {left['why']}\n{left['stacks']}"
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def _phase(machine: Machine) -> str:

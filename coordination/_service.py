@@ -21,22 +21,14 @@ from ._profile_d import RPCS_D
 from ._profiles import RPCS, Caller, Rpc, message_of, status_details
 from ._report import status_of
 from ._state import Config, Machine
-from ._streams import SessionCall, Stream, Streams
+from ._streams import SessionCall, StacksCall, Stream, Streams, Wire
 
 log = logging.getLogger("holdfast.coordination")
 
 _RPCS = RPCS | RPCS_D
 SESSION = "/holdfast.Coordination/Session"
 STATUS = "/holdfast.Coordination/GetStatus"
-
-
-class Wire(Protocol):
-    """One unary call as a transport knows it. Exactly one of the two methods is called, once."""
-
-    @property
-    def peer(self) -> str: ...
-    def succeed(self, body: bytes) -> None: ...
-    def fail(self, code: int, message: str, details: bytes) -> None: ...
+STACKS = "/holdfast.Coordination/GetStacks"
 
 
 class UnaryCall:
@@ -92,7 +84,7 @@ class Service:
         self.calls += 1
         rpc = _RPCS.get(path)
         if rpc is None:
-            self._special(path, wire)
+            self._special(path, body, wire)
             return None
         try:
             request = rpc.parse(body)
@@ -130,9 +122,16 @@ class Service:
                 refusal = self._owners.may_call(task_id, wire.peer)
         return refusal or task_id
 
-    def _special(self, path: str, wire: Wire) -> None:
+    def _special(self, path: str, body: bytes, wire: Wire) -> None:
         if path == STATUS:
             wire.succeed(self.status().SerializeToString())
+        elif path == STACKS:
+            try:
+                task_id = session_pb2.StacksRequest.FromString(body).task_id
+            except DecodeError:
+                wire.fail(Code.INVALID_ARGUMENT, f"{path}: the request is not a message of this rpc", b"")
+                return
+            self.streams.ask_stacks(StacksCall(wire, task_id), task_id, self._clock())
         else:
             wire.fail(Code.UNIMPLEMENTED, f"{path} is not served here; expected one of profiles A, B and D, or {SESSION}", b"")
 
@@ -181,7 +180,7 @@ class Service:
         while machine.replies:
             replies, machine.replies[:] = machine.replies[:], []
             for reply in replies:
-                call: UnaryCall | SessionCall = reply.call
+                call: UnaryCall | SessionCall | StacksCall = reply.call
                 call.settle(machine, reply)
         self.streams.note_changes(self._clock())
 

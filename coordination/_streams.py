@@ -14,6 +14,7 @@ from holdfast.proto import coordination_pb2, session_pb2
 from ._admission import Owners
 from ._outcome import Code, Refusal, Reply
 from ._profiles import RPCS_A, Caller, Rpc, message_of, payloads, task_info
+from ._report import left_stacks
 from ._state import Machine
 from ._tasks import Task
 
@@ -35,6 +36,15 @@ class Stream(Protocol):
     def finish(self, code: int, message: str) -> None: ...  # ends the stream after what has been written
     @property
     def backlog_bytes(self) -> int: ...
+
+
+class Wire(Protocol):
+    """One unary call as a transport knows it. Exactly one of the two methods is called, once."""
+
+    @property
+    def peer(self) -> str: ...
+    def succeed(self, body: bytes) -> None: ...
+    def fail(self, code: int, message: str, details: bytes) -> None: ...
 
 
 class Session:
@@ -83,6 +93,24 @@ def _fill_refusal(reply: session_pb2.Reply, number: int, refusal: Refusal) -> No
         reply.payloads[MISSING_TYPE] = missing.SerializeToString()
 
 
+class StacksCall:
+    """A unary call for the stacks of one process: what it says of itself, else what its watchdog has left."""
+
+    __slots__ = ("_task_id", "_wire")
+
+    def __init__(self, wire: Wire, task_id: int) -> None:
+        self._wire, self._task_id = wire, task_id
+
+    def settle(self, machine: Machine, reply: Reply) -> None:
+        """Answers with all that is known; fails only where nothing is."""
+        live = session_pb2.StacksResponse.FromString(reply.value).stacks.decode() if reply.refusal is None else ""
+        found = "\n".join(filter(None, [live, left_stacks(machine, self._task_id)]))
+        if found or reply.refusal is None:
+            self._wire.succeed(session_pb2.StacksResponse(stacks=found.encode()).SerializeToString())
+        else:
+            self._wire.fail(reply.refusal.code, message_of(reply.refusal), b"")
+
+
 class Streams:
     """All Sessions of a job: at most one for each task."""
 
@@ -91,7 +119,7 @@ class Streams:
         self._sessions: dict[int, Session] = {}
         self._told_version = 0
         self._tell_at = math.inf
-        self._asks: dict[int, tuple[SessionCall, float]] = {}
+        self._asks: dict[int, tuple[SessionCall | StacksCall, float]] = {}
         self._ask_count = 0
 
     def open_tasks(self) -> set[int]:
@@ -202,7 +230,7 @@ class Streams:
         elif request.method == "GetStatus":
             machine.replies.append(Reply(call, status().SerializeToString(), None))
         elif request.method == "Stacks":
-            self._ask(call, session_pb2.StacksRequest.FromString(request.body).task_id, now)
+            self.ask_stacks(call, session_pb2.StacksRequest.FromString(request.body).task_id, now)
         else:
             refusal = Refusal(Code.UNIMPLEMENTED, f"there is no method {request.method[:100]!r}")
             machine.replies.append(Reply(call, None, refusal))
@@ -215,7 +243,8 @@ class Streams:
 
     # ---- Asking a client -----------------------------------------------------------------------------------------------------------
 
-    def _ask(self, call: SessionCall, task_id: int, now: float) -> None:
+    def ask_stacks(self, call: SessionCall | StacksCall, task_id: int, now: float) -> None:
+        """Asks a process for the stacks of its threads."""
         asked = self._sessions.get(task_id)
         if asked is None:
             refusal = Refusal(Code.UNAVAILABLE, f"process {task_id} has no Session now, so it cannot be asked")

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from cluster import Processes, run_processes
 
-from holdfast.coordination import CoordinationClient, ProcessLost
+from holdfast.coordination import CoordinationClient, CoordinationService, ProcessLost
 from holdfast.coordination._processes import ProcessInfo as TaskInfo
 from holdfast.coordination._processes import ProcessWatch
-from holdfast.coordination._spawn import CoordinationService
 from holdfast.multihost import Health, ProcessInfo
 from holdfast.multihost._channel import Channel
 from holdfast.multihost._health import failed_incarnations

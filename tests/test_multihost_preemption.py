@@ -15,7 +15,7 @@ import pytest
 from cluster import Processes, run_processes
 from metadata import Metadata, metadata_server
 
-from holdfast.coordination._spawn import CoordinationService
+from holdfast.coordination import CoordinationService
 
 HEAD = """
 import os, random, signal, sys, threading, time
