@@ -83,6 +83,7 @@ def _load_task(machine: Machine, kept: dict[str, Any], now: float) -> None:
     for name, value in kept["progress"].items():
         setattr(task.progress, name, value)
     machine.roster.set_agent(task, kept["agent"])
+    machine.roster.connected_count += task.state is TaskState.CONNECTED
     if task.state in (TaskState.DISCONNECTED, TaskState.ERROR):
         machine.roster.lost.add(task.task_id)
 

@@ -208,7 +208,7 @@ class Machine:
     def _gather(self, now: float) -> None:
         """Connects those who register, once all tasks have come."""
         if not self.gathered:
-            here = sum(task.state is TaskState.CONNECTED or task.task_id in self._registering for task in self.roster.tasks)
+            here = self.roster.connected_count + sum(not self.roster.connected(task_id) for task_id in self._registering)
             if here < len(self.roster):
                 return
             self.gathered = True

@@ -119,6 +119,7 @@ class Streams:
         self._sessions: dict[int, Session] = {}
         self._told_version = 0
         self._tell_at = math.inf
+        self._told_at = -math.inf
         self._asks: dict[int, tuple[SessionCall | StacksCall, float]] = {}
         self._ask_count = 0
 
@@ -176,7 +177,7 @@ class Streams:
             survivable=config.survivable,
         )
         stream.write(session_pb2.ServerFrame(opened=opened).SerializeToString())
-        self._tell(session, {})
+        self._tell_soon(now)
 
     def _others(self, stream: Stream, opening: session_pb2.Open) -> Refusal | None:
         if self._owners is None:
@@ -265,8 +266,12 @@ class Streams:
 
     def note_changes(self, now: float) -> None:
         """Sees whether there is something to tell, and when: at most once in DELTA_INTERVAL_S."""
-        if self._tell_at == math.inf and self._machine.roster.version > self._told_version:
-            self._tell_at = now + DELTA_INTERVAL_S
+        if self._machine.roster.version > self._told_version:
+            self._tell_soon(now)
+
+    def _tell_soon(self, now: float) -> None:
+        if self._tell_at == math.inf:
+            self._tell_at = max(now, self._told_at + DELTA_INTERVAL_S)
 
     def next_due(self) -> float:
         """Returns when `tick` should be called at the latest."""
@@ -281,7 +286,7 @@ class Streams:
                 self._machine.replies.append(Reply(call, None, refusal))
         if now < self._tell_at:
             return
-        self._tell_at = math.inf
+        self._tell_at, self._told_at = math.inf, now
         self._told_version = self._machine.roster.version
         frames: dict[int, bytes] = {}
         for session in list(self._sessions.values()):

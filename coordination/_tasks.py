@@ -58,6 +58,7 @@ class Roster:
         self.tasks = [Task(task_id) for task_id in range(num_tasks)]
         self.everyone = frozenset(range(num_tasks))
         self.by_agent: dict[int, int] = {}  # incarnation of an agent: its task
+        self.connected_count = 0
         self.version = 0
         self.lost: set[int] = set()  # tasks that have been there and are gone: no barrier can wait for them
         self.dirty: set[int] = set()  # tasks that the journal has yet to write
@@ -83,6 +84,7 @@ class Roster:
 
     def move(self, task: Task, state: TaskState, now: float, error: Refusal | None = None) -> None:
         """Moves a task into a state, with the error that put it there."""
+        self.connected_count += (state is TaskState.CONNECTED) - (task.state is TaskState.CONNECTED)
         task.state, task.error, task.state_since = state, error, now
         if state is TaskState.CONNECTED:
             self.lost.discard(task.task_id)
