@@ -89,6 +89,47 @@ def arrays(folder: Path) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
 
+POLITE = """
+import os, sys
+import jax
+from holdfast import multihost
+multihost.initialize()
+print(f"process {jax.process_index()} of {jax.process_count()}, pid {os.getpid()}", flush=True)
+step = 0
+while not multihost.reached_preemption(step):
+    step += 1
+    if os.environ["HOLDFAST_ATTEMPT"] == "2" and step == 100:
+        break
+multihost.shutdown()
+sys.exit(0)
+"""
+
+
+def test_leaving_with_zero_after_a_notice_to_one_process_is_not_done() -> None:
+    """PRE-1: one process gets SIGTERM, all stop at one step and exit with 0; the job is started again, and then it is done."""
+
+    class Striker:
+        def __init__(self) -> None:
+            self.text: list[str] = []
+            self.struck = False
+
+        def line(self, process: int, text: str) -> None:
+            self.text.append(text)
+            if (found := re.search(r"process 1 of 2, pid (\d+)", text)) and not self.struck:
+                self.struck = True
+                os.kill(int(found[1]), signal.SIGTERM)
+
+        def say(self, text: str) -> None:
+            self.text.append(text)
+
+    output = Striker()
+    policy = RestartPolicy(max_preemptions=1, backoff_s=0.05)
+    command = [sys.executable, "-c", POLITE]
+    result = run_local(command, 2, policy=policy, env=os.environ | {"JAX_PLATFORMS": "cpu"}, output=output)
+    assert (result.outcome, result.attempts) == ("done", 2), output.text
+    assert "process 1 (SIGTERM received)" in "\n".join(result.reasons)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_ten_kills_and_the_same_end(tmp_path: Path) -> None:
