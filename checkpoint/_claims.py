@@ -31,7 +31,7 @@ from ._errors import CheckpointError
 from ._storage import Storage
 
 FOLDER = ".holdfast"
-HALF_MADE_S = 3600.0  # a claim that was never completed is swept after this time
+LOCK_TRIES = 16  # each loss means that a sweep took the unfinished claim for that of a dead writer
 _ID = re.compile(r"[0-9a-f]{8}")
 _CLAIM_BYTES = 64 << 10
 
@@ -105,10 +105,7 @@ class LocalClaims:
         made = self._folder / f"new-{writer.id}"
         lock: _Lock | None = None
         try:
-            made.mkdir(parents=True)
-            lock = _Lock(made / "lock")
-            if not lock.try_hold():
-                raise OSError(errno.ENOLCK, "a new file is locked already")
+            lock = _lock_in(made)
             (made / "claim.json").write_text(json.dumps(asdict(writer)))
             if not self._single_writer:
                 _check_links(made)
@@ -132,11 +129,13 @@ class LocalClaims:
         """Does nothing: the lock says it."""
 
     def release(self, writer: Writer) -> None:
-        """Takes the claim away and removes it, then frees its lock."""
-        self.fence(writer.id)
-        _remove(self._folder / f"fenced-{writer.id}")
-        if lock := self._locks.pop(writer.id, None):
-            lock.close()
+        """Takes the claim away and removes it, then frees its lock; that happens anyway, and makes the claim a dead writer's."""
+        try:
+            self.fence(writer.id)
+            _remove(self._folder / f"fenced-{writer.id}")
+        finally:
+            if lock := self._locks.pop(writer.id, None):
+                lock.close()
 
     def others(self, me: str) -> list[tuple[Writer, bool]]:
         """Reads each other claim, and tries its lock."""
@@ -160,11 +159,12 @@ class LocalClaims:
     def forget_fenced(self) -> None:
         """Removes what is left of fenced claims, and of claims that were never completed."""
         with contextlib.suppress(FileNotFoundError):
-            for entry in os.scandir(self._folder):
-                kind, _, writer_id = entry.name.partition("-")
-                half_made = kind == "new" and _is_old(entry)
-                if _ID.fullmatch(writer_id) and (kind == "fenced" or half_made):
-                    _remove(Path(entry.path))
+            for name in os.listdir(self._folder):
+                kind, _, writer_id = name.partition("-")
+                if _ID.fullmatch(writer_id) and kind == "fenced":
+                    _remove(self._folder / name)
+                elif _ID.fullmatch(writer_id) and kind == "new":
+                    _remove_half_made(self._folder / name)
 
     def _read(self, writer_id: str) -> Writer | None:
         try:
@@ -185,8 +185,8 @@ def parse_writer(data: bytes, writer_id: str) -> Writer:
 class _Lock:
     """A file lock that a forked child does not keep alive: `flock` belongs to the open file, which a child shares."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o666)
         _open_locks.add(self)
 
     def try_hold(self) -> bool:
@@ -195,6 +195,12 @@ class _Lock:
         except BlockingIOError:
             return False
         return True
+
+    def is_at(self, path: Path) -> bool:
+        """Says whether the locked file is still the one of that name."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self._file), os.stat(path))
+        return False
 
     def close(self) -> None:
         file, self._file = self._file, -1
@@ -213,19 +219,40 @@ def _drop_locks_in_child() -> None:
 os.register_at_fork(after_in_child=_drop_locks_in_child)
 
 
+def _lock_in(folder: Path) -> _Lock:
+    """Makes a folder with a lock in it, held; again when a sweep removes the one or takes the other in between."""
+    for _ in range(LOCK_TRIES):
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            lock = _Lock(folder / "lock")
+            if lock.try_hold() and lock.is_at(folder / "lock"):
+                return lock
+            lock.close()
+    raise OSError(errno.ENOLCK, "its lock was taken by others again and again", str(folder))
+
+
+def _remove_half_made(folder: Path) -> None:
+    """Removes a claim whose writer died while making it; one that lives holds the lock, or is about to and begins again."""
+    try:
+        lock = _Lock(folder / "lock", create=False)
+    except FileNotFoundError:
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
+        return
+    if lock.try_hold():
+        _remove(folder)
+    lock.close()
+
+
 def _is_free(path: Path) -> bool:
     """Says whether nobody holds the lock; a claim without its lock file has just been taken away."""
     try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        lock = _Lock(path, create=False)
     except FileNotFoundError:
         return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(file)
-    return True
+    free = lock.try_hold()
+    lock.close()
+    return free
 
 
 def _check_links(folder: Path) -> None:
@@ -260,13 +287,6 @@ def _remove(folder: Path) -> None:
         for name in os.listdir(folder):
             os.unlink(folder / name)
         os.rmdir(folder)
-
-
-def _is_old(entry: os.DirEntry[str]) -> bool:
-    try:
-        return time.time() - entry.stat().st_mtime > HALF_MADE_S
-    except FileNotFoundError:
-        return False
 
 
 __all__ = ["FOLDER", "Claims", "LocalClaims", "Writer", "may_fence", "parse_writer", "this_writer"]

@@ -7,21 +7,27 @@ import logging
 import threading
 from collections.abc import Callable
 
+KEPT_FAILURES = 16  # the next manager sweeps what more there is
 _log = logging.getLogger(__name__)
 
 
 class Cleaner:
-    """Does jobs one after the other, in a daemon thread that ends with the last. Thread-safe. A job that fails is logged, not raised."""
+    """Does jobs one after the other, in a daemon thread that ends with the last. Thread-safe.
+
+    A job that fails is logged, not raised, and tried once more when the next job comes.
+    """
 
     def __init__(self) -> None:
         self._jobs: collections.deque[tuple[str, Callable[[], object]]] = collections.deque()
         self._news = threading.Condition()
+        self._failed: list[tuple[str, Callable[[], object]]] = []
         self._runs = False
 
     def put(self, what: str, job: Callable[[], object]) -> None:
         """Adds a job; `what` names it in the log."""
         with self._news:
-            self._jobs.append((what, job))
+            self._jobs.extend([*self._failed, (what, job)])
+            self._failed.clear()
             if not self._runs:
                 self._runs = True
                 threading.Thread(target=self._run, name="holdfast-cleaner", daemon=True).start()
@@ -47,7 +53,9 @@ class Cleaner:
             try:
                 job()
             except Exception as error:
-                _log.warning("%s failed, the next manager tries again: %s", what, error)
+                _log.warning("%s failed, it is tried again later: %s", what, error)
+                with self._news:
+                    self._failed = [*self._failed, (what, job)][-KEPT_FAILURES:]
 
 
 __all__ = ["Cleaner"]

@@ -105,7 +105,7 @@ def sweep_files(storage: Storage, claims: Claims) -> list[str]:
             names = claims.bury(step, names, {writer for name, writer in suspects if name in names}) if names else []
             delete_files(storage, step, names)
             gone += [f"{step}/{name}" for name in names]
-        if not packs:
+        if not packs or suspects:
             _delete_empty(storage, step)
     claims.forget_fenced()
     return gone

@@ -21,7 +21,7 @@ from holdfast.multihost import Group, default_group
 
 from ._cleaner import Cleaner
 from ._deciding import Decider
-from ._engine import Planner, Record, Snapshot, read_record, take_snapshot
+from ._engine import RECORD_NAME, Planner, Record, Snapshot, read_record, take_snapshot
 from ._errors import CheckpointError, SaveFailed, StepExists, StepNotFound
 from ._holds import held_steps
 from ._items import Json, is_iterator, state_of
@@ -256,6 +256,8 @@ class CheckpointManager:
                 self._let_go(gone)
             else:
                 self._statistics.add(saves_failed=1)
+                if save.leftovers:
+                    self._cleaner.put(f"deleting what is left of the failed save of step {save.step}", save.leftovers)
                 self._tried.add(save.step)
                 with self._lock:
                     self._pending = None if save.broken else save.error
@@ -331,21 +333,22 @@ class CheckpointManager:
     def _let_go(self, steps: Sequence[int]) -> None:
         """Forgets steps; the primary deletes their records now, and their packs while nobody waits."""
         for step in steps:
-            if self._is_writing_primary:
-                self._delete_record(step)
-            with self._lock:
-                self._facts.pop(step, None)
+            if not self._is_writing_primary or self._delete_record(step):
+                with self._lock:
+                    self._facts.pop(step, None)
 
-    def _delete_record(self, step: int) -> None:
+    def _delete_record(self, step: int) -> bool:
+        """Deletes a step's record, and says whether it is gone; one that cannot be deleted stays a step, for the policy's next turn."""
         record: Record | None = None
-        with contextlib.suppress(CheckpointError):
+        with contextlib.suppress(CheckpointError, OSError):
             record = read_record(self._storage, str(step))
         try:
-            self._storage.delete([f"{step}/checkpoint.json"])
+            self._storage.delete([f"{step}/{RECORD_NAME}"])
         except OSError as error:
-            _log.warning("step %d could not be deleted: %s", step, error)
-            return
+            _log.warning("step %d could not be deleted, it is tried again after the next save: %s", step, error)
+            return False
         self._cleaner.put(f"deleting step {step}", lambda: self._delete_rest(step, record))
+        return True
 
     def _delete_rest(self, step: int, record: Record | None) -> None:
         began = time.perf_counter()
@@ -366,7 +369,8 @@ class CheckpointManager:
         if not self._exists(step):
             raise StepNotFound(f"there is no step {step} in {self._storage.root}, which has {self.all_steps()}", step=step)
         if self._is_writing_primary:
-            self._delete_record(step)
+            if not self._delete_record(step):
+                raise CheckpointError(f"step {step} of {self._storage.root} could not be deleted; see the log", step=step)
             self._cleaner.wait(self._options.save_timeout_s)
         with self._lock:
             self._facts.pop(step, None)
@@ -452,7 +456,10 @@ class CheckpointManager:
         if not self._cleaner.wait(timeout_s):
             self._cleaner.drop()
         if self._is_writing_primary:
-            self._claims.release(self._writer)
+            try:
+                self._claims.release(self._writer)
+            except OSError as error:
+                _log.warning("the claim on %s could not be removed, the next manager does it: %s", self._storage.root, error)
 
     def _exit(self) -> None:
         """Is called when the interpreter ends with this manager open: a save in flight may finish, within bounds."""
@@ -462,8 +469,7 @@ class CheckpointManager:
         if self._pending is not None:
             _log.error("a save failed before the exit: %s", self._pending)
         if not self._busy():
-            with contextlib.suppress(OSError):
-                self._shut(1.0)
+            self._shut(1.0)
 
     def __enter__(self) -> Self:
         return self

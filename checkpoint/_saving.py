@@ -70,6 +70,7 @@ class Save:
     ended: float = 0.0
     done: threading.Event = field(default_factory=threading.Event)
     error: HoldfastError | None = None
+    leftovers: Callable[[], None] | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -252,12 +253,17 @@ def _old_record(save: Save, desk: Desk) -> Record | None:
 
 
 def _clean(save: Save, desk: Desk) -> None:
-    """Deletes what this process wrote; what cannot be deleted now is swept by the next manager."""
+    """Deletes what this process wrote; what cannot be deleted now is left for later."""
+    items = [*save.trees, *save.values]
+
+    def delete() -> None:
+        delete_own(desk.storage, save.step, items, desk.group.index, save.tag)
+
     try:
-        delete_own(desk.storage, save.step, [*save.trees, *save.values], desk.group.index, save.tag)
+        delete()
     except OSError as error:
-        assert save.error is not None
-        save.error.add_note(f"its files could not be deleted: {error}")
+        save.leftovers = delete
+        _log.warning("the files of the failed save of step %d could not be deleted yet: %s", save.step, error)
 
 
 __all__ = ["NAMES", "Desk", "Save", "run"]

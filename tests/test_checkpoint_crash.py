@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpointing import together
+from killpoints import build, walk
 
 from holdfast.checkpoint import CheckpointManager, KeepLast
 
@@ -56,3 +58,40 @@ def test_sigkill_of_the_whole_job_at_a_random_moment(tmp_path: Path, seed: int) 
         processes.wait()
         acknowledged = max(int(step) for index in range(2) for step in re.findall(r"acknowledged (\d+)", processes.output(index)))
     check(tmp_path, acknowledged)
+
+
+MOST_POINTS = 400
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("killpoint"))
+
+
+@pytest.mark.parametrize(
+    ("processes", "victim", "every"),
+    [(1, 0, 7), (2, 1, 1), pytest.param(1, 0, 1, marks=pytest.mark.slow), pytest.param(2, 0, 1, marks=pytest.mark.slow)],
+)
+def test_sigkill_before_each_system_call_of_a_save(library: Path, processes: int, victim: int, every: int) -> None:
+    """Of a save that deletes an old step, from opening to closing: listed steps are exact, known ones there, nothing stays behind.
+
+    Each point is a fresh root and a real SIGKILL right before the nth call that changes files. A process that outlives the other hears of
+    its loss, or reads the record and knows.
+    """
+    found = walk(library, processes, victim, 0, range(0, MOST_POINTS, every))
+    assert not found[-1]["reached"] and set(found[-1]["how"]) == {"saved"}, "the walk did not come to the end of the save"
+    assert all(point["how"][victim] == "killed" for point in found[:-1]) and len(found) * every > (30 if victim == 0 else 3)
+    others = {point["how"][1 - victim] for point in found[:-1]} if processes == 2 else set()
+    assert others <= {"SaveFailed", "CommitUnknown", "ProcessLost", "saved"}
+
+
+@pytest.mark.parametrize(
+    ("error", "every"),
+    [(errno.ENOSPC, 7), (errno.EIO, 7), *(pytest.param(error, 1, marks=pytest.mark.slow) for error in (errno.ENOSPC, errno.EIO))],
+)
+def test_a_full_disk_or_a_broken_one_at_each_system_call(library: Path, error: int, every: int) -> None:
+    """ENOSPC and EIO at each call: one error of the tree or none, old steps exact, nothing left behind after the next save."""
+    found = walk(library, 1, 0, error, range(0, MOST_POINTS, every))
+    assert not found[-1]["reached"]
+    outcomes = {point["how"][0] for point in found}
+    assert outcomes == {"CheckpointError", "SaveFailed", "CommitUnknown", "saved"} or (every > 1 and "SaveFailed" in outcomes), outcomes

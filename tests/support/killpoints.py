@@ -1,0 +1,51 @@
+"""Kills or fails a save right before its nth call that changes files: a fork server under killpoint.c.
+
+One interpreter imports everything once, without threads of jax; each point is a fork of it, or two forks that are a group over pipes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+
+
+def build(folder: Path) -> Path:
+    """Compiles killpoint.c; skips the test where there is no C compiler, unless this is CI."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        assert not os.environ.get("CI"), "CI has to have a C compiler"
+        pytest.skip("needs Linux and a C compiler (gcc or cc) to build tests/support/killpoint.c")
+    library = folder / "killpoint.so"
+    command = [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(HERE / "killpoint.c"), "-ldl"]
+    subprocess.run(command, check=True, timeout=60)
+    return library
+
+
+def walk(library: Path, processes: int, victim: int, error: int, points: Sequence[int]) -> list[dict[str, Any]]:
+    """Goes through the points; returns what each fork server line says. `error` 0 kills process `victim`, else its call fails so."""
+    environment = {**os.environ, "LD_PRELOAD": str(library), "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(HERE)}
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [
+            sys.executable,
+            "-c",
+            "import killpoint_server",
+            scratch,
+            str(processes),
+            str(victim),
+            str(error),
+            json.dumps(list(points)),
+        ]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
