@@ -17,6 +17,7 @@ from ._pool import POOL
 from ._reader import RECORD_NAME, ItemReader, Target
 from ._record import RECORD_LIMIT_BYTES, ItemRecord, Record, parse_record
 from ._snapshot import paused_gc
+from ._spread import narrow, spread
 from ._storage import Storage
 from ._tree import describe, flatten, rebuild
 from ._writer import join
@@ -74,14 +75,16 @@ def restore_item(
 
     `like` is a tree of arrays, jax.ShapeDtypeStructs or values, None (numpy everywhere) or SAVED. `partial=True` ignores saved leaves that
     `like` lacks; a predicate on leaf paths says which leaves to read, and without a `like` the others come back as None, with one as they
-    are in it. `cast=True` allows another dtype. Blocks; raises StepNotFound (no such item), TreeMismatch, Corrupt, HostileCheckpoint,
-    StepGone.
+    are in it. `cast=True` allows another dtype. `read_once=True` reads replicated arrays once in the whole job, as far as their shapes
+    divide, and spreads them by a device collective: every process calls it alike. Blocks; raises StepNotFound (no such item),
+    TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
     """
     found = find_item(record, item)
     if found.kind == "json":
         return read_json(storage, step_dir, record, item)
     reader = ItemReader(storage, step_dir, found)
-    return restore_tree(reader, found, like, partial=partial, cast=cast, types=types, host_memory_bytes=host_memory_bytes)
+    options: dict[str, Any] = {"partial": partial, "cast": cast, "types": types, "read_once": read_once}
+    return restore_tree(reader, found, like, host_memory_bytes=host_memory_bytes, **options)
 
 
 class Filler(Protocol):
@@ -103,6 +106,7 @@ def restore_tree(
     partial: bool | Callable[[str], bool] = False,
     cast: bool = False,
     types: Sequence[type] = (),
+    read_once: bool = False,
     host_memory_bytes: int | None = None,
 ) -> Any:
     """Restores a tree item through any reader; the arguments are those of `restore_item`."""
@@ -110,7 +114,7 @@ def restore_tree(
         if like is None or like is SAVED:
             chosen = [not callable(partial) or partial(leaf.path) for leaf in found.leaves]
             wants = [want_as_saved(leaf, on_devices=like is SAVED) for leaf, read in zip(found.leaves, chosen, strict=True) if read]
-            values = iter(_read(reader, wants, host_memory_bytes))
+            values = iter(_read_all(reader, wants, host_memory_bytes, read_once))
             return rebuild(found.tree, [next(values) if read else None for read in chosen], types)
         leaves, treedef = flatten(like)
         paths = describe(like)[1]
@@ -118,8 +122,15 @@ def restore_tree(
         check_paths(found, [path for path, read in zip(paths, chosen, strict=True) if read], strict=partial is False)
         saved = {leaf.path: leaf for leaf in found.leaves}
         wants = [match(saved[path], leaf, cast) for path, leaf, read in zip(paths, leaves, chosen, strict=True) if read]
-        values = iter(_read(reader, wants, host_memory_bytes))
+        values = iter(_read_all(reader, wants, host_memory_bytes, read_once))
         return jax.tree_util.tree_unflatten(treedef, [next(values) if read else leaf for leaf, read in zip(leaves, chosen, strict=True)])
+
+
+def _read_all(reader: Filler, wants: Sequence[Want], host_memory_bytes: int | None, read_once: bool) -> list[Any]:
+    if not read_once:
+        return _read(reader, wants, host_memory_bytes)
+    narrowed = narrow(wants)
+    return spread(_read(reader, narrowed, host_memory_bytes), narrowed, wants)
 
 
 def _read(reader: Filler, wants: Sequence[Want], host_memory_bytes: int | None) -> list[Any]:

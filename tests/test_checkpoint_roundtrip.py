@@ -83,6 +83,8 @@ if count > 1:
     jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
 from jax.sharding import NamedSharding, PartitionSpec
 from holdfast.checkpoint import SaveFailed, load, save, verify
+from holdfast.checkpoint._engine import read_record, restore_item
+from holdfast.checkpoint._local import LocalStorage
 
 values, place = random.Random(seed), random.Random(f"{seed} {mode} {count} {jax.device_count()}")
 
@@ -129,6 +131,12 @@ for name, array in found["arrays"].items():
         assert np.asarray(shard.data).tobytes() == truth[name][shard.index].tobytes(), name
 assert int(found["host"]["count"]) == 5 and (found["host"]["numpy"] == np.arange(7.0)).all() and found["host"]["text"] == "t"
 assert (jax.random.key_data(found["host"]["keys"]) == jax.random.key_data(host["keys"])).all()
+store = LocalStorage(folder)
+once = restore_item(store, "", read_record(store, ""), "state", {"arrays": like}, partial=True, read_once=True)
+for name, array in once["arrays"].items():
+    assert array.sharding == like[name].sharding
+    for shard in array.addressable_shards:
+        assert np.asarray(shard.data).tobytes() == truth[name][shard.index].tobytes(), name
 plain = load(folder)["arrays"]
 assert all(plain[name].tobytes() == value.tobytes() for name, value in truth.items())
 verify(folder)

@@ -1,0 +1,293 @@
+"""Saves and restores with holdfast, with Orbax, and with bare I/O, interleaved in one run; prints medians and ratios.
+
+    python benchmarks/versus_orbax.py [--repeats 5] [--disk FOLDER] [--memory /dev/shm] [--only NAME ...] [--write]
+
+Each workload runs in processes of its own, every system once before the clock starts. "blocked" is how long the call of `save` keeps the
+caller, "total" ends when the step is durable and committed; restores are from a warm page cache. `--write` puts the table into
+RESULTS-checkpoint.md. Run it on a quiet machine: the load is printed with the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+# name: (processes, devices each, on disk, what it is, wanted ratios of save total, blocked and restore to Orbax's)
+WORKLOADS: dict[str, tuple[int, int, bool, str, tuple[float, float, float]]] = {
+    "disk": (1, 4, True, "64 x 16 MiB f32, sharded over 4 devices, disk with fsync", (3.5, 10, 3)),
+    "memory": (1, 4, False, "the same in memory (tmpfs)", (8, 10, 3)),
+    "small": (1, 4, True, "4,000 x 1 KiB replicated over 4 devices", (150, 100, 20)),
+    "adam": (4, 2, True, "3 GB of bf16 params and f32 Adam moments, 4 processes x 2 devices", (2.5, 20, 4)),
+}
+
+
+def make_state(name: str) -> dict[str, Any]:
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    mesh = jax.make_mesh((jax.device_count(),), ("x",))
+    spread, everywhere = NamedSharding(mesh, PartitionSpec("x")), NamedSharding(mesh, PartitionSpec())
+
+    def fill(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
+        def part(index: Any) -> Any:
+            rows = range(*index[0].indices(shape[0]))
+            return np.random.default_rng((seed, rows[0])).standard_normal((len(rows), *shape[1:]), np.float32).astype(dtype)
+
+        return jax.make_array_from_callback(shape, spread, part)
+
+    if name == "small":
+        return {f"leaf{i:04d}": jax.device_put(np.full(256, i, np.float32), everywhere) for i in range(4000)}
+    if name == "adam":
+        kinds = {"params": jnp.bfloat16, "mu": jnp.float32, "nu": jnp.float32}
+        return {kind: {f"layer{i:02d}": fill((3072, 4096), dtype, i) for i in range(24)} for kind, dtype in kinds.items()}
+    return {f"layer{i:02d}": fill((2048, 2048), np.float32, i) for i in range(64)}
+
+
+class Holdfast:
+    """holdfast's manager."""
+
+    def __init__(self, folder: Path) -> None:
+        from holdfast.checkpoint import CheckpointManager
+
+        self._manager = CheckpointManager(folder)
+
+    def save(self, step: int, state: Any) -> Callable[[], None]:
+        assert self._manager.save(step, state)
+        return self._manager.wait_until_finished
+
+    def restore(self, step: int, like: Any) -> Any:
+        return self._manager.restore(step, like)
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+class Orbax:
+    """Orbax's manager, asynchronous as it comes."""
+
+    def __init__(self, folder: Path) -> None:
+        import orbax.checkpoint as ocp
+
+        self._args = ocp.args
+        self._manager = ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(create=True, enable_async_checkpointing=True))
+
+    def save(self, step: int, state: Any) -> Callable[[], None]:
+        assert self._manager.save(step, args=self._args.StandardSave(state))
+        return self._manager.wait_until_finished
+
+    def restore(self, step: int, like: Any) -> Any:
+        return self._manager.restore(step, args=self._args.StandardRestore(like))
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+class Floor:
+    """Bare I/O of this process's shards, each byte once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._memory: list[Any] = []
+
+    def save(self, step: int, state: Any) -> Callable[[], None]:
+        import floor
+        import jax
+        import numpy as np
+
+        self._shards = [shard for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards if shard.replica_id == 0]
+        arrays = [np.asarray(shard.data).reshape(-1).view(np.uint8) for shard in self._shards]
+        self._sizes = [array.nbytes for array in arrays]
+        floor.write(self._folder / str(step), arrays)
+        return lambda: None
+
+    def restore(self, step: int, like: Any) -> Any:
+        import floor
+        import jax
+
+        self._memory = self._memory or [floor.aligned(size) for size in self._sizes]  # warm from the second time on, as our pool is
+        floor.read(self._folder / str(step), self._sizes, self._memory)
+        views = [m.view(s.data.dtype).reshape(s.data.shape) for m, s in zip(self._memory, self._shards, strict=True)]
+        return jax.device_put(views, [shard.device for shard in self._shards])
+
+    def close(self) -> None:
+        self._memory.clear()
+
+
+def work(name: str, folder: Path, repeats: int, index: int, count: int, port: int) -> None:
+    """Is one process of one workload: prints a JSON object of times."""
+    import jax
+
+    if count > 1:
+        jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
+    from jax.experimental.multihost_utils import sync_global_devices
+
+    def together(point: str) -> None:
+        if count > 1:
+            sync_global_devices(point)
+
+    state = make_state(name)
+    jax.block_until_ready(state)
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
+    systems: dict[str, Any] = {"holdfast": Holdfast(folder / "holdfast"), "orbax": Orbax(folder / "orbax")}
+    if name != "small":
+        systems["floor"] = Floor(folder / f"floor{index}")
+    times: dict[str, Any] = {system: {"total": [], "blocked": [], "restore": [], "peak_extra_bytes": 0} for system in systems}
+    for step in range(repeats + 1):
+        for kind, system in systems.items():
+            together(f"{kind} save {step}")
+            before = _reset_peak()
+            began = time.perf_counter()
+            finish = system.save(step, state)
+            blocked = time.perf_counter() - began
+            finish()
+            total = time.perf_counter() - began
+            peak = _peak() - before
+            together(f"{kind} saved {step}")
+            began = time.perf_counter()
+            found = system.restore(step, like)
+            jax.block_until_ready(found)
+            restored = time.perf_counter() - began
+            if kind != "floor" and step == 0:
+                _check(state, found)
+            del found
+            together(f"{kind} restored {step}")
+            if step:
+                times[kind]["total"].append(total)
+                times[kind]["blocked"].append(blocked)
+                times[kind]["restore"].append(restored)
+                times[kind]["peak_extra_bytes"] = max(peak, times[kind]["peak_extra_bytes"])
+            if index == 0 or kind == "floor":
+                shutil.rmtree(folder / (kind if kind != "floor" else f"floor{index}") / str(step))
+    for system in systems.values():
+        system.close()
+    print("RESULT " + json.dumps(times), flush=True)
+    if count > 1:
+        jax.distributed.shutdown()
+
+
+def _check(state: Any, found: Any) -> None:
+    import jax
+    import numpy as np
+
+    for left, right in zip(jax.tree.leaves(state), jax.tree.leaves(found), strict=True):
+        for a, b in zip(left.addressable_shards, right.addressable_shards, strict=True):
+            assert np.asarray(a.data).tobytes() == np.asarray(b.data).tobytes()
+
+
+def _reset_peak() -> int:
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _peak() -> int:
+    return _status("VmHWM")
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key + ":"))
+
+
+def run(name: str, root: Path, repeats: int) -> dict[str, Any]:
+    """Runs the processes of one workload; returns, for each figure, the slowest process's times."""
+    count, devices, *_ = WORKLOADS[name]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = Path(tempfile.mkdtemp(prefix="versus-", dir=root))
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    command = [sys.executable, __file__, "--worker", name, str(folder), str(repeats)]
+    processes = [
+        subprocess.Popen([*command, str(index), str(count), str(port)], env=env, stdout=subprocess.PIPE, text=True, cwd=HERE)
+        for index in range(count)
+    ]
+    outputs = [process.communicate()[0] for process in processes]
+    shutil.rmtree(folder)
+    if any(process.returncode for process in processes):
+        raise SystemExit(f"{name} failed:\n" + "\n".join(outputs))
+    found = [json.loads(line.removeprefix("RESULT ")) for output in outputs for line in output.splitlines() if line.startswith("RESULT")]
+    merged: dict[str, Any] = {}
+    for system in found[0]:
+        merged[system] = {
+            key: [max(times) for times in zip(*(one[system][key] for one in found), strict=True)] for key in ("total", "blocked", "restore")
+        }
+        merged[system]["peak_extra_bytes"] = max(one[system]["peak_extra_bytes"] for one in found)
+    return merged
+
+
+def table(results: dict[str, Any]) -> str:
+    """Returns the medians, in seconds, and how many times Orbax's they are."""
+    lines = ["| work | system | save, total | save, blocked | restore | peak extra host memory |", "|---|---|---|---|---|---|"]
+    for name, found in results.items():
+        *_, label, wanted = WORKLOADS[name]
+        medians = {system: [statistics.median(times[key]) for key in ("total", "blocked", "restore")] for system, times in found.items()}
+        for system, figures in medians.items():
+            cells = [f"{figure:.3f}" for figure in figures]
+            if system == "holdfast":
+                ratios = [theirs / ours for theirs, ours in zip(medians["orbax"], figures, strict=True)]
+                cells = [f"{cell} (**{ratio:.1f}x**, wanted {want:g}x)" for cell, ratio, want in zip(cells, ratios, wanted, strict=True)]
+            if system == "floor":
+                ours = medians["holdfast"]
+                cells = [f"{cells[0]} (holdfast takes {ours[0] / figures[0]:.2f} of it)", "", f"{cells[2]} ({ours[2] / figures[2]:.2f})"]
+            lines.append(f"| {label} | {system} | {' | '.join(cells)} | {found[system]['peak_extra_bytes'] >> 20} MiB |")
+    return "\n".join(lines)
+
+
+def bars(results: dict[str, Any]) -> str:
+    """Returns a plot in text: how many times Orbax's speed, on a scale that doubles."""
+    lines = []
+    for name, found in results.items():
+        for key in ("total", "blocked", "restore"):
+            ratio = statistics.median(found["orbax"][key]) / statistics.median(found["holdfast"][key])
+            lines.append(f"{name:7} {key:8} {'#' * round(5 * math.log2(max(ratio, 1)))} {ratio:.1f}x")
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    memory = next(int(line.split()[1]) >> 20 for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
+    return f"{os.cpu_count()} cores, {memory} GiB of memory, Linux {os.uname().release}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--disk", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--memory", type=Path, default=Path("/dev/shm"))
+    parser.add_argument("--only", nargs="*", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    before, results = os.getloadavg(), {}
+    for name in options.only:
+        results[name] = run(name, options.disk if WORKLOADS[name][2] else options.memory, options.repeats)
+        print(table({name: results[name]}), flush=True)
+    after = os.getloadavg()
+    load = f"load average {before[0]:.1f} before and {after[0]:.1f} after"
+    text = f"{machine()}; {load}; median of {options.repeats}; seconds; the slowest process counts.\n\n{table(results)}\n\n"
+    text += f"Times Orbax's speed; each five marks double it:\n\n```\n{bars(results)}\n```\n"
+    print(text)
+    if options.write:
+        (HERE / "versus_orbax.json").write_text(json.dumps(results))
+        (HERE / "versus_orbax.md").write_text(text)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        sys.path.insert(0, str(HERE))
+        work(sys.argv[2], Path(sys.argv[3]), *map(int, sys.argv[4:]))
+    else:
+        main()
