@@ -8,7 +8,7 @@ Session is one stream; profiles B and D hold neither, so there a task belongs to
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ._limits import Limits
 from ._outcome import Code, Refusal
@@ -33,13 +33,13 @@ class Admission:
         self._expected = None if token is None else f"Bearer {token}".encode()
         self._limits = limits
         self._calls: dict[object, int] = {}
-        self._second = 0.0
+        self._second, self._total = 0.0, 0
 
-    def admit(self, peer: object, metadata: Iterable[tuple[object, object]], now: float) -> None:
+    def admit(self, peer: Callable[[], object], metadata: Iterable[tuple[object, object]], now: float) -> None:
         """Raises Refused unless the call holds the token and its peer is within bounds."""
         if self._expected is not None and not self._holds_token(metadata):
             raise Refused(Code.UNAUTHENTICATED, f"the call does not hold this job's token; expected it in {TOKEN_HEADER!r}")
-        self.count(peer, now)
+        self._count(peer, now)
 
     def _holds_token(self, metadata: Iterable[tuple[object, object]]) -> bool:
         assert self._expected is not None
@@ -49,12 +49,16 @@ class Admission:
                 return hmac.compare_digest(found, self._expected)
         return False
 
-    def count(self, peer: object, now: float) -> None:
-        """Counts a call of a peer; raises Refused past the bound."""
+    def _count(self, peer: Callable[[], object], now: float) -> None:
+        """Counts calls. Peers are told apart only in a second in which all together pass the bound of one: asking gRPC for them costs."""
         if now - self._second >= 1.0:
-            self._second = now
+            self._second, self._total = now, 0
             self._calls.clear()
-        calls = self._calls[peer] = self._calls.get(peer, 0) + 1
+        self._total += 1
+        if self._total <= self._limits.calls_per_second:
+            return
+        name = peer()
+        calls = self._calls[name] = self._calls.get(name, 0) + 1
         if calls > self._limits.calls_per_second:
             raise Refused(Code.RESOURCE_EXHAUSTED, f"more than {self._limits.calls_per_second} calls in a second from one peer; slow down")
 

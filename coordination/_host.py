@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import secrets
 import signal
 import socket
@@ -88,6 +89,8 @@ def serve(options: Options) -> None:
     if _transport.tested() and not options.public_api:
         transport = _transport.CompletionQueueTransport(service, listening)
         announce(options, transport.bind(), journal)
+        gc.freeze()  # what stands now stays: no need to look at it again and again
+        gc.set_threshold(50_000, 20, 20)
         transport.serve(ending)
     else:
         asyncio.run(_serve_aio(service, listening, options, ending, journal))

@@ -79,6 +79,11 @@ class Service:
         """Is what the service was started with."""
         return self.machine.config
 
+    @property
+    def journaled(self) -> bool:
+        """Says whether replies wait for a journal: then many events at a time cost less."""
+        return self._journal is not None
+
     def unary(self, path: str, body: bytes, wire: Wire) -> UnaryCall | None:
         """Takes a unary call; returns it where it may wait."""
         self.calls += 1

@@ -275,7 +275,7 @@ class Streams:
 
     def next_due(self) -> float:
         """Returns when `tick` should be called at the latest."""
-        return min([self._tell_at, *(due for _, due in self._asks.values())])
+        return min(self._tell_at, min(due for _, due in self._asks.values())) if self._asks else self._tell_at
 
     def tick(self, now: float) -> None:
         """Tells every Session what has changed, drops those that do not read, and gives up on asks without an answer."""

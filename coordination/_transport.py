@@ -30,7 +30,8 @@ log = logging.getLogger("holdfast.coordination")
 
 _DETAILS = "grpc-status-details-bin"
 _UNASKED = 64  # calls that may come before the next look at the queue
-_BATCH = 256  # events between two looks at the clock
+_BATCH = 256  # events that share one transaction of the journal
+_LOOK_S = 0.25  # between two looks at whether the service is over
 _NONE: tuple[Any, ...] = ()
 _RECEIVE_MESSAGE = cygrpc.ReceiveMessageOperation
 _SEND_MESSAGE = cygrpc.SendMessageOperation
@@ -215,7 +216,7 @@ class CompletionQueueTransport:
         self._ask()
         path = event.call_details.method.decode("latin-1")
         try:
-            self._admission.admit(call.peer(), event.invocation_metadata, self._listening.clock())
+            self._admission.admit(call.peer, event.invocation_metadata, self._listening.clock())
         except Refused as refused:
             status = cygrpc.SendStatusFromServerOperation(None, int(refused.code), str(refused).encode(), 0)
             call.start_server_batch((_SEND_INITIAL, status), _ignore)
@@ -230,22 +231,26 @@ class CompletionQueueTransport:
         """Serves until `over()` gives a reason, which it returns."""
         service, clock, poll = self.service, self._listening.clock, self._queue.poll
         next_look = 0.0
+        batch = _BATCH if service.journaled else 1
         while True:
             now = clock()
             if now >= next_look:
                 if (reason := over()) is not None:
                     break
-                next_look = now + 0.25
-            if now >= service.next_due():
+                next_look = now + _LOOK_S
+            due = service.next_due()
+            if now >= due:
                 service.tick()
                 self._flush()
-            wait_s = max(0.0, min(service.next_due(), next_look) - now)
-            event = poll(time.time() + wait_s)
-            left = _BATCH
-            while event.completion_type != _TIMED_OUT and left:
+                continue
+            event = poll(time.time() + min(due, next_look) - now)
+            left = batch
+            while event.completion_type != _TIMED_OUT:
                 self._handle(event)
                 left -= 1
-                event = poll(0) if left else event
+                if not left:
+                    break
+                event = poll(0)
             self._flush()
         self._stop()
         return reason

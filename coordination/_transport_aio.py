@@ -92,7 +92,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _admit(self, context: Any) -> None:
         try:
-            self._admission.admit(context.peer(), context.invocation_metadata(), self._listening.clock())
+            self._admission.admit(context.peer, context.invocation_metadata(), self._listening.clock())
         except Refused as refused:
             await context.abort(_STATUS[refused.code], str(refused))
 
