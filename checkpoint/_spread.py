@@ -31,10 +31,10 @@ def _narrow(sharding: Sharding | None, shape: Sequence[int]) -> Sharding | None:
         for name in axes:
             left[axis] //= sizes[name]
     for name in sorted(set(sizes) - {name for axes in spec for name in axes}):
-        axis = next((axis for axis, size in enumerate(left) if size and size % sizes[name] == 0), None)
-        if axis is not None and sizes[name] > 1:
-            spec[axis].append(name)
-            left[axis] //= sizes[name]
+        place = next((axis for axis, size in enumerate(left) if size and size % sizes[name] == 0), None)
+        if place is not None and sizes[name] > 1:
+            spec[place].append(name)
+            left[place] //= sizes[name]
             changed = True
     if not changed:
         return sharding
