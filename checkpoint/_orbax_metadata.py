@@ -132,13 +132,16 @@ def prng_name(implementation: str) -> str:
     return _PRNG_TAGS.get(implementation, implementation)
 
 
-def parse_shardings(data: bytes, file: str) -> dict[str, dict[str, Any]]:
-    """Returns each leaf's saved sharding, by its name, as the JSON that Orbax wrote; leaves that it cannot be read for are left out."""
+def parse_shardings(data: bytes, file: str) -> dict[str, Any]:
+    """Returns each leaf's saved sharding, by its name, as our own record says it; leaves that it cannot be read for are left out."""
     value = parse_json(data, file)
-    found = {}
+    found: dict[str, Any] = {}
+    known: dict[str, Any] = {}  # most leaves have the sharding of another one
     for coded, text in value.items() if isinstance(value, dict) else ():
         try:
-            found[base64.urlsafe_b64decode(coded).decode()] = json.loads(text)
+            if text not in known:
+                known[text] = sharding_facts(json.loads(text))
+            found[base64.urlsafe_b64decode(coded).decode()] = known[text]
         except (ValueError, TypeError):
             continue
     return found

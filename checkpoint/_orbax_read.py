@@ -154,6 +154,7 @@ class _Item:
         self._driver, self._meta_name = ("zarr3", "zarr.json") if about.use_zarr3 else ("zarr", ".zarray")
         self._base = self._find_base(about)
         self._stores: dict[str, Any] = {}
+        self._descriptions: dict[int, tuple[tuple[int, ...], str]] = {}
         self._specs = self._array_specs([".".join(leaf.path) for leaf in about.leaves if _has_data(leaf)])
         self._names: dict[str, str] = {}  # what a leaf's array is called, by the leaf's path
         self.record = self._record(name, about)
@@ -225,14 +226,19 @@ class _Item:
         return LeafRecord(name, "str", value=strings[name])
 
     def _array(self, name: str, kind: str, impl: str, sharding: Any) -> LeafRecord:
-        shape, dtype = _describe(self._specs[name], f"{self._place}/{name}/{self._meta_name}", name)
-        facts = files.sharding_facts(sharding) if kind == "array" else None
-        return array_record(name, "key" if impl else kind, shape, dtype, impl=impl, sharding=facts)
+        shape, dtype = self._described(name)
+        return array_record(name, "key" if impl else kind, shape, dtype, impl=impl, sharding=sharding if kind == "array" else None)
+
+    def _described(self, name: str) -> tuple[tuple[int, ...], str]:
+        """Returns shape and dtype of an array; many have one description."""
+        spec = self._specs[name]
+        if id(spec) not in self._descriptions:
+            self._descriptions[id(spec)] = _describe(spec, f"{self._place}/{name}/{self._meta_name}", name)
+        return self._descriptions[id(spec)]
 
     def _scalars(self, names: Sequence[str]) -> dict[str, bool | int | float]:
         """Reads all Python numbers at once; those that Python has no type for are left out."""
-        plain = [name for name in names if _describe(self._specs[name], name, name)[0] == ()]
-        arrays = {name: np.empty((), dtype_named(_describe(self._specs[name], name, name)[1])) for name in plain}
+        arrays = {name: np.empty((), dtype_named(self._described(name)[1])) for name in names if self._described(name)[0] == ()}
         self._read([(name, (), array) for name, array in arrays.items()])
         return {name: array.item() for name, array in arrays.items() if isinstance(array.item(), (bool, int, float))}
 
@@ -252,20 +258,18 @@ class _Item:
         """Reads the zarr metadata of all arrays side by side."""
         if not wanted:
             return {}
-        with self._errors(""):
-            store = ts.KvStore.open(self._base, context=self._context).result()
+        store = self._done("", ts.KvStore.open(self._base, context=self._context))
         pending = {name: store.read(f"{name}/{self._meta_name}") for name in wanted}
         found = {}
         known: dict[bytes, Any] = {}  # most arrays of a tree look like another one
         for name, future in pending.items():
-            with self._errors(name):
-                value = future.result()
-            file = f"{self._place}/{name}/{self._meta_name}"
+            value = self._done(name, future)
             if value.state != "value":
+                file = f"{self._place}/{name}/{self._meta_name}"
                 message = f"{file} is missing: {files.TREE_METADATA} names the leaf '{name}', but its array is not there"
                 raise Corrupt(message, file=file, leaf=name)
             if value.value not in known:
-                known[value.value] = files.parse_json(value.value, file)
+                known[value.value] = files.parse_json(value.value, f"{self._place}/{name}/{self._meta_name}")
             found[name] = known[value.value]
         return found
 
@@ -273,58 +277,42 @@ class _Item:
         """Gives every target its array: see `ItemReader.fill`."""
         reads = []
         for target in targets:
-            target.array = allocate(target.nbytes).view(np.dtype(dtype_named(target.leaf.dtype))).reshape(target.shape)
-            if target.nbytes:
-                index = tuple(slice(start, stop) for start, stop in target.region)
-                reads.append((self._names[target.leaf.path], index, target.array))
+            leaf, shape = target.leaf, target.shape
+            target.array = allocate(target.nbytes).view(np.dtype(dtype_named(leaf.dtype))).reshape(shape)
+            if target.array.size:
+                index = () if shape == leaf.shape else tuple(slice(start, stop) for start, stop in target.region)
+                reads.append((self._names[leaf.path], index, target.array))
         self._read(reads)
 
     def _read(self, reads: Sequence[tuple[str, tuple[slice, ...], np.ndarray[Any, Any]]]) -> None:
         opening = {name: self._opening(name) for name in dict.fromkeys(name for name, _, _ in reads) if name not in self._stores}
-        for name, future in opening.items():
-            with self._errors(name):
-                self._stores[name] = future.result()
+        self._stores |= {name: self._done(name, future) for name, future in opening.items()}
         pending = []
         for name, index, array in reads:
             store = self._stores[name][index] if index else self._stores[name]
             pending.append((name, ts.array(array, context=self._context).write(store, can_reference_source_data_indefinitely=True)))
         for name, future in pending:
-            with self._errors(name):
-                future.result()
+            self._done(name, future)
 
     def _opening(self, name: str) -> Any:
-        base = (
-            dict(self._base, path=f"{name}/") if self._base["driver"] == "ocdbt" else dict(self._base, path=f"{self._base['path']}{name}/")
-        )
+        inside = "" if self._base["driver"] == "ocdbt" else self._base["path"]
         spec = {
             "driver": self._driver,
-            "kvstore": base,
-            "metadata": self._specs[name],
-            "assume_metadata": True,
+            "kvstore": {**self._base, "path": f"{inside}{name}/"},
             "fill_missing_data_reads": self._fills,
             "recheck_cached_data": False,
         }
         return ts.open(spec, context=self._context, open=True, read=True)
 
-    def _errors(self, leaf: str) -> _Translate:
-        return _Translate(str(self._place), leaf)
-
-
-class _Translate:
-    """Turns tensorstore's errors into ours."""
-
-    def __init__(self, place: str, leaf: str) -> None:
-        self._place, self._leaf = place, leaf
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, (ValueError, OSError, NotImplementedError)):
-            return
-        what = f"the leaf '{self._leaf}'" if self._leaf else "the arrays"
-        reason = str(error).split(" [source locations=")[0]
-        raise Corrupt(f"{what} of {self._place} cannot be read: {reason}", file=self._place, leaf=self._leaf) from error
+    def _done(self, name: str, future: Any) -> Any:
+        """Returns what a future comes to; raises Corrupt naming the leaf ("" for all)."""
+        try:
+            return future.result()
+        except (ValueError, OSError, NotImplementedError) as error:
+            what = f"the leaf '{name}'" if name else "the arrays"
+            reason = str(error).split(" [source locations=")[0]
+            message = f"{what} of {self._place} cannot be read: {reason}"
+            raise Corrupt(message, path=str(self._place), file=str(self._place), leaf=name) from error
 
 
 def kvstore_of(place: Place) -> dict[str, Any]:
