@@ -76,6 +76,7 @@ class Job:
     started_at: float = 0.0
     wake_at: float | None = None  # when the supervisor wants a Tick
     killed: bool = False
+    why_not: str = ""  # what an engine last said of missing room
     error: JobError | None = None
     exit_code: int = 0
 
@@ -108,6 +109,14 @@ class Reserved:
 
     attempt: int
     count: int
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """There is no room yet for this attempt, and why."""
+
+    attempt: int
+    why: str
 
 
 @dataclass(frozen=True)
@@ -173,7 +182,7 @@ class Tick:
     """Time has passed."""
 
 
-Event: TypeAlias = Start | Reserved | StartFailed | Exited | Progress | Notice | Withdrawn | Capacity | Stop | Tick
+Event: TypeAlias = Start | Reserved | Waiting | StartFailed | Exited | Progress | Notice | Withdrawn | Capacity | Stop | Tick
 
 
 # ---- Actions: what an engine is to do.

@@ -36,6 +36,7 @@ from ._job import (
     RestartPolicy,
     Stop,
     Terminate,
+    Waiting,
 )
 from ._local import reporter
 from ._output import ConsoleOutput, Output
@@ -318,7 +319,7 @@ class RayEngine:
             self._output.say(f"attempt {reserve.attempt}: {chosen.why_not}")
         self._why_not = chosen.why_not
         if not chosen.nodes:
-            return []
+            return [Waiting(reserve.attempt, chosen.why_not)]
         bundles = [dict(spec.resources) for _ in chosen.nodes]
         pins = [{"ray.io/node-id": node.node_id} for node in chosen.nodes]
         group = ray.util.placement_group(bundles, strategy="PACK", bundle_label_selector=pins)

@@ -47,6 +47,7 @@ from ._job import (
     Terminate,
     Tick,
     Unnotify,
+    Waiting,
     Withdrawn,
 )
 
@@ -64,7 +65,7 @@ def decide(job: Job, event: Event, now: float) -> Decision:
     """Returns what `event` at `now` makes of `job`, the actions to carry out, and the reason. Pure and total."""
     if job.final:
         return _keep(job, f"the job is {job.state}")
-    if isinstance(event, Reserved | StartFailed | Exited | Progress) and event.attempt != job.attempt:
+    if isinstance(event, Reserved | Waiting | StartFailed | Exited | Progress) and event.attempt != job.attempt:
         return _keep(job, f"news of attempt {event.attempt}, now at {job.attempt}")
     handler = _TABLE.get((job.state, type(event)))
     return handler(job, event, now) if handler else _keep(job, f"nothing to do for {type(event).__name__} while {job.state}")
@@ -96,6 +97,7 @@ def _schedule(job: Job, now: float, why: str) -> Decision:
         notices={},
         progressed=False,
         killed=False,
+        why_not="",
         error=None,
         wake_at=now + job.policy.startup_timeout_s,
     )
@@ -116,11 +118,15 @@ def _reserved(job: Job, event: Reserved, now: float) -> Decision:
     return _keep(following, f"attempt {job.attempt} starts with {count} processes", Launch(job.attempt, count))
 
 
+def _waiting(job: Job, event: Waiting, now: float) -> Decision:
+    return _keep(replace(job, why_not=event.why), f"attempt {job.attempt} waits: {event.why}")
+
+
 def _no_room(job: Job, event: Tick, now: float) -> Decision:
     if job.wake_at is None or now < job.wake_at:
         return _keep(job, "still waiting for machines")
     limit_s = job.policy.startup_timeout_s
-    message = f"no room for {job.min_processes} processes within {limit_s:g} s"
+    message = f"no room for {job.min_processes} processes within {limit_s:g} s" + (f": {job.why_not}" if job.why_not else "")
     return _end(job, _error(job, StartupTimeout, message, timeout_s=limit_s, knob="startup_timeout_s"), now)
 
 
@@ -356,6 +362,7 @@ def _list(processes: frozenset[int] | tuple[int, ...]) -> str:
 _TABLE: dict[tuple[State, type], Callable[[Job, Any, float], Decision]] = {
     (State.INITIALIZING, Start): _start,
     (State.SCHEDULING, Reserved): _reserved,
+    (State.SCHEDULING, Waiting): _waiting,
     (State.SCHEDULING, Tick): _no_room,
     (State.SCHEDULING, StartFailed): _start_failed,
     (State.RESCHEDULING, Tick): _restart_tick,

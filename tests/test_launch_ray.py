@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,6 +37,7 @@ class Fleet:
         from ray.cluster_utils import Cluster
 
         self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        self.address = self._cluster.address
         self.nodes: list[Any] = []
         ray.init(address=self._cluster.address, log_to_driver=False)
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import a test
@@ -232,6 +234,29 @@ def test_the_example_runs_unchanged(fleet: Fleet, tmp_path: Path) -> None:
     command = [sys.executable, str(TRAINER), "--directory", str(tmp_path), "--steps", "40", "--save-every", "20"]
     assert engine.run_command(command, spec(), output=output).outcome == "done", output.text
     assert any("test accuracy after step 40" in line for line in output.text)
+
+
+def test_the_command_line_runs_on_a_cluster(fleet: Fleet, tmp_path: Path) -> None:
+    """`holdfast run --ray`: the output of every process with its prefix, and the exit code of the first that fails."""
+    script = "import os, sys; print('here', os.environ['HOLDFAST_NUM_PROCESSES']); sys.exit(int(sys.argv[1]))"
+    for code in (0, 3):
+        command = [
+            Path(sys.executable).parent / "holdfast",
+            "run",
+            "--ray",
+            fleet.address,
+            "-n",
+            "4",
+            "--",
+            sys.executable,
+            "-c",
+            script,
+            str(code),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == code, done.stderr
+        if code == 0:
+            assert sorted(re.findall(r"\[\d\] here 4", done.stdout)) == [f"[{rank}] here 4" for rank in range(4)]
 
 
 def test_a_killed_actor_brings_the_job_back_to_the_last_step(fleet: Fleet, tmp_path: Path) -> None:

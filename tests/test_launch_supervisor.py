@@ -30,6 +30,7 @@ from holdfast.launch._job import (
     Terminate,
     Tick,
     Unnotify,
+    Waiting,
     Withdrawn,
 )
 from holdfast.launch._supervisor import backoff_s, decide
@@ -159,10 +160,11 @@ def test_a_gang_that_does_not_fit_times_out_once() -> None:
     """ERR-2: one deadline for all; everything is released; the error names the knob."""
     run = Run(RestartPolicy(startup_timeout_s=30)).tell(Start())
     run.now += 29
-    assert run.tell(Tick()).job.state is State.SCHEDULING
+    assert run.tell(Waiting(1, "room for 1"), Tick()).job.state is State.SCHEDULING
     assert run.wake().job.state is State.FAILED
     assert run.actions == [Release()]
     assert isinstance(run.job.error, StartupTimeout)
+    assert run.job.error.message == "no room for 2 processes within 30 s: room for 1"
     assert (run.job.error.knob, run.job.error.timeout_s) == ("startup_timeout_s", 30)
 
 
@@ -261,6 +263,7 @@ def _random_event(lots: random.Random, job: Job, now: float) -> Event:
         Reserved(attempt, lots.randint(1, 5)),
         Reserved(attempt, 4),
         StartFailed(attempt, "lots"),
+        Waiting(attempt, "no room"),
         Exited(attempt, process, lots.choice([0, 0, 0, 75, 75, 1, -9, 93, 124])),
         Exited(attempt, process, lots.choice([0, 75, 1])),
         Progress(attempt, job.step + lots.randint(-2, 2), job.saved_step + lots.randint(-1, 1), done=lots.random() < 0.05),
