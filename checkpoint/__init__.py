@@ -1,5 +1,6 @@
 """What is on disk, when, and is it whole."""
 
+from ._bar import ProgressBar
 from ._engine import SAVED, Report
 from ._errors import (
     CheckpointError,
@@ -13,6 +14,7 @@ from ._errors import (
     TreeMismatch,
     UnsupportedLeaf,
 )
+from ._evaluate import iterate_steps, wait_for_new_step
 from ._items import Json
 from ._keeping import Swept, sweep
 from ._manager import CheckpointManager
@@ -59,6 +61,7 @@ __all__ = [
     "OnPreemption",
     "Options",
     "Progress",
+    "ProgressBar",
     "Report",
     "SaveFailed",
     "SavePolicy",
@@ -69,8 +72,10 @@ __all__ = [
     "Swept",
     "TreeMismatch",
     "UnsupportedLeaf",
+    "iterate_steps",
     "load",
     "save",
     "sweep",
     "verify",
+    "wait_for_new_step",
 ]

@@ -472,3 +472,29 @@ def test_a_clock_and_a_load_are_agreed_on(tmp_path: Path) -> None:
         "clock",
     )
     assert len({output.splitlines()[-1] for output in outputs}) == 1
+
+
+def _load() -> tuple[int, int, int]:
+    """Returns what this process holds: threads, file handles, resident KiB."""
+    gc.collect()
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+    return threading.active_count(), len(os.listdir("/proc/self/fd")), resident
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+@pytest.mark.parametrize("saves", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_many_saves_in_a_row_leave_no_trace(tmp_path: Path, saves: int) -> None:
+    """KeepLast(3) over many saves: as many threads and file handles as before, and memory that does not grow with their number."""
+    state = {f"layer{i}": {"w": jnp.ones((64, 64)), "n": np.ones(10)} for i in range(10)}
+    with CheckpointManager(tmp_path, keep_policy=KeepLast(3)) as manager:
+        loads = []
+        for step in range(saves):
+            manager.save(step, state)
+            if step % (saves // 4) == saves // 4 - 1:
+                manager.wait_until_finished()
+                manager._cleaner.wait(60)
+                loads.append(_load())
+        assert manager.all_steps() == [saves - 3, saves - 2, saves - 1] and len(manager._facts) == 3
+        threads, handles, resident = zip(*loads, strict=True)
+        assert max(threads) <= threads[0] and max(handles) <= handles[0], loads
+        assert resident[3] - resident[1] < 4096, f"KiB after each quarter: {resident}"
