@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from holdfast.multihost import Fatal, ProcessSpec
+from holdfast.multihost import ProcessSpec
 
+from ._cluster import cluster_nodes, load_ray
 from ._coordinator import ProcessProgress, ProgressWatch
 from ._engine import JobResult, supervise
 from ._job import (
@@ -41,11 +42,10 @@ from ._job import (
 from ._local import reporter
 from ._output import ConsoleOutput, Output
 from ._plan import Node, Seats, seats
-from ._seat import CoordinatorSeat, News, Seat, load_ray
+from ._seat import CoordinatorSeat, News, Seat
 from ._signals import passing_on
 from ._view import LiveView
 
-SLICE_LABEL, WORKER_LABEL = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"
 _LOOK_S = 0.5  # between two looks at the cluster
 _NEWS_S = 0.5  # how long a seat may hold back an answer
 _READY_S = 10.0  # for what is free to become ours
@@ -366,29 +366,4 @@ def _deadline(node: Node) -> float | None:
     return None if node.deadline_unix_s is None else time.monotonic() + node.deadline_unix_s - time.time()
 
 
-def cluster_nodes() -> list[Node]:
-    """Returns the living nodes of the cluster, with what is free on them and whether they are draining."""
-    ray = load_ray()
-    free = ray._private.state.available_resources_per_node()
-    draining = ray._private.state.state.get_draining_nodes()
-    return [_node(info, free.get(info["NodeID"], {}), draining) for info in ray.nodes() if info["Alive"]]
-
-
-def _node(info: Mapping[str, Any], free: Mapping[str, float], draining: Mapping[str, int]) -> Node:
-    labels, node_id = info.get("Labels") or {}, info["NodeID"]
-    worker = str(labels.get(WORKER_LABEL, "0"))
-    if not worker.isdecimal():
-        raise Fatal(f"node {node_id} at {info['NodeManagerAddress']} has label {WORKER_LABEL}={worker!r}; expected a whole number")
-    deadline_ms = draining.get(node_id, 0)
-    return Node(
-        node_id=node_id,
-        address=info["NodeManagerAddress"],
-        available=free,
-        draining=node_id in draining,
-        slice_name=str(labels.get(SLICE_LABEL, "")),
-        worker_id=int(worker),
-        deadline_unix_s=deadline_ms / 1000 if deadline_ms else None,
-    )
-
-
-__all__ = ["JobSpec", "RayEngine", "RayResult", "run", "run_command"]
+__all__ = ["JobSpec", "RayEngine", "RayResult", "cluster_nodes", "run", "run_command"]

@@ -6,7 +6,6 @@ own (Ray's worker handles SIGTERM by leaving), and on Linux the kernel ends it w
 
 from __future__ import annotations
 
-import importlib
 import os
 import queue
 import sys
@@ -15,24 +14,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from holdfast.multihost import ProcessSpec
 
+from ._cluster import load_ray
 from ._coordinator import Coordinator
 from ._local import worker_env
 from ._process import Child, Guard
-
-
-def load_ray() -> Any:
-    """Imports Ray, which only this engine needs; untyped, since its own types cannot be relied on."""
-    try:
-        ray: Any = importlib.import_module("ray")
-        importlib.import_module("ray.cloudpickle")
-        importlib.import_module("ray.util.scheduling_strategies")
-    except ImportError as error:
-        raise ImportError('Ray is not installed: pip install "holdfast[ray]"') from error
-    return ray
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import io
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -70,6 +71,19 @@ def gone(pids: Sequence[int], within_s: float = 20) -> bool:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if not any(_runs(pid) for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def refuses(address: str, within_s: float = 20) -> bool:
+    """Waits until nobody listens at `address`."""
+    deadline = time.monotonic() + within_s
+    host, _, port = address.rpartition(":")
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+        except ConnectionRefusedError:
             return True
         time.sleep(0.02)
     return False
@@ -176,19 +190,21 @@ def test_control_c_reaches_every_process_as_itself() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_no_orphans_even_if_the_launcher_is_killed(number: int) -> None:
-    """Neither the processes nor what they started outlive a launcher that had no chance to clean up."""
+    """Neither the processes, nor what they started, nor the coordinator outlive a launcher that had no chance to clean up."""
     script = """
 import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
-print("pid", os.getpid(), child.pid, flush=True)
+print("pid", os.getpid(), child.pid, os.environ["HOLDFAST_COORDINATOR"], flush=True)
 time.sleep(600)
 """
     with holdfast_run("-n", 2, "--", *python(script)) as popen:
         assert popen.stdout is not None
-        pids = [int(word) for _ in range(2) for word in popen.stdout.readline().split()[2:]]
+        said = [popen.stdout.readline().split() for _ in range(2)]
+        coordinator = said[0][4]
         popen.send_signal(number)
         popen.wait(30)
-        assert gone(pids)
+        assert gone([int(word) for words in said for word in words[2:4]])
+        assert refuses(coordinator)
 
 
 def test_what_a_process_left_behind_ends_with_it() -> None:
