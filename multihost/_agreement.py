@@ -138,11 +138,17 @@ class SyncPoint:
         with self._news:
             self._news.notify_all()
         if self._channel is not None and self._follower is not None and self._follower.is_alive():
-            with suppress(CoordinationError):  # where the client was shut down, its waiting calls have ended
-                self._send(self._channel, self._log.round, "", [self._process_id])
+            # On a thread: with the coordinator gone it would wait for longer than we may.
+            waker = threading.Thread(target=self._wake, args=(self._channel,), name=f"holdfast-wake-{self.name}", daemon=True)
+            waker.start()
             if self._follower is not threading.current_thread():
                 self._follower.join(2 * TAKE_OVER_S)
+            waker.join(1.0)
         _open.discard(self)
+
+    def _wake(self, channel: Channel) -> None:
+        with suppress(CoordinationError):  # where the client was shut down, its waiting calls have ended
+            self._send(channel, self._log.round, "", [self._process_id])
 
     def __enter__(self) -> Self:
         return self

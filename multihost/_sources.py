@@ -154,6 +154,10 @@ class SlurmEnd(Polled):
         super().__init__("slurm", lambda: self._notice if time.time() >= self._from_unix_s else None, every_s=every_s)
 
 
+# Added to a signal's number where the byte comes from the Python handler and not from the C handler. Numbers end at 64.
+_HANDLED = 128
+
+
 class Signals:
     """Takes signals for a notice that is never withdrawn. Owns their handlers, and calls whatever handler stood before after its own.
 
@@ -181,7 +185,7 @@ class Signals:
         self._repeat_s = repeat_s
         self._notify: Notify = lambda notice: None
         self._first_s: float | None = None
-        self._read = False  # the reader has seen one of our signals: the Python handler need not report
+        self._read = False  # the C handler writes to us: what the Python handler says is no news
         self._previous: dict[int, Any] = {}
         self._earlier_fd = -1
         self._ours: socket.socket | None = None
@@ -225,13 +229,18 @@ class Signals:
                     if number in self.numbers:
                         self._read = True
                         self._arrived(number)
-                if self._earlier_fd != -1:
+                    elif number - _HANDLED in self.numbers and not self._read:
+                        self._arrived(number - _HANDLED)
+                raw = bytes(number for number in numbers if number < _HANDLED)
+                if self._earlier_fd != -1 and raw:
                     with contextlib.suppress(OSError):  # as the C handler would: a full or closed pipe loses the byte
-                        os.write(self._earlier_fd, numbers)
+                        os.write(self._earlier_fd, raw)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self._read:
-            self._arrived(number)
+        # Only a byte: this may have interrupted code of the main thread that holds one of our locks.
+        if self._theirs is not None:
+            with contextlib.suppress(OSError):
+                self._theirs.send(bytes([_HANDLED + number]))
         previous = self._previous.get(number)
         if callable(previous):
             previous(number, frame)
