@@ -19,7 +19,8 @@ from __future__ import annotations
 from ._match import SAVED
 from ._plan import Plan
 from ._planner import Planner
-from ._record import FileReport, ItemRecord, ItemReport, Record, build_record, check_reports, parse_record
+from ._record import ItemRecord, Record, build_record, parse_record
+from ._reports import FileReport, ItemReport, check_reports
 from ._restore import Report, read_json, read_record, restore_item, verify_step
 from ._snapshot import Snapshot, take_snapshot
 from ._writer import write_json, write_snapshot

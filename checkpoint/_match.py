@@ -116,6 +116,8 @@ def match(leaf: LeafRecord, like: Any, cast: bool) -> Want:
             refuse(leaf, f"{name}{list(shape)}")
     elif leaf.kind == "key" or shape != leaf.shape or (leaf.dtype != name and not (cast and _can_cast(leaf, dtype))):
         refuse(leaf, f"{name}{list(shape)}")
+    if leaf.grid is None and not _holds(dtype, leaf.value):
+        refuse(leaf, f"{name}[], which cannot hold it")
     changed = None if leaf.dtype == name else dtype
     if isinstance(like, np.ndarray):
         return Want(leaf, "numpy", changed)
@@ -123,6 +125,14 @@ def match(leaf: LeafRecord, like: Any, cast: bool) -> Want:
         return Want(leaf, "scalar", changed)
     _check_width(leaf, dtype)
     return Want(leaf, "jax", changed, _sharding_of(like))
+
+
+def _holds(dtype: np.dtype[Any], value: Any) -> bool:
+    try:
+        np.asarray(value, dtype)
+    except OverflowError:
+        return False
+    return True
 
 
 def _can_cast(leaf: LeafRecord, dtype: np.dtype[Any]) -> bool:

@@ -11,7 +11,7 @@ from crc32c import crc32c
 
 from ._pack import chunk_bytes, pack_parts, plan_pack
 from ._plan import local_chunks
-from ._record import FileReport, ItemReport, encode_value, json_name, pack_name
+from ._reports import FileReport, ItemReport, encode_value, json_name, pack_name
 from ._snapshot import Snapshot, local_leaves
 from ._storage import Part, Storage
 

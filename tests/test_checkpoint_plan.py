@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.checkpoint._plan import CHUNK_BYTES, PACKS, Layout, Leaf, Plan, make_plan
-from holdfast.checkpoint._record import FileReport, ItemReport, _expand, _runs, build_record, pack_name, parse_record
+from holdfast.checkpoint._record import _expand, _runs, build_record, parse_record
+from holdfast.checkpoint._reports import FileReport, ItemReport, pack_name
 
 
 def layout(parts: tuple[int, ...], ranks: np.ndarray, me: int) -> Layout:

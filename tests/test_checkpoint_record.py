@@ -25,7 +25,7 @@ from holdfast.checkpoint._engine import (
 )
 from holdfast.checkpoint._local import LocalStorage
 from holdfast.checkpoint._plan import Layout, Leaf, make_plan
-from holdfast.checkpoint._record import decode_value, encode_value
+from holdfast.checkpoint._reports import decode_value, encode_value
 
 TREE = {"w": np.arange(6.0).reshape(2, 3), "n": 3, "none": None}
 

@@ -100,6 +100,14 @@ def test_a_predicate_chooses_leaves(saved: Path) -> None:
     assert found["step"] is None and found["params"]["b"][3] == 3
 
 
+def test_a_number_that_does_not_fit(tmp_path: Path) -> None:
+    """A large Python int is not cut to the dtype of its `like`."""
+    save(tmp_path, {"n": 2**40})
+    with pytest.raises(TreeMismatch, match="cannot hold it"):
+        load(tmp_path, {"n": jnp.int32(0)})
+    assert load(tmp_path, {"n": np.int64(0)})["n"] == 2**40
+
+
 def test_cast(saved: Path) -> None:
     """cast=True changes the dtype on request; a complex array is never cut to its real part."""
     found = load(saved, FULL | {"device": jax.ShapeDtypeStruct((6,), jnp.bfloat16), "count": np.int64(0)}, cast=True)
