@@ -121,7 +121,7 @@ def test_what_a_task_cannot_do_is_one_clear_error() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed: scripts/install_slurm.sh")
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed: scripts/install_system_packages.sh")
 def test_mpirun_runs_a_job(tmp_path: Path) -> None:
     """Show 4: three processes of a real mpirun find each other, at one coordinator that process 0 started."""
     script = tmp_path / "program.py"

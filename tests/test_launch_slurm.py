@@ -14,7 +14,7 @@ from slurm import SlurmCluster, missing_programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(175)]
 if missing := missing_programs():
-    pytest.skip(f"Slurm is not installed ({', '.join(missing)} missing): scripts/install_slurm.sh", allow_module_level=True)
+    pytest.skip(f"Slurm is not installed ({', '.join(missing)} missing): scripts/install_system_packages.sh", allow_module_level=True)
 if os.getuid() != 0:
     pytest.skip("slurmctld and slurmd run as root here, and we are not", allow_module_level=True)
 

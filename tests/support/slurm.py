@@ -17,7 +17,7 @@ _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 
 
 def missing_programs() -> list[str]:
-    """Returns which of Slurm's programs this machine lacks; scripts/install_slurm.sh installs them."""
+    """Returns which of Slurm's programs this machine lacks; scripts/install_system_packages.sh installs them."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin"
     return [name for name in _PROGRAMS if shutil.which(name, path=path) is None]
 
