@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -110,6 +111,7 @@ def restore_tree(
     host_memory_bytes: int | None = None,
 ) -> Any:
     """Restores a tree item through any reader; the arguments are those of `restore_item`."""
+    gc.collect(0)  # jax lets go of memory that dead arrays were made of when the collector runs: it is used again here
     with paused_gc():
         if like is None or like is SAVED:
             chosen = [not callable(partial) or partial(leaf.path) for leaf in found.leaves]
