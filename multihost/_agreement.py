@@ -21,6 +21,7 @@ from holdfast.coordination import BarrierTimeout, CoordinationError, Coordinator
 
 from ._channel import Channel, Client, Deadline, channel_of
 from ._group import ClusterGroup, Group
+from ._health import lost_tasks
 from ._sync_point import Answer, StepLog, agreed_step
 
 _log = logging.getLogger(__name__)
@@ -161,7 +162,7 @@ class SyncPoint:
         why = f"; the last call failed with: {self._trouble}" if self._trouble else ""
         return BarrierTimeout(
             f"sync point {self.name!r} could not be agreed on in {self._timeout_s:g} s, asked at step {step}: no answer from "
-            f"processes {list(missing)} of {len(self._tasks)}; every process has to call reached_preemption, or have died{why}",
+            f"processes {list(missing)} of {len(self._tasks)}; every process has to ask too, or have died{why}",
             name=self.name,
             missing=missing,
         )
@@ -277,7 +278,7 @@ def agree_on_step(group: Group, name: str) -> SyncPoint:
         return SyncPoint(None, name)
     channel = group._channel
     tasks = [channel.task(process) for process in group._processes or range(group.count)]
-    return SyncPoint(channel.client, name, process_id=tasks[group.index], tasks=tasks)
+    return SyncPoint(channel.client, name, process_id=tasks[group.index], tasks=tasks, lost=lambda: lost_tasks(channel))
 
 
 __all__ = ["TAKE_OVER_S", "SyncPoint", "agree_on_step"]

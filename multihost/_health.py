@@ -171,6 +171,13 @@ def health() -> Health:
         return _current
 
 
+def lost_tasks(channel: Channel) -> list[int]:
+    """Returns the task ids of the processes of a channel whose lives have ended, as far as this process was told."""
+    with _current_lock:
+        current = _current
+    return [channel.task(process) for process in current.failed()] if current is not None and current._channel is channel else []
+
+
 def live_processes(processes: Collection[int] | None = None, *, timeout_s: float | None = None) -> dict[int, int]:
     """Returns {process: incarnation} of those of `processes` (None: all) that live: the same answer to every one of them.
 

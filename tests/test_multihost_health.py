@@ -242,6 +242,38 @@ with multihost.live_devices() as devices:
         assert "lost 2" in survivor.output and "went on with 2" in survivor.output
 
 
+def test_a_dead_process_does_not_hold_an_agreement_up() -> None:
+    """After one of three was killed, the others still agree on a step through `agree_on_step`, without it."""
+    script = (
+        HEAD
+        + """
+with multihost.agree_on_step(group, "soon") as sync:
+    assert not sync.reached(0)
+    group.barrier("asked", timeout_s=60)
+    print("begun", flush=True)
+    if index == 2:
+        time.sleep(1000)
+    while 2 not in multihost.health().failed():
+        time.sleep(0.01)
+    if index == 0:
+        sync.propose()
+    step = 1
+    while not sync.reached(step):
+        time.sleep(0.01)
+        step += 1
+print("agreed", flush=True)
+os._exit(0)
+"""
+    )
+    with CoordinationService.spawn(3, recoverable=True, survivable=True, heartbeat_timeout_s=3) as service:
+        with Processes(script, 3, arguments=[service.address, 3]) as processes:
+            for index in range(3):
+                processes.wait_for(index, "begun")
+            processes.kill(2)
+            finished = processes.wait()
+    assert all("agreed" in survivor.output for survivor in finished[:2]), "\n".join(f.output for f in finished)
+
+
 def test_work_with_a_restarted_process_is_refused_until_its_new_life_was_seen() -> None:
     """A process that was killed and started again is connected; work planned with its old life is refused until `live_processes()`."""
     script = (
