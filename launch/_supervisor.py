@@ -159,6 +159,8 @@ def _progress(job: Job, event: Progress, now: float) -> Decision:
 
 
 def _noticed(job: Job, event: Notice, now: float) -> Decision:
+    if event.told and job.state is State.RESIZING:  # the echo of what we told them; they are leaving in any case
+        return _keep(job, f"notice from {event.source}, while all are leaving to come back as more")
     following = _notice(job, event.source, event.deadline)
     actions = () if event.told or job.state is not State.RUNNING else (Notify(event.source),)
     return _leaving(job, following, now, f"notice from {event.source}", *actions)

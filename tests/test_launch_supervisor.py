@@ -217,7 +217,7 @@ def test_growing_and_shrinking() -> None:
     assert run.tell(Capacity(4)).job.state is State.RUNNING
     run.now += 30
     assert run.tell(Capacity(4)).actions == [Notify("growing")]
-    assert run.job.state is State.RESIZING
+    assert run.tell(Notice("process 0 (SIGTERM received)", told=True)).job.state is State.RESIZING  # our own words
     assert run.exit([75, 75]).actions == [Release(), Reserve(2, 2, 4, 600.0)]
     assert run.job.used == {}
     run.tell(Reserved(2, 4), Capacity(2))
