@@ -92,7 +92,7 @@ def _shut_down(machine: Machine, call: Any, request: Any, caller: Caller, now: f
 
 
 def _watch(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    machine.watch(call, request.version_number, now)
+    machine.looks.watch(call, request.version_number)
 
 
 def _insert(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
@@ -134,7 +134,7 @@ def _cancel_barrier(machine: Machine, call: Any, request: Any, caller: Caller, n
 
 
 def _alive(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    machine.alive(call, caller.task_id, request.task_ids, now, caller.deadline)
+    machine.looks.alive(call, caller.task_id, request.task_ids, now, caller.deadline)
 
 
 def incarnation_of(task: Task, session: bool) -> int:
@@ -239,7 +239,7 @@ def _cancel_barrier_b(machine: Machine, call: Any, request: Any, caller: Caller,
 
 def _alive_b(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
     if registered(machine, call, caller):
-        machine.alive(call, caller.task_id, [task.task_id for task in request.tasks], now, caller.deadline)
+        machine.looks.alive(call, caller.task_id, [task.task_id for task in request.tasks], now, caller.deadline)
 
 
 def _report_error_b(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:

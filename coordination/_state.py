@@ -14,43 +14,27 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ._barriers import Arrival, Barriers
+from ._config import Config
 from ._devices import Devices
 from ._keys import Keys
-from ._limits import Limits
+from ._looks import Looks
 from ._outcome import Code, Refusal, Reply, name_processes
 from ._tasks import Roster, Task, TaskState
 from ._timers import Timers
 
 
-@dataclass(frozen=True)
-class Config:
-    """What a service is started with."""
-
-    num_tasks: int
-    incarnation: int
-    job: str = ""
-    attempt: int = 0
-    heartbeat_timeout_s: float = 100.0
-    shutdown_timeout_s: float = 300.0
-    recoverable: bool = False
-    survivable: bool = False
-    limits: Limits = field(default_factory=Limits)
-
-
 @dataclass(slots=True)
 class Wait:
-    """A call that waits for something other than a key or a barrier."""
+    """A call that waits for the others to come, to fail, or to go."""
 
     call: Any
     task_id: int
     machine: Machine
     since: float
-    wanted: frozenset[int] = frozenset()
-    version: int = 0
     incarnation: int = 0
     leaving: bool = False
     done: bool = False
@@ -71,6 +55,7 @@ class Machine:
         self.roster = Roster(config.num_tasks)
         self.keys = Keys(config.limits, self.timers, self.replies)
         self.barriers = Barriers(config.limits, self.roster, self.timers, self.replies, config.recoverable)
+        self.looks = Looks(self.roster, self.timers, self.replies)
         self.devices = Devices(config.num_tasks, self.replies)
         self.gathered = False  # whether all tasks have been there at one time
         self.error: Refusal | None = None  # the first one that is everyone's
@@ -78,8 +63,6 @@ class Machine:
         self._gathering: dict[Any, Wait] = {}
         self._leaving: dict[int, Wait] = {}
         self._polls: dict[int, Wait] = {}
-        self._watches: dict[Any, Wait] = {}
-        self._alive: dict[frozenset[int], dict[int, Wait]] = {}
         self._next_scan = now + 1.0
 
     # ---- Who calls -----------------------------------------------------------------------------------------------------------------
@@ -220,8 +203,7 @@ class Machine:
             wait.done = True
             self._reply(call, self.config.incarnation)
         self._registering, self._gathering = {}, {}
-        self._look_at_alive()
-        self._tell_watches()
+        self.looks.look()
 
     def _connect_agent(self, task: Task, incarnation: int, now: float) -> None:
         if task.state is TaskState.CONNECTED and task.agent == incarnation:
@@ -236,22 +218,17 @@ class Machine:
             self.roster.touch(task)
 
     def time_out(self, wait: Wait, now: float) -> None:
-        """Ends a wait for all tasks, or for live ones, with the names of those who have not come."""
+        """Ends a wait for all tasks with the names of those who have not come."""
         if wait.leaving:
             gone = TaskState.DISCONNECTED
             absent = [t.task_id for t in self.roster.tasks if t.state is not gone and t.task_id not in self._leaving]
             self._fail_leaving(absent, Code.DEADLINE_EXCEEDED, now)
             return
-        if wait.wanted:
-            absent = [t for t in wait.wanted if self.roster.connected(t) and t not in self._alive[wait.wanted]]
-            what = "asked who is alive"
-        else:
-            absent = [t.task_id for t in self.roster.tasks if t.state is not TaskState.CONNECTED and t.task_id not in self._registering]
-            what = "registered"
+        absent = [t.task_id for t in self.roster.tasks if t.state is not TaskState.CONNECTED and t.task_id not in self._registering]
         missing = self.roster.missing(absent, now)
-        total = len(wait.wanted) or len(self.roster)
+        total = len(self.roster)
         self._end(wait)
-        sentence = f"{total - len(missing)} of {total} {what}, missing {name_processes(missing)}; waited {now - wait.since:.1f} s"
+        sentence = f"{total - len(missing)} of {total} registered, missing {name_processes(missing)}; waited {now - wait.since:.1f} s"
         self._reply(wait.call, refusal=Refusal(Code.DEADLINE_EXCEEDED, sentence, missing=missing))
 
     # ---- Staying and going ---------------------------------------------------------------------------------------------------------
@@ -331,8 +308,7 @@ class Machine:
         poll = self._polls.pop(task.task_id, None)
         if poll is not None:
             self._reply(poll.call, refusal=error or Refusal(Code.CANCELLED, f"process {task.task_id} has shut down"))
-        self._look_at_alive()
-        self._tell_watches()
+        self.looks.look()
 
     def _propagate(self, error: Refusal) -> None:
         """Makes an error everyone's, unless the job is recoverable."""
@@ -390,7 +366,7 @@ class Machine:
         if poll is not None:
             self._reply(poll.call, refusal=Refusal(Code.CANCELLED, f"process {task.task_id} has shut down"))
         self.roster.touch(task)
-        self._tell_watches()
+        self.looks.look()
 
     def _leave(self, task: Task, now: float) -> None:
         self._lose(task, TaskState.DISCONNECTED, now)
@@ -422,49 +398,6 @@ class Machine:
             wait.done = True
             self._reply(wait.call, refusal=refusal)
         self._propagate(refusal)
-
-    # ---- Looking -------------------------------------------------------------------------------------------------------------------
-
-    def watch(self, call: Any, version: int, now: float) -> None:
-        """Answers with all tasks as soon as they are newer than `version`."""
-        if version > self.roster.version:
-            sentence = f"version {version} of the tasks is not yet; the latest is {self.roster.version}"
-            self._reply(call, refusal=Refusal(Code.INVALID_ARGUMENT, sentence))
-        elif version < self.roster.version:
-            self._reply(call, self.roster.version)
-        else:
-            self._watches[call] = Wait(call, -1, self, now, version=version)
-
-    def _tell_watches(self) -> None:
-        told = [wait for wait in self._watches.values() if self.roster.version > wait.version]
-        for wait in told:
-            del self._watches[wait.call]
-            self._reply(wait.call, self.roster.version)
-
-    def alive(self, call: Any, task_id: int, task_ids: Sequence[int], now: float, deadline: float = math.inf) -> None:
-        """Answers with the tasks that are alive, once every connected one among `task_ids` has asked for the same set."""
-        if task_id not in task_ids:
-            sentence = f"process {task_id} asked who is alive in a set that it is not in"
-            self._reply(call, refusal=Refusal(Code.INVALID_ARGUMENT, sentence, from_service=False))
-            return
-        wanted = frozenset(task_ids) & self.roster.everyone
-        waits = self._alive.setdefault(wanted, {})
-        older = waits.get(task_id)
-        if older is not None:
-            older.done = True
-            self._reply(older.call, refusal=Refusal(Code.CANCELLED, f"a newer call of process {task_id} took this one's place"))
-        waits[task_id] = Wait(call, task_id, self, now, wanted=wanted)
-        self.timers.add(deadline, waits[task_id])
-        self._look_at_alive()
-
-    def _look_at_alive(self) -> None:
-        for wanted, waits in list(self._alive.items()):
-            connected = [task_id for task_id in sorted(wanted) if self.roster.connected(task_id)]
-            if all(task_id in waits for task_id in connected):
-                del self._alive[wanted]
-                for wait in waits.values():
-                    wait.done = True
-                    self._reply(wait.call, connected)
 
     # ---- Keys and barriers ---------------------------------------------------------------------------------------------------------
 
@@ -512,13 +445,12 @@ class Machine:
 
     def drop(self, call: Any) -> None:
         """Forgets a call whose client has gone away, without an answer."""
-        if self.keys.drop(call) or self.devices.drop(call):
+        if self.keys.drop(call) or self.devices.drop(call) or self.looks.drop(call):
             return
-        for table in (self._watches, self._gathering):
-            if call in table:
-                table.pop(call).done = True
-                return
-        for by_task in (self._registering, self._polls, self._leaving, *self._alive.values()):
+        if call in self._gathering:
+            self._gathering.pop(call).done = True
+            return
+        for by_task in (self._registering, self._polls, self._leaving):
             for task_id, wait in by_task.items():
                 if wait.call is call:
                     wait.done = True
@@ -538,8 +470,6 @@ class Machine:
         self._gathering.pop(wait.call, None)
         if self._registering.get(wait.task_id) is wait:
             del self._registering[wait.task_id]
-        if wait.wanted:
-            self._alive.get(wait.wanted, {}).pop(wait.task_id, None)
 
     # ---- Its end -------------------------------------------------------------------------------------------------------------------
 
@@ -557,3 +487,6 @@ class Machine:
     def leaving(self) -> dict[int, float]:
         """Returns who waits at the shutdown barrier, and since when."""
         return {task_id: wait.since for task_id, wait in self._leaving.items()}
+
+
+__all__ = ["Config", "Machine"]

@@ -359,12 +359,12 @@ def test_alive_answers_when_every_living_member_has_asked() -> None:
     driver = Driver(3, recoverable=True)
     calls = [driver.call(), driver.call()]
     for task_id, call in enumerate(calls):
-        driver.machine.alive(call, task_id, [0, 1, 2, 99], driver.now)
+        driver.machine.looks.alive(call, task_id, [0, 1, 2, 99], driver.now)
     assert not driver.settle().keys() & set(calls)
     driver.wait(12, beating=(0, 1))
     assert [driver.answers[call][0] for call in calls] == [[0, 1], [0, 1]]
     outside = driver.call()
-    driver.machine.alive(outside, 0, [1, 2], driver.now)
+    driver.machine.looks.alive(outside, 0, [1, 2], driver.now)
     assert driver.settle()[outside][1].code is Code.INVALID_ARGUMENT  # type: ignore[union-attr]
 
 
@@ -373,9 +373,9 @@ def test_a_watch_waits_for_a_newer_version() -> None:
     driver = Driver(2)
     now, later, never = driver.call(), driver.call(), driver.call()
     version = driver.machine.roster.version
-    driver.machine.watch(now, -1, driver.now)
-    driver.machine.watch(later, version, driver.now)
-    driver.machine.watch(never, version + 5, driver.now)
+    driver.machine.looks.watch(now, -1)
+    driver.machine.looks.watch(later, version)
+    driver.machine.looks.watch(never, version + 5)
     assert driver.settle()[now] == (version, None) and driver.code(never) is Code.INVALID_ARGUMENT
     driver.wait(12, beating=(0,))
     assert driver.answers[later][0] > version
