@@ -139,7 +139,8 @@ def _table(name: str, kind: str, rows: list[dict[str, Any]], stats: bool) -> Tab
     table = Table(title=f"{name} ({kind})", title_justify="left")
     columns = ("path", "shape", "dtype", "size") + (("min", "max", "mean", "NaN", "histogram") if stats else ("sharding",))
     for column in columns:
-        table.add_column(column, justify="right" if column in ("size", "min", "max", "mean", "NaN") else "left", overflow="fold")
+        right, wide = column in ("size", "min", "max", "mean", "NaN"), column in ("path", "sharding")
+        table.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=not wide)
     for row in rows:
         if "value" in row:
             shown = escape(repr(row["value"])[:60])
