@@ -33,7 +33,11 @@ def kubernetes(
     node_selector: dict[str, str],
     command: tuple[str, ...],
 ) -> None:
-    """Write the manifest of COMMAND as an Indexed Job (or a JobSet, with --slices) to stdout, for `kubectl apply -f -`."""
+    """Write the manifest of COMMAND as an Indexed Job (or a JobSet, with --slices) to stdout, for `kubectl apply -f -`.
+
+    \b
+    holdfast kubernetes --name train -n 4 --image registry.example/train:1 -- python train.py
+    """
     from holdfast.launch import KubernetesJob, render_kubernetes
 
     if num_processes % slices:

@@ -59,6 +59,11 @@ def run(
     Ends with 0 when all are done, 75 when preempted (saved; run it again), 93 when a process said that a restart
     cannot help, 124 when it hangs, 130 after Ctrl-C, else with the code of the process that failed first
     (128 + the signal's number).
+
+    \b
+    holdfast run -n 4 -- python train.py
+    holdfast run -n 4 --max-restarts 3 --max-preemptions 100 -- python train.py
+    holdfast run --ray auto -n 8 --min-processes 4 --resource GPU=1 -- python train.py
     """
     from holdfast.launch import LiveView, RestartPolicy, run_local
 

@@ -21,6 +21,10 @@ def slurm(
 
     Restarts all tasks when one dies. When the job is preempted, or gets SIGUSR1 before its time limit, all save one step and leave,
     and the Slurm job is requeued.
+
+    \b
+    #SBATCH --nodes=2 --ntasks=4 --requeue --open-mode=append --signal=B:USR1@120
+    exec holdfast slurm -- python train.py
     """
     from holdfast.launch import RestartPolicy, run_slurm
 
