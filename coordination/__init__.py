@@ -5,6 +5,7 @@ from ._credentials import Credentials
 from ._deadline import Deadline
 from ._errors import BarrierTimeout, CoordinationError, CoordinatorLost, Fenced, HoldfastError, ProcessLost
 from ._processes import ProcessInfo
+from ._relay import Relay
 from ._spawn import CoordinationService
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "HoldfastError",
     "ProcessInfo",
     "ProcessLost",
+    "Relay",
 ]

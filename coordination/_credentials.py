@@ -42,14 +42,18 @@ class Credentials:
             return ()
         return ((TOKEN_HEADER, f"Bearer {_read(self.token_file, 'token').decode().strip()}"),)
 
-    def channel(self, address: str, options: tuple[tuple[str, int | str], ...]) -> grpc.Channel:
-        """Opens a channel: TLS where a CA is named, plaintext otherwise."""
+    def tls(self) -> grpc.ChannelCredentials | None:
+        """Returns what a channel is secured with, None for plaintext."""
         if self.tls_ca is None:
-            return grpc.insecure_channel(address, options)
+            return None
         key = _read(self.tls_key, "TLS key") if self.tls_key else None
         certificate = _read(self.tls_cert, "TLS certificate") if self.tls_cert else None
-        secure = grpc.ssl_channel_credentials(_read(self.tls_ca, "TLS CA"), key, certificate)
-        return grpc.secure_channel(address, secure, options)
+        return grpc.ssl_channel_credentials(_read(self.tls_ca, "TLS CA"), key, certificate)
+
+    def channel(self, address: str, options: tuple[tuple[str, int | str], ...]) -> grpc.Channel:
+        """Opens a channel: TLS where a CA is named, plaintext otherwise."""
+        tls = self.tls()
+        return grpc.insecure_channel(address, options) if tls is None else grpc.secure_channel(address, tls, options)
 
 
 def _read(path: str, what: str) -> bytes:
