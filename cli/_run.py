@@ -90,7 +90,7 @@ def run(
                     capacity_file=capacity_file,
                     output=output,
                 )
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, ConnectionError) as error:
         raise click.UsageError(str(error)) from error
     sys.exit(130 if result.interrupted else result.exit_code)
 
