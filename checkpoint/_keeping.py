@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ._claims import FOLDER, Claims, LocalClaims, Writer, may_fence, this_writer
-from ._engine import RECORD_NAME, Record, read_record
+from ._engine import RECORD_NAME, read_record
 from ._errors import CheckpointError, StepNotFound
 from ._storage import Storage
 from ._stores import open_store
@@ -39,12 +39,6 @@ def list_steps(storage: Storage) -> list[int]:
     return [step for step in step_folders(storage) if has_record(storage, step)]
 
 
-def delete_step(storage: Storage, step: int, record: Record | None) -> None:
-    """Deletes a step: its record, durably, then what is left of it. Without a record that can be read, all files that look like ours."""
-    storage.delete([f"{step}/{RECORD_NAME}"])
-    delete_files(storage, step, record.file_names() if record else [name for name, _ in _packs(storage, step)])
-
-
 def delete_files(storage: Storage, step: int, names: Sequence[str]) -> None:
     """Deletes files of a step, by names relative to it, and then its folders where they are empty."""
     items = {name.rpartition("/")[0] for name in names} - {""}
@@ -60,6 +54,11 @@ def delete_own(storage: Storage, step: int, items: Sequence[str], process: int, 
             if name.startswith(prefix) and name.partition(".")[0].endswith(f"-{tag}"):
                 own.append(f"{item}/{name}")
     delete_files(storage, step, own or [f"{item}/" for item in items])
+
+
+def pack_names(storage: Storage, step: int) -> list[str]:
+    """Returns the files of a step that look like ours, by names relative to it."""
+    return [name for name, _ in _packs(storage, step)]
 
 
 def _packs(storage: Storage, step: int) -> list[tuple[str, str]]:
@@ -144,10 +143,10 @@ __all__ = [
     "Swept",
     "delete_files",
     "delete_own",
-    "delete_step",
     "fence_others",
     "has_record",
     "list_steps",
+    "pack_names",
     "step_folders",
     "sweep",
     "sweep_files",

@@ -21,22 +21,21 @@ from holdfast.multihost import Group, default_group
 
 from ._cleaner import Cleaner
 from ._deciding import Decider
-from ._engine import RECORD_NAME, Planner, Record, Snapshot, read_record, take_snapshot
+from ._engine import Snapshot, read_record
 from ._errors import CheckpointError, SaveFailed, StepExists, StepNotFound
-from ._holds import held_steps
-from ._items import Json, is_iterator, state_of
-from ._keeping import delete_step, has_record, list_steps, sweep_files
+from ._keeping import has_record, list_steps, sweep_files
 from ._layouts import ForeignSteps
 from ._opening import open_root
-from ._options import Options, Progress
-from ._policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule, to_delete
+from ._options import Options
+from ._policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule
+from ._preparing import Preparer
 from ._restoring import Restorer
 from ._saving import TELL_S, Desk, Save, run
+from ._shelf import Shelf
 from ._statistics import Statistics
 from ._stores import open_store
 
 _log = logging.getLogger(__name__)
-_PROGRESS_S = 0.25  # at most four calls of Options.progress a second
 
 
 class CheckpointManager:
@@ -69,22 +68,21 @@ class CheckpointManager:
         opened = open_root(self._storage, self._claims, self._group, self._options)
         self._writer = opened.writer
         self._foreign = ForeignSteps(self._storage, opened.foreign)
-        self._facts: dict[int, StepFacts | None] = dict.fromkeys(opened.steps)  # None: the record was not read yet
-        self._lock = threading.Lock()  # guards _facts and _pending, which the thread of a save changes
-        self._pending: HoldfastError | None = None
         self._statistics = Statistics()
         self._cleaner = Cleaner()
+        self._shelf = Shelf(self._storage, self._keep, opened.steps, self._cleaner, self._statistics, deletes=self._is_writing_primary)
+        self._preparer = Preparer(self._storage, self._group, self._options)
         self._save: Save | None = None
         self._counter = 0
-        self._tried: set[int] = set()
-        self._planners: dict[str, Planner] = {}
+        self._lock = threading.Lock()  # guards _pending, which the thread of a save sets
+        self._pending: HoldfastError | None = None
         self._desk = Desk(
             self._storage,
             self._group,
             self._writer.id,
             self._options.save_timeout_s,
             self._options.check_free_space,
-            self._letting_go,
+            lambda save: self._shelf.superfluous(StepFacts(save.step, save.metrics)),
         )
         self._decider = Decider(
             save_policy,
@@ -148,8 +146,7 @@ class CheckpointManager:
         self._join()
         earlier = self._take_pending()
         self._counter += 1
-        tag = f"{self._writer.id}{self._counter:08x}" if overwrite or step in self._tried else self._writer.id
-        save = Save(self._counter, step, tag, overwrite)
+        save = Save(self._counter, step, f"{self._writer.id}{self._counter:08x}", overwrite)
         try:
             if step in self._foreign:
                 raise StepExists(f"step {step} of {self._storage.root} was written by another library; save another step", step=step)
@@ -159,7 +156,7 @@ class CheckpointManager:
                     step=step,
                     path=self._storage.root,
                 )
-            self._prepare(save, _items(state, items), metrics, metadata)
+            self._preparer.fill(save, _items(state, items), metrics, metadata)
         except Exception as error:
             if earlier is not None:
                 error.add_note(f"besides, an earlier save failed: {earlier}")
@@ -199,33 +196,7 @@ class CheckpointManager:
         return self._save is not None and not self._save.done.is_set()
 
     def _exists(self, step: int) -> bool:
-        with self._lock:
-            known = step in self._facts
-        return known if self._group.count > 1 else has_record(self._storage, step)
-
-    def _prepare(self, save: Save, items: Mapping[str, Any], metrics: Mapping[str, Any] | None, metadata: Any) -> None:
-        """Plans and snapshots the trees, and takes the values, in the caller's thread."""
-        save.metrics = {name: float(value) for name, value in (metrics or {}).items()}
-        save.metadata = metadata
-        for name, value in items.items():
-            if isinstance(value, Json):
-                save.values[name] = value.value
-            elif is_iterator(value):
-                save.values[name] = state_of(name, value)
-            else:
-                plan = self._planner(name).plan(value)
-                bound = self._options.host_memory_bytes
-                save.trees[name] = (plan, take_snapshot(plan, value, host_memory_bytes=bound))
-
-    def _planner(self, item: str) -> Planner:
-        if item not in self._planners:
-            self._planners[item] = Planner(
-                self._group.index,
-                self._group.count,
-                processes=getattr(self._group, "processes", None),
-                max_file_bytes=self._storage.max_file_bytes,
-            )
-        return self._planners[item]
+        return step in self._shelf if self._group.count > 1 else has_record(self._storage, step)
 
     def _break(self, save: Save, error: Exception) -> None:
         """Lets the other processes know that this one cannot take part; alone, there is nobody to tell."""
@@ -245,43 +216,22 @@ class CheckpointManager:
         """Is the thread of a save."""
         size = save.total_bytes
         try:
-            gone = run(save, self._desk, self._meter(save))
+            gone = run(save, self._desk, self._preparer.meter(save))
             if save.error is None:
                 self._statistics.add(saves=1, save_s=save.ended - save.began, save_bytes=size)
                 self._group.report(saved_step=save.step)
                 if self._is_writing_primary:
                     self._claims.renew(self._writer)
-                with self._lock:
-                    self._facts[save.step] = StepFacts(save.step, save.metrics)
-                self._let_go(gone)
+                self._shelf.add(StepFacts(save.step, save.metrics))
+                self._shelf.let_go(gone)
             else:
                 self._statistics.add(saves_failed=1)
                 if save.leftovers:
                     self._cleaner.put(f"deleting what is left of the failed save of step {save.step}", save.leftovers)
-                self._tried.add(save.step)
                 with self._lock:
                     self._pending = None if save.broken else save.error
         finally:
             save.done.set()
-
-    def _meter(self, save: Save) -> Callable[[int], None] | None:
-        report, total = self._options.progress, save.own_bytes
-        if report is None:
-            return None
-        lock, done, last = threading.Lock(), 0, 0.0
-
-        def count(size: int) -> None:
-            nonlocal done, last
-            with lock:
-                done += size
-                now = time.monotonic()
-                due = now - last >= _PROGRESS_S or done >= total
-                last = now if due else last
-                seen = done
-            if due:
-                report(Progress(save.step, "save", seen, total))
-
-        return count
 
     def _wait_for_snapshots(self, save: Save) -> None:
         snapshots: list[Snapshot] = [snapshot for _, snapshot in list(save.trees.values())]
@@ -310,53 +260,6 @@ class CheckpointManager:
 
     # --- keeping
 
-    def _letting_go(self, save: Save) -> list[int]:
-        """Returns the steps that the keep policy lets go once `save` is committed. At the primary, in the thread of the save."""
-        if isinstance(self._keep, KeepAll):
-            return []
-        with self._lock:
-            facts = dict(self._facts)
-        facts[save.step] = StepFacts(save.step, save.metrics)
-        known = [found for step in facts if (found := facts[step] or self._read_facts(step)) is not None]
-        return to_delete(self._keep, known, held=held_steps(self._storage))
-
-    def _read_facts(self, step: int) -> StepFacts | None:
-        """Reads what the keep policy needs; None for a step whose record is damaged: it is never touched."""
-        try:
-            found = StepFacts(step, dict(read_record(self._storage, str(step)).metrics))
-        except (CheckpointError, OSError):
-            return None
-        with self._lock:
-            self._facts[step] = found
-        return found
-
-    def _let_go(self, steps: Sequence[int]) -> None:
-        """Forgets steps; the primary deletes their records now, and their packs while nobody waits."""
-        for step in steps:
-            if not self._is_writing_primary or self._delete_record(step):
-                with self._lock:
-                    self._facts.pop(step, None)
-
-    def _delete_record(self, step: int) -> bool:
-        """Deletes a step's record, and says whether it is gone; one that cannot be deleted stays a step, for the policy's next turn."""
-        record: Record | None = None
-        with contextlib.suppress(CheckpointError, OSError):
-            record = read_record(self._storage, str(step))
-        try:
-            self._storage.delete([f"{step}/{RECORD_NAME}"])
-        except OSError as error:
-            _log.warning("step %d could not be deleted, it is tried again after the next save: %s", step, error)
-            return False
-        self._cleaner.put(f"deleting step {step}", lambda: self._delete_rest(step, record))
-        return True
-
-    def _delete_rest(self, step: int, record: Record | None) -> None:
-        began = time.perf_counter()
-        if has_record(self._storage, step):
-            return  # saved again meanwhile: what the old one left is swept later
-        delete_step(self._storage, step, record)
-        self._statistics.add(steps_deleted=1, delete_s=time.perf_counter() - began)
-
     def delete(self, step: int) -> None:
         """Deletes a step, held or not; every process calls it, the primary acts. Blocks. Raises StepNotFound."""
         self._need_writer()
@@ -368,12 +271,9 @@ class CheckpointManager:
         self._join()
         if not self._exists(step):
             raise StepNotFound(f"there is no step {step} in {self._storage.root}, which has {self.all_steps()}", step=step)
-        if self._is_writing_primary:
-            if not self._delete_record(step):
-                raise CheckpointError(f"step {step} of {self._storage.root} could not be deleted; see the log", step=step)
-            self._cleaner.wait(self._options.save_timeout_s)
-        with self._lock:
-            self._facts.pop(step, None)
+        if self._shelf.let_go([step]):
+            raise CheckpointError(f"step {step} of {self._storage.root} could not be deleted; see the log", step=step)
+        self._cleaner.wait(self._options.save_timeout_s)
 
     # --- restoring
 
@@ -381,8 +281,7 @@ class CheckpointManager:
         """Returns the steps that are there, ascending: the store's listing; in a group what all processes know alike."""
         if self._group.count == 1:
             return sorted([*list_steps(self._storage), *self._foreign])
-        with self._lock:
-            return sorted([*self._facts, *self._foreign])
+        return sorted([*self._shelf.steps(), *self._foreign])
 
     def latest_step(self) -> int | None:
         """Returns the newest step, or None. The last acknowledged save, or a newer one."""

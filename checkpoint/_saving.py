@@ -220,7 +220,10 @@ def _commit(save: Save, desk: Desk, reports: list[SaveReport]) -> None:
     _publish(save, desk, record)
     if old is not None:
         kept = {f"{name}/{file.name}" for name, (_, parts) in items.items() for part in parts for file in part.files}
-        delete_files(desk.storage, save.step, sorted(set(old.file_names()) - kept))
+        try:
+            delete_files(desk.storage, save.step, sorted(set(old.file_names()) - kept))
+        except OSError as error:  # the step is saved; the next sweep finds them
+            _log.warning("what step %d was before could not be deleted: %s", save.step, error)
 
 
 def _publish(save: Save, desk: Desk, record: bytes) -> None:

@@ -494,7 +494,7 @@ def test_many_saves_in_a_row_leave_no_trace(tmp_path: Path, saves: int) -> None:
                 manager.wait_until_finished()
                 manager._cleaner.wait(60)
                 loads.append(_load())
-        assert manager.all_steps() == [saves - 3, saves - 2, saves - 1] and len(manager._facts) == 3
+        assert manager.all_steps() == [saves - 3, saves - 2, saves - 1] and manager._shelf.steps() == manager.all_steps()
         threads, handles, resident = zip(*loads, strict=True)
         assert max(threads) <= threads[0] and max(handles) <= handles[0], loads
         assert resident[3] - resident[1] < 4096, f"KiB after each quarter: {resident}"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from object_servers import BUCKET, gcs_server, s3_server
+from object_servers import BUCKET, s3_server
 
 from holdfast.checkpoint import CheckpointError, CheckpointManager, CommitUnknown, Options, SaveFailed, sweep
 from holdfast.checkpoint._claims import this_writer
@@ -32,15 +32,6 @@ def s3() -> Iterator[str]:
 def url(request: pytest.FixtureRequest) -> str:
     number = next(_numbers)
     return f"memory://object/{number}" if request.param == "memory" else f"s3://{BUCKET}/object/{number}{request.getfixturevalue('s3')}"
-
-
-def test_a_store_that_ignores_conditions_is_refused() -> None:
-    """Opening for writing says what the store did and what to promise; with the promise it works."""
-    with gcs_server():
-        with pytest.raises(CheckpointError, match=r"ignores the condition of a conditional write .*Options\(single_writer=True\)"):
-            CheckpointManager(f"gs://{BUCKET}/run")
-        with CheckpointManager(f"gs://{BUCKET}/run", options=Options(single_writer=True)) as manager:
-            manager.save(1, {"w": np.ones(3)})
 
 
 def test_a_claim_that_was_not_renewed_is_fenced(url: str) -> None:

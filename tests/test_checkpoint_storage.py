@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from object_servers import BUCKET, gcs_server, s3_server
 
-from holdfast.checkpoint import CheckpointManager, KeepLast, Options
+from holdfast.checkpoint import CheckpointError, CheckpointManager, KeepLast, Options
 from holdfast.checkpoint._claims import Claims, Writer, this_writer
 from holdfast.checkpoint._storage import Storage
 from holdfast.checkpoint._stores import open_store
@@ -166,3 +166,12 @@ def test_a_manager_runs_on_it(url: str) -> None:
         assert manager.latest_step() == 2
         left = {entry.name for entry in manager._storage.list("", recursive=True) if not entry.name.startswith(".holdfast")}
     assert {name.split("/")[0] for name in left} == {"2"} and len(left) == 2
+
+
+def test_a_store_that_ignores_conditions_is_refused(servers: dict[str, str]) -> None:
+    """Opening for writing says what the store did and what to promise; with the promise it works."""
+    url = f"gs://{BUCKET}/refused"
+    with pytest.raises(CheckpointError, match=r"ignores the condition of a conditional write .*Options\(single_writer=True\)"):
+        CheckpointManager(url)
+    with CheckpointManager(url, options=Options(single_writer=True)) as manager:
+        manager.save(1, {"w": np.ones(3)})

@@ -29,7 +29,7 @@ def s3_server() -> Iterator[str]:
 
 @contextlib.contextmanager
 def gcs_server() -> Iterator[None]:
-    """Runs gcp-storage-emulator, which ignores conditions; tensorstore finds it by its environment."""
+    """Runs gcp-storage-emulator, which ignores conditions; tensorstore finds it by its environment, read once: one a process."""
     from gcp_storage_emulator.server import create_server
 
     server = create_server("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)
