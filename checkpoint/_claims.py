@@ -186,6 +186,7 @@ class _Lock:
     """A file lock that a forked child does not keep alive: `flock` belongs to the open file, which a child shares."""
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
+        self._file = -1
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o666)
         _open_locks.add(self)
 
@@ -206,6 +207,9 @@ class _Lock:
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 _open_locks: weakref.WeakSet[_Lock] = weakref.WeakSet()

@@ -8,11 +8,12 @@ record does not name, can never be committed: its writer was fenced, or closed a
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ._claims import FOLDER, Claims, LocalClaims, Writer, may_fence, this_writer
+from ._claims import FOLDER, Claims, Writer, may_fence, this_writer
 from ._engine import RECORD_NAME, read_record
 from ._errors import CheckpointError, StepNotFound
 from ._storage import Storage
@@ -128,12 +129,12 @@ def _delete_empty(storage: Storage, step: int) -> None:
         storage.delete([entry.name for entry in entries] + [f"{step}/"])
 
 
-def sweep(path: str, *, force: bool = False, storage: Storage | None = None) -> Swept:
+def sweep(path: str | os.PathLike[str], *, force: bool = False) -> Swept:
     """Fences the dead writers of a root (with `force` all writers) and deletes what they left unfinished.
 
     Never touches steps that have a record, Orbax's or foreign files, or, without `force`, the saves of a manager that lives. Blocks.
     """
-    store, claims = open_store(path) if storage is None else (storage, LocalClaims(storage))
+    store, claims = open_store(path)
     fenced = fence_others(claims, this_writer(), force=force)
     return Swept(fenced, sweep_files(store, claims), sorted(claims.standing()))
 

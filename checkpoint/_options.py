@@ -11,7 +11,7 @@ DAY_S = 24 * 3600.0
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a save or restore of this process is: `phase` is "save" or "restore"; `done_bytes` of `total_bytes` have gone through."""
+    """How far a save of this process is: `done_bytes` of the `total_bytes` that it writes are out. `phase` is "save"."""
 
     step: int
     phase: str

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointManager, KeepLast, Options, StepNotFound, iterate_steps, wait_for_new_step
+from holdfast.checkpoint import CheckpointManager, KeepLast, Options, ProgressBar, StepNotFound, iterate_steps, wait_for_new_step
 from holdfast.checkpoint._holds import HOLDS, add_hold, held_steps, hold
 from holdfast.checkpoint._local import LocalStorage
 
@@ -80,3 +80,10 @@ def test_a_step_deleted_by_hand_is_not_found(tmp_path: Path) -> None:
         manager.delete(1)
         with pytest.raises(StepNotFound):
             manager.restore(1)
+
+
+def test_the_bar_shows_nothing_without_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """`Options(progress=ProgressBar())` is safe in a batch job: no terminal, no output."""
+    with CheckpointManager(tmp_path, options=Options(progress=ProgressBar())) as manager:
+        manager.save(1, {"w": np.ones(1000)})
+    assert capfd.readouterr() == ("", "")

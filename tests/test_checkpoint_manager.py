@@ -498,3 +498,27 @@ def test_many_saves_in_a_row_leave_no_trace(tmp_path: Path, saves: int) -> None:
         threads, handles, resident = zip(*loads, strict=True)
         assert max(threads) <= threads[0] and max(handles) <= handles[0], loads
         assert resident[3] - resident[1] < 4096, f"KiB after each quarter: {resident}"
+
+
+def test_a_preempted_job_saves_one_step_everywhere(tmp_path: Path) -> None:
+    """SIGTERM to one process: all save the same step, once, and stop at it; a policy of none or steps needs not name preemption."""
+    outputs = run_together(
+        """
+        with CheckpointManager(root, save_policy=EveryNSteps(1_000_000)) as manager:
+            saved = []
+            for step in range(1, 100_000):
+                if step == 20 and index == 1:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                if manager.save(step, state(step)):
+                    saved.append(step)
+                if manager.reached_preemption(step):
+                    break
+                time.sleep(0.001 * (1 + index))
+            manager.wait_until_finished()
+            assert saved == [step] == manager.all_steps(), (saved, step)
+            print("stopped at", step, flush=True)
+        """,
+        3,
+        tmp_path,
+    )
+    assert len({output.split("stopped at")[1].split()[0] for output in outputs}) == 1, outputs
