@@ -110,7 +110,7 @@ class ItemReader:
         for (_, cell), (leaf, file, users) in needed.items():
             found.setdefault(file, []).append(self.piece(leaf, cell, file, users))
         for pieces in found.values():
-            pieces.sort(key=lambda piece: piece.stored.start)
+            pieces.sort(key=_place)
         return found
 
     def piece(self, leaf: LeafRecord, cell: int, file: int, targets: list[Target]) -> Piece:
@@ -151,7 +151,7 @@ class ItemReader:
             path = join(self._storage.root, self._step_dir, self._item.name)
             raise HostileCheckpoint(f"{path}: the packs hold other chunks than the {told} that the record names", path=path, file=path)
         for found in pieces.values():
-            found.sort(key=lambda piece: piece.stored.start)
+            found.sort(key=_place)
         units = [(file, unit) for file, found in sorted(pieces.items()) for unit in _units(found)]
         scratch = threading.local()  # one buffer a thread, used again: fresh memory costs more than the checksum
         run_side_by_side(lambda unit: self._check_unit(unit[0], unit[1], scratch), units, self._storage.lanes)
@@ -299,6 +299,11 @@ def _units(pieces: Sequence[Piece]) -> Iterable[list[Piece]]:
         unit.append(piece)
     if unit:
         yield unit
+
+
+def _place(piece: Piece) -> tuple[int, int]:
+    """Sorts by place in the file; of two chunks that begin alike the first is empty."""
+    return piece.stored.start, piece.stored.nbytes
 
 
 def _end(piece: Piece) -> int:

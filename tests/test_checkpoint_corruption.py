@@ -158,6 +158,14 @@ def test_a_damaged_step_says_which_files(whole: Path, tmp_path: Path) -> None:
         load(folder)
 
 
+def test_empty_chunks_do_not_hide_others(tmp_path: Path) -> None:
+    """An array without elements shares its place in the file with the next one: both are verified."""
+    for number, names in enumerate(("ab", "ba")):
+        save(tmp_path / str(number), {names[0]: np.zeros((0, 3)), names[1]: np.arange(3)})
+        verify(tmp_path / str(number))
+        assert load(tmp_path / str(number))[names[1]].tolist() == [0, 1, 2]
+
+
 def test_swapped_files_are_found(tmp_path: Path) -> None:
     """Two packs of the same shape that change places are found by their headers' checksums."""
     for name, value in (("a", 1), ("b", 2)):
