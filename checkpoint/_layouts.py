@@ -41,9 +41,8 @@ class Place:
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> Place:
         """Returns the place that a path or URL means, in the store of its parent folder."""
-        text = os.fspath(path)
-        parent, _, name = (text.rstrip("/") if "://" in text else os.path.abspath(text)).rpartition("/")
-        return cls(open_store(parent or "/")[0], name)
+        parent, name = _split(os.fspath(path))
+        return cls(open_store(parent)[0], name)
 
     def __truediv__(self, name: str) -> Place:
         return Place(self.storage, join(self.name, name))
@@ -163,6 +162,16 @@ class HoldfastSource:
         return verify_step(self._place.storage, self._place.name, self.record)
 
 
+def _split(path: str) -> tuple[str, str]:
+    """Returns the parent folder of a path or URL, and the last part; what follows a `?` in a URL stays with the folder."""
+    if "://" not in path:
+        parent, _, name = os.path.abspath(path).rpartition("/")
+        return parent or "/", name
+    url, mark, query = path.partition("?")
+    parent, _, name = url.rstrip("/").rpartition("/")
+    return f"{parent}{mark}{query}", name
+
+
 def find(info: Info, items: Mapping[str, Any], name: str) -> Any:
     """Returns items[name]; raises StepNotFound saying which items there are."""
     if name not in items:
@@ -242,11 +251,10 @@ def open_source(path: str | os.PathLike[str], step: int | None = None, *, wrap: 
     `wrap` may put a store of its own in front of the one that `path` means: to count, or to fail.
     Raises StepNotFound saying what is there instead, Corrupt, HostileCheckpoint.
     """
-    text = os.fspath(path)
-    if text.endswith(".safetensors"):
+    folder, file = _split(os.fspath(path))
+    if file.endswith(".safetensors"):
         from ._safetensors import SafetensorsSource
 
-        folder, _, file = (text if "://" in text else os.path.abspath(text)).rpartition("/")
         storage = open_store(folder)[0]
         return SafetensorsSource(Place(wrap(storage) if wrap else storage), file)
     storage = open_store(path)[0]
@@ -268,7 +276,7 @@ def _nothing(storage: Storage, step: int | None, steps: Sequence[int]) -> str:
         return f"{storage.root} has no step {step}; it has {', '.join(map(str, steps[-10:]))}"
     entries = storage.list("")
     if not entries:
-        exists = "://" in storage.root or os.path.isdir(storage.root)
+        exists = "://" not in storage.root and os.path.isdir(storage.root)
         return f"{storage.root} is empty: no checkpoint was saved there" if exists else f"there is nothing at {storage.root}"
     tmp = [entry.name for entry in entries if ".orbax-checkpoint-tmp" in entry.name]
     if tmp:

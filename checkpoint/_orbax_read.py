@@ -57,7 +57,7 @@ class OrbaxSource:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._context = ts.Context(_CONTEXT)
+        self._context = context_of(place)
         self._items: dict[str, _Item] = {}
         self._lock = threading.Lock()
         names = place.names()
@@ -322,7 +322,16 @@ def kvstore_of(place: Place) -> dict[str, Any]:
     if "://" not in storage.root:
         return {"driver": "file", "path": f"{place}/"}
     spec: dict[str, Any] = storage._kv.spec().to_json()
-    return dict(spec, path=f"{spec.get('path', '')}{place.name}/".lstrip("/"))
+    return dict(spec, path=f"{spec.get('path', '')}{storage._prefix}{place.name}/".replace("//", "/").lstrip("/"))
+
+
+def context_of(place: Place) -> Any:
+    """Returns the limits of what tensorstore does at once, with the connections (and memory) of the store that the place is in."""
+    if "://" not in place.storage.root:
+        return ts.Context(_CONTEXT)
+    from ._object import _context
+
+    return ts.Context(_CONTEXT, parent=_context())
 
 
 def _has_data(leaf: files.StoredLeaf) -> bool:
@@ -344,4 +353,4 @@ def _describe(spec: Any, file: str, leaf: str) -> tuple[tuple[int, ...], str]:
     return shape, dtype.name
 
 
-__all__ = ["OrbaxLayout", "OrbaxSource", "kvstore_of"]
+__all__ = ["OrbaxLayout", "OrbaxSource", "context_of", "kvstore_of"]

@@ -25,7 +25,7 @@ from . import _orbax_metadata as files
 from ._dtypes import dtype_named
 from ._errors import CheckpointError, SaveFailed, StepExists, UnsupportedLeaf
 from ._layouts import Place
-from ._orbax_read import kvstore_of
+from ._orbax_read import context_of, kvstore_of
 from ._plan import Grid
 from ._planner import describe_sharding
 from ._record import ItemRecord, LeafRecord
@@ -64,7 +64,7 @@ class OrbaxWriter:
         if self._group.index == 0 and place.names():
             raise StepExists(f"{place} is there already; choose another place or delete it first", path=str(place))
         self._started_ns = time.time_ns()
-        self._context = ts.Context({"file_io_concurrency": {"limit": 16}})
+        self._context = context_of(place)
         self._files = ts.KvStore.open(kvstore_of(self._place), context=self._context).result()
         self._handlers: dict[str, str] = {}
         self._stores: dict[tuple[str, str], Any] = {}

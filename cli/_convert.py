@@ -60,7 +60,7 @@ def convert(
         written = []
         for number in steps or [None]:
             source = open_source(src, number)
-            target = Place(open_store(f"{dst.rstrip('/')}/{number}" if every and to == "safetensors" else dst)[0])
+            target = Place(open_store(dst)[0], str(number) if every and to == "safetensors" else "")
             total = sum(leaf.nbytes for name, kind in source.info.items.items() if kind == "tree" for leaf in source.item(name).leaves)
             with progress_bar("converting", total) as advance:
                 options = {"items": items, "under": under, "rename": rename, "progress": advance}

@@ -93,7 +93,8 @@ def _begun(storage: Any, finished: set[str]) -> list[str]:
         name = entry.name[:-1]
         looks = name.isdigit() or ".orbax-checkpoint-tmp" in name
         if entry.name.endswith("/") and looks and name not in finished:
-            found.append(name)
+            if "://" not in storage.root or storage.list(name, recursive=True):  # else a hidden tombstone: there are no empty folders
+                found.append(name)
     return found
 
 
