@@ -91,10 +91,11 @@ def _begun(storage: Any, finished: set[str]) -> list[str]:
     found = []
     for entry in storage.list(""):
         name = entry.name[:-1]
-        looks = name.isdigit() or ".orbax-checkpoint-tmp" in name
-        if entry.name.endswith("/") and looks and name not in finished:
-            if "://" not in storage.root or storage.list(name, recursive=True):  # else a hidden tombstone: there are no empty folders
-                found.append(name)
+        looks = entry.name.endswith("/") and (name.isdigit() or ".orbax-checkpoint-tmp" in name)
+        if not looks or name in finished:
+            continue
+        if "://" not in storage.root or storage.list(name, recursive=True):  # else a hidden tombstone: there are no empty folders
+            found.append(name)
     return found
 
 
