@@ -71,7 +71,7 @@ def test_duels_have_one_winner(tmp_path: Path, turn: int) -> None:
 
 
 SLEEPER = """
-import os, signal, sys
+import signal, sys, threading
 import numpy as np
 from holdfast.checkpoint import CheckpointManager
 from holdfast.checkpoint._local import LocalStorage
@@ -85,7 +85,8 @@ for step in range(steps):
     def paused(*args, **options):
         if verb == "write":
             do(*args, **options)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # To this very thread: sent to the process, another thread may take it while this one runs on.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         if verb == "commit":
             do(*args, **options)
     setattr(manager._storage, verb, paused)
