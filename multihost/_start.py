@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax._src import distributed, xla_bridge
 
-from holdfast.coordination import CoordinationClient, CoordinationError, Credentials, ProcessInfo
+from holdfast.coordination import CoordinationClient, CoordinationError, Credentials, ProcessInfo, Relay
 
 from . import _preemption
 from ._channel import Deadline, channel_of, forget_channel
@@ -52,6 +52,7 @@ class _Job:
     spec: ProcessSpec
     client: CoordinationClient
     shutdown_timeout_s: float
+    relay: Relay | None
 
 
 _job: _Job | None = None
@@ -125,22 +126,20 @@ def is_initialized() -> bool:
 def _join(found: Found, spec: ProcessSpec, times: _Times, deadline: Deadline, sources: Sequence[Source] | None) -> None:
     """Does what `initialize()` promises, once it is known who we are."""
     global _job
-    if spec.token_file or spec.tls_ca:
-        # jaxlib's agent speaks neither and would end the process.
-        raise StartupFailed(
-            "initialize() cannot join a coordinator with TLS or token: jaxlib speaks neither; start it without, on a private network"
-        )
     set_collective_timeout(times.collective_s)
     if found.launched:
         set_slices(spec)
     else:
         find_coordinator(spec, deadline, times.heartbeat_s)
-    client = _connect(spec, deadline, times)
-    _job = _Job(spec, client, times.shutdown_s)
+    credentials = Credentials(spec.token_file, spec.tls_cert, spec.tls_key, spec.tls_ca)
+    client = _connect(spec, credentials, deadline, times)
+    # jaxlib speaks neither TLS nor token: with either on, its agent reaches the coordinator through a process of ours on loopback.
+    relay = None if credentials.empty else Relay.spawn(spec.coordinator, credentials, [spec.process_id])
+    _job = _Job(spec, client, times.shutdown_s, relay)
     set_client(client, spec)
     channel_of(client).loss_known_s = times.heartbeat_s + 1
     try:
-        _start_jax(spec, found.devices, deadline, times.shutdown_s)
+        _start_jax(spec, relay.address if relay else spec.coordinator, found.devices, deadline, times.shutdown_s)
         initialize_ids(client=client, timeout_s=deadline.remaining_s())
         health()  # listens from here on: a life that ends before somebody asks is noticed too
         _preemption.start(client, spec.process_id, spec.num_processes, sources=sources, lost=_lost_tasks)
@@ -150,7 +149,7 @@ def _join(found: Found, spec: ProcessSpec, times: _Times, deadline: Deadline, so
     _log.info("process %d of %d, coordinator %s, attempt %d", spec.process_id, spec.num_processes, spec.coordinator, spec.attempt)
 
 
-def _connect(spec: ProcessSpec, deadline: Deadline, times: _Times) -> CoordinationClient:
+def _connect(spec: ProcessSpec, credentials: Credentials, deadline: Deadline, times: _Times) -> CoordinationClient:
     came = _Arrivals(spec.num_processes)
     client = CoordinationClient(
         spec.coordinator,
@@ -161,7 +160,7 @@ def _connect(spec: ProcessSpec, deadline: Deadline, times: _Times) -> Coordinati
         heartbeat_timeout_s=times.heartbeat_s,
         init_timeout_s=deadline.remaining_s(),
         shutdown_timeout_s=times.shutdown_s,
-        credentials=Credentials(spec.token_file, spec.tls_cert, spec.tls_key, spec.tls_ca),
+        credentials=credentials,
         on_process_change=came.tell,
     )
     try:
@@ -216,12 +215,12 @@ def arrivals(here: Collection[int], count: int) -> str:
     return f"{len(here)} of {count} processes" + (f", waiting for {', '.join(missing)}" if missing else "")
 
 
-def _start_jax(spec: ProcessSpec, devices: Sequence[int] | None, deadline: Deadline, shutdown_timeout_s: float) -> None:
+def _start_jax(spec: ProcessSpec, address: str, devices: Sequence[int] | None, deadline: Deadline, shutdown_timeout_s: float) -> None:
     """Puts jax.distributed on our coordinator, and refuses a job that is smaller than asked for (INIT-1). Brings the backend up."""
     configure: Any = jax.config.update  # jax does not type it
     configure("jax_enable_preemption_service", False)
     jax.distributed.initialize(
-        spec.coordinator,
+        address,
         spec.num_processes,
         spec.process_id,
         local_device_ids=devices,
@@ -252,6 +251,8 @@ def _leave(job: _Job, why: str = "") -> None:
     """Takes leave: jaxlib's agent first, which would end the process if its task were in error; then, with a reason, as a failure."""
     with suppress(Exception):  # whatever the agent says, the process goes on
         distributed.global_state.shutdown()  # type: ignore[no-untyped-call]
+    if job.relay is not None:
+        job.relay.close()
     set_client(None)
     forget_channel(job.client)
     forget_ids()

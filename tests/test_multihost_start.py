@@ -7,12 +7,13 @@ import socket
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from cluster import run_processes
 
 from holdfast.coordination import CoordinationService
-from holdfast.multihost import ProcessSpec, StartupFailed, initialize
+from holdfast.multihost import ProcessSpec
 from holdfast.multihost._start import arrivals
 
 # argv: index, count, then the test's own.
@@ -324,8 +325,31 @@ def test_a_job_smaller_than_asked_for() -> None:
     assert all("refused: 2 processes were asked for, but jax sees 1: its platform 'cpu' has not joined" in output for output in outputs)
 
 
-def test_a_secured_coordinator_is_refused_in_words() -> None:
-    """Token or TLS without a relay is an error before jaxlib's agent, which would end the process, is started."""
-    spec = ProcessSpec(process_id=0, num_processes=2, coordinator="127.0.0.1:1", token_file="/token")
-    with pytest.raises(StartupFailed, match="cannot join a coordinator with TLS or token"):
-        initialize(spec=spec)
+def test_a_secured_coordinator(tmp_path: Path) -> None:
+    """With a token on, the whole path works, jaxlib's agent through a relay; a process without the token is told so."""
+    token = tmp_path / "token"
+    token.write_text("a secret of this job")
+    secured = ("--token-file", str(token))
+    with CoordinationService.spawn(2, job="j", attempt=1, recoverable=True, survivable=True, arguments=secured) as service:
+        (output,) = run_processes(
+            script("""
+            try:
+                multihost.initialize(timeout_s=20)
+            except CoordinationError as error:
+                print("refused:", error)
+            """),
+            1,
+            env_of=lambda index: ProcessSpec(process_id=0, num_processes=2, coordinator=service.address, job_id="j", attempt=1).to_env(),
+        )
+        assert "refused: UNAUTHENTICATED" in output
+        run_processes(
+            script("""
+            multihost.initialize(timeout_s=60)
+            assert jax.process_count() == 2
+            assert multihost.global_max([index, -index]) == [1, 0]
+            multihost.sync_global_processes("all", timeout=30)
+            multihost.shutdown()
+            """),
+            2,
+            **spec_env(service.address, 2, job_id="j", attempt=1, token_file=str(token)),
+        )
