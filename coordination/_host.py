@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import resource
 import secrets
 import signal
 import socket
@@ -76,6 +78,7 @@ class _Ending:
 
 def serve(options: Options) -> None:
     """Serves until it is over, on this thread. Prints `coordinator at HOST:PORT` once it can be reached."""
+    _allow_many_connections()
     journal = None if options.journal is None else SqliteJournal(options.journal, time.monotonic)
     listening = Listening(f"{_bracketed(options.host)}:{options.port}", options.tls, options.token)
     secured = options.tls is not None or options.token is not None
@@ -112,6 +115,14 @@ def _machine(options: Options, journal: SqliteJournal | None) -> Machine:
         return Machine(config, time.monotonic())
     incarnation = journal.incarnation(config)
     return journal.open(replace(config, incarnation=incarnation or config.incarnation), incarnation)
+
+
+def _allow_many_connections() -> None:
+    """Lifts the soft limit of open files, often 1,024, to the hard one: each client is a connection."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _warn_if_open(options: Options) -> None:

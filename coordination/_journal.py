@@ -100,8 +100,10 @@ class SqliteJournal:
         self._database.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", [row for row in rows if row.value is not None])
         self._database.execute("COMMIT")
 
-    def close(self) -> None:
-        """Lets the journal go."""
+    def close(self, finished: bool) -> None:
+        """Lets the journal go. A job that has `finished` leaves it empty: the next run of the same name begins anew."""
+        if finished:
+            self._database.execute("DELETE FROM rows")
         self._database.close()
         os.close(self._lock)
 

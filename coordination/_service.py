@@ -56,7 +56,7 @@ class Journal(Protocol):
     """Where the machine's state survives the process."""
 
     def write(self, machine: Machine) -> None: ...
-    def close(self) -> None: ...
+    def close(self, finished: bool) -> None: ...
 
 
 class Service:
@@ -67,6 +67,7 @@ class Service:
         self._owners = Owners(machine.roster) if secured else None
         self.streams = Streams(machine, self._owners)
         self.calls = 0
+        self._finished = False
         self._leave_status_at = math.inf  # nobody asks from another thread
         self._left_status = session_pb2.StatusResponse()
 
@@ -192,7 +193,8 @@ class Service:
     def over(self, linger_s: float, startup_timeout_s: float) -> str | None:
         """Says why the service should end, None while it should not. A time of 0 is never."""
         now, machine = self._clock(), self.machine
-        if machine.all_shut_down():
+        self._finished = machine.all_shut_down()
+        if self._finished:
             return "every process has shut down"
         since = machine.over_since()
         if since is not None and linger_s and now - since > linger_s:
@@ -206,7 +208,7 @@ class Service:
         """Ends all that waits with CANCELLED."""
         self.streams.close_all(Refusal(Code.CANCELLED, "the coordination service ends"))
         if self._journal is not None:
-            self._journal.close()
+            self._journal.close(finished=self._finished)
 
 
 __all__ = ["SESSION", "STATUS", "Service", "UnaryCall", "Wire"]

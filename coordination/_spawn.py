@@ -6,9 +6,10 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from ._errors import CoordinationError
 
@@ -67,10 +68,12 @@ class CoordinationService:
         command += [f"--journal={journal}"] if journal else []
         command += ["--recoverable"] * recoverable + ["--survivable"] * survivable + list(arguments)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("GRPC_", "JAX_", "XLA_"))}
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, env=environment
-        )
-        return cls(process, _address_of(process, timeout_s))
+        # A file, not a pipe: a coordinator that has much to say must not wait for somebody to read it.
+        with tempfile.TemporaryFile() as said:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True, env=environment
+            )
+            return cls(process, _address_of(process, said, timeout_s))
 
     @property
     def pid(self) -> int:
@@ -93,9 +96,8 @@ class CoordinationService:
             except subprocess.TimeoutExpired:
                 self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
     def __enter__(self) -> Self:
         return self
@@ -104,10 +106,10 @@ class CoordinationService:
         self.close()
 
 
-def _address_of(process: subprocess.Popen[bytes], timeout_s: float) -> str:
+def _address_of(process: subprocess.Popen[bytes], errors: IO[bytes], timeout_s: float) -> str:
     """Reads the coordinator's first line."""
     deadline, printed = time.monotonic() + timeout_s, b""
-    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout is not None
     while not printed.endswith(b"\n") and time.monotonic() < deadline:
         readable, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
         piece = os.read(process.stdout.fileno(), 4096) if readable else b""
@@ -118,13 +120,12 @@ def _address_of(process: subprocess.Popen[bytes], timeout_s: float) -> str:
     if line.startswith(_PREFIX):
         return line.removeprefix(_PREFIX)
     process.kill()
-    said = process.stderr.read().decode(errors="replace").strip()
     process.wait()
     process.stdout.close()
-    process.stderr.close()
-    if said or line or process.returncode != -9:
-        raise CoordinationError(f"the coordinator did not start; it said: {said or line!r}", code="UNAVAILABLE")
-    raise CoordinationError(f"the coordinator did not start within {timeout_s:g} s, and said nothing", code="UNAVAILABLE")
+    errors.seek(0)
+    said = errors.read(10_000).decode(errors="replace").strip() or line
+    why = f"it said: {said}" if said else f"it said nothing within {timeout_s:g} s"
+    raise CoordinationError(f"the coordinator did not start; {why}", code="UNAVAILABLE")
 
 
 __all__ = ["CoordinationService"]

@@ -50,11 +50,12 @@ class Wire(Protocol):
 class Session:
     """A stream that has been opened by a task."""
 
-    __slots__ = ("calls", "incarnation", "stream", "task_id", "version")
+    __slots__ = ("calls", "frames", "incarnation", "second", "stream", "task_id", "version")
 
     def __init__(self, stream: Stream, task_id: int, incarnation: int) -> None:
         self.stream, self.task_id, self.incarnation = stream, task_id, incarnation
         self.version = -1
+        self.second, self.frames = 0.0, 0
         self.calls: dict[int, SessionCall] = {}
 
 
@@ -69,6 +70,10 @@ class SessionCall:
     def settle(self, machine: Machine, reply: Reply) -> None:
         """Sends the machine's reply as a frame."""
         self.session.calls.pop(self.number, None)
+        limits, stream = machine.config.limits, self.session.stream
+        if stream.backlog_bytes > 2 * limits.message_bytes:
+            stream.finish(Code.RESOURCE_EXHAUSTED, f"the client has left {stream.backlog_bytes} bytes of replies unread")
+            return
         out = session_pb2.ServerFrame()
         if reply.refusal is None:
             out.reply.id = self.number
@@ -202,8 +207,7 @@ class Streams:
         deadline = now + request.timeout_ms / 1000 if request.timeout_ms > 0 else math.inf
         caller = Caller(session.task_id, session.incarnation, True, deadline, frozenset(request.needs))
         call = SessionCall(session, request.id, rpc, caller)
-        if len(session.calls) >= self._machine.config.limits.waiters_per_task:
-            sentence = f"process {session.task_id} has {len(session.calls)} calls waiting; expected fewer"
+        if (sentence := self._too_much(session, now)) is not None:
             call.settle(self._machine, Reply(call, None, Refusal(Code.RESOURCE_EXHAUSTED, sentence)))
             return
         session.calls[request.id] = call
@@ -215,6 +219,17 @@ class Streams:
         except DecodeError:
             refusal = Refusal(Code.INVALID_ARGUMENT, f"{request.method}: the body is not a message of this method")
             self._machine.replies.append(Reply(call, None, refusal))
+
+    def _too_much(self, session: Session, now: float) -> str | None:
+        limits = self._machine.config.limits
+        if now - session.second >= 1.0:
+            session.second, session.frames = now, 0
+        session.frames += 1
+        if session.frames > limits.calls_per_second:
+            return f"process {session.task_id} makes more than {limits.calls_per_second} calls in a second; slow down"
+        if len(session.calls) >= limits.waiters_per_task:
+            return f"process {session.task_id} has {len(session.calls)} calls waiting; expected fewer"
+        return None
 
     def _own_method(
         self, call: SessionCall, request: session_pb2.Request, now: float, status: Callable[[], session_pb2.StatusResponse]

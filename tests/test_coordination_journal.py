@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cluster import Processes
 
-from holdfast.coordination import CoordinationError, CoordinationService
+from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService
 
 OUR_STEPS = """
 import sys
@@ -81,6 +81,18 @@ def test_unmodified_jax_clients_live_through_a_restart(tmp_path: Path) -> None:
     """The same with jaxlib's clients, which must ask again (UNAVAILABLE) while there is no coordinator: none of them aborts."""
     with restarted_in_the_middle(JAX_STEPS, tmp_path / "journal") as outputs:
         assert all("all steps" in output for output in outputs), outputs
+
+
+def test_a_job_that_has_finished_leaves_an_empty_journal(tmp_path: Path) -> None:
+    """The next run on the same journal begins anew, with nothing of the last."""
+    journal = str(tmp_path / "journal")
+    for _ in range(2):
+        with CoordinationService.spawn(1, journal=journal, recoverable=True) as service:
+            client = CoordinationClient(service.address, 0)
+            client.connect()
+            client.key_value_set("once", "1")
+            client.shutdown()
+            assert service.wait(30) == 0
 
 
 def test_a_second_coordinator_on_the_journal_is_refused_by_name(tmp_path: Path) -> None:

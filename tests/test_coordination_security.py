@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -186,12 +187,15 @@ def test_fuzzed_requests_harm_nobody(opened: tuple[CoordinationService, list[Coo
     together(clients, "after")
 
 
-def test_garbage_and_idle_connections_harm_nobody(opened: tuple[CoordinationService, list[CoordinationClient]]) -> None:
-    """300 connections of garbage and 500 idle ones: barriers of the others go on."""
+@pytest.mark.parametrize("idle", [500, pytest.param(2_000, marks=pytest.mark.slow)])
+def test_garbage_and_idle_connections_harm_nobody(opened: tuple[CoordinationService, list[CoordinationClient]], idle: int) -> None:
+    """300 connections of garbage and many idle ones: barriers of the others go on."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     service, clients = opened
     host, port = service.address.rsplit(":", 1)
     with ExitStack() as stack:
-        for number in range(800):
+        for number in range(300 + idle):
             connection = stack.enter_context(socket.create_connection((host, int(port)), 10))
             if number < 300:
                 connection.sendall(os.urandom(100))
@@ -217,6 +221,26 @@ def test_bad_frames_end_their_own_session(opened: tuple[CoordinationService, lis
                 next(call)
             assert caught.value.code().name == expected, frame
     together(clients, "after")
+
+
+def test_a_client_that_does_not_read_is_dropped(opened: tuple[CoordinationService, list[CoordinationClient]]) -> None:
+    """One that asks for 200 values of 4 MiB and reads none loses its Session, not the service its memory."""
+    service, clients = opened
+    clients[0].key_value_set_bytes("large", bytes(4 * 2**20))
+    clients[1].shutdown()
+    get = coordination_pb2.GetKeyValueRequest(key="large").SerializeToString()
+    frames = [session_pb2.ClientFrame(open=session_pb2.Open(process_id=1, incarnation=5))]
+    frames += [session_pb2.ClientFrame(request=session_pb2.Request(id=number, method="GetKeyValue", body=get)) for number in range(1, 201)]
+    before, most = _resident_bytes(service.pid), 0
+    with grpc.insecure_channel(service.address, (("grpc.max_receive_message_length", -1),)) as channel:
+        call = channel.stream_stream(SESSION)((frame.SerializeToString() for frame in frames), timeout=60)
+        held = True
+        while held:  # until the service has let the Session go
+            most = max(most, _resident_bytes(service.pid))
+            answer = channel.unary_unary(STATUS, response_deserializer=session_pb2.StatusResponse.FromString)(b"", timeout=20)
+            held = answer.tasks[1].has_session or answer.calls < 200
+        call.cancel()
+    assert most - before < 300e6
 
 
 def _resident_bytes(pid: int) -> int:

@@ -46,7 +46,7 @@ def coordinator(*options: str) -> list[str]:
     return [sys.executable, "-c", "from holdfast.cli import main; main()", *options]
 
 
-@pytest.mark.parametrize("options", [(), ("--public-api",)], ids=["completion-queue", "grpc.aio"])
+@pytest.mark.parametrize("options", [(), pytest.param(("--public-api",), marks=pytest.mark.slow)], ids=["completion-queue", "grpc.aio"])
 def test_an_unmodified_jax_program_runs_on_four_processes(options: tuple[str, ...]) -> None:
     """Devices, syncs, broadcast, all-gather, live_devices, the SIGTERM sync point and shutdown; then the coordinator ends by itself."""
     with CoordinationService.spawn(4, arguments=options) as service:
