@@ -63,10 +63,9 @@ class LocalEngine:
         output: Output,
         grace_s: float = 5.0,
         capacity_file: Path | None = None,
-        coordinator: bool = True,
     ) -> None:
         self._command, self._job_id, self._env, self._cwd = list(command), job_id, env, cwd
-        self._output, self._grace_s, self._capacity_file, self._with_coordinator = output, grace_s, capacity_file, coordinator
+        self._output, self._grace_s, self._capacity_file = output, grace_s, capacity_file
         self._guard = Guard()
         self._queue: queue.SimpleQueue[Event | int] = queue.SimpleQueue()
         self._children: dict[int, Child] = {}
@@ -94,18 +93,16 @@ class LocalEngine:
             self._release()
 
     def _launch(self, attempt: int, count: int) -> None:
-        address = "127.0.0.1:1"
-        if self._with_coordinator:
-            self._coordinator = Coordinator(self._job_id, attempt, count)
-            self._guard.add(self._coordinator.pid)
-            self._watch = ProgressWatch(self._coordinator.address, attempt, self._queue.put)
-            address = self._coordinator.address
+        self._coordinator = Coordinator(self._job_id, attempt, count)
+        self._guard.add(self._coordinator.pid)
+        address = self._coordinator.address
+        self._watch = ProgressWatch(address, attempt, self._queue.put)
         for process in range(count):
             spec = ProcessSpec(job_id=self._job_id, attempt=attempt, process_id=process, num_processes=count, coordinator=address)
             env, lines = worker_env(self._env, spec)
             for line in lines if process == 0 else ():
                 self._output.say(line)
-            self._children[process] = self._start(attempt, process, env if self._with_coordinator else dict(self._env))
+            self._children[process] = self._start(attempt, process, env)
 
     def _start(self, attempt: int, process: int, env: Mapping[str, str]) -> Child:
         return Child(
@@ -221,7 +218,6 @@ def run_local(
     cwd: str | Path | None = None,
     output: Output | None = None,
     capacity_file: str | Path | None = None,
-    coordinator: bool = True,
 ) -> JobResult:
     """Runs `command` as `num_processes` processes on this machine, under a coordinator of their own, to the end of the job.
 
@@ -245,7 +241,6 @@ def run_local(
         output=output,
         grace_s=policy.grace_s,
         capacity_file=Path(capacity_file) if capacity_file else None,
-        coordinator=coordinator,
     )
     report = reporter(output, first_attempt=first_attempt)
     if isinstance(output, LiveView):
