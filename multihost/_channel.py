@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -73,6 +73,7 @@ class Channel:
     def __init__(self, client: Client, tasks: Sequence[int] | None = None) -> None:
         self.client = client
         self.tasks = tasks
+        self.progress: Callable[[], Mapping[int, str]] = dict  # what each task last reported; set by who knows whom to ask
         self.loss_known_s = 0.0  # how long after a death its news may take; set by who connected the client
         # Raises ProcessLost for lives that ended (None: any); the health of this channel's processes sets it.
         self.require: Callable[[Iterable[int] | None, str], None] = lambda processes, name: None
@@ -197,10 +198,10 @@ class Channel:
         with suppress(CoordinationError):
             if isinstance(error, ProcessLost):
                 told = [info.message for info in self._infos() if self.process(info.process_id) == error.process and info.message]
-            elif error.missing and hasattr(self.client, "report"):
-                reports = self.list("holdfast/progress")
-                known = [(process, reports.get(str(self.task(process)))) for process in error.missing]
-                told = [f"process {process} last reported {report.decode()}" for process, report in known if report]
+            elif error.missing:
+                reports = self.progress()
+                known = [(process, reports.get(self.task(process))) for process in error.missing]
+                told = [f"process {process} last reported {report}" for process, report in known if report]
         error.args = ("; ".join([error.message, *(line for line in told if line not in error.message)]),)
         return error
 

@@ -45,14 +45,32 @@ def find_coordinator(spec: ProcessSpec, deadline: Deadline, heartbeat_timeout_s:
         _start(spec, heartbeat_timeout_s)
 
 
-def phase_at(address: str, timeout_s: float = 2.0) -> str | None:
+def phase_at(address: str) -> str | None:
     """Returns how far the job at an address is ("gathering", "running", "ending"), "" where that is not told, None where nobody answers."""
-    with Credentials().channel(address, ()) as channel:
+    try:
+        return str(_status_at(address, Credentials()).phase)
+    except grpc.RpcError as error:
+        return None if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED) else ""
+
+
+def progress_at(address: str, credentials: Credentials) -> dict[int, str]:
+    """Returns what each task last reported of itself, such as "step 40, saved_step 30"; empty where nobody answers."""
+    try:
+        tasks = _status_at(address, credentials).tasks
+    except grpc.RpcError:
+        return {}
+    told = {
+        task.task_id: ", ".join(f"{field.name} {value}" for field, value in task.progress.ListFields() if field.name != "values")
+        for task in tasks
+    }
+    return {task: text for task, text in told.items() if text}
+
+
+def _status_at(address: str, credentials: Credentials, timeout_s: float = 2.0) -> session_pb2.StatusResponse:
+    with credentials.channel(address, ()) as channel:
         ask = channel.unary_unary("/holdfast.Coordination/GetStatus", response_deserializer=session_pb2.StatusResponse.FromString)
-        try:
-            return str(ask(b"", timeout=timeout_s).phase)
-        except grpc.RpcError as error:
-            return None if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED) else ""
+        status: session_pb2.StatusResponse = ask(b"", timeout=timeout_s, metadata=credentials.metadata())
+        return status
 
 
 def _start(spec: ProcessSpec, heartbeat_timeout_s: float) -> None:
@@ -71,4 +89,4 @@ def _start(spec: ProcessSpec, heartbeat_timeout_s: float) -> None:
     _started.append(service)
 
 
-__all__ = ["find_coordinator", "phase_at"]
+__all__ = ["find_coordinator", "phase_at", "progress_at"]

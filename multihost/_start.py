@@ -19,7 +19,7 @@ from holdfast.coordination import CoordinationClient, CoordinationError, Credent
 
 from . import _preemption
 from ._channel import Deadline, channel_of, forget_channel
-from ._coordinator import find_coordinator
+from ._coordinator import find_coordinator, progress_at
 from ._errors import StartupFailed, StartupTimeout
 from ._find import GIVEN, Found, find_process, set_collective_timeout, set_slices
 from ._health import health
@@ -137,7 +137,9 @@ def _join(found: Found, spec: ProcessSpec, times: _Times, deadline: Deadline, so
     relay = None if credentials.empty else Relay.spawn(spec.coordinator, credentials, [spec.process_id])
     _job = _Job(spec, client, times.shutdown_s, relay)
     set_client(client, spec)
-    channel_of(client).loss_known_s = times.heartbeat_s + 1
+    channel = channel_of(client)
+    channel.loss_known_s = times.heartbeat_s + 1
+    channel.progress = lambda: progress_at(spec.coordinator, credentials)
     try:
         _start_jax(spec, relay.address if relay else spec.coordinator, found.devices, deadline, times.shutdown_s)
         initialize_ids(client=client, timeout_s=deadline.remaining_s())

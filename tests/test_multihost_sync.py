@@ -68,6 +68,8 @@ def test_the_missing_are_named_and_the_name_still_works(which: str) -> None:
         which,
         """
         client = multihost.current_client()
+        multihost.default_group().report(step=40 + index)
+        sync_global_processes("reported", timeout=60)
         if index == 2:
             client.blocking_key_value_get("late", 60000)
         start = time.monotonic()
@@ -84,6 +86,7 @@ def test_the_missing_are_named_and_the_name_still_works(which: str) -> None:
     )
     for index in (0, 1):
         assert "missing (2,) name epoch in time True DEADLINE_EXCEEDED: " in outputs[index]
+        assert which == "jaxlib" or "; process 2 last reported step 42" in outputs[index], outputs[index]
 
 
 @BOTH
