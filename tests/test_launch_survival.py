@@ -131,7 +131,7 @@ def test_leaving_with_zero_after_a_notice_to_one_process_is_not_done() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(600)
 def test_ten_kills_and_the_same_end(tmp_path: Path) -> None:
     """SIGKILL of a random process 10 times over 300 steps: the job finishes by itself, bit-equal to one that nobody touched."""
     lots = random.Random(6)
