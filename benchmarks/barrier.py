@@ -61,9 +61,9 @@ def in_threads(calls: list[Callable[[], None]]) -> None:
         thread.join()
 
 
-def barriers(client: Any, rounds: int) -> None:
+def barriers(client: Any, rounds: int, process_ids: list[int] | None = None) -> None:
     for _ in range(rounds):
-        client.wait_at_barrier("bench", 300_000)
+        client.wait_at_barrier("others" if process_ids else "bench", 300_000, process_ids)
 
 
 def sets(client: Any, process_id: int, rounds: int, mark: str) -> None:
@@ -80,20 +80,29 @@ def task(what: str, client: Any, process_id: int, rounds: int, mark: str) -> Cal
     """Returns what one client does for a command."""
     if what == "barrier":
         return lambda: barriers(client, rounds)
+    if what == "others":  # a barrier of all but client 0, in whose process the busy loop runs
+        return lambda: barriers(client, rounds, list(range(1, int(mark)))) if process_id else None
+    if what == "busy":
+        return lambda: BUSY.set() if process_id == 0 and rounds else BUSY.clear()
     return lambda: (sets if what == "set" else gets)(client, process_id, rounds, mark)
 
 
+BUSY = threading.Event()
+
+
 def busy_loop() -> None:
+    """Counts while BUSY is set: the pure-Python part of a trainer."""
     total = 0
     while True:
+        BUSY.wait()
         total += 1
 
 
-def work(kind: str, address: str, first: int, count: int, busy: bool) -> None:
-    """Serves commands "barrier R", "set R MARK", "get R MARK", each answered with the seconds it took."""
+def work(kind: str, address: str, first: int, count: int) -> None:
+    """Serves commands "barrier R", "others R N", "set R MARK", "get R MARK", "busy 0 or 1", each answered with the seconds it took."""
     clients = [make_client(kind, address, first + index) for index in range(count)]
     in_threads([client.connect for client in clients])
-    if busy and first == 0:
+    if first == 0:
         threading.Thread(target=busy_loop, daemon=True).start()
     print("ready", flush=True)
     for line in sys.stdin:
@@ -111,7 +120,7 @@ def work(kind: str, address: str, first: int, count: int, busy: bool) -> None:
 class Cluster:
     """A service and its clients, spread over at most MOST_PROCESSES worker processes."""
 
-    def __init__(self, service: str, client: str, clients: int, busy: bool = False) -> None:
+    def __init__(self, service: str, client: str, clients: int) -> None:
         self.spawned: CoordinationService | None = None
         if service == "holdfast":
             self.spawned = CoordinationService.spawn(clients, heartbeat_timeout_s=600)
@@ -126,7 +135,7 @@ class Cluster:
         self.workers, first = [], 0
         for index in range(processes):
             count = clients // processes + (index < clients % processes)
-            command = [sys.executable, __file__, "--work", client, address, str(first), str(count), str(int(busy))]
+            command = [sys.executable, __file__, "--work", client, address, str(first), str(count)]
             self.workers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENV))
             first += count
         for worker in self.workers:
@@ -157,9 +166,9 @@ class Cluster:
             self.jaxlib.wait()
 
 
-def compare(clients: int, rounds: int, repeats: int, busy: bool) -> None:
+def compare(clients: int, rounds: int, repeats: int) -> None:
     """Prints a row of barriers for one number of clients: medians and bests in ms, and ratios of both to jaxlib's own."""
-    clusters = {peer: Cluster(*peer, clients, busy) for peer in PEERS}
+    clusters = {peer: Cluster(*peer, clients) for peer in PEERS}
     rounds = max(10, rounds * 8 // max(8, clients))
     times: dict[tuple[str, str], list[float]] = {peer: [] for peer in PEERS}
     for cluster in clusters.values():
@@ -192,6 +201,18 @@ def compare_keys(clients: int, rounds: int, repeats: int) -> None:
         print(f"| {what}, {clients} clients | " + " | ".join(cells) + " |", flush=True)
 
 
+def busy(clients: int, rounds: int, repeats: int) -> None:
+    """Prints a barrier of all our clients but client 0, while a loop keeps client 0's interpreter busy and while it does not, in turns."""
+    cluster = Cluster("holdfast", "holdfast", clients)
+    times: dict[int, list[float]] = {0: [], 1: []}
+    for turn in range(2 * repeats):
+        cluster.run(f"busy {turn % 2}")
+        times[turn % 2].append(cluster.run(f"others {rounds} {clients}") / rounds * 1e3)
+    cluster.close()
+    idle, full = statistics.median(times[0]), statistics.median(times[1])
+    print(f"{clients - 1} clients beside a trainer: idle {idle:.2f} ms, busy {full:.2f} ms, ratio {full / idle:.2f}")
+
+
 def crowd(clients: int) -> None:
     """Prints the barrier of many of our own clients, and the memory of the service."""
     begun = time.perf_counter()
@@ -209,21 +230,24 @@ def crowd(clients: int) -> None:
 def main() -> None:
     """Parses the command line and measures."""
     if "--work" in sys.argv:
-        kind, address, first, count, busy = sys.argv[2:7]
-        work(kind, address, int(first), int(count), bool(int(busy)))
+        kind, address, first, count = sys.argv[2:6]
+        work(kind, address, int(first), int(count))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, nargs="*", default=[2, 8, 32, 128])
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--crowd", type=int, default=0)
-    parser.add_argument("--busy", action="store_true", help="a busy pure-Python loop in the process of client 0")
+    parser.add_argument("--busy", action="store_true", help="only: what a busy pure-Python loop in one trainer does to the others")
     parser.add_argument("--keys", action="store_true")
     options = parser.parse_args()
     heads = [f"{service} service, {client} clients" for service, client in PEERS]
+    if options.busy:
+        busy(options.clients[0], options.rounds, options.repeats)
+        return
     if options.clients:
         print("| clients | " + " | ".join(heads) + " | ratio, jaxlib clients | ratio, own clients |\n|" + "---|" * 6)
     for clients in options.clients:
-        compare(clients, options.rounds, options.repeats, options.busy)
+        compare(clients, options.rounds, options.repeats)
     if options.keys:
         print("\n| operations/s | " + " | ".join(heads) + " | ratio, jaxlib clients | ratio, own clients |\n|" + "---|" * 6)
         compare_keys(1, options.rounds * 5, options.repeats)

@@ -71,6 +71,7 @@ def _traced(seed: int) -> list[str]:
     return run.trace
 
 
+@pytest.mark.slow
 def test_four_thousand_processes() -> None:
     """4,096 processes pass three barriers together and leave, with messages lost and doubled and streams broken; every barrier passes."""
     run = Simulation(1, 4096, 3, Faults(client_crashes=0, client_pauses=0, service_crashes=0, breaks=20), journal=False, unison=True)
