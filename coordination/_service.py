@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
@@ -55,6 +56,8 @@ class UnaryCall:
 class Journal(Protocol):
     """Where the machine's state survives the process."""
 
+    @property
+    def path(self) -> Path: ...
     def write(self, machine: Machine) -> None: ...
     def close(self, finished: bool) -> None: ...
 
@@ -143,7 +146,9 @@ class Service:
 
     def status(self) -> session_pb2.StatusResponse:
         """Returns what `holdfast status` shows."""
-        return status_of(self.machine, self.calls, self._clock(), self.streams.open_tasks())
+        status = status_of(self.machine, self.calls, self._clock(), self.streams.open_tasks())
+        status.journal = "" if self._journal is None else str(self._journal.path)
+        return status
 
     def status_from_thread(self) -> session_pb2.StatusResponse:
         """Returns the status to another thread: what the serving thread last left for it, at most a second old."""
