@@ -118,7 +118,7 @@ def run_seeds(source: str, seeds: range, service: str, folder: Path, strides: li
         processes = stack.enter_context(Processes(LOOP, 4, arguments=arguments))
         for seed in seeds:
             for index in range(4):
-                processes.wait_for(index, f"ready {seed}.")
+                processes.wait_for(index, f"ready {seed}.", timeout_s=100)
             time.sleep(random.Random(seed).random() * 0.5)  # the random moment that this is about
             give_notice(source, seed, processes, server, folder)
         finished = processes.wait()
@@ -247,12 +247,13 @@ end()
     run_processes(script, 3, arguments=[free_address()])
 
 
+@pytest.mark.slow
 def test_an_announcer_that_dies_half_way_is_taken_over() -> None:
     """A process that dies after announcing, before it told anybody, does not hold the others up: they agree without it."""
     script = (
         HEAD
         + """
-multihost.initialize(address, count, index, heartbeat_timeout_s=3, preemption_sources=[])
+multihost.initialize(address, count, index, heartbeat_timeout_s=8, preemption_sources=[])
 preemption = _preemption.current()
 client = multihost._runtime.current_client()
 multihost.reached_preemption(10 * index)
@@ -270,7 +271,7 @@ while not multihost.reached_preemption(step):
 print(f"stopped at {step}")
 """
     )
-    with CoordinationService.spawn(3, recoverable=True, survivable=True, heartbeat_timeout_s=3) as service:
+    with CoordinationService.spawn(3, recoverable=True, survivable=True, heartbeat_timeout_s=8) as service:
         outputs = run_processes(script, 3, arguments=[service.address], codes=[0, 0, -signal.SIGKILL])
     assert stopped_at(outputs[0]) == stopped_at(outputs[1])
 
@@ -282,18 +283,23 @@ def test_without_its_coordinator_a_process_still_answers() -> None:
         HEAD
         + """
 import logging
-logging.basicConfig()
-multihost.initialize(address, count, index, heartbeat_timeout_s=2, preemption_sources=[])
+logged = []
+class Keep(logging.Handler):
+    def emit(self, record):
+        logged.append(record.getMessage())
+logging.getLogger("holdfast").addHandler(Keep())
+multihost.initialize(address, count, index, heartbeat_timeout_s=8, preemption_sources=[])
 assert not multihost.reached_preemption(0)
 print("begun", flush=True)
 try:
     multihost.sync_global_processes("gone", timeout=30)
-except Exception as error:
-    print("barrier failed", flush=True)
-multihost.notify_preemption(multihost.Notice("told"))
-for step in range(1, 100):
+except Exception:
+    multihost.notify_preemption(multihost.Notice("told"))
+step = 1
+while step < 100 or not any("the notice cannot be passed on" in line for line in logged):
     assert not multihost.reached_preemption(step)
     time.sleep(0.01)
+    step += 1
 print("answered", flush=True)
 os._exit(0)
 """
@@ -305,7 +311,6 @@ os._exit(0)
             processes.kill(1)
             finished = processes.wait()
     assert finished[0].code == 0 and "answered" in finished[0].output, finished[0].output
-    assert "the notice cannot be passed on" in finished[0].output
 
 
 def test_jax_own_sync_point_is_served_where_its_service_was_left_on() -> None:
