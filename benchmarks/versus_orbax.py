@@ -144,7 +144,7 @@ def work(name: str, folder: Path, repeats: int, index: int, count: int, port: in
     jax.block_until_ready(state)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
     systems: dict[str, Any] = {"holdfast": Holdfast(folder / "holdfast"), "orbax": Orbax(folder / "orbax")}
-    if name != "small":
+    if count == 1 and name != "small":
         systems["floor"] = Floor(folder / f"floor{index}")
     times: dict[str, Any] = {system: {"total": [], "blocked": [], "restore": [], "peak_extra_bytes": 0} for system in systems}
     for step in range(repeats + 1):
