@@ -179,6 +179,8 @@ class Service:
         """Lets time pass."""
         now = self._clock()
         self.machine.tick(now)
+        if self._journal is None:
+            self.machine.forget_changes()
         self.streams.tick(now)
         if now >= self._leave_status_at:
             self._left_status, self._leave_status_at = self.status(), now + 1.0

@@ -471,6 +471,11 @@ class Machine:
         if self._registering.get(wait.task_id) is wait:
             del self._registering[wait.task_id]
 
+    def forget_changes(self) -> None:
+        """Forgets what a journal would have to write, where there is none."""
+        for dirty in (self.roster.dirty, self.keys.dirty, self.barriers.dirty):
+            dirty.clear()
+
     # ---- Its end -------------------------------------------------------------------------------------------------------------------
 
     def over_since(self) -> float | None:

@@ -388,6 +388,15 @@ def test_no_refusal_holds_an_incarnation() -> None:
     assert isinstance(refusal, Refusal) and refusal.mismatch == 999 and "7" not in refusal.message
 
 
+def test_nothing_grows_without_a_journal() -> None:
+    """Names of keys and barriers that are gone are not kept for a journal that is not there."""
+    driver = Driver(2)
+    driver.set("a", b"1")
+    driver.barrier(0)
+    driver.machine.forget_changes()
+    assert _rows.drain(driver.machine, 0.0) == []
+
+
 # ---- Rows --------------------------------------------------------------------------------------------------------------------------
 
 
