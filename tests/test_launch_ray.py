@@ -20,7 +20,7 @@ import pytest
 from holdfast.launch import RestartPolicy, StartupTimeout
 from holdfast.launch import ray as engine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(170), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(290), pytest.mark.filterwarnings("ignore")]
 if os.environ.get("CI") != "true":
     pytest.importorskip("ray", reason='Ray is not installed: pip install "holdfast[ray]"')
 

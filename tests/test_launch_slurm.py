@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from slurm import SlurmCluster, missing_programs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(175)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(290)]
 if missing := missing_programs():
     pytest.skip(f"Slurm is not installed ({', '.join(missing)} missing): scripts/install_system_packages.sh", allow_module_level=True)
 if os.getuid() != 0:
@@ -115,7 +115,7 @@ def test_a_node_set_down_requeues_the_job(slurm: SlurmCluster, tmp_path: Path) -
 def test_usr1_before_the_time_limit(slurm: SlurmCluster, tmp_path: Path) -> None:
     """The signal that comes before the time limit: all save one step, the job is requeued, resumes there, and completes once."""
     job = Job(slurm, tmp_path, "--time=2", "--signal=B:USR1@45")  # Slurm sends it 45 to 75 s after the start
-    slurm.wait_until(lambda: slurm.job(job.id).get("Restarts") == "1", "requeue", timeout_s=150)
+    slurm.wait_until(lambda: slurm.job(job.id).get("Restarts") == "1", "requeue", timeout_s=200)
     slurm.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=10")  # one notice is enough, also on a slow machine
     job.assert_resumed_once()
     assert "SIGUSR1" in job.output()

@@ -132,7 +132,7 @@ PartitionName=high Nodes=n[1-2] PriorityTier=10 PreemptMode=OFF MaxTime=60 State
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, check=False)
         return done.stdout + done.stderr
 
-    def wait_until(self, holds: Callable[[], bool], what: str, timeout_s: float = 90) -> None:
+    def wait_until(self, holds: Callable[[], bool], what: str, timeout_s: float = 150) -> None:
         """Waits until `holds()`; fails with the daemons' last words."""
         deadline = time.monotonic() + timeout_s
         while not holds():
