@@ -26,6 +26,9 @@ from ._unary import Broken, Identity, UnaryWire
 log = logging.getLogger("holdfast.coordination")
 
 BEATS_PER_TIMEOUT = 4
+LAST_ATTEMPT_S = 0.5
+"""What an attempt to be heard gets at the least, also when the heartbeat budget is over."""
+
 CLOSED = CoordinationError("the client is not connected: it was shut down, or connect() was never called", code="FAILED_PRECONDITION")
 
 
@@ -192,21 +195,26 @@ class Link:
             if self._beat():
                 pauses, pause_s = Backoff().pauses(), self._interval_s()
             else:
-                pause_s = next(pauses)
+                pause_s = min(next(pauses), max(0.0, self._left_s()))
 
     def _interval_s(self) -> float:
         assert self._wire is not None
         return min(self._heartbeat_timeout_s, self._wire.heartbeat_timeout_s) / BEATS_PER_TIMEOUT
 
     def _beat(self) -> bool:
-        left_s = self._heartbeat_timeout_s - (time.monotonic() - self._heard_at)
-        if left_s <= 0:
+        """Makes one attempt to be heard. The one after the end of the budget is the last: it was perhaps this process that stood still."""
+        left_s = self._left_s()
+        if self._attempt(max(LAST_ATTEMPT_S, min(self._interval_s(), left_s))):
+            return True
+        if left_s <= 0 and not self._stop.is_set():
             self._lose(self._silence())
-            return False
+        return False
+
+    def _attempt(self, timeout_s: float) -> bool:
         wire = self._wire
         assert wire is not None
         try:
-            wire.beat(Deadline(min(self._interval_s(), left_s)))
+            wire.beat(Deadline(timeout_s))
             self._heard()
             return True
         except Broken:
@@ -219,9 +227,8 @@ class Link:
             return not late and self._rejoin(wire)  # refused: the service has given this process up, and may take it back
 
     def _rejoin(self, wire: UnaryWire | SessionWire) -> bool:
-        left_s = max(0.01, self._heartbeat_timeout_s - (time.monotonic() - self._heard_at))
         try:
-            wire.join(Deadline(min(left_s, max(1.0, self._interval_s()))))
+            wire.join(Deadline(max(LAST_ATTEMPT_S, min(self._left_s(), max(1.0, self._interval_s())))))
         except Broken:
             return False
         except CoordinationError as error:
@@ -231,6 +238,9 @@ class Link:
         self._counts["reconnects"] += 1
         self._heard()
         return True
+
+    def _left_s(self) -> float:
+        return self._heartbeat_timeout_s - (time.monotonic() - self._heard_at)
 
     def _after_answer_quietly(self, error: CoordinationError) -> None:
         with contextlib.suppress(CoordinationError):  # _lose has told everybody

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from cluster import Processes
 
-from holdfast.coordination import CoordinationService
+from holdfast.coordination import CoordinationClient, CoordinationService, ProcessInfo
 
 HEARTBEAT_S = 3
 SETTLE_S = 2.0
@@ -193,3 +195,49 @@ def test_a_coordinator_killed_and_restarted_loses_and_doubles_no_barrier(wire: s
             assert all("breaks 0" not in each.output for each in finished)
     finally:
         service.close()
+
+
+RETURNER = """
+import sys
+from holdfast.coordination import CoordinationClient, CoordinationError
+
+def tell(error):
+    print("told", type(error).__name__, error.code, flush=True)
+
+client = CoordinationClient(sys.argv[3], int(sys.argv[1]), heartbeat_timeout_s=3, init_timeout_s=60, shutdown_timeout_s=5, on_error=tell)
+client.connect()
+print("up", flush=True)
+try:
+    client.blocking_key_value_get("end", 60_000)
+    print("told nothing", flush=True)
+except CoordinationError as error:
+    print("call ended", error.code, flush=True)
+client.close()
+"""
+
+
+@pytest.mark.parametrize(("recoverable", "outcome"), [(True, "told nothing"), (False, "told Fenced ABORTED")])
+def test_a_process_that_was_given_up_comes_back_or_is_fenced(recoverable: bool, outcome: str) -> None:
+    """Stopped beyond its heartbeat timeout and continued: where the job is recoverable it goes on, else it learns that it was given up."""
+    back, lost = threading.Event(), threading.Event()
+
+    def listen(processes: Sequence[ProcessInfo]) -> None:
+        if processes[0].state == "ERROR":
+            lost.set()
+        elif lost.is_set() and processes[0].alive:
+            back.set()
+
+    with CoordinationService.spawn(2, heartbeat_timeout_s=3, recoverable=recoverable) as service:
+        with Processes(RETURNER, 1, arguments=[service.address]) as processes:
+            onlooker = CoordinationClient(service.address, 1, heartbeat_timeout_s=30, on_process_change=listen)
+            with contextlib.closing(onlooker):
+                onlooker.connect()
+                processes.wait_for(0, "up")
+                processes.kill(0, signal.SIGSTOP)
+                assert lost.wait(15)
+                processes.kill(0, signal.SIGCONT)
+                if recoverable:
+                    assert back.wait(15)
+                    onlooker.key_value_set("end", "1")
+                processes.wait_for(0, outcome, 30)
+                assert processes.wait(20)[0].code == 0
