@@ -222,6 +222,7 @@ end()
     run_processes(script, 2, arguments=[free_address()])
 
 
+@pytest.mark.slow
 def test_a_process_that_never_asks_is_named() -> None:
     """When one process has no sync point, the others' question ends with an error that names it."""
     script = (
@@ -231,7 +232,9 @@ jax.config.update("jax_enable_preemption_service", False)
 jax.distributed.initialize(address, count, index)
 client = jax._src.distributed.global_state.client
 if index != 2:
-    preemption = _preemption.start(client, index, count, sources=[], timeout_s=2)
+    preemption = _preemption.start(client, index, count, sources=[], timeout_s=12)
+client.wait_at_barrier("started", 100_000)
+if index != 2:
     multihost.notify_preemption(multihost.Notice("told"))
     try:
         for step in range(10**6):
