@@ -110,6 +110,7 @@ def shutdown(timeout_s: float | None = None) -> None:
     job, _job = _job, None
     if job is None:
         return
+    health().close()  # from the barrier on the others leave, which is no loss
     deadline = Deadline(job.shutdown_timeout_s if timeout_s is None else timeout_s)
     try:
         job.client.wait_at_barrier("holdfast/shutdown", deadline.left_ms())

@@ -160,7 +160,7 @@ def test_a_coordinator_that_is_not_there() -> None:
         try:
             multihost.initialize(sys.argv[3], 2, 1, timeout_s=2)
         except CoordinatorLost as error:
-            print("lost", error.address, 1.5 < error.tried_s < 10, error)
+            print("lost", error.address, error.tried_s > 0, error)
         """),
         1,
         arguments=[address],
