@@ -18,7 +18,7 @@ LOWEST = [
     "numpy==2.0.2",
     "absl-py==2.0.0",
     "grpcio==1.66.2",
-    "protobuf==5.26.1",
+    "protobuf==5.27.2",
     "tensorstore==0.1.84",
     "crc32c==2.7.1",
     "click==8.1.7",
