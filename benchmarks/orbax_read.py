@@ -95,9 +95,8 @@ def verifies(folder: Path, gigabytes: float, rounds: int) -> None:
     files = sorted((folder / "verify" / "state").glob("*.safetensors"))
     found = in_turns(rounds, read=lambda: read_all(files), verify=lambda: verify(folder / "verify").bytes)
     size = sum(path.stat().st_size for path in files) / 1e9
-    print(
-        f"\nverify of {size:.2f} GB: {found['verify']:.3f} s, plain reading {found['read']:.3f} s, ratio {found['verify'] / found['read']:.2f}"
-    )
+    ratio = found["verify"] / found["read"]
+    print(f"\nverify of {size:.2f} GB: {found['verify']:.3f} s, plain reading {found['read']:.3f} s, ratio {ratio:.2f}")
 
 
 def main() -> None:

@@ -220,10 +220,13 @@ class _Item:
         return replace(leaf, kind="key", impl=files.prng_name(about.get("impl") or leaf.impl or usual))
 
     def _string(self, name: str, strings: Mapping[str, Any]) -> LeafRecord:
-        if not isinstance(strings.get(name), str):
+        value: Any = strings
+        for part in name.split("/"):  # a name is a JSON pointer there
+            value = value.get(part) if isinstance(value, dict) else None
+        if not isinstance(value, str):
             file = f"{self._place}/{files.STRINGS}"
             raise Corrupt(f"{file} has no text for '{name}', which {files.TREE_METADATA} names", file=file, leaf=name)
-        return LeafRecord(name, "str", value=strings[name])
+        return LeafRecord(name, "str", value=value)
 
     def _array(self, name: str, kind: str, impl: str, sharding: Any) -> LeafRecord:
         shape, dtype = self._described(name)

@@ -131,7 +131,7 @@ class OrbaxWriter:
             self._put(f"{item}/{files.SHARDING}", json.dumps(_shardings(arrays)).encode())
         strings = {leaf.path: leaf.value for leaf in leaves if leaf.kind == "str"}
         if strings:
-            self._put(f"{item}/{files.STRINGS}", json.dumps(strings).encode())
+            self._put(f"{item}/{files.STRINGS}", json.dumps(_pointed(strings)).encode())
 
     def _make(self, item: str, leaves: Sequence[LeafRecord]) -> None:
         """Makes the arrays at the primary, then opens them everywhere."""
@@ -336,6 +336,18 @@ def _spec(base: Mapping[str, Any], leaf: LeafRecord) -> dict[str, Any]:
         },
         "store_data_equal_to_fill_value": True,
     }
+
+
+def _pointed(strings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns strings as Orbax finds them: their names are JSON pointers."""
+    root: dict[str, Any] = {}
+    for name, text in strings.items():
+        *parents, last = name.split("/")
+        level = root
+        for parent in parents:
+            level = level.setdefault(parent, {})
+        level[last] = text
+    return root
 
 
 def _array_metadatas(leaves: Sequence[LeafRecord]) -> dict[str, Any]:
