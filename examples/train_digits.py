@@ -131,6 +131,8 @@ def main():
         manager.wait_until_finished()
         if preempted:
             print(f"preempted: stopped at step {step}, which is saved", flush=True)
+        else:
+            multihost.default_group().report(done=1)  # 6. a launcher believes this, whatever notice comes now
 
         right = jax.jit(lambda p, x, y: jnp.mean(jnp.argmax(predict(p, x), -1) == y))(state["params"], images[test], labels[test])
         if primary:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import jax
 
-from holdfast.coordination import CoordinationError
+from holdfast.coordination import BarrierTimeout, CoordinationError
 
 from ._channel import Client, Deadline, channel_of
 from ._runtime import current_client
@@ -95,21 +95,35 @@ class ClusterGroup:
             self._channel.barrier(turn, deadline, self._processes)
 
     def gather(self, name: str, value: bytes, *, timeout_s: float) -> list[bytes] | None:
-        """Sends `value` to rank 0: one key a process, one barrier, one listing by rank 0."""
+        """Sends `value` to rank 0: one key a process, one barrier, one listing by rank 0.
+
+        A value that was sent counts: rank 0 has all of them also when a process dies between sending and the end of the barrier.
+        """
         deadline = Deadline(timeout_s)
         with self._channel.turn("gather" + self._kind, name, deadline) as turn:
             folder = turn.folder
             self._channel.set(f"{folder}/{self.index}", value)
             try:
                 self._channel.barrier(turn, deadline, self._processes)
-            except BaseException:
-                self._tidy(lambda: self._channel.delete(f"{folder}/{self.index}"))
-                raise
+            except CoordinationError as error:
+                if self.index:
+                    if isinstance(error, BarrierTimeout):  # else rank 0 may still count it, and tidies
+                        self._tidy(lambda: self._channel.delete(f"{folder}/{self.index}"))
+                    raise
+                values = {} if isinstance(error, BarrierTimeout) else self._channel.list(folder)
+                self._tidy(lambda: self._channel.delete(folder))
+                if len(values) < self.count:
+                    raise
+                _log.warning("gather %r is complete, although %s", name, error)
+                return self._ranked(values)
             if self.index:
                 return None
             values = self._channel.list(folder)
             self._tidy(lambda: self._channel.delete(folder))
-            return [values[str(rank)] for rank in range(self.count)]
+            return self._ranked(values)
+
+    def _ranked(self, values: dict[str, bytes]) -> list[bytes]:
+        return [values[str(rank)] for rank in range(self.count)]
 
     def broadcast(self, name: str, value: bytes | None, *, timeout_s: float) -> bytes:
         """Returns rank 0's value. Whoever comes last deletes it, so that rank 0 need not wait."""

@@ -136,3 +136,28 @@ def test_a_group_of_some_processes(which: str) -> None:
         """,
         4,
     )
+
+
+def test_a_value_that_was_sent_counts_although_its_sender_dies() -> None:
+    """Rank 0 has every value when a process dies after it sent its own and before all have come; the others hear who died."""
+    body = """
+    import os, signal
+    from holdfast.coordination import ProcessLost
+    group.barrier("start", timeout_s=30)
+    if index == 2:
+        client.key_value_set_bytes("holdfast/gather/save/0/2", b"two")
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        got = group.gather("save", str(index).encode(), timeout_s=40)
+        assert index == 0 and got == [b"0", b"1", b"two"], got
+        assert client.key_value_dir_get("holdfast/gather/save") == []
+        print("complete")
+    except ProcessLost as error:
+        assert index == 1 and error.process == 2, error
+        print("heard of", error.process)
+    os._exit(0)
+    """
+    start = START.replace("timeout_s=60)", "timeout_s=60, heartbeat_timeout_s=4)")
+    outputs = run_processes(start + textwrap.dedent(body), 3, arguments=[free_port(), "ours"], codes=[0, 0, -9])
+    assert "complete" in outputs[0]
+    assert "heard of 2" in outputs[1]
