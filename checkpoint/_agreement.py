@@ -55,6 +55,8 @@ def check(reports: Sequence[SaveReport], counter: int, step: int) -> None:
     for report in reports:
         if report.error and report.kind == "StepExists":
             raise StepExists(report.error, step=step)
+        if report.error and report.kind == "Fenced":
+            raise Fenced(report.error)
         if report.error:
             raise SaveFailed(
                 f"step {step} was not saved: process {report.process} failed: {report.error}", step=step, process=report.process

@@ -109,10 +109,7 @@ class LocalStorage:
         except FileNotFoundError as error:
             if (self._root / claim).exists():
                 raise
-            message = (
-                f"the claim {self._root / claim} was taken away: another writer has fenced this one; open a new manager to write again"
-            )
-            raise Fenced(message) from error
+            raise fenced(f"{self._root / claim}") from error
 
     def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
         return sorted(self._entries(folder.strip("/"), recursive), key=lambda entry: entry.name)
@@ -154,6 +151,11 @@ class LocalStorage:
         for folder in folders:
             with contextlib.suppress(FileNotFoundError):
                 _sync_folder(folder)
+
+
+def fenced(claim: str) -> Fenced:
+    """Returns the error of a writer whose claim is gone."""
+    return Fenced(f"the claim {claim} was taken away: another writer has fenced this one; open a new manager to write again")
 
 
 def _write_all(file: int, buffers: Sequence[memoryview], offset: int) -> int:
@@ -229,4 +231,4 @@ def _find_writeback() -> Callable[[int, int, int], None]:
 
 _start_writeback = _find_writeback()
 
-__all__ = ["LocalStorage"]
+__all__ = ["LocalStorage", "fenced"]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.coordination import HoldfastError
+from holdfast.coordination import Fenced, HoldfastError
 from holdfast.multihost import Group
 
 from ._agreement import Outcome, SaveReport, check, describe, failure_of
@@ -22,7 +22,7 @@ from ._claims import FOLDER
 from ._engine import RECORD_NAME, Plan, Record, Snapshot, build_record, check_reports, read_record, write_json, write_snapshot
 from ._errors import CheckpointError, CommitUnknown, SaveFailed, StepExists, StepNotFound
 from ._keeping import delete_files, delete_own
-from ._local import LocalStorage
+from ._local import LocalStorage, fenced
 from ._storage import Storage
 
 _log = logging.getLogger(__name__)
@@ -122,7 +122,9 @@ def _write(save: Save, desk: Desk, progress: Callable[[int], None] | None) -> tu
             items[name] = write_json(desk.storage, str(save.step), name, save.tag, index, value)
         return SaveReport(index, save.counter, save.step, items), None
     except Exception as error:
-        text = str(error) if isinstance(error, StepExists) else describe(error)
+        if isinstance(error, FileNotFoundError) and not desk.storage.list(desk.claim):
+            error = fenced(f"{desk.storage.root}/{desk.claim}")  # and what it was writing has been swept
+        text = error.message if isinstance(error, StepExists | Fenced) else describe(error)
         return SaveReport(index, save.counter, save.step, error=text, kind=type(error).__name__), error
 
 

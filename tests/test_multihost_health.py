@@ -280,6 +280,8 @@ def test_work_with_a_restarted_process_is_refused_until_its_new_life_was_seen() 
     script = (
         HEAD
         + """
+while [info.state for info in multihost.health().processes()] != ["CONNECTED"] * 2:
+    time.sleep(0.01)
 print("begun", flush=True)
 if index == 1:
     time.sleep(1000)
