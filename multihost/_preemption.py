@@ -54,6 +54,7 @@ class Preemption:
         self._published: Notice | None = None
         self._unsettled = threading.Event()
         self._closed = False
+        self._told = False  # whether the log has this sync point
         self._asked_s = time.monotonic()
         self._sync = SyncPoint(
             client,
@@ -94,9 +95,13 @@ class Preemption:
         """Says whether the job has to stop at `step`: see `reached_preemption`."""
         self._asked_s = time.monotonic()
         try:
-            return self._sync.ask(step).value == RAISED
+            reached = self._sync.ask(step).value == RAISED
         finally:
             self._asked_s = time.monotonic()
+        if reached and not self._told:
+            _log.warning("preemption sync point reached at step %d", step)
+        self._told = reached
+        return reached
 
     def notice(self) -> Notice | None:
         """Returns the standing notices of all processes as one: the earliest deadline wins. Asks the coordinator."""
@@ -275,7 +280,6 @@ def reached_preemption(step: int) -> bool:
         import jax
 
         jax.monitoring.record_event(EVENT)
-        _log.warning("preemption sync point reached at step %d", step)
     return reached
 
 
