@@ -137,6 +137,11 @@ def _alive(machine: Machine, call: Any, request: Any, caller: Caller, now: float
     machine.looks.alive(call, caller.task_id, request.task_ids, now, caller.deadline)
 
 
+def _report_error(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
+    if registered(machine, call, caller):
+        machine.report_error(call, caller.task_id, request.error_code, request.error_message, now, session=False)
+
+
 def incarnation_of(task: Task, session: bool) -> int:
     """Returns a task's incarnation as its peers on the same kind of channel know it."""
     return (task.session or task.agent) if session else (task.agent or task.session)
@@ -192,6 +197,7 @@ RPCS_A: dict[str, Rpc] = {
     "Barrier": Rpc(a.BarrierRequest.FromString, _named, _barrier, _encode_barrier),
     "CancelBarrier": Rpc(a.CancelBarrierRequest.FromString, _named, _cancel_barrier, _nothing),
     "GetAliveTasks": Rpc(a.GetAliveTasksRequest.FromString, _asking, _alive, _encode_alive, True),
+    "ReportErrorToService": Rpc(a.ReportErrorToServiceRequest.FromString, _named, _report_error, _nothing),
 }
 
 # ---- Profile B, where it differs ---------------------------------------------------------------------------------------------------
@@ -242,11 +248,6 @@ def _alive_b(machine: Machine, call: Any, request: Any, caller: Caller, now: flo
         machine.looks.alive(call, caller.task_id, [task.task_id for task in request.tasks], now, caller.deadline)
 
 
-def _report_error_b(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    if registered(machine, call, caller):
-        machine.report_error(call, caller.task_id, request.error_code, request.error_message, now, session=False)
-
-
 def _states_b(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
     machine.states(call, [task.task_id for task in request.source_task])
 
@@ -286,7 +287,7 @@ RPCS_B: dict[str, Rpc] = {
     "Heartbeat": Rpc(b.HeartbeatRequest.FromString, _source_and_incarnation, _beat, _encode_registered_b),
     "PollForError": Rpc(b.PollForErrorRequest.FromString, _source_task, _poll, _nothing, True),
     "ShutdownTask": Rpc(b.ShutdownTaskRequest.FromString, _source_task, _shut_down, _nothing),
-    "ReportErrorToService": Rpc(b.ReportErrorToServiceRequest.FromString, _origin, _report_error_b, _nothing),
+    "ReportErrorToService": Rpc(b.ReportErrorToServiceRequest.FromString, _origin, _report_error, _nothing),
     "GetTaskState": Rpc(b.GetTaskStateRequest.FromString, _nobody, _states_b, _encode_states_b),
     "WatchJobState": Rpc(b.WatchJobStateRequest.FromString, _nobody, _watch, _encode_watch_b, True),
     "InsertKeyValue": Rpc(b.InsertKeyValueRequest.FromString, _nobody, _insert, _nothing),

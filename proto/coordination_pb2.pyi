@@ -301,3 +301,19 @@ class CancelBarrierRequest(_message.Message):
 class CancelBarrierResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ReportErrorToServiceRequest(_message.Message):
+    __slots__ = ("incarnations", "source_task_id", "error_code", "error_message")
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    incarnations: Incarnations
+    source_task_id: int
+    error_code: int
+    error_message: str
+    def __init__(self, incarnations: _Optional[_Union[Incarnations, _Mapping]] = ..., source_task_id: _Optional[int] = ..., error_code: _Optional[int] = ..., error_message: _Optional[str] = ...) -> None: ...
+
+class ReportErrorToServiceResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -179,7 +179,7 @@ sys.exit(75)
 
 def test_control_c_reaches_every_process_as_itself() -> None:
     """SIGINT is passed on as SIGINT, and the command ends with 130."""
-    script = "import os, time\nprint('pid', os.getpid(), flush=True)\ntry: time.sleep(600)\nexcept KeyboardInterrupt: print('interrupted')"
+    script = "import os, time\ntry: print('pid', os.getpid(), flush=True); time.sleep(600)\nexcept KeyboardInterrupt: print('interrupted')"
     with holdfast_run("-n", 2, "--", *python(script)) as popen:
         read_pids(popen, 2)
         popen.send_signal(signal.SIGINT)

@@ -120,7 +120,7 @@ def test_a_main_thread_in_native_code_does_not_hide_the_notice() -> None:
     script = (
         HEAD
         + """
-signal.signal(signal.SIGTERM, lambda number, frame: print("the user's handler", seen.is_set(), flush=True))
+signal.signal(signal.SIGTERM, lambda number, frame: print(f"the user's handler {seen.is_set()}", flush=True))
 import ctypes
 libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
 libc.pthread_mutex_lock(mutex)

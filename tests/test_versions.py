@@ -49,12 +49,12 @@ def _environment(end: str) -> Path:
     with (folder.parent / f"{end}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         ready, python = folder / ".ready", folder / "bin" / "python"
-        if not ready.exists():
+        if not ready.exists() or ready.read_text() != str(pins):
             shutil.rmtree(folder, ignore_errors=True)
             subprocess.run([_python(version), "-m", "venv", folder], check=True)
             pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
             subprocess.run([*pip, "-e", f"{ROOT}[test]", *pins], check=True)
-            ready.touch()
+            ready.write_text(str(pins))
     return python
 
 
