@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from holdfast.coordination import HoldfastError
-from holdfast.multihost import Group, default_group
+from holdfast.multihost import Group, Watchdog, default_group
 
 from ._cleaner import Cleaner
 from ._deciding import Decider
@@ -100,6 +100,8 @@ class CheckpointManager:
             self._options.host_memory_bytes,
             self._foreign,
         )
+        watched = self._options.hang_timeout_s
+        self._watchdog = None if watched is None else Watchdog(watched, exit=self._options.hang_exit)
         self._closed = False
         _open_managers.add(self)
         if self._is_writing_primary:
@@ -109,10 +111,12 @@ class CheckpointManager:
 
     def should_save(self, step: int) -> bool:
         """Says whether `save(step, ...)` would save: the save policy says so, or the preemption sync point. Alike on every process."""
+        self._gets_on()
         return bool(self._decider.reason(_checked(step)))
 
     def reached_preemption(self, step: int) -> bool:
         """Says whether the job was told to give its machines back: save this step and stop. Alike on every process, at the same step."""
+        self._gets_on()
         return self._decider.preempted(_checked(step))
 
     def save(
@@ -138,6 +142,7 @@ class CheckpointManager:
         failure.
         """
         step = _checked(step)
+        self._gets_on()
         self._need_writer()
         if not force and not self.should_save(step):
             self._statistics.add(saves_skipped=1)
@@ -181,6 +186,10 @@ class CheckpointManager:
     def check_for_errors(self) -> None:
         """Raises the error of a save that failed in the background, once. Does not block."""
         self._raise_pending()
+
+    def _gets_on(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.progress()
 
     def _need_writer(self) -> None:
         if self._closed:
@@ -351,6 +360,8 @@ class CheckpointManager:
 
     def _shut(self, timeout_s: float) -> None:
         _open_managers.discard(self)
+        if self._watchdog is not None:
+            self._watchdog.close()
         self._decider.close()
         if not self._cleaner.wait(timeout_s):
             self._cleaner.drop()

@@ -32,6 +32,8 @@ class Options:
     check_free_space: refuses a save that does not fit on the disk before it begins.
     progress: called with a `Progress` from background threads, a few times a second at most.
     claim_age_s: on stores without locks, the age from which a claim that was not renewed counts as dead.
+    hang_timeout_s: without a question about a step or a save for so long, the stacks of all threads go to the log and to the coordinator
+        (see `multihost.watchdog`); None: nobody watches. With `hang_exit` the process then ends with exit code 124.
     """
 
     save_timeout_s: float = 600.0
@@ -43,6 +45,8 @@ class Options:
     check_free_space: bool = True
     progress: Callable[[Progress], None] | None = None
     claim_age_s: float = DAY_S
+    hang_timeout_s: float | None = None
+    hang_exit: bool = False
 
     def __post_init__(self) -> None:
         if self.on_busy not in ("wait", "skip"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -87,3 +88,15 @@ def test_the_bar_shows_nothing_without_a_terminal(tmp_path: Path, capfd: pytest.
     with CheckpointManager(tmp_path, options=Options(progress=ProgressBar())) as manager:
         manager.save(1, {"w": np.ones(1000)})
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_loop_that_hangs_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a question about a step for `hang_timeout_s`, the stacks of this process are in its log; questions keep it quiet."""
+    with CheckpointManager(tmp_path, options=Options(hang_timeout_s=30)) as manager:
+        assert manager.should_save(1) and manager.save(1, {"w": np.ones(3)})
+        manager.wait_until_finished()
+    assert not [record for record in caplog.records if "watchdog" in record.getMessage()]
+    with CheckpointManager(tmp_path, options=Options(hang_timeout_s=0.1)):
+        while not (said := [record.getMessage() for record in caplog.records if "watchdog" in record.getMessage()]):
+            time.sleep(0.01)
+    assert "watchdog of 0.1 s" in said[0] and "test_a_loop_that_hangs_is_reported" in said[0]
