@@ -3,13 +3,15 @@
     python benchmarks/versus_orbax.py [--repeats 5] [--disk FOLDER] [--memory /dev/shm] [--only NAME ...] [--write]
 
 Each workload runs in processes of its own, every system once before the clock starts. "blocked" is how long the call of `save` keeps the
-caller, "total" ends when the step is durable and committed; restores are from a warm page cache. `--write` puts the table into
-RESULTS-checkpoint.md. Run it on a quiet machine: the load is printed with the figures.
+caller, "total" ends when the step is durable and committed; "restore" is from a warm page cache, "cold" after the kernel was told to
+drop the files' pages (disk only); "delete" is the deletion of one old step, off the timed path of all the others. `--write` draws the
+plot versus_orbax.svg. Run it on a quiet machine: the load is printed with the figures.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import os
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+FIGURES = ("total", "blocked", "restore", "cold", "delete")
 # name: (processes, devices each, on disk, what it is, wanted ratios of save total, blocked and restore to Orbax's)
 WORKLOADS: dict[str, tuple[int, int, bool, str, tuple[float, float, float]]] = {
     "disk": (1, 4, True, "64 x 16 MiB f32, sharded over 4 devices, disk with fsync", (3.5, 10, 3)),
@@ -73,6 +76,9 @@ class Holdfast:
     def restore(self, step: int, like: Any) -> Any:
         return self._manager.restore(step, like)
 
+    def delete(self, step: int) -> None:
+        self._manager.delete(step)
+
     def close(self) -> None:
         self._manager.close()
 
@@ -92,6 +98,9 @@ class Orbax:
 
     def restore(self, step: int, like: Any) -> Any:
         return self._manager.restore(step, args=self._args.StandardRestore(like))
+
+    def delete(self, step: int) -> None:
+        self._manager.delete(step)
 
     def close(self) -> None:
         self._manager.close()
@@ -124,6 +133,9 @@ class Floor:
         views = [m.view(s.data.dtype).reshape(s.data.shape) for m, s in zip(self._memory, self._shards, strict=True)]
         return jax.device_put(views, [shard.device for shard in self._shards])
 
+    def delete(self, step: int) -> None:
+        shutil.rmtree(self._folder / str(step))
+
     def close(self) -> None:
         self._memory.clear()
 
@@ -146,7 +158,7 @@ def work(name: str, folder: Path, repeats: int, index: int, count: int, port: in
     systems: dict[str, Any] = {"holdfast": Holdfast(folder / "holdfast"), "orbax": Orbax(folder / "orbax")}
     if count == 1 and name != "small":
         systems["floor"] = Floor(folder / f"floor{index}")
-    times: dict[str, Any] = {system: {"total": [], "blocked": [], "restore": [], "peak_extra_bytes": 0} for system in systems}
+    times: dict[str, Any] = {system: {key: [] for key in FIGURES} | {"peak_extra_bytes": 0} for system in systems}
     for step in range(repeats + 1):
         for kind, system in systems.items():
             together(f"{kind} save {step}")
@@ -157,22 +169,26 @@ def work(name: str, folder: Path, repeats: int, index: int, count: int, port: in
             finish()
             total = time.perf_counter() - began
             peak = _peak() - before
-            together(f"{kind} saved {step}")
-            began = time.perf_counter()
-            found = system.restore(step, like)
-            jax.block_until_ready(found)
-            restored = time.perf_counter() - began
-            if kind != "floor" and step == 0:
-                _check(state, found)
-            del found
+            figures = {"total": total, "blocked": blocked}
+            for key in ("restore", "cold") if WORKLOADS[name][2] else ("restore",):
+                if key == "cold":
+                    _drop_pages(folder)
+                together(f"{kind} saved {step} {key}")
+                began = time.perf_counter()
+                found = system.restore(step, like)
+                jax.block_until_ready(found)
+                figures[key] = time.perf_counter() - began
+                if kind != "floor" and step == 0:
+                    _check(state, found)
+                del found
             together(f"{kind} restored {step}")
+            began = time.perf_counter()
+            system.delete(step)
+            figures["delete"] = time.perf_counter() - began
             if step:
-                times[kind]["total"].append(total)
-                times[kind]["blocked"].append(blocked)
-                times[kind]["restore"].append(restored)
+                for key, seconds in figures.items():
+                    times[kind][key].append(seconds)
                 times[kind]["peak_extra_bytes"] = max(peak, times[kind]["peak_extra_bytes"])
-            if index == 0 or kind == "floor":
-                shutil.rmtree(folder / (kind if kind != "floor" else f"floor{index}") / str(step))
     for system in systems.values():
         system.close()
     print("RESULT " + json.dumps(times), flush=True)
@@ -187,6 +203,16 @@ def _check(state: Any, found: Any) -> None:
     for left, right in zip(jax.tree.leaves(state), jax.tree.leaves(found), strict=True):
         for a, b in zip(left.addressable_shards, right.addressable_shards, strict=True):
             assert np.asarray(a.data).tobytes() == np.asarray(b.data).tobytes()
+
+
+def _drop_pages(folder: Path) -> None:
+    """Has the kernel forget what it holds of all files, which are clean by now."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            file = os.open(path, os.O_RDONLY)
+            os.fsync(file)  # Orbax leaves pages unwritten, and those stay
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(file)
 
 
 def _reset_peak() -> int:
@@ -223,39 +249,53 @@ def run(name: str, root: Path, repeats: int) -> dict[str, Any]:
     found = [json.loads(line.removeprefix("RESULT ")) for output in outputs for line in output.splitlines() if line.startswith("RESULT")]
     merged: dict[str, Any] = {}
     for system in found[0]:
-        merged[system] = {
-            key: [max(times) for times in zip(*(one[system][key] for one in found), strict=True)] for key in ("total", "blocked", "restore")
-        }
+        merged[system] = {key: [max(times) for times in zip(*(one[system][key] for one in found), strict=True)] for key in FIGURES}
         merged[system]["peak_extra_bytes"] = max(one[system]["peak_extra_bytes"] for one in found)
     return merged
 
 
 def table(results: dict[str, Any]) -> str:
     """Returns the medians, in seconds, and how many times Orbax's they are."""
-    lines = ["| work | system | save, total | save, blocked | restore | peak extra host memory |", "|---|---|---|---|---|---|"]
+    heads = ["work", "system", "save, total", "save, blocked", "restore", "restore, cold", "delete", "peak extra host memory"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, found in results.items():
         *_, label, wanted = WORKLOADS[name]
-        medians = {system: [statistics.median(times[key]) for key in ("total", "blocked", "restore")] for system, times in found.items()}
+        medians = {system: _medians(times) for system, times in found.items()}
         for system, figures in medians.items():
-            cells = [f"{figure:.3f}" for figure in figures]
+            cells = {key: f"{figures[key]:.3f}" if key in figures else "" for key in FIGURES}
             if system == "holdfast":
-                ratios = [theirs / ours for theirs, ours in zip(medians["orbax"], figures, strict=True)]
-                cells = [f"{cell} (**{ratio:.1f}x**, wanted {want:g}x)" for cell, ratio, want in zip(cells, ratios, wanted, strict=True)]
+                for key, want in zip(FIGURES, wanted, strict=False):
+                    cells[key] += f" (**{medians['orbax'][key] / figures[key]:.1f}x**, wanted {want:g}x)"
             if system == "floor":
-                ours = medians["holdfast"]
-                cells = [f"{cells[0]} (holdfast takes {ours[0] / figures[0]:.2f} of it)", "", f"{cells[2]} ({ours[2] / figures[2]:.2f})"]
-            lines.append(f"| {label} | {system} | {' | '.join(cells)} | {found[system]['peak_extra_bytes'] >> 20} MiB |")
+                cells["blocked"] = cells["delete"] = ""
+                for key in ("total", "restore"):
+                    cells[key] += f" (holdfast takes {medians['holdfast'][key] / figures[key]:.2f} of it)"
+            lines.append(f"| {label} | {system} | {' | '.join(cells.values())} | {found[system]['peak_extra_bytes'] >> 20} MiB |")
     return "\n".join(lines)
+
+
+def _medians(times: dict[str, Any]) -> dict[str, float]:
+    return {key: statistics.median(times[key]) for key in FIGURES if times[key]}
 
 
 def bars(results: dict[str, Any]) -> str:
     """Returns a plot in text: how many times Orbax's speed, on a scale that doubles."""
     lines = []
     for name, found in results.items():
-        for key in ("total", "blocked", "restore"):
-            ratio = statistics.median(found["orbax"][key]) / statistics.median(found["holdfast"][key])
-            lines.append(f"{name:7} {key:8} {'#' * round(5 * math.log2(max(ratio, 1)))} {ratio:.1f}x")
+        ours, theirs = _medians(found["holdfast"]), _medians(found["orbax"])
+        for key in ours:
+            ratio = theirs[key] / ours[key]
+            lines.append(f"{name:7} {key:8} {'█' * round(5 * math.log2(max(ratio, 1)))} {ratio:.1f}x")
     return "\n".join(lines)
+
+
+def draw(text: str) -> None:
+    """Draws the plot as a picture."""
+    from rich.console import Console
+
+    console = Console(record=True, file=io.StringIO(), width=74)
+    console.print(text, highlight=False)
+    console.save_svg(str(HERE / "versus_orbax.svg"), title="Times Orbax's speed; five marks double it")
 
 
 def machine() -> str:
@@ -281,8 +321,7 @@ def main() -> None:
     text += f"Times Orbax's speed; each five marks double it:\n\n```\n{bars(results)}\n```\n"
     print(text)
     if options.write:
-        (HERE / "versus_orbax.json").write_text(json.dumps(results))
-        (HERE / "versus_orbax.md").write_text(text)
+        draw(bars(results))
 
 
 if __name__ == "__main__":
