@@ -13,12 +13,13 @@ import numpy as np
 from ._dtypes import dtype_named
 from ._errors import StepExists, StepNotFound, UnsupportedLeaf
 from ._items import Json
-from ._layouts import Place, RenamedReader, Source, renamed
+from ._place import Place
 from ._reader import Target
 from ._record import ItemRecord, LeafRecord
 from ._rename import Names
 from ._restore import Filler, allocate
 from ._safetensors import INDEX, SHARD_BYTES, SINGLE, TAGS, header_of, split_shards
+from ._source import RenamedReader, Source, renamed
 from ._storage import Part
 from ._tree import rebuild
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from . import _orbax_metadata as orbax
 from ._claims import FOLDER, Claims, this_writer
 from ._errors import CheckpointError, StepExists
-from ._layouts import RECORD_NAME, Place, recognise
+from ._layouts import RECORD_NAME, recognise
+from ._place import Place
 from ._restore import read_record
 from ._storage import Part, Storage
 

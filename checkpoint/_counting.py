@@ -19,6 +19,11 @@ class CountingStorage:
         return self._storage
 
     @property
+    def heard(self) -> Callable[[int], None]:
+        """Takes bytes that went past this store, which a driver read by itself."""
+        return self._heard
+
+    @property
     def root(self) -> str:
         return self._storage.root
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ._layouts import Source
 from ._match import show_leaf
 from ._reader import Target
 from ._record import LeafRecord
 from ._restore import Filler, allocate
+from ._source import Source
 
 BATCH_BYTES = 256 << 20
 PIECE = 1 << 20  # elements that are compared at once

@@ -1,8 +1,6 @@
-"""The seam between a checkpoint and the layout it is stored in: holdfast's own, Orbax's, or a plain safetensors folder.
+"""Which layouts there are, and which of them a folder is in: holdfast's own, Orbax's, or plain safetensors.
 
-A `Place` is a folder in a store. A `Layout` recognises a checkpoint in a place and opens it as a `Source`; a `Source` describes its items
-as our own record does (`ItemRecord`: a tree and its leaves) and fills any region of any leaf. Nothing above this seam, neither restore nor
-the command line, knows files of other people's layouts.
+See `_source.py` for what a layout is to the rooms above.
 """
 
 from __future__ import annotations
@@ -10,117 +8,24 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
-from ._engine import SAVED
-from ._errors import Corrupt, StepGone, StepNotFound, TreeMismatch
-from ._plan import Grid
-from ._reader import ItemReader, Target
-from ._record import ItemRecord, LeafRecord, Record
-from ._rename import Names, checked
+from ._engine import RECORD_NAME, SAVED
+from ._errors import StepGone, StepNotFound, TreeMismatch
+from ._place import Place, split
+from ._reader import ItemReader
+from ._record import ItemRecord, Record
+from ._rename import Names
 from ._restore import Filler, Report, read_json, read_record, restore_tree, verify_step
+from ._source import Info, Layout, RenamedReader, Source, find, renamed
 from ._storage import Entry, Storage
 from ._stores import open_store
 from ._tree import describe, escape
 from ._writer import join
 
 log = logging.getLogger("holdfast.checkpoint")
-SMALL_FILE_BYTES = 256 << 20  # other people's metadata: one JSON file for a whole tree
-RECORD_NAME = "checkpoint.json"
 _USUAL_ITEMS = ("state", "default", "pytree")
-
-
-@dataclass(frozen=True)
-class Place:
-    """A folder in a store: `name` is relative to the store's root, "" for the root itself."""
-
-    storage: Storage
-    name: str = ""
-
-    @classmethod
-    def of(cls, path: str | os.PathLike[str]) -> Place:
-        """Returns the place that a path or URL means, in the store of its parent folder."""
-        parent, name = _split(os.fspath(path))
-        return cls(open_store(parent)[0], name)
-
-    def __truediv__(self, name: str) -> Place:
-        return Place(self.storage, join(self.name, name))
-
-    def __str__(self) -> str:
-        return join(self.storage.root, self.name)
-
-    @property
-    def basename(self) -> str:
-        """Is the last part of the name."""
-        return str(self).rstrip("/").rsplit("/", 1)[-1]
-
-    def names(self) -> dict[str, Entry]:
-        """Returns what is in the folder, by its name there; folders end in `/`. Empty for a missing folder."""
-        skip = len(self.name) + 1 if self.name else 0
-        return {entry.name[skip:]: entry for entry in self.storage.list(self.name)}
-
-    def fetch(self, name: str, limit_bytes: int = SMALL_FILE_BYTES) -> bytes:
-        """Returns a small file; raises Corrupt where it is missing or too large to be one."""
-        path = f"{self}/{name}"
-        try:
-            return self.storage.fetch(join(self.name, name), limit_bytes)
-        except FileNotFoundError:
-            raise Corrupt(f"{path} is missing", path=path, file=path) from None
-        except OverflowError as error:
-            raise Corrupt(f"{path} is no metadata file: {error}", path=path, file=path) from None
-
-    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
-        """Fills `buffers` with bytes of a file, from `offset` on; returns how many there were."""
-        return self.storage.read(join(self.name, name), offset, buffers)
-
-
-@dataclass(frozen=True)
-class Info:
-    """What a checkpoint says about itself. Times are Unix seconds; `items` are kinds by item name: "tree", "json" or "unknown"."""
-
-    layout: str
-    path: str
-    items: Mapping[str, str]
-    step: int | None = None
-    started_s: float | None = None
-    finished_s: float | None = None
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    metadata: Any = None
-
-
-class Source(Protocol):
-    """Is one opened checkpoint of some layout. All calls block and may come from several threads."""
-
-    @property
-    def info(self) -> Info: ...
-
-    def item(self, name: str) -> ItemRecord:
-        """Describes a tree item. Raises StepNotFound for one that is not there, Corrupt naming the file that is missing or damaged."""
-
-    def reader(self, name: str) -> Filler:
-        """Returns what fills regions of an item's leaves; it raises Corrupt naming file and leaf."""
-
-    def json(self, name: str) -> Any:
-        """Returns the value of an item of kind "json"."""
-
-    def verify(self) -> Report:
-        """Reads everything and checks it as well as the layout allows; raises Corrupt naming file and leaf."""
-
-
-class Layout(Protocol):
-    """Is what one layout needs to be read: how a checkpoint of it looks, and how a root of steps does."""
-
-    name: str
-
-    def recognises(self, place: Place, names: Mapping[str, Entry]) -> bool:
-        """Tells whether `place`, which holds `names`, is a finished checkpoint of this layout."""
-
-    def open(self, place: Place) -> Source:
-        """Opens a checkpoint that `recognises` has accepted; raises Corrupt or HostileCheckpoint where it cannot be."""
-
-    def step_of(self, name: str) -> int | None:
-        """Returns the step that a folder's name stands for in a root, None where it stands for none."""
 
 
 class HoldfastLayout:
@@ -160,29 +65,6 @@ class HoldfastSource:
 
     def verify(self) -> Report:
         return verify_step(self._place.storage, self._place.name, self.record)
-
-
-def _split(path: str) -> tuple[str, str]:
-    """Returns the parent folder of a path or URL, and the last part; what follows a `?` in a URL stays with the folder."""
-    if "://" not in path:
-        parent, _, name = os.path.abspath(path).rpartition("/")
-        return parent or "/", name
-    url, mark, query = path.partition("?")
-    parent, _, name = url.rstrip("/").rpartition("/")
-    return f"{parent}{mark}{query}", name
-
-
-def find(info: Info, items: Mapping[str, Any], name: str) -> Any:
-    """Returns items[name]; raises StepNotFound saying which items there are."""
-    if name not in items:
-        known = ", ".join(sorted(info.items)) or "none"
-        raise StepNotFound(f"{info.path} has no item '{name}'; it has: {known}", path=info.path, step=info.step)
-    return items[name]
-
-
-def array_record(path: str, kind: str, shape: tuple[int, ...], dtype: str, *, impl: str = "", sharding: Any = None) -> LeafRecord:
-    """Returns the record of an array that is stored in one piece, as far as our reader is concerned."""
-    return LeafRecord(path, kind, dtype, shape, impl, sharding, Grid(shape, shape, shape))
 
 
 def layouts() -> list[Layout]:
@@ -251,7 +133,7 @@ def open_source(path: str | os.PathLike[str], step: int | None = None, *, wrap: 
     `wrap` may put a store of its own in front of the one that `path` means: to count, or to fail.
     Raises StepNotFound saying what is there instead, Corrupt, HostileCheckpoint.
     """
-    folder, file = _split(os.fspath(path))
+    folder, file = split(os.fspath(path))
     if file.endswith(".safetensors"):
         from ._safetensors import SafetensorsSource
 
@@ -331,29 +213,6 @@ def restore_source(
         raise
 
 
-class RenamedReader:
-    """Fills leaves that go by other paths than the stored ones."""
-
-    def __init__(self, reader: Filler, renamed: ItemRecord, stored: ItemRecord) -> None:
-        self._reader = reader
-        self._stored = {new.path: old for new, old in zip(renamed.leaves, stored.leaves, strict=True)}
-
-    def fill(self, targets: Sequence[Target], allocate: Callable[[int], Any]) -> None:
-        """Gives every target its array: see `ItemReader.fill`."""
-        inner = [Target(self._stored[target.leaf.path], target.region) for target in targets]
-        self._reader.fill(inner, allocate)
-        for target, filled in zip(targets, inner, strict=True):
-            target.array = filled.array
-
-
-def renamed(item: ItemRecord, names: Names) -> ItemRecord:
-    """Returns the item with other paths, its leaves in the same order; its tree becomes a flat dict of them."""
-    new = checked(names, [leaf.path for leaf in item.leaves])
-    leaves = tuple(replace(leaf, path=new[leaf.path]) for leaf in item.leaves)
-    tree = {"kind": "dict", "keys": list(new.values()), "nodes": list(range(len(leaves)))}
-    return ItemRecord(item.name, item.kind, item.files, tree, leaves)
-
-
 def _spelled_like(item: ItemRecord, like: Any) -> ItemRecord:
     """Lets flat names with dots match a flat `like` too, whose paths have the dots escaped."""
     wanted = set(describe(like)[1])
@@ -361,28 +220,6 @@ def _spelled_like(item: ItemRecord, like: Any) -> ItemRecord:
         return item
     spelled = tuple(replace(leaf, path=escape(leaf.path)) for leaf in item.leaves)
     return replace(item, leaves=spelled) if any(leaf.path in wanted for leaf in spelled) else item
-
-
-def verify_by_reading(source: Source, files: int) -> Report:
-    """Reads every leaf of a source once, in bounded memory: what can be done where a layout keeps no checksums of its own."""
-    from ._restore import allocate
-
-    leaves = total = 0
-    for name, kind in source.info.items.items():
-        if kind == "json":
-            source.json(name)
-        if kind != "tree":
-            continue
-        reader, batch = source.reader(name), []
-        arrays = [leaf for leaf in source.item(name).leaves if leaf.grid is not None]
-        for leaf in arrays:
-            batch.append(Target(leaf, tuple((0, size) for size in leaf.shape)))
-            if sum(target.nbytes for target in batch) > SMALL_FILE_BYTES or leaf is arrays[-1]:
-                reader.fill(batch, allocate)
-                batch = []
-        leaves += len(source.item(name).leaves)
-        total += sum(leaf.nbytes for leaf in arrays)
-    return Report(source.info.path, source.info.step or 0, files, leaves, total)
 
 
 __all__ = [
@@ -393,16 +230,12 @@ __all__ = [
     "Info",
     "Layout",
     "Place",
-    "RenamedReader",
     "Source",
-    "array_record",
     "find",
     "find_steps",
     "layouts",
     "open_source",
     "pick_item",
     "recognise",
-    "renamed",
     "restore_source",
-    "verify_by_reading",
 ]

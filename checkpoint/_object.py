@@ -116,6 +116,19 @@ class ObjectStorage:
         for name, future in zip(names, pending, strict=False):
             _done(future, name)
 
+    # --- what drivers need that read and write here themselves
+
+    def kvstore(self, folder: str) -> dict[str, Any]:
+        """Returns tensorstore's JSON spec of a folder, to be opened in `context`."""
+        spec: dict[str, Any] = self._kv.spec().to_json()
+        path = "/".join(part for part in (spec.get("path", "").strip("/"), self._prefix.strip("/"), folder) if part)
+        return dict(spec, path=f"{path}/" if path else "")
+
+    @property
+    def context(self) -> Any:
+        """Is the tensorstore Context with this process's connections (and its memory:// stores)."""
+        return _context()
+
     # --- what claims need besides
 
     def keys(self, prefix: str) -> Sequence[str]:

@@ -17,13 +17,16 @@ import numpy as np
 import tensorstore as ts
 
 from . import _orbax_metadata as files
+from ._counting import CountingStorage
 from ._dtypes import dtype_named
 from ._errors import Corrupt, HostileCheckpoint, StepNotFound
-from ._layouts import Info, Place, array_record, verify_by_reading
+from ._object import ObjectStorage
+from ._place import Place
 from ._reader import Target
 from ._record import ItemRecord, LeafRecord
 from ._restore import Report
-from ._storage import Entry
+from ._source import Info, array_record, verify_by_reading
+from ._storage import Entry, Storage
 from ._tree import describe, flatten
 
 MAX_RANK = 32  # tensorstore's own bound
@@ -294,8 +297,11 @@ class _Item:
         for name, index, array in reads:
             store = self._stores[name][index] if index else self._stores[name]
             pending.append((name, ts.array(array, context=self._context).write(store, can_reference_source_data_indefinitely=True)))
-        for name, future in pending:
+        heard = self._place.storage.heard if isinstance(self._place.storage, CountingStorage) else None
+        for (name, future), (_, _, array) in zip(pending, reads, strict=True):
             self._done(name, future)
+            if heard is not None:
+                heard(array.nbytes)
 
     def _opening(self, name: str) -> Any:
         inside = "" if self._base["driver"] == "ocdbt" else self._base["path"]
@@ -320,21 +326,18 @@ class _Item:
 
 def kvstore_of(place: Place) -> dict[str, Any]:
     """Returns tensorstore's JSON spec of a folder."""
-    storage: Any = place.storage
-    storage = getattr(storage, "inner", storage)
-    if "://" not in storage.root:
-        return {"driver": "file", "path": f"{place}/"}
-    spec: dict[str, Any] = storage._kv.spec().to_json()
-    return dict(spec, path=f"{spec.get('path', '')}{storage._prefix}{place.name}/".replace("//", "/").lstrip("/"))
+    storage = _behind(place.storage)
+    return storage.kvstore(place.name) if isinstance(storage, ObjectStorage) else {"driver": "file", "path": f"{place}/"}
 
 
 def context_of(place: Place) -> Any:
     """Returns the limits of what tensorstore does at once, with the connections (and memory) of the store that the place is in."""
-    if "://" not in place.storage.root:
-        return ts.Context(_CONTEXT)
-    from ._object import _context
+    storage = _behind(place.storage)
+    return ts.Context(_CONTEXT, parent=storage.context) if isinstance(storage, ObjectStorage) else ts.Context(_CONTEXT)
 
-    return ts.Context(_CONTEXT, parent=_context())
+
+def _behind(storage: Storage) -> Storage:
+    return storage.inner if isinstance(storage, CountingStorage) else storage
 
 
 def _has_data(leaf: files.StoredLeaf) -> bool:

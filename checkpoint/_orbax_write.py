@@ -24,8 +24,8 @@ from holdfast.multihost import Group, Solo
 from . import _orbax_metadata as files
 from ._dtypes import dtype_named
 from ._errors import CheckpointError, SaveFailed, StepExists, UnsupportedLeaf
-from ._layouts import Place
 from ._orbax_read import context_of, kvstore_of
+from ._place import Place
 from ._plan import Grid
 from ._planner import describe_sharding
 from ._record import ItemRecord, LeafRecord

@@ -19,10 +19,11 @@ import ml_dtypes
 import numpy as np
 
 from ._errors import Corrupt, HostileCheckpoint, StepNotFound
-from ._layouts import Info, Place, array_record, find, verify_by_reading
+from ._place import Place
 from ._reader import Target
 from ._record import ItemRecord
 from ._restore import Report
+from ._source import Info, array_record, find, verify_by_reading
 from ._storage import Entry
 
 INDEX = "model.safetensors.index.json"
@@ -50,6 +51,8 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "C64": np.dtype("<c8"),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
 TAGS = {dtype: tag for tag, dtype in DTYPES.items()}

@@ -15,7 +15,7 @@ import pytest
 from cluster import run_processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
+from safetensors import deserialize, safe_open
 from safetensors.numpy import load_file, save_file
 
 from holdfast.checkpoint import CheckpointError, Corrupt, HostileCheckpoint, StepExists, TreeMismatch, UnsupportedLeaf, load, save, verify
@@ -206,6 +206,51 @@ def test_export_opens_with_the_library(tmp_path: Path) -> None:
     for name, file in index["weight_map"].items():
         assert name in load_file(tmp_path / "many" / file)
     assert load(tmp_path / "many")["params.w"].shape == (64, 8)
+
+
+FP8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+
+
+def all_bytes(dtype: str) -> np.ndarray:
+    """Every value that an 8-bit float has, NaNs and both zeros included."""
+    return np.arange(256, dtype=np.uint8).view(getattr(ml_dtypes, dtype)).reshape(16, 16)
+
+
+def test_fp8_there_and_back(tmp_path: Path) -> None:
+    """All 256 values of each 8-bit float: from the library's file to us, into our own layout, and out again as the library takes it."""
+    tensors = {f"w.{dtype}": all_bytes(dtype) for dtype in FP8}
+    (tmp_path / "hf").mkdir()
+    save_file(tensors, tmp_path / "hf" / "model.safetensors")
+    convert(open_source(tmp_path / "hf"), Place(LocalStorage(tmp_path / "ours")), "holdfast")
+    convert(open_source(tmp_path / "ours"), Place(LocalStorage(tmp_path / "out")), "safetensors")
+    tags = {"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0"}
+    for folder in ("hf", "out"):
+        found = dict(deserialize((tmp_path / folder / "model.safetensors").read_bytes()))
+        assert {entry["dtype"] for entry in found.values()} == tags
+        assert {name: bytes(entry["data"]) for name, entry in found.items()} == {name: value.tobytes() for name, value in tensors.items()}
+    for folder in ("hf", "ours", "out"):
+        for name, value in load(tmp_path / folder).items():
+            assert value.dtype == tensors[name].dtype and value.tobytes() == tensors[name].tobytes()
+
+
+def test_fp8_between_torch_and_jax(tmp_path: Path) -> None:
+    """What torch writes in 8 bits, jax has bit for bit; what we export, torch has."""
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file as load_torch
+    from safetensors.torch import save_file as save_torch
+
+    raw = torch.arange(256, dtype=torch.uint8).reshape(16, 16)
+    dtypes = [dtype for dtype in FP8 if hasattr(torch, dtype)]
+    tensors = {dtype: raw.clone().view(getattr(torch, dtype)) for dtype in dtypes} | {"bfloat16": torch.ones(3, dtype=torch.bfloat16) * 1.5}
+    (tmp_path / "hf").mkdir()
+    save_torch(tensors, tmp_path / "hf" / "model.safetensors")
+    found = load(tmp_path / "hf", {name: jax.ShapeDtypeStruct(tuple(t.shape), getattr(ml_dtypes, name)) for name, t in tensors.items()})
+    for dtype in dtypes:
+        assert np.asarray(found[dtype]).tobytes() == all_bytes(dtype).tobytes()
+    save(tmp_path / "ours", found)
+    convert(open_source(tmp_path / "ours"), Place(LocalStorage(tmp_path / "out")), "safetensors")
+    for name, tensor in load_torch(tmp_path / "out" / "model.safetensors").items():
+        assert tensor.dtype == tensors[name].dtype and torch.equal(tensor.view(torch.uint8), tensors[name].view(torch.uint8))
 
 
 def test_what_a_file_cannot_hold_is_named(tmp_path: Path) -> None:
