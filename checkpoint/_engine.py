@@ -17,6 +17,7 @@ synchronises processes, keeps threads between calls, or lists the store.
 from __future__ import annotations
 
 from ._match import SAVED
+from ._own import Own
 from ._plan import Plan
 from ._planner import Planner
 from ._record import ItemRecord, Record, build_record, parse_record
@@ -33,6 +34,7 @@ __all__ = [
     "FileReport",
     "ItemRecord",
     "ItemReport",
+    "Own",
     "Plan",
     "Planner",
     "Record",

@@ -21,7 +21,7 @@ from holdfast.multihost import Group, Watchdog, default_group
 
 from ._cleaner import Cleaner
 from ._deciding import Decider
-from ._engine import Snapshot, read_record
+from ._engine import Own, Snapshot, read_record
 from ._errors import CheckpointError, SaveFailed, StepExists, StepNotFound
 from ._keeping import has_record, list_steps, sweep_files
 from ._layouts import ForeignSteps
@@ -328,16 +328,19 @@ class CheckpointManager:
         read_once: bool = False,
         fallback: bool = False,
         hold_s: float = 0.0,
+        process: int | None = None,
     ) -> Any:
         """Restores an item of a step; `step=None` is the newest, by the primary's answer.
 
         `like` is a tree of arrays or jax.ShapeDtypeStructs with shardings, of any topology (None: numpy; SAVED: the saved shardings); for
         an iterator's item the iterator, which takes its state back. `fallback=True` goes to the newest whole step, on all processes
-        alike, when a newer one cannot be read. `hold_s` keeps the step from the keep policy for so many seconds.
+        alike, when a newer one cannot be read. `hold_s` keeps the step from the keep policy for so many seconds. Of leaves that were kept
+        per process each process gets its own back, on as many processes as saved; `process` is the one whose copies to take instead.
 
         Blocks. Raises StepNotFound, StepGone, TreeMismatch, Corrupt, HostileCheckpoint.
         """
-        how = {"partial": partial, "cast": cast, "types": types, "read_once": read_once}
+        own = Own(self._group.index, self._group.count) if process is None else Own(operator.index(process))
+        how = {"partial": partial, "cast": cast, "types": types, "read_once": read_once, "own": own}
         chosen = None if step is None else _checked(step)
         return self._restorer.restore(chosen, like, item, how, fallback=fallback, hold_s=hold_s)
 

@@ -62,6 +62,7 @@ def _listed(paths: Sequence[str]) -> str:
 
 def want_as_saved(leaf: LeafRecord, *, on_devices: bool) -> Want:
     """Returns how a leaf comes back without a `like`: numpy always, or with its saved sharding."""
+    _check_is_there(leaf)
     if leaf.grid is None:
         return Want(leaf, "value")
     if not on_devices or leaf.kind in ("numpy", "scalar"):
@@ -74,6 +75,11 @@ def leaf_dtype(leaf: LeafRecord) -> np.dtype[Any]:
     dtype = dtype_named(leaf.dtype)
     assert dtype is not None
     return dtype
+
+
+def _check_is_there(leaf: LeafRecord) -> None:
+    if leaf.refusal:
+        raise TreeMismatch(leaf.refusal, leaf=leaf.path, expected="this process's copy", found="copies of other processes")
 
 
 def _check_width(leaf: LeafRecord, dtype: np.dtype[Any]) -> None:
@@ -102,11 +108,14 @@ def saved_sharding(leaf: LeafRecord) -> Sharding | None:
 
 def match(leaf: LeafRecord, like: Any, cast: bool) -> Want:
     """Returns how a saved leaf comes back as its `like`; raises TreeMismatch naming path, both shapes and both dtypes."""
+    _check_is_there(leaf)
     if type(like) in VALUE_TYPES:
         return _match_value(leaf, like)
     shape, dtype = getattr(like, "shape", None), getattr(like, "dtype", None)
     if shape is None or dtype is None:
         refuse(leaf, f"a {type(like).__name__}")
+    if leaf.per_process and not getattr(_sharding_of(like), "is_fully_addressable", True):
+        refuse(leaf, "one array of several processes, though each keeps its own")
     if not isinstance(dtype, np.dtype) and is_key(like):
         return _match_key(leaf, like)
     dtype = np.dtype(dtype)

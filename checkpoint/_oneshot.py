@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import jax
+
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, default_group
 
@@ -16,6 +18,7 @@ from . import _agreement as agreement
 from ._claims import FOLDER, Writer
 from ._engine import (
     RECORD_NAME,
+    Own,
     Plan,
     Planner,
     Record,
@@ -52,8 +55,11 @@ def save(
     group: Group | None = None,
     timeout_s: float = 600.0,
     layout: Literal["holdfast", "orbax"] = "holdfast",
+    per_process: Callable[[str], bool] | None = None,
 ) -> None:
     """Saves a tree as a checkpoint in the folder `path`, durably; blocks until it is there. Every process of the group calls it.
+
+    `per_process` says which leaves each process keeps for itself (see Options).
 
     With `layout="orbax"` it is a checkpoint of Orbax's, which its v0 manager (as a step folder of a root) and its v1 functions restore.
 
@@ -69,7 +75,14 @@ def save(
     storage, claims = open_store(path)
     writer = open_root(storage, claims, group, Options(save_timeout_s=timeout_s)).writer
     try:
-        _save(storage, group, writer, item, state, step, metadata, overwrite, timeout_s)
+        planner = Planner(
+            group.index,
+            group.count,
+            processes=getattr(group, "processes", None),
+            max_file_bytes=storage.max_file_bytes,
+            per_process=per_process,
+        )
+        _save(storage, group, writer, planner, item, state, step, metadata, overwrite, timeout_s)
     finally:
         if group.index == 0:
             claims.release(writer)
@@ -77,14 +90,22 @@ def save(
 
 
 def _save(
-    storage: Storage, group: Group, writer: Writer, item: str, state: Any, step: int, metadata: Any, overwrite: bool, timeout_s: float
+    storage: Storage,
+    group: Group,
+    writer: Writer,
+    planner: Planner,
+    item: str,
+    state: Any,
+    step: int,
+    metadata: Any,
+    overwrite: bool,
+    timeout_s: float,
 ) -> None:
     name, started_s, plan, own_error = f"checkpoint/save/{writer.id}", time.time(), None, None
     try:
         if group.index == 0 and not overwrite:
             _refuse_existing(storage)
-        processes = getattr(group, "processes", None)
-        plan = Planner(group.index, group.count, processes=processes, max_file_bytes=storage.max_file_bytes).plan(state)
+        plan = planner.plan(state)
         report = write_snapshot(take_snapshot(plan, state), storage, "", item, writer.id)
         message = agreement.SaveReport(group.index, 0, step, {item: report})
     except Exception as error:
@@ -164,6 +185,7 @@ def load(
     types: Sequence[type] = (),
     rename: Names = None,
     host_memory_bytes: int | None = None,
+    process: int | None = None,
 ) -> Any:
     """Restores one item of the checkpoint in the folder `path`, or of the latest step where it is a root of steps (the log says which).
 
@@ -180,7 +202,8 @@ def load(
     if foreign:
         return restore_source(open_source(path), item, like, partial=partial, cast=cast, types=types, rename=rename)
     options: dict[str, Any] = {"partial": partial, "cast": cast, "types": types, "host_memory_bytes": host_memory_bytes}
-    return restore_item(storage, step_dir, record, item, like, **options)
+    own = Own(jax.process_index(), jax.process_count()) if process is None else Own(process)
+    return restore_item(storage, step_dir, record, item, like, own=own, **options)
 
 
 def verify(path: str | os.PathLike[str]) -> Report:

@@ -32,6 +32,9 @@ class Options:
     check_free_space: refuses a save that does not fit on the disk before it begins.
     progress: called with a `Progress` from background threads, a few times a second at most.
     claim_age_s: on stores without locks, the age from which a claim that was not renewed counts as dead.
+    per_process: says of a leaf's path whether each process keeps its own value, `lambda path: path.startswith("reader.")`. Such a leaf is a
+        value of the host (numpy, Python, an array on this process's devices) of one shape and dtype everywhere; without this it has to be
+        equal on all processes. It comes back on as many processes, or by `restore(process=...)`.
     hang_timeout_s: without a question about a step or a save for so long, the stacks of all threads go to the log and to the coordinator
         (see `multihost.watchdog`); None: nobody watches. With `hang_exit` the process then ends with exit code 124.
     """
@@ -45,6 +48,7 @@ class Options:
     check_free_space: bool = True
     progress: Callable[[Progress], None] | None = None
     claim_age_s: float = DAY_S
+    per_process: Callable[[str], bool] | None = None
     hang_timeout_s: float | None = None
     hang_exit: bool = False
 

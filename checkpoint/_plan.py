@@ -60,7 +60,8 @@ class Layout:
 @dataclass(frozen=True)
 class Leaf:
     """Describes one leaf. `kind` is "array", "key" (typed PRNG keys; dtype and shape are those of their data), "numpy", "scalar" (of
-    numpy) or the name of a Python type, whose value lives in the record. `layout` None: host-local, rank 0 writes it whole.
+    numpy) or the name of a Python type, whose value lives in the record. `layout` None: host-local, rank 0 writes it whole. `per_process`:
+    every rank has its own, of the same shape, and writes it as its row of [ranks, *shape], which is then the shape here.
     """
 
     path: str
@@ -71,6 +72,7 @@ class Leaf:
     layout: Layout | None = None
     sharding: Any = None  # of JSON types
     impl: str = ""
+    per_process: bool = False
 
     @property
     def is_value(self) -> bool:
@@ -353,7 +355,7 @@ def _digest(about: Any, leaves: Sequence[Leaf], grids: Sequence[Grid], writers: 
     for leaf in leaves:
         shardings.setdefault(id(leaf.sharding), len(shardings))
     unique = list({id(leaf.sharding): leaf.sharding for leaf in leaves}.values())
-    facts = [(leaf.path, leaf.kind, leaf.dtype, leaf.shape, leaf.impl, shardings[id(leaf.sharding)]) for leaf in leaves]
+    facts = [(leaf.path, leaf.kind, leaf.dtype, leaf.shape, leaf.impl, leaf.per_process, shardings[id(leaf.sharding)]) for leaf in leaves]
     cuts = [(grid.part, grid.sub) for grid in grids]
     digest = hashlib.sha256(json.dumps([about, unique, facts, cuts], sort_keys=True).encode())
     digest.update(writers.astype("<i8").tobytes())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -30,13 +31,20 @@ class Planner:
     """Makes the plans of a manager's saves; plans are cached by (treedef, avals, shardings). For one thread at a time.
 
     `index` and `count` are the group's; `processes[rank]` is the runtime index of each member (default: range(count)). Plans depend on
-    `max_file_bytes` (the store's) too, so all processes pass the same.
+    `max_file_bytes` (the store's) too, so all processes pass the same. `per_process` says of a leaf's path whether each keeps its own.
     """
 
     def __init__(
-        self, index: int = 0, count: int = 1, *, processes: Sequence[int] | None = None, max_file_bytes: int | None = None
+        self,
+        index: int = 0,
+        count: int = 1,
+        *,
+        processes: Sequence[int] | None = None,
+        max_file_bytes: int | None = None,
+        per_process: Callable[[str], bool] | None = None,
     ) -> None:
-        self._index, self._count, self._max_file_bytes = index, count, max_file_bytes
+        self._index, self._count, self._max_file_bytes, self._per_process = index, count, max_file_bytes, per_process
+        self._rows: dict[int, Layout] = {}
         self._ranks = {process: rank for rank, process in enumerate(processes if processes is not None else range(count))}
         self._kept: list[_Kept] = []
         self._layouts: dict[tuple[Sharding, tuple[int, ...]], tuple[Layout, Any]] = {}
@@ -61,21 +69,23 @@ class Planner:
         return make_plan(description, described, self._index, self._count, max_file_bytes=self._max_file_bytes)
 
     def _leaf(self, path: str, leaf: Any) -> Leaf:
-        if isinstance(leaf, jax.Array):
-            return self._jax_leaf(path, leaf)
-        if isinstance(leaf, np.generic) or type(leaf) in (np.ndarray, np.memmap):
-            _check_dtype(path, leaf.dtype)
-            kind = "numpy" if isinstance(leaf, np.ndarray) else "scalar"
-            return Leaf(path, kind, leaf.dtype.name, leaf.shape, leaf.dtype.itemsize)
-        if type(leaf) in VALUE_TYPES:
-            return Leaf(path, type(leaf).__name__)
-        advice = "save its arrays, or register its class as a pytree (jax.tree_util.register_dataclass)"
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            advice = "it has no values: save the array that it describes"
-        message = f"the leaf {path!r} is a {type_name(type(leaf))}, which cannot be saved; {advice}"
-        raise UnsupportedLeaf(message, leaf=path, found=type_name(type(leaf)))
+        mine = self._per_process is not None and self._per_process(path)
+        made = self._jax_leaf(path, leaf, local=mine or self._count > 1) if isinstance(leaf, jax.Array) else _host_leaf(path, leaf)
+        return self._kept_per_process(made) if mine else made
 
-    def _jax_leaf(self, path: str, leaf: jax.Array) -> Leaf:
+    def _kept_per_process(self, leaf: Leaf) -> Leaf:
+        """Returns a leaf of which every process writes its own."""
+        if leaf.is_value:
+            return replace(leaf, per_process=True)
+        if leaf.layout is not None:
+            message = (
+                f"the leaf {leaf.path!r} is one array of several processes, and cannot be kept per process; leave it out of per_process"
+            )
+            raise UnsupportedLeaf(message, leaf=leaf.path, found=str(leaf.sharding))
+        rows = self._rows.setdefault(len(leaf.shape), row_layout(self._count, len(leaf.shape)))
+        return replace(leaf, shape=(self._count, *leaf.shape), layout=rows, per_process=True)
+
+    def _jax_leaf(self, path: str, leaf: jax.Array, *, local: bool) -> Leaf:
         if isinstance(leaf, jax.core.Tracer):
             raise UnsupportedLeaf(f"the leaf {path!r} is a tracer: save outside of jit and grad", leaf=path, found="tracer")
         if leaf.is_deleted():
@@ -86,7 +96,7 @@ class Planner:
             leaf = jax.random.key_data(leaf)
         dtype = np.dtype(leaf.dtype)
         _check_dtype(path, dtype)
-        if self._count > 1 and leaf.is_fully_addressable:
+        if local and leaf.is_fully_addressable:
             return Leaf(path, kind, dtype.name, leaf.shape, dtype.itemsize, impl=impl)
         layout, sharding = self._layout(path, leaf)
         return Leaf(path, kind, name_of(dtype), leaf.shape, dtype.itemsize, layout, sharding, impl)
@@ -101,6 +111,20 @@ class Planner:
                 raise UnsupportedLeaf(message, leaf=path, found=str(leaf.sharding))
             self._layouts[key] = layout, self._described.setdefault(leaf.sharding, describe_sharding(leaf.sharding))
         return self._layouts[key]
+
+
+def _host_leaf(path: str, leaf: Any) -> Leaf:
+    if isinstance(leaf, np.generic) or type(leaf) in (np.ndarray, np.memmap):
+        _check_dtype(path, leaf.dtype)
+        kind = "numpy" if isinstance(leaf, np.ndarray) else "scalar"
+        return Leaf(path, kind, leaf.dtype.name, leaf.shape, leaf.dtype.itemsize)
+    if type(leaf) in VALUE_TYPES:
+        return Leaf(path, type(leaf).__name__)
+    advice = "save its arrays, or register its class as a pytree (jax.tree_util.register_dataclass)"
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        advice = "it has no values: save the array that it describes"
+    message = f"the leaf {path!r} is a {type_name(type(leaf))}, which cannot be saved; {advice}"
+    raise UnsupportedLeaf(message, leaf=path, found=type_name(type(leaf)))
 
 
 def _facts(leaf: Any) -> tuple[type, Any, Any]:
@@ -130,6 +154,11 @@ def _check_dtype(path: str, dtype: np.dtype[Any]) -> None:
     if not can_store(dtype):
         message = f"the leaf {path!r} has dtype {dtype!s} ({dtype.str}), which cannot be saved; convert it to a little-endian number dtype"
         raise UnsupportedLeaf(message, leaf=path, found=str(dtype))
+
+
+def row_layout(count: int, rank: int) -> Layout:
+    """Returns the layout of [count, ...]: a row a process, `rank` more axes. The rows are the host's."""
+    return Layout((count, *(1,) * rank), np.arange(count)[:, None], np.full((count, 1), -1))
 
 
 def make_layout(array: jax.Array, ranks: dict[int, int]) -> Layout:

@@ -47,6 +47,7 @@ class Preparer:
                 self._group.count,
                 processes=getattr(self._group, "processes", None),
                 max_file_bytes=self._storage.max_file_bytes,
+                per_process=self._options.per_process,
             )
         return self._planners[item]
 

@@ -39,7 +39,8 @@ MAX_CELLS = 1 << 24
 class LeafRecord:
     """One leaf of an item: a Python value, or an array with its grid and, for each cell, the index of the file that holds it.
 
-    Grids and lists of files are shared by the leaves that have equal ones.
+    Grids and lists of files are shared by the leaves that have equal ones. `per_process`: the value is a tuple of every process's, and the
+    array [processes, ...]; but see _own.py, which makes one process's of it, and of one that it has no copy of a `refusal`.
     """
 
     path: str
@@ -51,6 +52,8 @@ class LeafRecord:
     grid: Grid | None = None
     files: Ints | None = None
     value: Any = None
+    per_process: bool = False
+    refusal: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -134,7 +137,16 @@ def _item_text(name: str, plan: Plan | None, reports: Sequence[ItemReport]) -> s
     assert len(files) == expected, f"item {name}: {len(files)} files were reported, {expected} planned"
     if "record" not in plan.cache:
         plan.cache["record"] = _static_text(plan)
-    return f'{plan.cache["record"]},"values":{_dump(reports[0].values)},"files":{_dump(files)}}}'
+    return f'{plan.cache["record"]},"values":{_dump(_values(plan, reports))},"files":{_dump(files)}}}'
+
+
+def _values(plan: Plan, reports: Sequence[ItemReport]) -> list[Any]:
+    """Returns the Python values: [type, text], and of those kept per process [type, [text of each process]]."""
+    values: list[Any] = []
+    others = [iter(report.values) for report in reports[1:]]
+    for leaf, (kind, text) in zip((leaf for leaf in plan.leaves if leaf.is_value), reports[0].values, strict=True):
+        values.append([kind, [text, *(next(other)[1] for other in others)] if leaf.per_process else text])
+    return values
 
 
 def _static_text(plan: Plan) -> str:
@@ -155,6 +167,7 @@ def _static_text(plan: Plan) -> str:
             facts |= {"dtype": leaf.dtype, "shape": leaf.shape, "grid": [array.grid.part, array.grid.sub], "cells": cells[key]}
             facts |= {"sharding": shardings.setdefault(_dump(leaf.sharding), len(shardings))}
             facts |= {"impl": leaf.impl} if leaf.impl else {}
+        facts |= {"per_process": True} if leaf.per_process else {}
         leaves.append(facts)
     tables = {"kind": "tree", "tree": plan.tree, "leaves": leaves, "cells": runs, "shardings": [json.loads(text) for text in shardings]}
     return _dump(tables)[:-1]
@@ -260,7 +273,19 @@ def _parse_value(data: dict[str, Any], values: Iterator[Any]) -> LeafRecord:
     stored, text = next(values, ("", ""))
     if type(path) is not str or stored != kind:
         raise ValueError(f"leaf {path!r} is of kind {kind}, its value of {stored}")
-    return LeafRecord(path, kind, value=decode_value(kind, text))
+    own = _is_per_process(data)
+    texts = text if own and type(text) is list else [text]
+    if not texts or not all(type(text) is str for text in texts):
+        raise ValueError(f"leaf {path!r} has the value {text!r}")
+    found = tuple(decode_value(kind, text) for text in texts)
+    return LeafRecord(path, kind, value=found if own else found[0], per_process=own)
+
+
+def _is_per_process(data: Any) -> bool:
+    found = data.get("per_process", False)
+    if type(found) is not bool:
+        raise ValueError(f"a leaf is kept per process: {found!r}")
+    return found
 
 
 class _LeafParser:
@@ -278,9 +303,10 @@ class _LeafParser:
         if key not in self._known:
             self._known[key] = self._check(data["dtype"], data["shape"], part, sub, data["cells"])
         shape, grid, files = self._known[key]
-        return LeafRecord(
-            path, kind, data["dtype"], shape, str(data.get("impl", "")), self._shardings[_whole(data["sharding"])], grid, files
-        )
+        impl, sharding, own = str(data.get("impl", "")), self._shardings[_whole(data["sharding"])], _is_per_process(data)
+        if own and not shape:
+            raise ValueError(f"leaf {path!r} is kept per process, and has no axis for them")
+        return LeafRecord(path, kind, data["dtype"], shape, impl, sharding, grid, files, per_process=own)
 
     def _check(self, name: str, sizes: Any, part: Any, sub: Any, cells: Any) -> tuple[tuple[int, ...], Grid, Ints]:
         dtype, shape = dtype_named(name), tuple(map(_whole, sizes))

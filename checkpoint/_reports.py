@@ -38,7 +38,7 @@ class ItemReport:
     """What one process has written of one item, durably.
 
     `plan` is the plan's hash ("" for a JSON item). `local` are the CRCs, as this process sees them, of the host-local arrays and then of
-    the Python values, each in leaf order. `values` are the Python values themselves, encoded; from rank 0 alone.
+    the Python values, each in leaf order. `values` are the Python values themselves, encoded; from the other ranks those kept per process.
     """
 
     process: int
@@ -125,7 +125,7 @@ def check_reports(item: str, plan: Plan, reports: Sequence[ItemReport]) -> None:
         if others:
             message = (
                 f"item {item!r}: the leaf {name!r} is local to each process and differs on processes {others} from process 0; "
-                "make it equal, or keep it in an item of JSON per process"
+                "make it equal, or keep it per process: Options(per_process=...)"
             )
             raise SaveFailed(message, process=others[0])
 

@@ -14,6 +14,7 @@ import numpy as np
 from ._devices import Placement, Region
 from ._errors import Corrupt, HostileCheckpoint, StepNotFound
 from ._match import SAVED, Want, check_paths, leaf_dtype, match, refuse, want_as_saved
+from ._own import Own, OwnReader, own_leaves
 from ._pool import POOL
 from ._reader import RECORD_NAME, ItemReader, Target
 from ._record import RECORD_LIMIT_BYTES, ItemRecord, Record, parse_record
@@ -71,19 +72,23 @@ def restore_item(
     types: Sequence[type] = (),
     read_once: bool = False,
     host_memory_bytes: int | None = None,
+    own: Own | None = None,
 ) -> Any:
     """Restores one tree item (a JSON item comes back as rank 0's value; see `read_json`).
 
     `like` is a tree of arrays, jax.ShapeDtypeStructs or values, None (numpy everywhere) or SAVED. `partial=True` ignores saved leaves that
     `like` lacks; a predicate on leaf paths says which leaves to read, and without a `like` the others come back as None, with one as they
     are in it. `cast=True` allows another dtype. `read_once=True` reads replicated arrays once in the whole job, as far as their shapes
-    divide, and spreads them by a device collective: every process calls it alike. Blocks; raises StepNotFound (no such item),
+    divide, and spreads them by a device collective: every process calls it alike. `own` says whose copies of leaves that were kept per
+    process come back (None: those of all, along a first axis). Blocks; raises StepNotFound (no such item),
     TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
     """
     found = find_item(record, item)
     if found.kind == "json":
         return read_json(storage, step_dir, record, item)
-    reader = ItemReader(storage, step_dir, found)
+    reader: Filler = ItemReader(storage, step_dir, found)
+    if own is not None and any(leaf.per_process for leaf in found.leaves):
+        reader, found = OwnReader(reader, found, own), own_leaves(found, own)
     options: dict[str, Any] = {"partial": partial, "cast": cast, "types": types, "read_once": read_once}
     return restore_tree(reader, found, like, host_memory_bytes=host_memory_bytes, **options)
 

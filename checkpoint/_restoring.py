@@ -61,7 +61,7 @@ class Restorer:
         if hold_s > 0 and self._group.index == 0:
             add_hold(self._storage, step, hold_s)
         if step in self._foreign:
-            options = {name: value for name, value in how.items() if name != "read_once"}
+            options = {name: value for name, value in how.items() if name not in ("read_once", "own")}
             return restore_source(self._foreign.open(step), item, like, **options)
         record = read_record(self._storage, str(step))
         if is_iterator(like):

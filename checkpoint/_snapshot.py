@@ -143,7 +143,7 @@ def _may_view(plan: Plan, leaves: Sequence[Any]) -> bool:
 def _take(plan: Plan, leaf: Any, index: int, slot: int, views: bool) -> Any:
     """Returns a shard: a view, a copy of what is the host's own, or the array on its device."""
     if slot < 0:
-        return _host_copy(leaf)
+        return _host_copy(leaf)[None] if plan.leaves[index].per_process else _host_copy(leaf)
     if plan.leaves[index].kind == "key":
         leaf = jax.random.key_data(leaf)
     shard = leaf.addressable_data(slot)

@@ -41,8 +41,9 @@ def write_snapshot(
         local = _local_crcs(snapshot, crcs)
     finally:
         snapshot.release()
-    values = tuple(encode_value(value) for value in snapshot.values)
-    return ItemReport(plan.process, plan.hash, tuple(files), local, values if plan.process == 0 else ())
+    own = zip(snapshot.values, (leaf for leaf in plan.leaves if leaf.is_value), strict=True)
+    values = tuple(encode_value(value) for value, leaf in own if plan.process == 0 or leaf.per_process)
+    return ItemReport(plan.process, plan.hash, tuple(files), local, values)
 
 
 def run_side_by_side(work: Callable[[Any], Any], items: list[Any], lanes: int) -> list[Any]:
@@ -61,7 +62,7 @@ def _counted(parts: Iterable[Part], progress: Callable[[int], None] | None) -> I
 
 
 def _local_crcs(snapshot: Snapshot, written: dict[tuple[int, str], int]) -> tuple[int, ...]:
-    """Returns one CRC for each host-local array, then for each value: the same on every process if they agree."""
+    """Returns one CRC for each host-local array, then for each value (0: kept per process): the same on every process if they agree."""
     plan = snapshot.plan
     if plan.process_count == 1:
         return ()
@@ -72,7 +73,8 @@ def _local_crcs(snapshot: Snapshot, written: dict[tuple[int, str], int]) -> tupl
             found = written[leaf, chunk.name] if plan.process == 0 else crc32c(chunk_bytes(snapshot.local[position], chunk))
             crc = crc32c(found.to_bytes(4, "little"), crc)
         crcs.append(crc)
-    return (*crcs, *(crc32c(repr(encode_value(value)).encode()) for value in snapshot.values))
+    values = zip(snapshot.values, (leaf for leaf in plan.leaves if leaf.is_value), strict=True)
+    return (*crcs, *(0 if leaf.per_process else crc32c(repr(encode_value(value)).encode()) for value, leaf in values))
 
 
 def write_json(storage: Storage, step_dir: str, item: str, writer_id: str, process: int, value: Any) -> ItemReport:
