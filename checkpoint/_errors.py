@@ -25,9 +25,10 @@ class StepGone(CheckpointError):
 
 
 class SaveFailed(CheckpointError):
-    """Says that a save did not commit, and on which process it failed."""
+    """Says that a save did not commit, on which process it failed and, where a leaf is to blame, the leaf."""
 
     process: int | None = None
+    leaf: str = ""
 
 
 class CommitUnknown(CheckpointError):

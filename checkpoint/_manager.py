@@ -250,7 +250,7 @@ class CheckpointManager:
 
     def _join(self, timeout_s: float | None = None) -> None:
         """Waits for the save in flight; its own time bounds the wait unless a store hangs."""
-        save, bound = self._save, self._options.save_timeout_s + 2 * TELL_S
+        save, bound = self._save, self._options.save_timeout_s + 4 * TELL_S
         if save is None or save.done.wait(bound if timeout_s is None else timeout_s):
             return
         if timeout_s is not None:

@@ -32,10 +32,12 @@ from ._engine import (
     write_snapshot,
 )
 from ._errors import CheckpointError, StepExists, StepNotFound
+from ._explaining import explain, hear
 from ._layouts import Place, open_source, restore_source
 from ._opening import open_root
 from ._options import Options
 from ._rename import Names
+from ._reports import PlansDiffer
 from ._storage import Storage
 from ._stores import open_store
 from ._writer import join
@@ -113,10 +115,13 @@ def _save(
         text = str(error) if isinstance(error, StepExists) else agreement.describe(error)
         message = agreement.SaveReport(group.index, 0, step, error=text, kind=type(error).__name__)
     gathered = group.gather(f"{name}/report", message.to_bytes(), timeout_s=timeout_s)
-    outcome = None
-    if gathered is not None:
-        outcome = _commit(storage, writer, item, plan, gathered, step, metadata, started_s, overwrite).to_bytes()
-    told = agreement.Outcome.from_bytes(group.broadcast(f"{name}/outcome", outcome, timeout_s=timeout_s))
+    if gathered is None:
+        told = agreement.Outcome.from_bytes(hear(group, name, {item: plan} if plan is not None else {}, timeout_s))
+    else:
+        told = _commit(storage, writer, item, plan, gathered, step, metadata, started_s, overwrite)
+        if isinstance(told.error, PlansDiffer):
+            told = agreement.Outcome(step, explain(group, name, told.error, plan))
+        group.broadcast(f"{name}/outcome", told.to_bytes(), timeout_s=timeout_s)
     if told.error is not None:
         _drop_own(storage, item, writer, group.index)
         if isinstance(own_error, HoldfastError) and group.count == 1:

@@ -12,6 +12,12 @@ from ._errors import SaveFailed
 from ._plan import Plan
 
 
+class PlansDiffer(SaveFailed):
+    """Says that the processes planned different saves of an item; see _explaining.py. It does not leave this room."""
+
+    item: str = ""
+
+
 def pack_name(process: int, pack: int, writer_id: str) -> str:
     return f"{process:05d}-{pack:05d}-{writer_id}.safetensors"
 
@@ -107,7 +113,7 @@ def decode_value(kind: str, text: str) -> Any:
 
 
 def check_reports(item: str, plan: Plan, reports: Sequence[ItemReport]) -> None:
-    """Raises SaveFailed when the processes' reports (in rank order) do not describe one plan and one value of each host-local leaf.
+    """Raises SaveFailed when the processes' reports (in rank order) do not tell of one plan (PlansDiffer) and one value of each local leaf.
 
     Its message names the leaf and the processes that differ; `process` is the first of them.
     """
@@ -117,7 +123,7 @@ def check_reports(item: str, plan: Plan, reports: Sequence[ItemReport]) -> None:
             f"item {item!r}: processes {others} planned another save than process {plan.process}: "
             "their trees differ in structure, shapes, dtypes or shardings; save the same tree everywhere"
         )
-        raise SaveFailed(message, process=others[0])
+        raise PlansDiffer(message, process=others[0], item=item)
     names = [leaf.path for leaf in plan.leaves if not leaf.is_value and leaf.layout is None]
     names += [leaf.path for leaf in plan.leaves if leaf.is_value]
     for position, name in enumerate(names if plan.process_count > 1 else []):
@@ -127,7 +133,7 @@ def check_reports(item: str, plan: Plan, reports: Sequence[ItemReport]) -> None:
                 f"item {item!r}: the leaf {name!r} is local to each process and differs on processes {others} from process 0; "
                 "make it equal, or keep it per process: Options(per_process=...)"
             )
-            raise SaveFailed(message, process=others[0])
+            raise SaveFailed(message, process=others[0], leaf=name)
 
 
-__all__ = ["FileReport", "ItemReport", "check_reports", "decode_value", "encode_value", "json_name", "pack_name"]
+__all__ = ["FileReport", "ItemReport", "PlansDiffer", "check_reports", "decode_value", "encode_value", "json_name", "pack_name"]

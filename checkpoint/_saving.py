@@ -21,8 +21,10 @@ from ._agreement import Outcome, SaveReport, check, describe, failure_of
 from ._claims import FOLDER
 from ._engine import RECORD_NAME, Plan, Record, Snapshot, build_record, check_reports, read_record, write_json, write_snapshot
 from ._errors import CheckpointError, CommitUnknown, SaveFailed, StepExists, StepNotFound
+from ._explaining import explain, hear
 from ._keeping import delete_files, delete_own
 from ._local import LocalStorage, fenced
+from ._reports import PlansDiffer
 from ._storage import Storage
 
 _log = logging.getLogger(__name__)
@@ -47,9 +49,9 @@ class Desk:
         """Is the folder of the claim."""
         return f"{FOLDER}/{self.writer_id}"
 
-    def message(self, counter: int, kind: str) -> str:
-        """Returns the name of a save's message."""
-        return f"checkpoint/{self.writer_id}/{kind}/{counter % NAMES}"
+    def name(self, counter: int) -> str:
+        """Returns what the names of a save's messages begin with."""
+        return f"checkpoint/{self.writer_id}/{counter % NAMES}"
 
 
 @dataclass
@@ -140,14 +142,17 @@ def _check_space(save: Save, desk: Desk) -> None:
 def _decide(save: Save, desk: Desk, report: SaveReport) -> Outcome:
     """Is the primary's part: gathers, commits, and tells all how it ended."""
     try:
-        gathered = desk.group.gather(desk.message(save.counter, "report"), report.to_bytes(), timeout_s=save.left_s(desk) or 0.001)
+        gathered = desk.group.gather(f"{desk.name(save.counter)}/report", report.to_bytes(), timeout_s=save.left_s(desk) or 0.001)
         assert gathered is not None
         _commit(save, desk, [SaveReport.from_bytes(data) for data in gathered])
         outcome = Outcome(save.step, None, _superfluous(save, desk))
+    except PlansDiffer as error:
+        plan = save.trees[error.item][0]
+        outcome = Outcome(save.step, explain(desk.group, desk.name(save.counter), error, plan))
     except Exception as error:
         outcome = Outcome(save.step, failure_of(error, save.step, 0))
     try:
-        desk.group.broadcast(desk.message(save.counter, "outcome"), outcome.to_bytes(), timeout_s=save.left_s(desk) + TELL_S)
+        desk.group.broadcast(f"{desk.name(save.counter)}/outcome", outcome.to_bytes(), timeout_s=save.left_s(desk) + TELL_S)
     except HoldfastError as error:  # they read the record
         _log.warning("how the save of step %d ended could not be told to the other processes: %s", save.step, error)
     return outcome
@@ -165,12 +170,12 @@ def _follow(save: Save, desk: Desk, report: SaveReport) -> Outcome:
     """Is the part of all others: reports, and hears how it ended; who hears nothing reads the record."""
     lost: HoldfastError | None = None
     try:
-        desk.group.gather(desk.message(save.counter, "report"), report.to_bytes(), timeout_s=save.left_s(desk) or 0.001)
+        desk.group.gather(f"{desk.name(save.counter)}/report", report.to_bytes(), timeout_s=save.left_s(desk) or 0.001)
     except HoldfastError as error:
         lost = error
     try:
-        told = desk.group.broadcast(desk.message(save.counter, "outcome"), None, timeout_s=save.left_s(desk) + TELL_S)
-        return Outcome.from_bytes(told)
+        plans = {name: plan for name, (plan, _) in save.trees.items()}
+        return Outcome.from_bytes(hear(desk.group, desk.name(save.counter), plans, save.left_s(desk) + TELL_S))
     except HoldfastError as error:
         return _settle(save, desk, lost or error)
 
