@@ -2,80 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import logging
 import os
 import shutil
 import signal
-import socket
-import struct
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from holdfast.checkpoint import CheckpointManager, KeepLast
-from holdfast.coordination import HoldfastError, ProcessLost
+from holdfast import multihost
+from holdfast.checkpoint import CheckpointManager, KeepLast, Options
+from holdfast.coordination import CoordinationService, HoldfastError
 from holdfast.multihost import Group, Solo
 
 LIBRARY = ctypes.CDLL(None)
 LIBRARY.killpoint_arm.argtypes = (ctypes.c_long, ctypes.c_int)
 LIBRARY.killpoint_count.restype = ctypes.c_long
-
-
-class PipeGroup:
-    """A group of two over a socket pair: the other's death is the end of the stream."""
-
-    count = 2
-
-    def __init__(self, index: int, pipe: socket.socket) -> None:
-        self.index = index
-        self._pipe = pipe
-
-    def _send(self, value: bytes) -> None:
-        try:
-            self._pipe.sendall(struct.pack("<I", len(value)) + value)
-        except OSError:
-            raise self._lost() from None
-
-    def _receive(self) -> bytes:
-        return self._exactly(struct.unpack("<I", self._exactly(4))[0])
-
-    def _exactly(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            try:
-                part = self._pipe.recv(size - len(data))
-            except OSError:
-                part = b""
-            if not part:
-                raise self._lost()
-            data += part
-        return data
-
-    def _lost(self) -> ProcessLost:
-        return ProcessLost(f"process {1 - self.index} is gone", process=1 - self.index)
-
-    def barrier(self, name: str, *, timeout_s: float) -> None:
-        self._send(b"")
-        self._receive()
-
-    def gather(self, name: str, value: bytes, *, timeout_s: float) -> list[bytes] | None:
-        self._send(value)
-        other = self._receive()
-        return None if self.index else [value, other]
-
-    def broadcast(self, name: str, value: bytes | None, *, timeout_s: float) -> bytes:
-        if value is None:
-            return self._receive()
-        self._send(value)
-        return value
-
-    def report(self, **progress: Any) -> None: ...
+HEARTBEAT_S = 2.0
 
 
 class Reader:
@@ -91,16 +44,24 @@ class Reader:
         self.at = state
 
 
-def items(step: int) -> dict[str, Any]:
-    return {"state": {"a": np.arange(3000) + step, "b": {"c": np.full(7, step)}}, "data": Reader(step)}
+def items(step: int, process: int = 0, mesh: Mesh | None = None) -> dict[str, Any]:
+    """Returns what is saved. With a mesh of two processes `w` lies on both, so that both write packs; `own` each keeps for itself."""
+    w: Any = np.arange(4000, dtype=np.float32).reshape(2, 2000) + step
+    if mesh is not None:
+        w = jax.make_array_from_callback(w.shape, NamedSharding(mesh, PartitionSpec("x")), lambda index, whole=w: whole[index])
+    state = {"a": np.arange(3000) + step, "b": {"c": np.full(7, step)}, "w": w, "own": np.full(5, 100 * step + process)}
+    return {"state": state, "data": Reader(step + process)}
 
 
-def save(root: Path, step: int, group: Group, then: Callable[[], None] = lambda: None) -> str:
-    """Saves one step; returns "saved", or the error's name. Any error that is not of the tree comes through."""
+OPTIONS = Options(per_process=lambda path: path == "own")
+
+
+def save(root: Path, group: Group, mesh: Mesh | None, then: Callable[[], None]) -> str:
+    """Saves step 3; returns "saved", or the error's name. Any error that is not of the tree comes through."""
     try:
-        with CheckpointManager(root, keep_policy=KeepLast(2), group=group) as manager:
+        with CheckpointManager(root, keep_policy=KeepLast(2), group=group, options=OPTIONS) as manager:
             manager._cleaner.wait()
-            manager.save(step, items=items(step))
+            manager.save(3, items=items(3, group.index, mesh))
             manager.wait_until_finished()
             then()
         return "saved"
@@ -133,57 +94,68 @@ def ended(child: tuple[int, int]) -> tuple[int, str]:
 
 def attempt(root: Path, processes: int, victim: int, point: int, error: int) -> dict[str, Any]:
     """Saves step 3 with `victim` armed; says how each process ended, whether any knew of the commit, and whether the point was reached."""
-    pipes = socket.socketpair() if processes == 2 else ()
 
-    def member(index: int) -> Any:
-        for other, pipe in enumerate(pipes):
-            if other != index:
-                pipe.close()
-        group = PipeGroup(index, pipes[index]) if pipes else Solo()
+    def member(index: int, address: str) -> Any:
+        group, mesh = Solo(), None
+        if processes > 1:
+            multihost.initialize(address, processes, index, heartbeat_timeout_s=HEARTBEAT_S)
+            group, mesh = multihost.default_group(), Mesh(np.array(jax.devices()), "x")
+            group.barrier("armed", timeout_s=60)
         known = root.parent / f"{root.name}.known{index}"
         if index == victim:
             LIBRARY.killpoint_arm(point, error)
-
-        how = save(root, 3, group, lambda: os.mknod(known))  # a call that killpoint.c does not count
+        how = save(root, group, mesh, lambda: os.mknod(known))  # a call that killpoint.c does not count
         reached = index != victim or LIBRARY.killpoint_count() > point
         LIBRARY.killpoint_arm(-1, 0)
         return [how, reached]
 
-    children = [fork(lambda index=index: member(index)) for index in range(processes)]
-    for pipe in pipes:
-        pipe.close()
-    results = [ended(child) for child in children]
+    with contextlib.ExitStack() as stack:
+        address = ""
+        if processes > 1:
+            options: dict[str, Any] = {"recoverable": True, "survivable": True, "heartbeat_timeout_s": HEARTBEAT_S}
+            address = stack.enter_context(CoordinationService.spawn(processes, **options)).address
+        results = [ended(child) for child in [fork(lambda index=index: member(index, address)) for index in range(processes)]]
     assert all(code in (0, -signal.SIGKILL) for code, _ in results), results
     said = [json.loads(text) if text else ["killed", True] for _, text in results]
     known = any((root.parent / f"{root.name}.known{index}").exists() for index in range(processes))
     return {"point": point, "how": [how for how, _ in said], "known": known, "reached": all(reached for _, reached in said)}
 
 
-def check(root: Path, known: bool) -> list[int]:
+def look(manager: CheckpointManager, step: int, processes: int) -> None:
+    """Asserts that a step is bit-exact, for each process that saved it."""
+    for process in range(processes if step == 3 else 1):
+        got, want = manager.restore(step, process=process), items(step, process)["state"]
+        for name, found in (("a", got["a"]), ("w", got["w"]), ("own", got["own"])):
+            assert np.array_equal(found, want[name]), (step, process, name)
+        assert np.array_equal(got["b"]["c"], want["b"]["c"]), step
+    assert manager.restore(step, like=Reader(0), item="data").at == step
+
+
+def check(root: Path, known: bool, processes: int) -> list[int]:
     """Opens the root as the next attempt would: listed steps are exact, what was known is there, the next save leaves nothing behind."""
-    with CheckpointManager(root, keep_policy=KeepLast(2), group=Solo()) as manager:
+    with CheckpointManager(root, keep_policy=KeepLast(2), group=Solo(), options=OPTIONS) as manager:
         manager._cleaner.wait()
         steps = manager.all_steps()
         assert 2 in steps and set(steps) <= {1, 2, 3} and (3 in steps or not known) and (1 in steps or 3 in steps), (steps, known)
         for step in steps:
-            got = manager.restore(step)
-            want = items(step)["state"]
-            assert np.array_equal(got["a"], want["a"]) and np.array_equal(got["b"]["c"], want["b"]["c"]), step
-            assert manager.restore(step, like=Reader(0), item="data").at == step
+            look(manager, step, processes)
         manager.save(4, items=items(4))
         manager.wait_until_finished()
         kept = manager.all_steps()
     assert len(kept) == 2 and kept[-1] == 4, kept
-    left = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
-    assert {path.parts[0] for path in left} == {str(step) for step in kept}, left
+    records = {step: json.loads((root / f"{step}/checkpoint.json").read_text()) for step in kept}
+    assert records.get(3, {"processes": processes})["processes"] == processes
+    named = {f"{step}/{name}" for step, found in records.items() for item in found["items"].values() for name, *_ in item["files"]}
+    left = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    assert left == named | {f"{step}/checkpoint.json" for step in kept}, left
+    packs = {name.split("/")[2][:5] for name in named if name.startswith("3/state/")}
+    assert packs in (set(), {f"{process:05d}" for process in range(processes)}), "each process writes packs"
     assert os.listdir(root / ".holdfast") == [] and len(os.listdir(root)) == 3, os.listdir(root)
-    packs = [path for path in left if path.suffix == ".safetensors"]
-    assert len(packs) == 2, left
     return steps
 
 
 def make(root: Path) -> bool:
-    with CheckpointManager(root, group=Solo()) as manager:
+    with CheckpointManager(root, group=Solo(), options=OPTIONS) as manager:
         for step in (1, 2):
             manager.save(step, items=items(step))
     return True
@@ -191,6 +163,7 @@ def make(root: Path) -> bool:
 
 def main() -> None:
     logging.disable(logging.WARNING)
+    assert threading.active_count() == 1, "only what has no threads may fork"
     scratch, processes, victim, error, points = Path(sys.argv[1]), *map(int, sys.argv[2:5]), json.loads(sys.argv[5])
     template = scratch / "template"
     assert ended(fork(lambda: make(template)))[0] == 0
@@ -198,7 +171,7 @@ def main() -> None:
         root = scratch / str(point)
         shutil.copytree(template, root)
         found = attempt(root, processes, victim, point, error)
-        code, said = ended(fork(lambda root=root, found=found: check(root, found["known"])))
+        code, said = ended(fork(lambda root=root, found=found: check(root, found["known"], processes)))
         assert code == 0, (found, code)
         print(json.dumps(found | {"steps": json.loads(said)}), flush=True)
         shutil.rmtree(root)

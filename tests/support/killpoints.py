@@ -1,6 +1,7 @@
 """Kills or fails a save right before its nth call that changes files: a fork server under killpoint.c.
 
-One interpreter imports everything once, without threads of jax; each point is a fork of it, or two forks that are a group over pipes.
+One interpreter imports everything once, without threads of jax; each point is a fork of it, or two forks that join a job, with a
+coordinator of ours and jax.distributed.
 """
 
 from __future__ import annotations
