@@ -63,6 +63,19 @@ class HoldfastSource:
     def json(self, name: str) -> Any:
         return read_json(self._place.storage, self._place.name, self.record, name)
 
+    def misfits(self) -> list[str]:
+        """Returns what a look at the folder tells is wrong: files that are missing or, where listings tell sizes, cut off or grown."""
+        there = {entry.name: entry.size for entry in self._place.storage.list(self._place.name, recursive=True)}
+        tells_sizes, found = "://" not in self._place.storage.root, []
+        for item in self.record.items.values():
+            for file in item.files:
+                name = join(self._place.name, file.name)
+                if name not in there:
+                    found.append(f"{file.name} is missing")
+                elif tells_sizes and there[name] != file.size:
+                    found.append(f"{file.name} has {there[name]} of {file.size} bytes")
+        return found
+
     def verify(self) -> Report:
         return verify_step(self._place.storage, self._place.name, self.record)
 
@@ -146,16 +159,19 @@ def open_source(path: str | os.PathLike[str], step: int | None = None, *, wrap: 
         return source
     steps = find_steps(storage)
     if not steps or (step is not None and step not in steps):
-        raise StepNotFound(_nothing(storage, step, list(steps)), path=storage.root, step=step)
+        raise StepNotFound(nothing_at(storage, step, list(steps)), path=storage.root, step=step)
     name, layout = steps[max(steps) if step is None else step]
     if step is None:
         log.info("%s is a root of %d steps: taking the latest, %s", storage.root, len(steps), join(storage.root, name))
     return layout.open(Place(storage, name))
 
 
-def _nothing(storage: Storage, step: int | None, steps: Sequence[int]) -> str:
+def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] = ()) -> str:
+    """Returns a sentence that says why there is no checkpoint in a place, and what is there instead."""
     if steps:
         return f"{storage.root} has no step {step}; it has {', '.join(map(str, steps[-10:]))}"
+    if "://" not in storage.root and os.path.isfile(storage.root):
+        return f"{storage.root} is a file and no checkpoint: expected a folder, or a file that ends in .safetensors"
     entries = storage.list("")
     if not entries:
         exists = "://" not in storage.root and os.path.isdir(storage.root)
@@ -234,6 +250,7 @@ __all__ = [
     "find",
     "find_steps",
     "layouts",
+    "nothing_at",
     "open_source",
     "pick_item",
     "recognise",

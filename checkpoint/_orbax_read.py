@@ -11,7 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorstore as ts
@@ -157,7 +157,7 @@ class _Item:
         self._driver, self._meta_name = ("zarr3", "zarr.json") if about.use_zarr3 else ("zarr", ".zarray")
         self._base = self._find_base(about)
         self._stores: dict[str, Any] = {}
-        self._descriptions: dict[int, tuple[tuple[int, ...], str]] = {}
+        self._descriptions: dict[int, _Description] = {}
         self._specs = self._array_specs([".".join(leaf.path) for leaf in about.leaves if _has_data(leaf)])
         self._names: dict[str, str] = {}  # what a leaf's array is called, by the leaf's path
         self.record = self._record(name, about)
@@ -232,11 +232,12 @@ class _Item:
         return LeafRecord(name, "str", value=value)
 
     def _array(self, name: str, kind: str, impl: str, sharding: Any) -> LeafRecord:
-        shape, dtype = self._described(name)
-        return array_record(name, "key" if impl else kind, shape, dtype, impl=impl, sharding=sharding if kind == "array" else None)
+        shape, dtype, chunk = self._described(name)
+        sharding = sharding if kind == "array" else None
+        return array_record(name, "key" if impl else kind, shape, dtype, impl=impl, sharding=sharding, part=chunk)
 
-    def _described(self, name: str) -> tuple[tuple[int, ...], str]:
-        """Returns shape and dtype of an array; many have one description."""
+    def _described(self, name: str) -> _Description:
+        """Returns shape, dtype and chunks of an array; many have one description."""
         spec = self._specs[name]
         if id(spec) not in self._descriptions:
             self._descriptions[id(spec)] = _describe(spec, f"{self._place}/{name}/{self._meta_name}", name)
@@ -344,8 +345,16 @@ def _has_data(leaf: files.StoredLeaf) -> bool:
     return not leaf.empty and leaf.value_type != "string"
 
 
-def _describe(spec: Any, file: str, leaf: str) -> tuple[tuple[int, ...], str]:
-    """Returns shape and dtype from a leaf's zarr metadata (v2 or v3)."""
+class _Description(NamedTuple):
+    """What a leaf's zarr metadata says: `chunk` is None where the array is not cut into equal chunks."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    chunk: tuple[int, ...] | None
+
+
+def _describe(spec: Any, file: str, leaf: str) -> _Description:
+    """Takes a leaf's zarr metadata (v2 or v3) apart."""
     try:
         shape = tuple(int(size) for size in spec["shape"])
         name = str(spec["dtype"] if "chunks" in spec else spec["data_type"])
@@ -356,7 +365,16 @@ def _describe(spec: Any, file: str, leaf: str) -> tuple[tuple[int, ...], str]:
         raise HostileCheckpoint(f"{file} describes an array of shape {shape}, which no writer makes", file=file)
     if dtype_named(dtype.name) is None:
         raise Corrupt(f"{file}: '{leaf}' is of dtype {dtype}, which jax does not have", file=file, leaf=leaf)
-    return shape, dtype.name
+    return _Description(shape, dtype.name, _chunk_of(spec, shape))
+
+
+def _chunk_of(spec: Any, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    try:
+        chunk = tuple(int(size) for size in (spec["chunks"] if "chunks" in spec else spec["chunk_grid"]["configuration"]["chunk_shape"]))
+    except (KeyError, TypeError, ValueError):
+        return None  # tensorstore says what is wrong when it is read
+    fits = len(chunk) == len(shape) and all(part > 0 and size % part == 0 for size, part in zip(shape, chunk, strict=True))
+    return chunk if fits and all(shape) else None
 
 
 __all__ = ["OrbaxLayout", "OrbaxSource", "context_of", "kvstore_of"]

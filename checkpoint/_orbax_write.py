@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -209,6 +210,8 @@ class OrbaxWriter:
         self._stores = {}
         if self._group.index == 0:
             self._files.delete_range(ts.KvStore.KeyRange()).result()
+            if self._local:
+                shutil.rmtree(str(self._place), ignore_errors=True)  # empty folders
 
     def _put(self, name: str, data: bytes) -> None:
         if self._group.index == 0:

@@ -21,7 +21,7 @@ import numpy as np
 from ._errors import Corrupt, HostileCheckpoint, StepNotFound
 from ._place import Place
 from ._reader import Target
-from ._record import ItemRecord
+from ._record import ItemRecord, LeafRecord
 from ._restore import Report
 from ._source import Info, array_record, find, verify_by_reading
 from ._storage import Entry
@@ -133,7 +133,7 @@ class SafetensorsSource:
         find(self.info, self.info.items, name)
         names = sorted(self._tensors)
         tensors = [self._tensors[name] for name in names]
-        leaves = tuple(array_record(name, "array", t.shape, t.dtype.name) for name, t in zip(names, tensors, strict=True))
+        leaves = tuple(_leaf(name, t) for name, t in zip(names, tensors, strict=True))
         return ItemRecord("state", "tree", (), {"kind": "dict", "keys": names, "nodes": list(range(len(names)))}, leaves)
 
     def reader(self, name: str) -> SafetensorsReader:
@@ -161,6 +161,10 @@ class SafetensorsSource:
                 path = f"{self._place}/{job.file}"
                 message = f"{path} ends {len(job.buffer) - got} bytes before '{job.leaf}' does: it was cut off"
                 raise Corrupt(message, file=path, leaf=job.leaf)
+
+
+def _leaf(name: str, tensor: Tensor) -> LeafRecord:
+    return array_record(name, "array", tensor.shape, tensor.dtype.name, unit=tuple(min(1, size) for size in tensor.shape))
 
 
 class SafetensorsReader:

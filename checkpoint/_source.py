@@ -80,9 +80,22 @@ def find(info: Info, items: Mapping[str, Any], name: str) -> Any:
     return items[name]
 
 
-def array_record(path: str, kind: str, shape: tuple[int, ...], dtype: str, *, impl: str = "", sharding: Any = None) -> LeafRecord:
-    """Returns the record of an array that is stored in one piece, as far as our reader is concerned."""
-    return LeafRecord(path, kind, dtype, shape, impl, sharding, Grid(shape, shape, shape))
+def array_record(
+    path: str,
+    kind: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    *,
+    impl: str = "",
+    sharding: Any = None,
+    part: tuple[int, ...] | None = None,
+    unit: tuple[int, ...] | None = None,
+) -> LeafRecord:
+    """Returns the record of an array of another layout: stored in equal parts (None: one), of which a `unit` (None: a part) is the least
+    that is worth reading by itself.
+    """
+    part = shape if part is None else part
+    return LeafRecord(path, kind, dtype, shape, impl, sharding, Grid(shape, part, part if unit is None else unit))
 
 
 class RenamedReader:
@@ -111,6 +124,11 @@ def renamed(item: ItemRecord, names: Names) -> ItemRecord:
 def arrays_of(item: ItemRecord) -> list[LeafRecord]:
     """Returns the leaves that are arrays."""
     return [leaf for leaf in item.leaves if leaf.grid is not None]
+
+
+def total_bytes(source: Source) -> int:
+    """Returns the bytes of all arrays of a checkpoint."""
+    return sum(leaf.nbytes for name, kind in source.info.items.items() if kind == "tree" for leaf in source.item(name).leaves)
 
 
 def read_leaves(reader: Filler, leaves: Sequence[LeafRecord]) -> Iterator[tuple[LeafRecord, np.ndarray[Any, Any]]]:
@@ -161,5 +179,6 @@ __all__ = [
     "fresh",
     "read_leaves",
     "renamed",
+    "total_bytes",
     "verify_by_reading",
 ]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
-from collections.abc import Callable, Iterator
-from typing import Any
+import threading
+from collections.abc import Iterator
+from typing import IO, Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from holdfast.coordination import HoldfastError
 
@@ -22,14 +22,33 @@ EXIT_FAILED = 5  # anything else: refused, not permitted, no space
 SHOW_AFTER_S = 1.0
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+single_writer_option = click.option(
+    "--single-writer", is_flag=True, help="Promise that nobody else writes there: for stores that cannot make a commit safe."
+)
 
 
 class Failure(click.ClickException):
-    """Ends a command with a sentence on stderr and an exit code."""
+    """Ends a command with a sentence on stderr and an exit code; with --json also with {"error", "exit_code"} on stdout.
 
-    def __init__(self, message: str, code: int = EXIT_FAILED) -> None:
+    `told` says that the command has printed its JSON already.
+    """
+
+    def __init__(self, message: str, code: int = EXIT_FAILED, *, told: bool = False) -> None:
         super().__init__(message)
         self.exit_code: int = code  # type: ignore[misc]
+        self._tells_json = wants_json() and not told
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Prints the sentence."""
+        if self._tells_json:
+            print_json({"error": self.message, "exit_code": self.exit_code})
+        super().show(file)
+
+
+def wants_json() -> bool:
+    """Says whether the command that runs was given --json."""
+    context = click.get_current_context(silent=True)
+    return bool(context and context.params.get("as_json"))
 
 
 @contextlib.contextmanager
@@ -60,22 +79,39 @@ def console() -> Console:
     return Console(soft_wrap=True, highlight=False)
 
 
+class Meter:
+    """Takes how many more bytes are done, from any thread; `expect` says how many there will be."""
+
+    def __init__(self, bar: Progress, what: str, total_bytes: int | None) -> None:
+        self._bar, self._task = bar, bar.add_task(what, total=total_bytes)
+
+    def __call__(self, done_bytes: int) -> None:
+        """Moves the bar."""
+        self._bar.advance(self._task, done_bytes)
+
+    def expect(self, total_bytes: int) -> None:
+        """Says how many bytes make the bar full."""
+        self._bar.update(self._task, total=total_bytes)
+
+
 @contextlib.contextmanager
-def progress_bar(what: str, total_bytes: int | None) -> Iterator[Callable[[int], None]]:
-    """Gives a function that takes bytes done; a bar appears on stderr once it has lasted a second, on a terminal only."""
-    began = time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = bar.add_task(what, total=total_bytes)
+def progress_bar(what: str, total_bytes: int | None = None, *, counts: bool = True) -> Iterator[Meter]:
+    """Shows a bar on stderr once the block has lasted a second: on a terminal only, and not with --json.
 
-    def advance(done_bytes: int) -> None:
-        bar.advance(task, done_bytes)
-        if not bar.live.is_started and bar.console.is_terminal and time.monotonic() - began > SHOW_AFTER_S:
-            bar.start()
-
+    Without `counts` nobody says how far it has come: the bar only shows that something is going on.
+    """
+    known = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()) if counts else (TimeElapsedColumn(),)
+    bar = Progress(TextColumn("{task.description}"), BarColumn(), *known, console=Console(stderr=True), transient=True)
+    timer = threading.Timer(SHOW_AFTER_S, bar.start)
+    timer.daemon = True
+    if bar.console.is_terminal and not wants_json():
+        timer.start()
     try:
-        yield advance
+        yield Meter(bar, what, total_bytes)
     finally:
+        timer.cancel()
+        if timer.ident is not None:
+            timer.join()
         if bar.live.is_started:
             bar.stop()
 
@@ -94,10 +130,13 @@ __all__ = [
     "EXIT_NOTHING",
     "EXIT_USAGE",
     "Failure",
+    "Meter",
     "console",
     "json_option",
     "print_json",
     "progress_bar",
     "sentences",
     "shown_time",
+    "single_writer_option",
+    "wants_json",
 ]

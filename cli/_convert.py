@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import click
 
-from ._common import json_option, print_json, progress_bar, sentences
+from ._common import json_option, print_json, progress_bar, sentences, single_writer_option
 
 
 @click.command(
@@ -31,6 +32,8 @@ Exit codes: 0 done, 3 nothing there, 4 damaged, 5 refused or failed."""
 @click.option("--path", "under", default="", help="Convert the leaves below this path alone.")
 @click.option("--map", "names", type=click.Path(exists=True, dir_okay=False), help="Rename leaves by this file.")
 @click.option("--shard-bytes", type=int, default=None, help="safetensors: start another file after so many bytes.")
+@click.option("--process", type=int, default=None, help="Of leaves that were kept per process, take this process's (default: all).")
+@single_writer_option
 @json_option
 def convert(
     src: str,
@@ -42,6 +45,8 @@ def convert(
     under: str,
     names: str | None,
     shard_bytes: int | None,
+    process: int | None,
+    single_writer: bool,
     as_json: bool,
 ) -> None:
     """Write the checkpoint in SRC (of a root: its latest step) into DST in another layout.
@@ -52,6 +57,7 @@ def convert(
     from holdfast.checkpoint._layouts import Place, find_steps, open_source
     from holdfast.checkpoint._rename import parse_names
     from holdfast.checkpoint._safetensors import SHARD_BYTES
+    from holdfast.checkpoint._source import total_bytes
     from holdfast.checkpoint._stores import open_store
 
     with sentences():
@@ -60,11 +66,11 @@ def convert(
         written = []
         for number in steps or [None]:
             source = open_source(src, number)
-            target = Place(open_store(dst)[0], str(number) if every and to == "safetensors" else "")
-            total = sum(leaf.nbytes for name, kind in source.info.items.items() if kind == "tree" for leaf in source.item(name).leaves)
-            with progress_bar("converting", total) as advance:
-                options = {"items": items, "under": under, "rename": rename, "progress": advance}
-                where = run(source, target, to, shard_bytes=shard_bytes or SHARD_BYTES, **options)  # type: ignore[arg-type]
+            store, claims = open_store(dst, single_writer=single_writer)
+            target = Place(store, str(number) if every and to == "safetensors" else "")
+            with progress_bar("converting", total_bytes(source)) as meter:
+                options: dict[str, Any] = {"items": items, "under": under, "rename": rename, "process": process, "progress": meter}
+                where = run(source, target, to, shard_bytes=shard_bytes or SHARD_BYTES, claims=claims, **options)
             written.append({"from": source.info.path, "to": where, "layout": to})
             if not as_json:
                 click.echo(f"{source.info.path} ({source.info.layout}) is now {where} ({to})")

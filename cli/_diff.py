@@ -32,11 +32,15 @@ def diff(a: str, b: str, step_a: int | None, step_b: int | None, limit: int, as_
 
     For each leaf that differs: how many elements, and the largest absolute and relative difference among them.
     """
+    from holdfast.checkpoint._counting import CountingStorage
     from holdfast.checkpoint._diff import compare
     from holdfast.checkpoint._layouts import open_source
+    from holdfast.checkpoint._source import total_bytes
 
-    with sentences(), progress_bar("comparing", None):
-        one, two = open_source(a, step_a), open_source(b, step_b)
+    with sentences(), progress_bar("comparing") as meter:
+        one = open_source(a, step_a, wrap=lambda storage: CountingStorage(storage, meter))
+        two = open_source(b, step_b, wrap=lambda storage: CountingStorage(storage, meter))
+        meter.expect(total_bytes(one) + total_bytes(two))
         found = list(compare(one, two))
     if as_json:
         print_json({"a": one.info.path, "b": two.info.path, "differences": [asdict(difference) for difference in found]})

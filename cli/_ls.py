@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from rich.box import SIMPLE_HEAD
 from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from ._common import EXIT_NOTHING, Failure, console, json_option, print_json, sentences, shown_time
+from ._common import console, json_option, print_json, progress_bar, sentences, shown_time
 
 
 @click.command(
@@ -24,12 +25,12 @@ Exit codes: 0 listed (also when a step is damaged), 3 nothing there, 5 could not
 @json_option
 def ls(root: str, as_json: bool) -> None:
     """List the steps of ROOT: sizes, times, metrics, and what was begun and never finished."""
-    with sentences():
+    with sentences(), progress_bar("listing", counts=False):
         rows = _rows(root)
     if as_json:
         print_json(rows)
         return
-    table = Table(title=escape(root), title_justify="left")
+    table = Table(title=escape(root), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for column in ("step", "state", "layout", "saved", "size", "files", "items", "metrics"):
         narrow = column in ("items", "metrics")
         table.add_column(column, justify="right" if column in ("step", "size", "files") else "left", overflow="fold", no_wrap=not narrow)
@@ -37,7 +38,7 @@ def ls(root: str, as_json: bool) -> None:
         metrics = ", ".join(
             f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}" for name, value in row["metrics"].items()
         )
-        cells = (row["state"], row["layout"], shown_time(row["saved_s"]), decimal(row["bytes"]), str(row["files"]))
+        cells = (row["state"], row["layout"], shown_time(row["saved_s"])[:-3], decimal(row["bytes"]), str(row["files"]))
         table.add_row(escape(str(row["name"])), *cells, escape(", ".join(row["items"])), escape(metrics))
     console().print(table)
     for row in rows:
@@ -55,19 +56,31 @@ def _rows(root: str) -> list[dict[str, Any]]:
     rows = [_row(Place(storage, name), name, step) for name, step in folders.items()]
     if not rows and recognise(Place(storage)) is not None:
         return [_row(Place(storage), Place(storage).basename, None)]
+    if not rows and root.endswith(".safetensors"):
+        return [_file_row(root)]
     rows += [_unfinished(Place(storage, name), name) for name in _begun(storage, set(folders))]
     if not rows:
-        from holdfast.checkpoint._layouts import open_source
+        from holdfast.checkpoint import StepNotFound
+        from holdfast.checkpoint._layouts import nothing_at
 
-        open_source(root)  # raises, saying what is there instead
-        raise Failure(f"{root} has no steps", EXIT_NOTHING)
+        raise StepNotFound(nothing_at(storage), path=root)
     return rows
+
+
+def _file_row(path: str) -> dict[str, Any]:
+    """Returns the row of a single safetensors file."""
+    from holdfast.checkpoint._layouts import open_source
+
+    source = open_source(path)
+    size = sum(leaf.nbytes for leaf in source.item("state").leaves)
+    row: dict[str, Any] = {"name": path.rpartition("/")[2], "step": None, "state": "whole", "layout": "safetensors", "saved_s": None}
+    return row | {"bytes": size, "files": 1, "items": ["state"], "metrics": {}, "note": ""}
 
 
 def _row(place: Any, name: str, step: int | None) -> dict[str, Any]:
     from holdfast.checkpoint import CheckpointError
     from holdfast.checkpoint._copy import file_sizes
-    from holdfast.checkpoint._layouts import recognise
+    from holdfast.checkpoint._layouts import HoldfastSource, recognise
 
     try:
         sizes = list(file_sizes(place).values())
@@ -80,9 +93,12 @@ def _row(place: Any, name: str, step: int | None) -> dict[str, Any]:
         if source is None:
             return row | {"state": "gone", "note": "it was deleted while it was listed"}
         info = source.info
+        wrong = source.misfits() if isinstance(source, HoldfastSource) else []
     except CheckpointError as error:
         return row | {"state": "damaged", "note": str(error)}
     facts = {"layout": info.layout, "saved_s": info.finished_s, "items": list(info.items), "metrics": dict(info.metrics)}
+    if wrong:
+        facts |= {"state": "damaged", "note": f"{'; '.join(wrong[:3])}{' ...' if len(wrong) > 3 else ''}"}
     return row | facts | {"step": info.step if step is None else step}
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ._common import json_option, print_json, sentences
+from ._common import json_option, print_json, progress_bar, sentences, single_writer_option
 
 if TYPE_CHECKING:
     from holdfast.checkpoint import KeepPolicy
@@ -24,26 +24,29 @@ Exit codes: 0 done, 2 a rule is wrong, 3 nothing there, 5 refused or failed."""
 @click.argument("root")
 @click.option("--keep", "rules", required=True, help="Rules, joined by commas: last:N, every:N, best:N:METRIC[:min|:max].")
 @click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
+@single_writer_option
 @json_option
-def prune(root: str, rules: str, dry_run: bool, as_json: bool) -> None:
+def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bool) -> None:
     """Delete the steps of ROOT that none of the rules keeps.
 
-    The newest step always stays, and so do steps that a reader holds, damaged ones, and those of Orbax.
+    The newest step always stays, and so do steps that a reader holds, those of Orbax, and damaged ones, which no rule counts.
     """
-    from holdfast.checkpoint import CheckpointManager, StepNotFound
+    from holdfast.checkpoint import CheckpointManager, Options, StepNotFound
     from holdfast.checkpoint._holds import held_steps
+    from holdfast.checkpoint._layouts import find_steps, nothing_at
     from holdfast.checkpoint._policy import to_delete
     from holdfast.checkpoint._stores import open_store
 
     policy = parse_rules(rules)
-    with sentences():
+    with sentences(), progress_bar("looking and deleting", counts=False):
         storage = open_store(root)[0]
         steps, damaged = _readable(storage)
         if not steps and not damaged:
-            raise StepNotFound(f"{root} has no steps of holdfast's", path=root)
+            others = "steps, but none of holdfast's, and prune deletes no others"
+            raise StepNotFound(f"{storage.root} has {others}" if find_steps(storage) else nothing_at(storage), path=root)
         going = to_delete(policy, steps, held=held_steps(storage))
         if going and not dry_run:
-            with CheckpointManager(root) as manager:
+            with CheckpointManager(root, options=Options(single_writer=single_writer)) as manager:
                 for step in going:
                     manager.delete(step)
     kept = [facts.step for facts in steps if facts.step not in going]
@@ -53,21 +56,26 @@ def prune(root: str, rules: str, dry_run: bool, as_json: bool) -> None:
     click.echo(f"{'would delete' if dry_run else 'deleted'}: {_listed(going)}")
     click.echo(f"{'would keep' if dry_run else 'kept'}: {_listed(kept)}")
     if damaged:
-        click.echo(f"left alone, since their records are damaged: {_listed(damaged)}")
+        click.echo(f"left alone, since they are damaged (`holdfast ls` says how): {_listed(damaged)}")
 
 
 def _readable(storage: Any) -> tuple[list[Any], list[int]]:
-    """Returns the steps with their metrics, and those whose record cannot be read."""
+    """Returns the steps with their metrics, and those that a look shows to be damaged: they must not count for the last or the best."""
     from holdfast.checkpoint import CheckpointError, StepFacts
-    from holdfast.checkpoint._engine import read_record
     from holdfast.checkpoint._keeping import list_steps
+    from holdfast.checkpoint._layouts import HoldfastSource, Place
 
     steps, damaged = [], []
     for step in list_steps(storage):
         try:
-            steps.append(StepFacts(step, dict(read_record(storage, str(step)).metrics)))
+            source = HoldfastSource(Place(storage, str(step)))
         except CheckpointError:
             damaged.append(step)
+            continue
+        if source.misfits():
+            damaged.append(step)
+        else:
+            steps.append(StepFacts(step, dict(source.record.metrics)))
     return steps, damaged
 
 

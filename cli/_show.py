@@ -38,10 +38,13 @@ Exit codes: 0 shown, 3 nothing there, 4 damaged, 5 could not be read."""
 @json_option
 def show(path: str, step: int | None, item: str | None, under: str, stats: bool, check: bool, as_json: bool) -> None:
     """Show the tree of the checkpoint in PATH (of a root of steps: the latest) and its totals."""
+    from holdfast.checkpoint._counting import CountingStorage
     from holdfast.checkpoint._layouts import open_source
+    from holdfast.checkpoint._source import total_bytes
 
-    with sentences():
-        source = open_source(path, step)
+    with sentences(), progress_bar("reading") as meter:
+        source = open_source(path, step, wrap=lambda storage: CountingStorage(storage, meter))
+        meter.expect(total_bytes(source) * (stats + check))
         rows = list(_rows(source, item, under, stats))
         if check:
             source.verify()
@@ -78,18 +81,11 @@ def _rows(source: Source, only: str | None, under: str, stats: bool) -> Iterator
 
 
 def _statistics(source: Source, item: str, leaves: list[LeafRecord]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the statistics of each array, read one at a time."""
-    from holdfast.checkpoint._reader import Target
-    from holdfast.checkpoint._restore import allocate
+    """Yields the statistics of each array, read a few at a time."""
+    from holdfast.checkpoint._source import read_leaves
 
-    reader = source.reader(item)
-    with progress_bar("reading", sum(leaf.nbytes for leaf in leaves)) as advance:
-        for leaf in leaves:
-            if leaf.grid is not None:
-                target = Target(leaf, tuple((0, size) for size in leaf.shape))
-                reader.fill([target], allocate)
-                yield leaf.path, statistics(target.array)
-                advance(leaf.nbytes)
+    for leaf, array in read_leaves(source.reader(item), [leaf for leaf in leaves if leaf.grid is not None]):
+        yield leaf.path, statistics(array)
 
 
 def statistics(array: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ._common import json_option, print_json, sentences
+from ._common import json_option, print_json, progress_bar, sentences
 
 
 @click.command(
@@ -22,11 +22,15 @@ def sweep(root: str, force: bool, as_json: bool) -> None:
     """Delete the unfinished saves in ROOT whose writers are dead. Steps that are there, and other people's files, are never touched."""
     from holdfast.checkpoint import StepNotFound
     from holdfast.checkpoint import sweep as run
+    from holdfast.checkpoint._claims import FOLDER
+    from holdfast.checkpoint._keeping import step_folders
+    from holdfast.checkpoint._layouts import nothing_at
     from holdfast.checkpoint._stores import open_store
 
-    with sentences():
-        if not open_store(root)[0].list(""):
-            raise StepNotFound(f"there is nothing at {root}", path=root)
+    with sentences(), progress_bar("sweeping", counts=False):
+        storage = open_store(root)[0]
+        if not step_folders(storage) and not storage.list(FOLDER, recursive=True):
+            raise StepNotFound(nothing_at(storage), path=root)
         swept = run(root, force=force)
     if as_json:
         print_json({"fenced": swept.fenced, "files": swept.files, "standing": swept.standing})

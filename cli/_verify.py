@@ -43,19 +43,22 @@ def verify(path: str, step: int | None, every: bool, as_json: bool) -> None:
             if report["layout"] != "holdfast":
                 click.echo("  this layout keeps no checksums of its arrays: they can be read, which is all that can be said", err=True)
     if failed:
-        text = "\n".join(str(report["error"]) for report in failed)
-        raise Failure(text if not as_json else f"{len(failed)} of {len(reports)} are damaged", EXIT_DAMAGED)
+        several = [f"{len(failed)} of {len(reports)} steps are damaged"] if every else []
+        raise Failure("\n".join([*(str(report["error"]) for report in failed), *several]), EXIT_DAMAGED, told=True)
 
 
 def _steps(path: str) -> list[int | None]:
     from holdfast.checkpoint import StepNotFound
-    from holdfast.checkpoint._layouts import find_steps
+    from holdfast.checkpoint._layouts import find_steps, nothing_at, recognise
+    from holdfast.checkpoint._place import Place
     from holdfast.checkpoint._stores import open_store
 
     storage = open_store(path)[0]
     steps: list[int | None] = [*find_steps(storage)]
     if not steps:
-        raise StepNotFound(f"{storage.root} is no root of steps; leave --all out to verify a single checkpoint", path=storage.root)
+        single = recognise(Place(storage)) is not None
+        hint = f"{storage.root} is a checkpoint, not a root of steps: leave --all out"
+        raise StepNotFound(hint if single else nothing_at(storage), path=storage.root)
     return steps
 
 
@@ -63,11 +66,13 @@ def _verify_one(path: str, step: int | None) -> dict[str, Any]:
     from holdfast.checkpoint import Corrupt, HostileCheckpoint
     from holdfast.checkpoint._counting import CountingStorage
     from holdfast.checkpoint._layouts import open_source
+    from holdfast.checkpoint._source import total_bytes
 
     began = time.perf_counter()
     try:
-        with progress_bar("verifying", None) as advance:
-            source = open_source(path, step, wrap=lambda storage: CountingStorage(storage, advance))
+        with progress_bar("verifying") as meter:
+            source = open_source(path, step, wrap=lambda storage: CountingStorage(storage, meter))
+            meter.expect(total_bytes(source))
             report = source.verify()
     except (Corrupt, HostileCheckpoint) as error:
         return {"path": path, "step": step, "error": str(error), "file": error.file, "leaf": getattr(error, "leaf", "")}
