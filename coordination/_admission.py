@@ -1,21 +1,20 @@
 """Who is let in, and as whom. Pure.
 
 Before any state is touched: the shared token, compared in constant time, and a bound on each peer's calls. With TLS or a token on, a
-task id can only be used by whom it was given to (`Owners`). Profile A's calls hold their task's incarnation, which is checked always; a
-Session is one stream; profiles B and D hold neither, so there a task belongs to the connection that registered it.
+task id can only be used by whom it was given to (`Owners`). An incarnation proves nothing there: every member of the job is told those of
+the others. So each process draws a secret, its key, which its client and its relay show with every call of every profile.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Callable, Iterable
 
+from ._credentials import KEY_HEADER, TOKEN_HEADER
 from ._limits import Limits
 from ._outcome import Code, Refusal
-from ._tasks import Roster, TaskState
-
-TOKEN_HEADER = "authorization"
-"""Holds "Bearer <token>"."""
+from ._state import Machine
 
 
 class Refused(Exception):
@@ -29,25 +28,23 @@ class Refused(Exception):
 class Admission:
     """Looks at each call before anything else does."""
 
-    def __init__(self, token: str | None, limits: Limits) -> None:
+    def __init__(self, token: str | None, limits: Limits, *, keys: bool = False) -> None:
         self._expected = None if token is None else f"Bearer {token}".encode()
         self._limits = limits
+        self._keys = keys
         self._calls: dict[object, int] = {}
         self._second, self._total = 0.0, 0
 
-    def admit(self, peer: Callable[[], object], metadata: Iterable[tuple[object, object]], now: float) -> None:
-        """Raises Refused unless the call holds the token and its peer is within bounds."""
-        if self._expected is not None and not self._holds_token(metadata):
-            raise Refused(Code.UNAUTHENTICATED, f"the call does not hold this job's token; expected it in {TOKEN_HEADER!r}")
+    def admit(self, peer: Callable[[], object], metadata: Iterable[tuple[object, object]], now: float) -> str:
+        """Returns the call's key, "" without one. Raises Refused unless the call holds the token and its peer is within bounds."""
+        key = ""
+        if self._keys:
+            token, found = _headers(metadata)
+            if self._expected is not None and not hmac.compare_digest(token, self._expected):
+                raise Refused(Code.UNAUTHENTICATED, f"the call does not hold this job's token; expected it in {TOKEN_HEADER!r}")
+            key = found.decode(errors="replace")
         self._count(peer, now)
-
-    def _holds_token(self, metadata: Iterable[tuple[object, object]]) -> bool:
-        assert self._expected is not None
-        for name, value in metadata:
-            if name in (TOKEN_HEADER, TOKEN_HEADER.encode()):
-                found = value if isinstance(value, bytes) else str(value).encode()
-                return hmac.compare_digest(found, self._expected)
-        return False
+        return key
 
     def _count(self, peer: Callable[[], object], now: float) -> None:
         """Counts calls. Peers are told apart only in a second in which all together pass the bound of one: asking gRPC for them costs."""
@@ -63,50 +60,75 @@ class Admission:
             raise Refused(Code.RESOURCE_EXHAUSTED, f"more than {self._limits.calls_per_second} calls in a second from one peer; slow down")
 
 
+def _headers(metadata: Iterable[tuple[object, object]]) -> tuple[bytes, bytes]:
+    """Returns token and key of a call, empty where it has none."""
+    found = {TOKEN_HEADER: b"", KEY_HEADER: b""}
+    for name, value in metadata:
+        text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+        if text in found and not found[text]:
+            found[text] = value if isinstance(value, bytes) else str(value).encode()
+    return found[TOKEN_HEADER], found[KEY_HEADER]
+
+
 class Owners:
-    """Which connection each task id was given to, in a service with TLS or a token. Peers are gRPC's words, like "ipv4:10.0.0.7:4321"."""
+    """Whose each task is, in a service with TLS or a token: whoever holds the key that the task came with. Only a digest of it is kept.
 
-    def __init__(self, roster: Roster) -> None:
-        self._roster = roster
-        self._peers: dict[int, str] = {}
+    A task is held while it is connected or waits to be: no call of another key speaks for it. Once it has shut down or is lost, its number
+    is free: whoever comes next brings a key of its own.
+    """
 
-    def may_register(self, task_id: int, incarnation: int, peer: str) -> Refusal | None:
-        """Decides whether an agent may register; the task is then its peer's."""
-        task, owner = self._roster.get(task_id), self._peers.get(task_id)
-        if task is None:
+    def __init__(self, machine: Machine) -> None:
+        self._machine, self._roster = machine, machine.roster
+
+    def may_come(self, task_id: int, key: str, has_stream: bool = True) -> Refusal | None:
+        """Decides whether an agent may register or a Session open; the task is then its key's.
+
+        Where the owner is known to be away (`has_stream` False), it may have died and this be its next life, which should come again.
+        """
+        task, owner = self._roster.get(task_id), _digest(key)
+        if task is None or not key:
+            return None if key else _keyless()
+        if owner == task.owner:
             return None
-        if owner is not None and task.state is TaskState.CONNECTED:
-            taken = task.agent not in (0, incarnation) and owner != peer
-            if taken or (task.session and _host(owner) != _host(peer)):
-                return _denied(task_id)
-        self._peers[task_id] = peer
+        if self._machine.held(task_id):
+            return _denied(task_id) if has_stream else self._not_yet(task_id)
+        self._roster.set_owner(task, owner)
+        self._roster.dirty.add(task_id)
         return None
 
-    def may_open(self, task_id: int, incarnation: int, peer: str, has_stream: bool) -> Refusal | None:
-        """Decides whether a Session may open; the task is then its peer's."""
-        task, owner = self._roster.get(task_id), self._peers.get(task_id)
-        if task is None:
-            return None
-        taken = owner is not None and (has_stream or _host(owner) != _host(peer))
-        if taken and task.state is TaskState.CONNECTED and task.session != incarnation:
-            return _denied(task_id)
-        self._peers[task_id] = peer
-        return None
-
-    def may_call(self, task_id: int, peer: str) -> Refusal | None:
-        """Decides about a call that holds no incarnation; a negative task id stands for any task of the peer."""
+    def may_call(self, task_id: int, key: str) -> Refusal | None:
+        """Decides whether a call may speak for a task; a negative task id stands for any task of its key."""
+        if not key:
+            return _keyless()
+        owner = _digest(key)
         if task_id < 0:
-            return None if peer in self._peers.values() else _stranger()
-        return None if self._peers.get(task_id) == peer else _denied(task_id)
+            return None if self._roster.owned[owner] else _stranger()
+        task = self._roster.get(task_id)
+        return None if task is None or task.owner == owner else _denied(task_id)
+
+    def _not_yet(self, task_id: int) -> Refusal:
+        limit_s = self._machine.config.heartbeat_timeout_s
+        sentence = (
+            f"process {task_id} is another's, which has no Session now: its number is free once that one has been silent for {limit_s:g} s"
+        )
+        return Refusal(Code.UNAVAILABLE, sentence)
 
 
-def _host(peer: str) -> str:
-    return peer.rsplit(":", 1)[0]
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def _denied(task_id: int) -> Refusal:
-    return Refusal(Code.PERMISSION_DENIED, f"process {task_id} is another's: its number was given to who registered it")
+    sentence = f"process {task_id} is another's: the call does not hold the key that it came with; give each process a number of its own"
+    return Refusal(Code.PERMISSION_DENIED, sentence, from_service=False)
 
 
 def _stranger() -> Refusal:
-    return Refusal(Code.PERMISSION_DENIED, "the caller has not registered; expected a registration first")
+    return Refusal(
+        Code.PERMISSION_DENIED, "no process has come with the key of this call; expected a registration first", from_service=False
+    )
+
+
+def _keyless() -> Refusal:
+    sentence = f"the call holds no key; expected a secret of its process in {KEY_HEADER!r}"
+    return Refusal(Code.PERMISSION_DENIED, sentence, from_service=False)

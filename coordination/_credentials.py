@@ -1,8 +1,9 @@
-"""What a client shows to a secured coordinator: a certificate and a token, both optional."""
+"""What a client shows to a secured coordinator: a certificate and a token, both optional, and the key of its process."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -10,6 +11,9 @@ import grpc
 from ._errors import CoordinationError
 
 TOKEN_HEADER = "authorization"
+"""Holds "Bearer <token>"."""
+KEY_HEADER = "holdfast-key"
+"""Holds the key of the process that a call speaks for."""
 
 
 @dataclass(frozen=True)
@@ -18,12 +22,16 @@ class Credentials:
 
     `tls_ca` alone trusts the server without a client certificate; `tls_cert` and `tls_key` go together. Files are read when a
     channel is made, so a token may be renewed between a job's attempts. An empty or unreadable file is a CoordinationError.
+
+    Each object draws a `key`, a secret that goes with every call to a secured coordinator: a process id belongs to whoever came with it
+    first, and is known by this key. What speaks for one process (its client and its relay) shares one object.
     """
 
     token_file: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_ca: str | None = None
+    key: str = field(default_factory=lambda: secrets.token_hex(16), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -37,10 +45,13 @@ class Credentials:
         return self.token_file is None and self.tls_ca is None
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Returns the call metadata that carries the token."""
-        if self.token_file is None:
+        """Returns the call metadata that carries key and token; nothing where there is nobody to show them to."""
+        if self.empty:
             return ()
-        return ((TOKEN_HEADER, f"Bearer {_read(self.token_file, 'token').decode().strip()}"),)
+        key = (KEY_HEADER, self.key)
+        if self.token_file is None:
+            return (key,)
+        return ((TOKEN_HEADER, f"Bearer {_read(self.token_file, 'token').decode().strip()}"), key)
 
     def tls(self) -> grpc.ChannelCredentials | None:
         """Returns what a channel is secured with, None for plaintext."""

@@ -5,7 +5,7 @@ HoldfastError
     BarrierTimeout             a barrier's time ran out; also a TimeoutError
     ProcessLost                another process of the job is gone
     CoordinatorLost            the coordination service cannot be reached
-    Fenced                     another writer or attempt has taken over; this one must stop
+    Fenced                     this process may not go on: another has taken over, or this is another's job or number
   (JobError, in holdfast.multihost; CheckpointError, in holdfast.checkpoint)
 """
 
@@ -83,7 +83,7 @@ class CoordinatorLost(CoordinationError):
 
 
 class Fenced(CoordinationError):
-    """Says that this writer or attempt has lost its right to go on: another has taken over."""
+    """Says that this process may not go on: another writer, attempt or life has taken over, or the service is another job's."""
 
     code: str = "ABORTED"
 

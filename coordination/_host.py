@@ -81,8 +81,7 @@ def serve(options: Options) -> None:
     _allow_many_connections()
     journal = None if options.journal is None else SqliteJournal(options.journal, time.monotonic)
     listening = Listening(f"{_bracketed(options.host)}:{options.port}", options.tls, options.token)
-    secured = options.tls is not None or options.token is not None
-    service = Service(_machine(options, journal), listening.clock, journal, secured=secured)
+    service = Service(_machine(options, journal), listening.clock, journal, secured=listening.secured)
     ending = _Ending(service, options)
     _warn_if_open(options)
     if options.metrics_port is not None:

@@ -1,8 +1,8 @@
-"""A process on loopback that speaks plaintext to this host's agents and certificate and token to the coordinator.
+"""A process that speaks plaintext to this process's agent, and certificate, token and key to the coordinator.
 
-Released jaxlib speaks neither TLS nor token, so with either on, each host has a relay (docs/adr has why). It forwards every call of
-profiles A, B and D and our Session byte for byte, with its errors and their payloads, and lets through the task ids of this host only:
-whoever reaches the loopback of one host can speak for no other. It ends with the process that started it.
+Released jaxlib speaks none of these, so with TLS or a token on, each process has a relay (docs/adr/0005). It listens at a socket in a
+folder that only its own user can enter, and forwards every call of profiles A, B and D and our Session byte for byte, with its errors and
+their payloads. It lets through the task ids that it was started for, and ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import os
-import select
-import subprocess
+import shutil
 import sys
-import time
+import tempfile
 from collections.abc import AsyncIterator, Sequence
-from types import TracebackType
+from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import grpc
@@ -25,7 +23,7 @@ from holdfast.proto import coordination_b_pb2, coordination_pb2, distributed_run
 
 from ._calls import SESSION, STATUS_DETAILS
 from ._credentials import Credentials
-from ._errors import CoordinationError
+from ._started import Started, start
 from ._unary import CHANNEL_OPTIONS
 
 PROFILES = {
@@ -35,60 +33,31 @@ PROFILES = {
 }
 NUMBERS = ("source_task_id", "requesting_task_id", "node_id", "process_id")
 HOLDERS = ("source_task", "requesting_task")
-_PREFIX = "relay at "
+_UNIX = "unix:"
+_LONGEST_FOLDER = 70  # characters: a socket's path has at most 107
 _SERVER_OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
 
-class Relay:
-    """Is a relay that this process has started; `address` is what this host's agents connect to. A context manager."""
-
-    def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
-        self._process, self.address = process, address
+class Relay(Started):
+    """Is a relay that this process has started; `address` is what this process's agent connects to. A context manager."""
 
     @classmethod
     def spawn(cls, coordinator: str, credentials: Credentials, process_ids: Sequence[int], *, timeout_s: float = 30.0) -> Self:
         """Starts a relay to `coordinator` ("host:port") for the tasks `process_ids`, and returns when it listens.
 
-        Raises CoordinationError with what it printed where it does not within `timeout_s`, or where a credential cannot be read.
+        A client of ours for the same task must be given the same `credentials` object: its key says that both are one process. Raises
+        CoordinationError with what the relay printed where it does not listen within `timeout_s`, or where a credential cannot be read.
         """
         credentials.metadata()  # a file that cannot be read is told here, by its name
         credentials.tls()
         told = {"coordinator": coordinator, "process_ids": list(process_ids), "credentials": dataclasses.asdict(credentials)}
-        command = [sys.executable, "-c", "from holdfast.coordination._relay import main; main()", json.dumps(told)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-        return cls(process, _address_of(process, timeout_s))
+        command = [sys.executable, "-c", "from holdfast.coordination._relay import main; main()"]
+        return cls(*start("relay", command, timeout_s, told=json.dumps(told).encode() + b"\n"))  # every user could read an argument
 
     def close(self) -> None:
-        """Ends the relay. Does nothing where it has ended."""
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-
-def _address_of(process: subprocess.Popen[bytes], timeout_s: float) -> str:
-    assert process.stdout is not None and process.stderr is not None
-    deadline, printed = time.monotonic() + timeout_s, b""
-    while not printed.endswith(b"\n"):
-        readable, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-        piece = os.read(process.stdout.fileno(), 4096) if readable else b""
-        if not piece:
-            break
-        printed += piece
-    line = printed.decode(errors="replace").strip()
-    if line.startswith(_PREFIX):
-        return line.removeprefix(_PREFIX)
-    process.kill()
-    said = process.communicate()[1].decode(errors="replace").strip()
-    raise CoordinationError(f"the relay did not start within {timeout_s:g} s; it said: {said or line!r}", code="UNAVAILABLE")
+        """Ends the relay, at once. Does nothing where it has ended."""
+        super().close()
+        shutil.rmtree(Path(self.address.removeprefix(_UNIX)).parent, ignore_errors=True)
 
 
 def task_ids(message: Any) -> list[int]:
@@ -172,23 +141,26 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
         raise AssertionError("abort raises")
 
 
-async def _serve(coordinator: str, process_ids: Sequence[int], credentials: Credentials) -> None:
+async def _serve(coordinator: str, process_ids: Sequence[int], credentials: Credentials, folder: str) -> None:
     tls = credentials.tls()
     options = CHANNEL_OPTIONS
     channel = grpc.aio.secure_channel(coordinator, tls, options) if tls else grpc.aio.insecure_channel(coordinator, options)
     server = grpc.aio.server(options=_SERVER_OPTIONS)
     server.add_generic_rpc_handlers((_Forwarder(channel, credentials.metadata(), frozenset(process_ids)),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    address = f"{_UNIX}{folder}/relay"
+    server.add_insecure_port(address)
     await server.start()
-    print(f"{_PREFIX}127.0.0.1:{port}", flush=True)
+    print(f"relay at {address}", flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)  # ends with whoever started it
     await server.stop(0)
 
 
 def main() -> None:
-    """Runs a relay: its one argument is JSON."""
-    told = json.loads(sys.argv[1])
-    asyncio.run(_serve(told["coordinator"], told["process_ids"], Credentials(**told["credentials"])))
+    """Runs a relay: the first line of its input says for whom, as JSON."""
+    told = json.loads(sys.stdin.buffer.readline())
+    base = tempfile.gettempdir()
+    with tempfile.TemporaryDirectory(prefix="holdfast-", dir=base if len(base) <= _LONGEST_FOLDER else "/tmp") as folder:  # for us alone
+        asyncio.run(_serve(told["coordinator"], told["process_ids"], Credentials(**told["credentials"]), folder))
 
 
 __all__ = ["Relay", "main"]

@@ -69,7 +69,7 @@ def _json(value: Any) -> bytes:
 
 
 def _task(task: Task) -> bytes:
-    names = ("task_id", "agent", "session", "host", "pid", "version")
+    names = ("task_id", "agent", "session", "host", "pid", "version", "owner")
     kept = {name: getattr(task, name) for name in names}
     progress = asdict(task.progress)
     return _json(kept | {"state": int(task.state), "error": _refusal(task.error), "seen": task.last_seen is not None, "progress": progress})
@@ -83,6 +83,7 @@ def _load_task(machine: Machine, kept: dict[str, Any], now: float) -> None:
     for name, value in kept["progress"].items():
         setattr(task.progress, name, value)
     machine.roster.set_agent(task, kept["agent"])
+    machine.roster.set_owner(task, kept["owner"])
     machine.roster.connected_count += task.state is TaskState.CONNECTED
     if task.state in (TaskState.DISCONNECTED, TaskState.ERROR):
         machine.roster.lost.add(task.task_id)

@@ -67,7 +67,7 @@ class Service:
 
     def __init__(self, machine: Machine, clock: Callable[[], float], journal: Journal | None = None, *, secured: bool = False) -> None:
         self.machine, self._clock, self._journal = machine, clock, journal
-        self._owners = Owners(machine.roster) if secured else None
+        self._owners = Owners(machine) if secured else None
         self.streams = Streams(machine, self._owners)
         self.calls = 0
         self._finished = False
@@ -119,17 +119,17 @@ class Service:
     def _admit(
         self, rpc: Rpc, wire: Wire, task_id: int | None, incarnation: int, service_incarnation: int | None, now: float
     ) -> int | Refusal:
-        """Returns the task that a call comes from, or why it is not let in."""
+        """Returns the task that a call comes from, or why it is not let in. Whose the task is comes first: a liar is no sign of life."""
+        if self._owners is not None:
+            named = self.machine.roster.by_agent.get(incarnation) if task_id is None else task_id
+            if named is not None:
+                refusal = self._owners.may_come(named, wire.key) if rpc.registers else self._owners.may_call(named, wire.key)
+                if refusal is not None:
+                    return refusal
         if service_incarnation is not None:
             return self.machine.check(task_id, incarnation, service_incarnation, now)
         assert task_id is not None
-        refusal = None
-        if self._owners is not None:
-            if rpc.registers:
-                refusal = self._owners.may_register(task_id, incarnation, wire.peer)
-            else:
-                refusal = self._owners.may_call(task_id, wire.peer)
-        return refusal or task_id
+        return task_id
 
     def _special(self, path: str, body: bytes, wire: Wire) -> None:
         if path == STATUS:

@@ -182,6 +182,10 @@ class Machine:
         """An agent alone: the Session that opens beside it is its own process's."""
         return task.session == 0
 
+    def held(self, task_id: int) -> bool:
+        """Says whether a task is connected or waits to be."""
+        return self.roster.connected(task_id) or task_id in self._registering
+
     def wait_for_all(self, call: Any, task_id: int, now: float, deadline: float) -> None:
         """Answers a Session when every task of the job has come."""
         wait = self._gathering[call] = Wait(call, task_id, self, now)

@@ -23,15 +23,15 @@ log = logging.getLogger("holdfast.coordination")
 DELTA_INTERVAL_S = 0.1
 MISSING_TYPE = "type.googleapis.com/holdfast.Missing"
 _STACKS_TIMEOUT_S = 20.0
+_NOBODY: frozenset[int] = frozenset()
 
 
 class Stream(Protocol):
     """One Session as a transport knows it; `task_id` and `incarnation` are ours to set."""
 
     session: Session | None
+    key: str  # of its caller, in a secured service
 
-    @property
-    def peer(self) -> str: ...
     def write(self, frame: bytes) -> None: ...
     def finish(self, code: int, message: str) -> None: ...  # ends the stream after what has been written
     @property
@@ -41,8 +41,8 @@ class Stream(Protocol):
 class Wire(Protocol):
     """One unary call as a transport knows it. Exactly one of the two methods is called, once."""
 
-    @property
-    def peer(self) -> str: ...
+    key: str  # of its caller, in a secured service
+
     def succeed(self, body: bytes) -> None: ...
     def fail(self, code: int, message: str, details: bytes) -> None: ...
 
@@ -188,7 +188,7 @@ class Streams:
         if self._owners is None:
             return None
         has_stream = opening.process_id in self._sessions
-        return self._owners.may_open(opening.process_id, opening.incarnation, stream.peer, has_stream)
+        return self._owners.may_come(opening.process_id, stream.key, has_stream)
 
     def _other_job(self, opening: session_pb2.Open) -> Refusal | None:
         config = self._machine.config
@@ -205,7 +205,8 @@ class Streams:
     ) -> None:
         rpc = RPCS_A.get(request.method)
         deadline = now + request.timeout_ms / 1000 if request.timeout_ms > 0 else math.inf
-        caller = Caller(session.task_id, session.incarnation, True, deadline, frozenset(request.needs))
+        needs = frozenset(request.needs) if request.needs else _NOBODY
+        caller = Caller(session.task_id, session.incarnation, True, deadline, needs)
         call = SessionCall(session, request.id, rpc, caller)
         if (sentence := self._too_much(session, now)) is not None:
             call.settle(self._machine, Reply(call, None, Refusal(Code.RESOURCE_EXHAUSTED, sentence)))

@@ -9,6 +9,7 @@ Session of ours that opens. Each carries an incarnation of its own. Where there 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -47,6 +48,7 @@ class Task:
     last_seen: float | None = None
     state_since: float = 0.0
     error: Refusal | None = None
+    owner: str = ""  # in a secured service: a digest of the key that this task's calls hold
     version: int = 0  # of the roster, when this task last changed
     progress: Progress = field(default_factory=Progress)
 
@@ -62,6 +64,7 @@ class Roster:
         self.version = 0
         self.lost: set[int] = set()  # tasks that have been there and are gone: no barrier can wait for them
         self.dirty: set[int] = set()  # tasks that the journal has yet to write
+        self.owned = Counter({"": num_tasks})  # owner: how many tasks are its
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -81,6 +84,14 @@ class Roster:
         task.agent = incarnation
         if incarnation:
             self.by_agent[incarnation] = task.task_id
+
+    def set_owner(self, task: Task, owner: str) -> None:
+        """Gives a task to whoever holds a key."""
+        self.owned[task.owner] -= 1
+        if not self.owned[task.owner]:
+            del self.owned[task.owner]
+        task.owner = owner
+        self.owned[owner] += 1
 
     def move(self, task: Task, state: TaskState, now: float, error: Refusal | None = None) -> None:
         """Moves a task into a state, with the error that put it there."""

@@ -56,18 +56,13 @@ def _ignore(event: Any) -> None:
 class _Unary:
     """One unary call."""
 
-    __slots__ = ("_call", "_held", "_transport", "over", "path")
+    __slots__ = ("_call", "_held", "_transport", "key", "over", "path")
 
-    def __init__(self, transport: CompletionQueueTransport, call: Any, path: str) -> None:
-        self._transport, self._call, self.path = transport, call, path
+    def __init__(self, transport: CompletionQueueTransport, call: Any, path: str, key: str) -> None:
+        self._transport, self._call, self.path, self.key = transport, call, path, key
         self._held: UnaryCall | None = None
         self.over = False
         call.start_server_batch((_RECEIVE_MESSAGE(0),), self._on_request)
-
-    @property
-    def peer(self) -> str:
-        """Is the connection that the call came on."""
-        return str(self._call.peer().decode())
 
     def _on_request(self, event: Any) -> None:
         body = event.batch_operations[0].message()
@@ -104,10 +99,10 @@ class _Unary:
 class _Stream:
     """One Session's stream. gRPC takes one write at a time: the others wait in a queue."""
 
-    __slots__ = ("_call", "_ended", "_queue", "_transport", "_writing", "backlog_bytes", "session")
+    __slots__ = ("_call", "_ended", "_queue", "_transport", "_writing", "backlog_bytes", "key", "session")
 
-    def __init__(self, transport: CompletionQueueTransport, call: Any) -> None:
-        self._transport, self._call = transport, call
+    def __init__(self, transport: CompletionQueueTransport, call: Any, key: str) -> None:
+        self._transport, self._call, self.key = transport, call, key
         self.session: Session | None = None
         self.backlog_bytes = 0
         self._queue: deque[bytes | tuple[int, str]] = deque()
@@ -116,11 +111,6 @@ class _Stream:
         call.start_server_batch((_SEND_INITIAL,), self._on_written)
         call.start_server_batch((_RECEIVE_CLOSE(0),), self._on_close)
         self._read()
-
-    @property
-    def peer(self) -> str:
-        """Is the connection that the stream is on."""
-        return str(self._call.peer().decode())
 
     def _read(self) -> None:
         self._call.start_server_batch((_RECEIVE_MESSAGE(0),), self._on_frame)
@@ -186,7 +176,7 @@ class CompletionQueueTransport:
         self.service, self._listening = service, listening
         self.unanswered: list[_Unary] = []
         self.open_streams = 0
-        self._admission = Admission(listening.token, service.config.limits)
+        self._admission = Admission(listening.token, service.config.limits, keys=listening.secured)
         self._queue = cygrpc.CompletionQueue()
         self._server = cygrpc.Server(tuple(channel_options(service.config.limits)), False)
         self._server.register_completion_queue(self._queue)
@@ -216,16 +206,16 @@ class CompletionQueueTransport:
         self._ask()
         path = event.call_details.method.decode("latin-1")
         try:
-            self._admission.admit(call.peer, event.invocation_metadata, self._listening.clock())
+            key = self._admission.admit(call.peer, event.invocation_metadata, self._listening.clock())
         except Refused as refused:
             status = cygrpc.SendStatusFromServerOperation(None, int(refused.code), str(refused).encode(), 0)
             call.start_server_batch((_SEND_INITIAL, status), _ignore)
             return
         if path == SESSION:
             self.open_streams += 1
-            _Stream(self, call)
+            _Stream(self, call, key)
         else:
-            _Unary(self, call, path)
+            _Unary(self, call, path, key)
 
     def serve(self, over: Callable[[], str | None]) -> str:
         """Serves until `over()` gives a reason, which it returns."""

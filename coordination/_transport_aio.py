@@ -19,8 +19,8 @@ DETAILS = "grpc-status-details-bin"
 class _Unary:
     """A unary call: its outcome is set by the service, and awaited by gRPC's handler."""
 
-    def __init__(self, peer: str) -> None:
-        self.peer = peer
+    def __init__(self, key: str) -> None:
+        self.key = key
         self.outcome: asyncio.Future[tuple[int, str, bytes]] = asyncio.get_running_loop().create_future()
 
     def succeed(self, body: bytes) -> None:
@@ -35,8 +35,8 @@ class _Unary:
 class _Stream:
     """A Session's stream: frames to write wait in a queue."""
 
-    def __init__(self, peer: str) -> None:
-        self.peer = peer
+    def __init__(self, key: str) -> None:
+        self.key = key
         self.session: Session | None = None
         self.queue: asyncio.Queue[bytes | tuple[int, str]] = asyncio.Queue()
         self.backlog_bytes = 0
@@ -54,7 +54,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, service: Service, listening: Listening) -> None:
         self._service, self._listening = service, listening
-        self._admission = Admission(listening.token, service.config.limits)
+        self._admission = Admission(listening.token, service.config.limits, keys=listening.secured)
         self._flushing = False
         self._woken = asyncio.Event()
         self._server = grpc.aio.server(handlers=(self,), options=channel_options(service.config.limits))
@@ -90,15 +90,15 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._service.flush()
         self._woken.set()
 
-    async def _admit(self, context: Any) -> None:
+    async def _admit(self, context: Any) -> str:
         try:
-            self._admission.admit(context.peer, context.invocation_metadata(), self._listening.clock())
+            return self._admission.admit(context.peer, context.invocation_metadata(), self._listening.clock())
         except Refused as refused:
             await context.abort(_STATUS[refused.code], str(refused))
+            raise AssertionError("abort raises") from refused
 
     async def _unary(self, path: str, body: bytes, context: Any) -> bytes:
-        wire = _Unary(context.peer())
-        await self._admit(context)
+        wire = _Unary(await self._admit(context))
         call = self._service.unary(path, body, wire)
         self._flush_soon()
         try:
@@ -112,8 +112,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
         return body
 
     async def _session(self, request_iterator: Any, context: Any) -> None:
-        await self._admit(context)
-        stream = _Stream(context.peer())
+        stream = _Stream(await self._admit(context))
         reader = asyncio.create_task(self._read(stream, request_iterator))
         try:
             while True:

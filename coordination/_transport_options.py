@@ -29,6 +29,11 @@ class Listening:
     token: str | None = None
     clock: Callable[[], float] = time.monotonic
 
+    @property
+    def secured(self) -> bool:
+        """Says whether strangers are kept out."""
+        return self.tls is not None or self.token is not None
+
 
 def channel_options(limits: Limits) -> list[tuple[str, int]]:
     """Returns gRPC's settings for a server."""

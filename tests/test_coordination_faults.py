@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from cluster import Processes
+from network import Network, namespaces, python_in
 
 from holdfast.coordination import CoordinationClient, CoordinationService, ProcessInfo
 
@@ -53,66 +50,10 @@ def ends(processes: Processes, index: int, timeout_s: float = 60) -> tuple[float
 # ---- Network namespaces ------------------------------------------------------------------------------------------------------------
 
 
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
-
-
-class Network:
-    """Three namespaces on a bridge of this machine; the coordinator listens on the bridge's address."""
-
-    def __init__(self) -> None:
-        self.tag = uuid.uuid4().hex[:6]
-        self.bridge = f"hfb{self.tag}"
-        self.net = f"10.{200 + int(self.tag[:2], 16) % 50}.{int(self.tag[2:4], 16)}"
-        self.names = [f"hf{self.tag}{index}" for index in range(3)]
-        self.host = f"{self.net}.1"
-
-    def up(self) -> None:
-        ip("link", "add", self.bridge, "type", "bridge")
-        ip("addr", "add", f"{self.host}/24", "dev", self.bridge)
-        ip("link", "set", self.bridge, "up")
-        for index, name in enumerate(self.names):
-            ip("netns", "add", name)
-            ip("link", "add", f"v{name}", "type", "veth", "peer", "name", "eth0", "netns", name)
-            ip("link", "set", f"v{name}", "master", self.bridge, "up")
-            ip("-n", name, "addr", "add", f"{self.net}.{10 + index}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "eth0", "up")
-            ip("-n", name, "link", "set", "lo", "up")
-
-    def down(self) -> None:
-        for name in self.names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-        subprocess.run(["ip", "link", "del", self.bridge], capture_output=True, check=False)
-
-    def unplug(self, index: int) -> None:
-        """Takes a peer's link down."""
-        ip("link", "set", f"v{self.names[index]}", "down")
-
-    def drop(self, index: int) -> None:
-        """Drops every packet of a peer, with its link up: its end of the cable hangs in the air."""
-        ip("link", "set", f"v{self.names[index]}", "nomaster")
-
-
 @pytest.fixture
 def network() -> Iterator[Network]:
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("needs root and iproute2 for network namespaces")
-    network = Network()
-    try:
-        network.up()
-    except subprocess.CalledProcessError as error:
-        network.down()
-        pytest.skip(f"no network namespaces here: {error.stderr!r}")
-    yield network
-    network.down()
-
-
-def python_in(namespace: str, folder: Path) -> str:
-    """Returns a command that runs Python inside a namespace."""
-    script = folder / f"python-{namespace}"
-    script.write_text(f'#!/bin/sh\nexec ip netns exec {namespace} {sys.executable} "$@"\n')
-    script.chmod(0o755)
-    return str(script)
+    with namespaces(3) as network:
+        yield network
 
 
 @pytest.mark.parametrize(

@@ -1,209 +1,108 @@
-"""A secured coordinator serves no stranger, and ordinary jax jobs reach it through a relay on each host (issue 3, show 7)."""
+"""Ordinary jax jobs reach a secured coordinator through relays (issue 3, show 7)."""
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import certificates
 import grpc
 import pytest
 from cluster import Processes, run_processes
+from secured import Security, at_once, join, secure, together
 
 from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, Relay
-from holdfast.coordination._calls import SESSION
-from holdfast.coordination._relay import PROFILES
-from holdfast.proto import coordination_b_pb2, coordination_pb2, session_pb2
+from holdfast.multihost import ProcessSpec
+from holdfast.proto import coordination_pb2
 
-TOKEN = "a-token-of-this-job-0123456789abcdef"
-PATHS = [
-    f"/{service}/{name.removesuffix('Request')}"
-    for service, module in PROFILES.items()
-    for name in module.DESCRIPTOR.message_types_by_name
-    if name.endswith("Request")
-] + ["/holdfast.Coordination/GetStatus"]
-
-
-@dataclass
-class Secured:
-    """A coordinator of 2 with mTLS and token, and what its own people hold."""
-
-    service: CoordinationService
-    own: Credentials
-    other: certificates.Files
-    folder: Path
+PROFILE_A = "/xla.coordination.CoordinationService/"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("secured")
-
-
-def secured_service(folder: Path, num_processes: int) -> tuple[CoordinationService, Credentials]:
-    files = certificates.make(folder, "own")
-    (folder / "token").write_text(TOKEN + "\n")
-    arguments = (f"--tls-cert={files.cert}", f"--tls-key={files.key}", f"--tls-ca={files.ca}", f"--token-file={folder / 'token'}")
-    service = CoordinationService.spawn(num_processes, heartbeat_timeout_s=60, recoverable=True, survivable=True, arguments=arguments)
-    return service, Credentials(str(folder / "token"), files.cert, files.key, files.ca)
+def security(tmp_path_factory: pytest.TempPathFactory) -> Security:
+    return secure(tmp_path_factory.mktemp("secured"))
 
 
 @pytest.fixture(scope="module")
-def secured(folder: Path) -> Iterator[Secured]:
-    service, own = secured_service(folder, 3)
-    with service:
-        yield Secured(service, own, certificates.make(folder, "other"), folder)
-
-
-def stranger(secured: Secured, kind: str) -> Credentials:
-    """Returns what a stranger of a kind shows."""
-    own, other = secured.own, secured.other
-    (secured.folder / "old").write_text("an-old-token-of-this-job-0123456789")
-    return {
-        "plaintext": Credentials(own.token_file),
-        "no certificate": Credentials(own.token_file, tls_ca=own.tls_ca),
-        "another CA's certificate": Credentials(own.token_file, other.cert, other.key, own.tls_ca),
-        "no token": Credentials(None, own.tls_cert, own.tls_key, own.tls_ca),
-        "an old token": Credentials(str(secured.folder / "old"), own.tls_cert, own.tls_key, own.tls_ca),
-    }[kind]
-
-
-STRANGERS = ["plaintext", "no certificate", "another CA's certificate", "no token", "an old token"]
-
-
-@pytest.fixture(scope="module")
-def members(secured: Secured) -> Iterator[list[CoordinationClient]]:
-    """Three admitted clients, who meet at a barrier before and after each test."""
-    clients = [CoordinationClient(secured.service.address, index, credentials=secured.own, init_timeout_s=30) for index in range(3)]
-    meet([client.connect for client in clients])
-    clients[0].key_value_set("secret", "42")
-    yield clients
-    meet([client.shutdown for client in clients])
-
-
-def meet(calls: list) -> None:  # type: ignore[type-arg]
-    failures: list[BaseException] = []
-
-    def run(call) -> None:  # type: ignore[no-untyped-def]
-        try:
-            call()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
-
-
-@pytest.fixture(autouse=True)
-def undisturbed(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No peer is disturbed: the members still meet, and what they said is unharmed."""
-    yield
-    if "members" in request.fixturenames:
-        clients = request.getfixturevalue("members")
-        meet([lambda client=client: client.wait_at_barrier("still here", 20_000) for client in clients])
+def address(security: Security) -> Iterator[str]:
+    """A coordinator of 2 with mTLS and token, whose members are there and are disturbed by no test."""
+    with CoordinationService.spawn(2, recoverable=True, survivable=True, arguments=security.arguments) as service:
+        clients = join(service.address, [security.member(), security.member()])
+        clients[0].key_value_set("secret", "42")
+        yield service.address
+        together(clients, "still here")
         assert clients[1].key_value_try_get("secret") == "42"
-        assert all(process.alive for process in clients[2].process_info())
+        at_once([client.shutdown for client in clients])
 
 
-@pytest.mark.parametrize("kind", STRANGERS)
-def test_no_rpc_serves_a_stranger(kind: str, secured: Secured, members: list[CoordinationClient]) -> None:
-    """Every rpc of every profile, our Session and our status refuse a plain grpc client before any state is touched."""
-    shown = stranger(secured, kind)
-    expected = {"UNAUTHENTICATED"} if "token" in kind else {"UNAVAILABLE"}
-    with shown.channel(secured.service.address, ()) as channel:
-        for path in PATHS:
-            with pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary(path)(b"", timeout=10, metadata=shown.metadata())
-            assert caught.value.code().name in expected, path
-        opening = session_pb2.ClientFrame(open=session_pb2.Open(process_id=0, incarnation=5)).SerializeToString()
-        with pytest.raises(grpc.RpcError) as caught:
-            next(channel.stream_stream(SESSION)(iter([opening]), timeout=10, metadata=shown.metadata()))
-        assert caught.value.code().name in expected
-
-
-@pytest.mark.parametrize("kind", STRANGERS)
-@pytest.mark.parametrize("wire", [None, False])
-def test_no_client_of_ours_joins_as_a_stranger(kind: str, wire: bool | None, secured: Secured, members: list[CoordinationClient]) -> None:
-    """Our own client gets an error that says why, within its time."""
-    client = CoordinationClient(secured.service.address, 1, credentials=stranger(secured, kind), init_timeout_s=1, session=wire)
-    with pytest.raises(CoordinationError, match=r"UNAUTHENTICATED|no coordinator answered"):
-        client.connect()
-
-
-def test_a_task_id_is_its_owners(secured: Secured, members: list[CoordinationClient]) -> None:
-    """An admitted peer cannot speak as a task that is another's, over a Session or any call of profiles A and B."""
-    own = secured.own
-    with pytest.raises(CoordinationError, match="another's"):
-        CoordinationClient(secured.service.address, 1, credentials=own, init_timeout_s=2).connect()
-    served: list[str] = []
-    codes: dict[str, str] = {}
-    with own.channel(secured.service.address, ()) as channel:
-        for path in PATHS:
-            module = PROFILES.get(path.split("/")[1])
-            if module not in (coordination_pb2, coordination_b_pb2) or path.endswith("/RegisterTask"):
-                continue  # a registration from the very host of a task's Session is that process's agent: trust goes by hosts
-            request = getattr(module, f"{path.split('/')[2]}Request")()
-            names = {field.name for field in request.DESCRIPTOR.fields}
-            if "incarnations" in names:
-                request.incarnations.task_id = 1
-            for holder in {"source_task", "requesting_task"} & names:
-                if hasattr(getattr(request, holder), "task_id"):
-                    getattr(request, holder).task_id = 1
-            for number in {"source_task_id", "requesting_task_id"} & names:
-                setattr(request, number, 1)
-            try:
-                channel.unary_unary(path)(request.SerializeToString(), timeout=5, metadata=own.metadata())
-                served.append(path)
-            except grpc.RpcError as error:
-                codes[path] = error.code().name
-    assert not served, served
-    assert set(codes.values()) <= {"PERMISSION_DENIED", "INTERNAL", "INVALID_ARGUMENT", "ABORTED", "UNIMPLEMENTED"}, codes
-
-
-def test_a_relay_speaks_for_its_own_host_only(secured: Secured, members: list[CoordinationClient]) -> None:
+def test_a_relay_speaks_for_its_own_processes_only(security: Security, address: str) -> None:
     """Through a relay for task 2, neither a Session nor a registration of task 1 passes, nor a call of nobody."""
-    with Relay.spawn(secured.service.address, secured.own, [2]) as relay:
-        assert relay.address.startswith("127.0.0.1:")
+    with Relay.spawn(address, security.member(), [2]) as relay:
         for wire in (None, False):
             with pytest.raises(CoordinationError, match="is not of this host: this relay speaks for"):
                 CoordinationClient(relay.address, 1, init_timeout_s=5, session=wire).connect()
         with grpc.insecure_channel(relay.address) as channel:
             with pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary("/xla.coordination.CoordinationService/Heartbeat")(b"\xff\xff", timeout=5)
+                channel.unary_unary(PROFILE_A + "Heartbeat")(b"\xff\xff", timeout=5)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             request = coordination_pb2.TryGetKeyValueRequest(key="secret", incarnations=coordination_pb2.Incarnations(task_id=2))
             with pytest.raises(grpc.RpcError, match="has not registered through this relay"):
-                channel.unary_unary("/xla.coordination.CoordinationService/TryGetKeyValue")(request.SerializeToString(), timeout=5)
+                channel.unary_unary(PROFILE_A + "TryGetKeyValue")(request.SerializeToString(), timeout=5)
 
 
-def test_a_relay_ends_with_whoever_started_it(secured: Secured, folder: Path) -> None:
+def test_a_relay_of_another_is_refused(security: Security, address: str) -> None:
+    """A relay whose credentials are not the client's own object is another's: its agent is not let in beside the client."""
+    with Relay.spawn(address, security.member(), [1]) as relay, grpc.insecure_channel(relay.address) as channel:
+        request = coordination_pb2.RegisterTaskRequest(incarnation=5, source_task_id=1).SerializeToString()
+        with pytest.raises(grpc.RpcError, match="process 1 is another's") as caught:
+            channel.unary_unary(PROFILE_A + "RegisterTask")(request, timeout=10)
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_a_relay_is_for_its_own_user(security: Security, address: str) -> None:
+    """Its socket lies in a folder that no other user can enter, which goes with it; and no argument of its process holds a secret."""
+    credentials = security.member()
+    with Relay.spawn(address, credentials, [0]) as relay:
+        path = Path(relay.address.removeprefix("unix:"))
+        assert path.is_socket() and stat.S_IMODE(path.parent.stat().st_mode) == 0o700 and path.parent.stat().st_uid == os.getuid()
+        assert credentials.key not in Path(f"/proc/{relay._process.pid}/cmdline").read_text()
+        assert credentials.key not in Path(f"/proc/{relay._process.pid}/environ").read_text()
+    assert not path.parent.exists()
+
+
+def test_a_relay_that_cannot_start_says_why(security: Security) -> None:
+    """A credential that cannot be read is named."""
+    with pytest.raises(CoordinationError, match=r"cannot read the token file /nonexistent"):
+        Relay.spawn("127.0.0.1:1", Credentials("/nonexistent"), [0])
+
+
+def test_a_relay_ends_with_whoever_started_it(security: Security, address: str) -> None:
     """SIGKILL of the process that started a relay leaves no relay behind."""
     script = f"""
         import sys, time
         from holdfast.coordination import Credentials, Relay
-        relay = Relay.spawn({secured.service.address!r}, Credentials(*sys.argv[3:]), [0])
+        relay = Relay.spawn({address!r}, Credentials(*sys.argv[3:]), [0])
         print("address", relay.address, flush=True)
         time.sleep(600)
     """
-    own = secured.own
+    own = security.own
     with Processes(script, 1, arguments=[own.token_file, own.tls_cert, own.tls_key, own.tls_ca]) as processes:
-        processes.wait_for(0, "address")
-        host, port = processes.output(0).split()[-1].split(":")
-        processes.kill(0)
-        processes.popens[0].wait(10)
+        processes.wait_for(0, "address unix:")
+        path = processes.output(0).split()[-1].removeprefix("unix:")
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(path)
+            connection.settimeout(20)
+            processes.kill(0)
+            while connection.recv(4096):  # until the relay has let go
+                pass
         for _ in range(100):
-            try:
-                socket.create_connection((host, int(port)), timeout=0.1).close()
-            except OSError:
+            if not os.path.exists(os.path.dirname(path)):
                 return
             threading.Event().wait(0.1)
-    pytest.fail("the relay still listens after 10 s")
+    pytest.fail("the relay's folder is still there after 10 s")
 
 
 JAX_JOB = """
@@ -232,8 +131,55 @@ JAX_JOB = """
 
 def test_an_ordinary_jax_job_runs_through_relays(tmp_path: Path) -> None:
     """Four jax processes, each with its relay and our own client beside jaxlib's agent, run the full path against mTLS and token."""
-    service, own = secured_service(tmp_path, 4)
-    with service:
+    security = secure(tmp_path)
+    own = security.own
+    options = {"heartbeat_timeout_s": 60, "recoverable": True, "survivable": True, "arguments": security.arguments}
+    with CoordinationService.spawn(4, **options) as service:  # type: ignore[arg-type]
         arguments = [service.address, own.token_file, own.tls_cert, own.tls_key, own.tls_ca]
         outputs = run_processes(JAX_JOB, 4, arguments=arguments, timeout_s=100)
     assert all("done" in output for output in outputs)
+
+
+INITIALIZED = """
+    import sys
+    import jax, numpy as np
+    from jax.experimental import multihost_utils
+    from holdfast import multihost
+    index, count = int(sys.argv[1]), int(sys.argv[2])
+    multihost.initialize(timeout_s=60)
+    assert jax.process_count() == count and jax.device_count() == count
+    multihost_utils.sync_global_devices("device collective")
+    assert multihost_utils.broadcast_one_to_all(np.int32(7 + index)) == 7
+    assert multihost_utils.process_allgather(np.int32([index])).ravel().tolist() == list(range(count))
+    assert multihost.global_max([index, -index]) == [count - 1, 0]
+    multihost.sync_global_processes("all", timeout=30)
+    multihost.shutdown()
+    print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("token", [True, False], ids=["mTLS and token", "mTLS alone"])
+def test_initialize_joins_a_secured_coordinator(token: bool, tmp_path: Path) -> None:
+    """`multihost.initialize()` takes certificate and token from its spec, and a real jax.distributed job of 4 processes runs."""
+    security = secure(tmp_path)
+    own = security.own
+    arguments = security.arguments if token else security.arguments[:3]
+    with CoordinationService.spawn(4, job="j", attempt=1, recoverable=True, survivable=True, arguments=arguments) as service:
+
+        def env(index: int) -> dict[str, str]:
+            spec = ProcessSpec(
+                process_id=index,
+                num_processes=4,
+                coordinator=service.address,
+                job_id="j",
+                attempt=1,
+                token_file=own.token_file if token else None,
+                tls_cert=own.tls_cert,
+                tls_key=own.tls_key,
+                tls_ca=own.tls_ca,
+            )
+            return spec.to_env()
+
+        outputs = run_processes(INITIALIZED, 4, env_of=env, timeout_s=100)
+        assert all("done" in output for output in outputs)
+        assert service.wait(20) == 0

@@ -1,146 +1,337 @@
-"""No stranger is let in, and a hostile request harms only its sender."""
+"""No stranger is let in, nobody speaks for another, and a hostile request harms only its sender."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
-from tls import Authority, Pems
+from cluster import Processes
+from network import namespaces, python_in
+from secured import Security, at_once, join, secure, together
+from tls import Authority
 
-from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials
-from holdfast.coordination._profile_d import RPCS_D
-from holdfast.coordination._profiles import RPCS
-from holdfast.coordination._service import SESSION, STATUS
-from holdfast.proto import coordination_b_pb2, coordination_pb2, session_pb2
+from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, Fenced
+from holdfast.coordination._profile_d import PROFILE_D, RPCS_D
+from holdfast.coordination._profiles import PROFILE_A, PROFILE_B, RPCS
+from holdfast.coordination._service import SESSION, STACKS, STATUS
+from holdfast.proto import coordination_b_pb2, coordination_pb2, distributed_runtime_pb2, session_pb2
 
-UNARY = [*RPCS, *RPCS_D, STATUS]
+UNARY = [*RPCS, *RPCS_D, STATUS, STACKS]
+MESSAGES = {PROFILE_A: coordination_pb2, PROFILE_B: coordination_b_pb2, PROFILE_D: distributed_runtime_pb2}
+OWN_POOL = (("grpc.use_local_subchannel_pool", 1),)
+VICTIM, LIAR = 1, 2
+
+
+# ---- Strangers and liars -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Secured:
-    """A service with mTLS and a token, two connected clients, and what strangers may try with."""
+    """A service with mTLS and token, its members (each with a key of its own), and jaxlib's agents beside them."""
 
     address: str
     clients: list[CoordinationClient]
-    good: Credentials
-    foreign: Pems
-    folder: Path
+    credentials: list[Credentials]
+    service_incarnation: int
+
+    def incarnation(self, process_id: int) -> int:
+        """Returns the incarnation of a member's agent."""
+        return 1000 + process_id
+
+    def channel(self, credentials: Credentials) -> grpc.Channel:
+        return credentials.channel(self.address, OWN_POOL)
 
     def still_serves(self) -> None:
-        """Fails unless the two clients pass a barrier and read what they have set."""
-        threads = [threading.Thread(target=client.wait_at_barrier, args=("still", 30_000)) for client in self.clients]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert not any(thread.is_alive() for thread in threads)
-        assert self.clients[1].key_value_try_get("mine") == "value"
+        """Fails unless nobody was disturbed: all meet, read what was set, are seen alive, and their agents are known."""
+        together(self.clients, "still")
+        assert self.clients[VICTIM].key_value_try_get("mine") == "value"
+        assert all(process.alive for process in self.clients[0].process_info())
+        for process_id, credentials in enumerate(self.credentials):
+            with self.channel(credentials) as channel:
+                request = coordination_pb2.HeartbeatRequest(incarnation=self.incarnation(process_id), source_task_id=process_id)
+                request.incarnations.CopyFrom(self.stamp(process_id))
+                call = channel.unary_unary(PROFILE_A + "Heartbeat")
+                call(request.SerializeToString(), timeout=10, metadata=credentials.metadata())
 
-
-def connected(address: str, count: int, credentials: Credentials | None = None) -> list[CoordinationClient]:
-    clients = [CoordinationClient(address, process_id, credentials=credentials) for process_id in range(count)]
-    threads = [threading.Thread(target=client.connect) for client in clients]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return clients
+    def stamp(self, process_id: int) -> coordination_pb2.Incarnations:
+        """Returns what profile A's calls of a member's agent hold."""
+        incarnations = {"task_incarnation": self.incarnation(process_id), "service_incarnation": self.service_incarnation}
+        return coordination_pb2.Incarnations(task_id=process_id, **incarnations)
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    folder = tmp_path_factory.mktemp("tls")
-    authority, foreign = Authority(folder, "ours"), Authority(folder, "theirs").issue("stranger")
-    server, client = authority.issue("server"), authority.issue("client")
-    token, old = folder / "token", folder / "old"
-    token.write_text("a token of the job, long enough\n")
-    old.write_text("a token of the attempt before\n")
-    arguments = (f"--tls-cert={server.cert}", f"--tls-key={server.key}", f"--tls-ca={server.ca}", f"--token-file={token}")
-    good = Credentials(token_file=str(token), tls_cert=client.cert, tls_key=client.key, tls_ca=client.ca)
+def security(tmp_path_factory: pytest.TempPathFactory) -> Security:
+    return secure(tmp_path_factory.mktemp("security"))
+
+
+@pytest.fixture(scope="module", params=["completion-queue", "grpc.aio"])
+def secured(request: pytest.FixtureRequest, security: Security) -> Iterator[Secured]:
+    public = ("--public-api",) if request.param == "grpc.aio" else ()
+    credentials = [security.member() for _ in range(3)]
     with ExitStack() as stack:
-        service = stack.enter_context(CoordinationService.spawn(2, recoverable=True, arguments=arguments))
-        clients = connected(service.address, 2, good)
-        for each in clients:
-            stack.callback(each.shutdown)
+        service = stack.enter_context(CoordinationService.spawn(3, recoverable=True, arguments=(*security.arguments, *public)))
+        clients = join(service.address, credentials)
+        for client in clients:
+            stack.callback(client.shutdown)
         clients[0].key_value_set("mine", "value")
-        for process_id in range(2):  # jaxlib's agent, beside each client
-            channel = stack.enter_context(good.channel(service.address, (("grpc.use_local_subchannel_pool", 1),)))
-            request = coordination_pb2.RegisterTaskRequest(incarnation=1000 + process_id, source_task_id=process_id)
-            register = channel.unary_unary("/xla.coordination.CoordinationService/RegisterTask")
-            register(request.SerializeToString(), timeout=20, metadata=good.metadata())
-        yield Secured(service.address, clients, good, foreign, folder)
+        secured = Secured(service.address, clients, credentials, 0)
+        for process_id, shown in enumerate(credentials):
+            secured.service_incarnation = register(secured.channel(shown), shown, process_id, secured.incarnation(process_id))
+        yield secured
 
 
-def every_rpc(channel: grpc.Channel, metadata: tuple[tuple[str, str], ...], body: Callable[[str], bytes]) -> dict[str, str]:
+def register(channel: grpc.Channel, credentials: Credentials, process_id: int, incarnation: int) -> int:
+    """Registers an agent over profile A and returns the service's incarnation."""
+    request = coordination_pb2.RegisterTaskRequest(incarnation=incarnation, source_task_id=process_id).SerializeToString()
+    with channel:
+        answer = channel.unary_unary(PROFILE_A + "RegisterTask")(request, timeout=20, metadata=credentials.metadata())
+    return coordination_pb2.RegisterTaskResponse.FromString(answer).service_incarnation
+
+
+def every_rpc(
+    channel: grpc.Channel, metadata: tuple[tuple[str, str], ...], body: Callable[[str], bytes], opening: session_pb2.Open
+) -> dict[str, str]:
     """Calls every rpc, Session too, and returns how each ended."""
     ended = {}
     for path in UNARY:
         try:
-            channel.unary_unary(path)(body(path), timeout=5, metadata=metadata)
+            channel.unary_unary(path)(body(path), timeout=10, metadata=metadata)
             ended[path] = "OK"
         except grpc.RpcError as error:
             ended[path] = error.code().name
-    frame = session_pb2.ClientFrame(open=session_pb2.Open(process_id=0, incarnation=5)).SerializeToString()
+    frame = session_pb2.ClientFrame(open=opening).SerializeToString()
     try:
-        next(channel.stream_stream(SESSION)(iter([frame]), timeout=5, metadata=metadata))
+        next(channel.stream_stream(SESSION)(iter([frame]), timeout=10, metadata=metadata))
         ended[SESSION] = "OK"
     except grpc.RpcError as error:
         ended[SESSION] = error.code().name
     return ended
 
 
-def strangers(secured: Secured) -> dict[str, Credentials | None]:
-    good, foreign = secured.good, secured.foreign
-    return {
-        "no certificate": Credentials(token_file=good.token_file, tls_ca=good.tls_ca),
-        "another authority": Credentials(token_file=good.token_file, tls_cert=foreign.cert, tls_key=foreign.key, tls_ca=good.tls_ca),
-        "plaintext": Credentials(token_file=good.token_file),
-        "no token": Credentials(tls_cert=good.tls_cert, tls_key=good.tls_key, tls_ca=good.tls_ca),
-        "an old token": Credentials(str(secured.folder / "old"), good.tls_cert, good.tls_key, good.tls_ca),
-    }
+def in_the_name_of(process_id: int, secured: Secured) -> Callable[[str], bytes]:
+    """Returns a maker of requests that a process's agent would send, with its true incarnations, in all three profiles."""
+
+    def request(path: str) -> bytes:
+        service, method = path.rsplit("/", 1)
+        if path in FOR_ALL:
+            return b""
+        message: Any = getattr(MESSAGES[service + "/"], f"{method}Request")()
+        names = {field.name: field for field in message.DESCRIPTOR.fields}
+        if "incarnations" in names:
+            message.incarnations.CopyFrom(secured.stamp(process_id))
+        if "incarnation" in names:
+            message.incarnation = secured.incarnation(process_id)
+        if "session_id" in names:
+            message.session_id = secured.service_incarnation & ~3 | 1
+        if "protocol_version" in names:
+            message.protocol_version = 1
+        if "local_topology" in names:
+            message.local_topology.node_id = process_id
+        for name in {"source_task_id", "requesting_task_id", "node_id"} & names.keys():
+            setattr(message, name, process_id)
+        for name in {"source_task", "requesting_task", "error_origin"} & names.keys():
+            if not names[name].is_repeated:
+                getattr(message, name).task_id = process_id
+        return bytes(message.SerializeToString())
+
+    return request
+
+
+NAMELESS = {"GetTaskState", "WatchJobState", "InsertKeyValue", "GetKeyValue", "TryGetKeyValue", "IncrementKeyValue", "GetKeyValueDir"}
+NAMELESS |= {"DeleteKeyValue", "KeyValueGet", "KeyValueSet"}
+FOR_ALL = {STATUS, STACKS}  # whoever holds certificate and token may ask how the job is
+
+
+def names_nobody(path: str) -> bool:
+    """Tells whether a call of profiles B and D says nothing of who makes it: then it is made as whoever holds its key."""
+    return not path.startswith(PROFILE_A) and path.rsplit("/", 1)[1] in NAMELESS
 
 
 @pytest.mark.parametrize("who", ["no certificate", "another authority", "plaintext", "no token", "an old token"])
-def test_a_stranger_is_served_nothing(secured: Secured, who: str) -> None:
-    """Every rpc of every profile is refused, and the job goes on."""
-    credentials = strangers(secured)[who]
-    assert credentials is not None
-    with credentials.channel(secured.address, ()) as channel:
-        ended = every_rpc(channel, credentials.metadata(), lambda path: b"")
-    expected = {"UNAUTHENTICATED"} if "token" in who else {"UNAVAILABLE"}
-    assert set(ended.values()) == expected, ended
+def test_a_stranger_is_served_nothing(secured: Secured, security: Security, who: str) -> None:
+    """Every rpc of every profile is refused, though the request is one that the victim would send, its key included; the job goes on."""
+    credentials = replace(security.stranger(who), key=secured.credentials[VICTIM].key)
+    opening = session_pb2.Open(process_id=VICTIM, incarnation=5)
+    with secured.channel(credentials) as channel:
+        ended = every_rpc(channel, credentials.metadata(), in_the_name_of(VICTIM, secured), opening)
+    assert set(ended.values()) == ({"UNAUTHENTICATED"} if "token" in who else {"UNAVAILABLE"}), ended
     secured.still_serves()
 
 
-def _as_process_0(path: str) -> bytes:
-    """Returns a request that claims to come from process 0, with an incarnation made up."""
-    name = path.rsplit("/", 1)[1]
-    incarnations = coordination_pb2.Incarnations(task_id=0, task_incarnation=5, service_incarnation=5)
-    if "xla.coordination" in path and name != "RegisterTask":
-        request = getattr(coordination_pb2, f"{name}Request")(incarnations=incarnations)
-        return bytes(request.SerializeToString())
-    if "tensorflow" in path:
-        return coordination_b_pb2.BarrierRequest(barrier_id="x").SerializeToString()
-    return coordination_pb2.RegisterTaskRequest(incarnation=5).SerializeToString()
+@pytest.mark.parametrize("who", ["no certificate", "another authority", "plaintext", "no token", "an old token"])
+@pytest.mark.parametrize("session", [None, False])
+def test_no_client_of_ours_joins_as_a_stranger(secured: Secured, security: Security, who: str, session: bool | None) -> None:
+    """Our own client gets an error that says why, within its time."""
+    client = CoordinationClient(secured.address, VICTIM, credentials=security.stranger(who), init_timeout_s=1, session=session)
+    with pytest.raises(CoordinationError, match=r"UNAUTHENTICATED|no coordinator answered"):
+        client.connect()
 
 
-def test_a_task_id_is_used_by_its_owner_alone(secured: Secured) -> None:
-    """A peer with certificate and token, but another's process id, is refused on every rpc that speaks for a process."""
-    with secured.good.channel(secured.address, (("grpc.use_local_subchannel_pool", 1),)) as channel:
-        ended = every_rpc(channel, secured.good.metadata(), _as_process_0)
-    assert ended.pop(STATUS) == "OK"  # for everyone with certificate and token
-    assert "OK" not in ended.values(), ended
-    assert {ended[path] for path in ended if path.endswith(("/RegisterTask", "/Session"))} == {"PERMISSION_DENIED"}, ended
+def test_a_member_speaks_for_no_other(secured: Secured, security: Security) -> None:
+    """Process 2, who is told all incarnations, is refused on every rpc of A, B and D, and a Session, in the name of process 1."""
+    own = secured.credentials[LIAR]
+    stolen = {process.process_id: process.incarnation for process in secured.clients[LIAR].process_info()}
+    with secured.channel(own) as channel:
+        watch = coordination_pb2.WatchTasksRequest(incarnations=secured.stamp(LIAR), version_number=-1).SerializeToString()
+        told = channel.unary_unary(PROFILE_A + "WatchTasks")(watch, timeout=10, metadata=own.metadata())
+        (agent,) = [task.incarnation for task in coordination_pb2.WatchTasksResponse.FromString(told).task_state if task.task_id == VICTIM]
+        assert agent == secured.incarnation(VICTIM)  # so an incarnation proves nothing
+        body = in_the_name_of(VICTIM, secured)
+        opening = session_pb2.Open(process_id=VICTIM, incarnation=stolen[VICTIM])
+        ended = every_rpc(channel, own.metadata(), lambda path: b"" if names_nobody(path) else body(path), opening)
+    refused = {path: code for path, code in ended.items() if path not in FOR_ALL and not names_nobody(path)}
+    assert set(refused.values()) == {"PERMISSION_DENIED"}, refused
+    assert len(refused) == len(UNARY) + 1 - len(FOR_ALL) - sum(map(names_nobody, UNARY))
     secured.still_serves()
+
+
+@pytest.mark.parametrize("keyless", [False, True], ids=["a key of its own", "no key"])
+def test_one_who_has_not_come_speaks_for_nobody(secured: Secured, security: Security, keyless: bool) -> None:
+    """A peer with certificate and token that is no process of the job is refused on every rpc of A, B and D, those that name nobody too."""
+    outsider = security.member()
+    metadata = outsider.metadata()[:1] if keyless else outsider.metadata()
+    opening = session_pb2.Open(process_id=VICTIM, incarnation=5)
+    with secured.channel(outsider) as channel:
+        ended = every_rpc(channel, metadata, in_the_name_of(VICTIM, secured), opening)
+    assert {ended.pop(path) for path in FOR_ALL} <= {"OK", "UNAVAILABLE"}
+    assert set(ended.values()) == {"PERMISSION_DENIED"}, ended
+    secured.still_serves()
+
+
+def test_our_client_is_fenced_as_another(secured: Secured, security: Security) -> None:
+    """Our client that is given a number of another, over a Session or unary calls, is told so, once; its owner is not disturbed."""
+    for session in (None, False):
+        client = CoordinationClient(secured.address, VICTIM, credentials=security.member(), init_timeout_s=20, session=session)
+        with pytest.raises(CoordinationError, match=r"PERMISSION_DENIED: process 1 is another's.*give each process a number") as caught:
+            client.connect()
+        assert isinstance(caught.value, Fenced) == (session is None)
+    secured.still_serves()
+
+
+SECOND_CHANNELS = [PROFILE_A + "RegisterTask", PROFILE_B + "RegisterTask", PROFILE_D + "Connect"]
+
+
+@pytest.mark.parametrize("journal", [False, True], ids=["one life", "restarted with its journal"])
+def test_the_second_channel_is_its_owners_too(security: Security, tmp_path: Path, journal: bool) -> None:
+    """No other may register an agent beside a Session, or open a Session beside an agent, though that channel has never been there."""
+    arguments = (*security.arguments, f"--journal={tmp_path / 'journal'}") if journal else security.arguments
+    service = CoordinationService.spawn(2, recoverable=True, survivable=True, arguments=arguments)
+    port = int(service.address.rsplit(":", 1)[1])
+    shown = [security.member() for _ in range(2)]
+    liar = security.member()
+    try:
+        client = CoordinationClient(service.address, 0, credentials=shown[0])
+        with contextlib.closing(client):
+            agent = threading.Thread(target=register, args=(shown[1].channel(service.address, OWN_POOL), shown[1], 1, 7))
+            agent.start()
+            client.connect()
+            agent.join(20)
+            if journal:
+                os.kill(service.pid, signal.SIGKILL)
+                service.close()
+                service = CoordinationService.spawn(2, port=port, recoverable=True, survivable=True, arguments=arguments)
+            client.key_value_set("before", "the liar comes")
+            with liar.channel(service.address, OWN_POOL) as channel:
+                for path in SECOND_CHANNELS:
+                    body = in_the_name_of(0, Secured(service.address, [], [], 0))(path)
+                    with pytest.raises(grpc.RpcError) as caught:
+                        channel.unary_unary(path)(body, timeout=20, metadata=liar.metadata())
+                    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED, path
+                frame = session_pb2.ClientFrame(open=session_pb2.Open(process_id=1, incarnation=7)).SerializeToString()
+                with pytest.raises(grpc.RpcError, match="process 1 is another's, which has no Session now"):
+                    next(channel.stream_stream(SESSION)(iter([frame]), timeout=20, metadata=liar.metadata()))
+            register(shown[0].channel(service.address, OWN_POOL), shown[0], 0, 9)  # the owner's own agent is let in
+            with contextlib.closing(CoordinationClient(service.address, 1, credentials=shown[1])) as second:  # and the owner's own Session
+                second.connect()
+                together([client, second], "both")
+    finally:
+        service.close()
+
+
+def test_a_killed_process_comes_back_when_it_is_given_up(security: Security) -> None:
+    """Its next life brings another key: it waits until the former one has been silent for the heartbeat timeout, then it is let in."""
+    script = """
+        import os, sys
+        from holdfast.coordination import CoordinationClient, Credentials
+        CoordinationClient(sys.argv[3], 1, credentials=Credentials(*sys.argv[4:])).connect()
+        os._exit(0)
+    """
+    own = security.own
+    with CoordinationService.spawn(2, recoverable=True, heartbeat_timeout_s=2, arguments=security.arguments) as service:
+        shown = [own.token_file, own.tls_cert, own.tls_key, own.tls_ca]
+        with Processes(script, 1, arguments=[service.address, *shown]) as first:
+            with CoordinationClient(service.address, 0, credentials=security.member()) as onlooker:
+                assert first.wait(30)[0].code == 0
+                with CoordinationClient(service.address, 1, credentials=security.member(), init_timeout_s=30) as back:
+                    together([onlooker, back], "both")
+
+
+def test_a_number_is_free_once_its_owner_has_left(security: Security) -> None:
+    """After shutdown a process id may be taken by whoever comes next."""
+    with CoordinationService.spawn(1, recoverable=True, linger_s=0, arguments=security.arguments) as service:
+        with CoordinationClient(service.address, 0, credentials=security.member()):
+            pass
+        with CoordinationClient(service.address, 0, credentials=security.member()) as next_one:
+            next_one.key_value_set("mine", "now")
+
+
+@pytest.mark.parametrize("other", [{"job": "other"}, {"job": "job", "attempt": 2}, {"num_processes": 5}], ids=["job", "attempt", "size"])
+def test_a_session_of_another_job_is_fenced(other: dict[str, Any]) -> None:
+    """Another job, attempt or number of processes is Fenced, at once, in words that say whose the service is."""
+    with CoordinationService.spawn(2, job="job", attempt=1) as service:
+        client = CoordinationClient(service.address, 0, **other)
+        with pytest.raises(Fenced, match=r"PERMISSION_DENIED: this service coordinates .*; process 0 belongs to "):
+            client.connect()
+
+
+LIAR_ELSEWHERE = """
+import sys
+import grpc
+from holdfast.coordination import CoordinationClient, CoordinationError, Credentials
+from holdfast.proto import coordination_pb2
+address, credentials = sys.argv[3], Credentials(*sys.argv[4:])
+try:
+    CoordinationClient(address, 1, credentials=credentials, init_timeout_s=10).connect()
+except CoordinationError as error:
+    print("session", error, flush=True)
+with credentials.channel(address, ()) as channel:
+    request = coordination_pb2.RegisterTaskRequest(incarnation=5, source_task_id=1).SerializeToString()
+    try:
+        channel.unary_unary("/xla.coordination.CoordinationService/RegisterTask")(request, timeout=10, metadata=credentials.metadata())
+    except grpc.RpcError as error:
+        print("agent", error.code().name, flush=True)
+"""
+
+
+def test_a_liar_on_another_host(security: Security, tmp_path: Path) -> None:
+    """From another network namespace, with certificate and token of the job, process 1's number is as much another's as from here."""
+    with namespaces() as network:
+        server = Authority(tmp_path, "crossing")
+        files, mine = server.issue("server", network.host), server.issue("client")
+        token = security.own.token_file
+        arguments = (f"--tls-cert={files.cert}", f"--tls-key={files.key}", f"--tls-ca={files.ca}", f"--token-file={token}")
+        shown = [Credentials(token, mine.cert, mine.key, mine.ca) for _ in range(2)]
+        with CoordinationService.spawn(2, host=network.host, recoverable=True, arguments=arguments) as service:
+            clients = join(service.address, shown)
+            python = python_in(network.names[0], tmp_path)
+            with Processes(LIAR_ELSEWHERE, 1, arguments=[service.address, token, mine.cert, mine.key, mine.ca], python=python) as liar:
+                (finished,) = liar.wait(60)
+            assert "session PERMISSION_DENIED: process 1 is another's" in finished.output, finished.output
+            assert "agent PERMISSION_DENIED" in finished.output, finished.output
+            together(clients, "still")
+            at_once([client.shutdown for client in clients])
 
 
 # ---- Hostile peers of an open service ----------------------------------------------------------------------------------------------
@@ -150,19 +341,21 @@ def test_a_task_id_is_used_by_its_owner_alone(secured: Secured) -> None:
 def opened() -> Iterator[tuple[CoordinationService, list[CoordinationClient]]]:
     with ExitStack() as stack:
         service = stack.enter_context(CoordinationService.spawn(2, recoverable=True))
-        clients = connected(service.address, 2)
+        clients = join(service.address, [Credentials(), Credentials()])
         for client in clients:
             stack.callback(client.shutdown)
         yield service, clients
 
 
-def together(clients: list[CoordinationClient], name: str) -> None:
-    threads = [threading.Thread(target=client.wait_at_barrier, args=(name, 30_000)) for client in clients]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(40)
-    assert not any(thread.is_alive() for thread in threads), name
+def _as_process_0(path: str) -> bytes:
+    """Returns a request that claims to come from process 0, with an incarnation made up."""
+    name = path.rsplit("/", 1)[1]
+    incarnations = coordination_pb2.Incarnations(task_id=0, task_incarnation=5, service_incarnation=5)
+    if path.startswith(PROFILE_A) and name != "RegisterTask":
+        return bytes(getattr(coordination_pb2, f"{name}Request")(incarnations=incarnations).SerializeToString())
+    if path.startswith(PROFILE_B):
+        return coordination_b_pb2.BarrierRequest(barrier_id="x").SerializeToString()
+    return coordination_pb2.RegisterTaskRequest(incarnation=5).SerializeToString()
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ class Pems:
 
 
 class Authority:
-    """Issues certificates for 127.0.0.1 into a folder."""
+    """Issues certificates for 127.0.0.1, or another address, into a folder."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name = folder, name
@@ -45,11 +45,11 @@ class Authority:
         path.write_bytes(content)
         return str(path)
 
-    def issue(self, name: str) -> Pems:
+    def issue(self, name: str, address: str = "127.0.0.1") -> Pems:
         """Returns the files of a new identity."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = self._builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), self._issuer, key)
-        names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(address))])
         certificate = builder.add_extension(names, False).sign(self._key, hashes.SHA256())
         private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         cert = self._write(f"{name}.crt", certificate.public_bytes(serialization.Encoding.PEM))
