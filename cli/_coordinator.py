@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
+
+# By default newer grpcio reads sockets on a pool of threads ("event engine"), each message waking three of them before ours. One thread
+# serves here, and is faster when it reads for itself (benchmarks/RESULTS-coordination.md). gRPC looks at this when it is imported.
+os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 from holdfast.coordination._host import LINGER_S, STARTUP_TIMEOUT_S, Options, serve
 from holdfast.coordination._journal import JournalError

@@ -122,7 +122,7 @@ class Barriers:
 
     def _outsider(self, barrier: Barrier, arrival: Arrival) -> Refusal | None:
         named = arrival.participants or self._roster.everyone
-        if named != barrier.participants:
+        if named is not barrier.participants and named != barrier.participants:  # comparing costs as many steps as there are tasks
             sentence = (
                 f"barrier {barrier.name!r} is one of {_some(barrier.participants)}; process {arrival.task_id} came with {_some(named)}"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.proto import coordination_b_pb2 as b
 from holdfast.proto import coordination_pb2 as a
@@ -19,8 +19,7 @@ PROFILE_A = "/xla.coordination.CoordinationService/"
 PROFILE_B = "/tensorflow.CoordinationService/"
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """Who makes a call: an agent (`session` False), or the Session that the call came on."""
 
     task_id: int

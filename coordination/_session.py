@@ -39,7 +39,7 @@ RECONNECTABLE = TRANSIENT | {"CANCELLED", "INTERNAL", "RESOURCE_EXHAUSTED", "DEA
 class SessionWire:
     """Carries calls over a stream that it opens again when it breaks. Safe from several threads.
 
-    `on_broken()` is called from the reader when the stream ends and another should be opened by `join`; `on_fenced(error)` when the
+    `on_broken()` is called when the stream ends and another should be opened by `join`; `on_fenced(error)` when the
     service has ended the session for good; `on_delta(delta)` with each change of processes.
     """
 
@@ -124,7 +124,7 @@ class SessionWire:
         return SESSION_METHODS[method].response.FromString(reply.body)
 
     def take(self, stream: _Stream, frame: spb.ServerFrame) -> None:
-        """Takes a frame that is no reply; called by the stream's reader."""
+        """Takes a frame that is no reply; called by the stream's own thread."""
         kind = frame.WhichOneof("frame")
         if kind == "delta":
             self._on_delta(frame.delta)
@@ -132,7 +132,7 @@ class SessionWire:
             stream.send(spb.ClientFrame(answer=spb.Answer(id=frame.ask.id, body=_stacks().encode())))
 
     def ended(self, stream: _Stream, code: str, details: str) -> None:
-        """Hears from a stream's reader that it has ended."""
+        """Hears from a stream's own thread that it has ended."""
         with self._lock:
             if self._closed or stream is not self._stream:
                 return
@@ -159,16 +159,16 @@ class _Stream:
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._waiting: dict[int, queue.SimpleQueue[spb.Reply | None]] = {}
+        self._first = first
         self._opened: queue.SimpleQueue[spb.Opened | None] = queue.SimpleQueue()
         self._over = False
         self._status: tuple[str, str] = ("UNAVAILABLE", "")
         self._frames = open_stream(channel, metadata, self._take, self._ended)
-        self.send(first)
 
     def opened(self, deadline: Deadline) -> spb.Opened:
-        """Waits for the service's first frame."""
+        """Sends the client's first frame and waits for the service's."""
         try:
-            opened = self._opened.get(timeout=deadline.remaining_s())
+            opened: spb.Opened | None = self._frames.ask(self._first.SerializeToString(), self._opened, deadline.remaining_s())
         except queue.Empty:
             raise Broken("no answer to the opening of a session") from None
         if opened is not None:
@@ -191,14 +191,16 @@ class _Stream:
                 raise Broken("the session was lost", sent=False)
             self._waiting[number] = inbox
         body = request.SerializeToString()
-        self.send(spb.ClientFrame(request=spb.Request(id=number, method=method, body=body, timeout_ms=timeout_ms, needs=needs)))
+        frame = spb.ClientFrame(request=spb.Request(id=number, method=method, body=body, timeout_ms=timeout_ms, needs=needs))
         try:
-            reply = inbox.get(timeout=deadline.remaining_s())
+            reply: spb.Reply | None = self._frames.ask(frame.SerializeToString(), inbox, deadline.remaining_s())
         except queue.Empty:
             self.send(spb.ClientFrame(cancel=spb.Cancel(id=number)))
-            raise CoordinationError(f"{method}: no answer within {deadline.timeout_s:g} s", code="DEADLINE_EXCEEDED") from None
+            raise _unanswered(method, deadline) from None
         finally:
             self._waiting.pop(number, None)
+        if reply is None and deadline.passed():
+            raise _unanswered(method, deadline)
         if reply is None:
             raise Broken("the session was lost before the answer came")
         return reply
@@ -211,7 +213,7 @@ class _Stream:
         for inbox in waiting:
             inbox.put(None)
         self._opened.put(None)
-        self._owner.ended(self, code, details)
+        self._frames.later(lambda: self._owner.ended(self, code, details))
 
     def _take(self, data: bytes) -> None:
         frame = spb.ServerFrame.FromString(data)
@@ -221,11 +223,15 @@ class _Stream:
         elif frame.HasField("opened"):
             self._opened.put(frame.opened)
         else:
-            self._owner.take(self, frame)
+            self._frames.later(lambda: self._owner.take(self, frame))
 
     def end(self) -> None:
         """Ends the connection; those who wait are then told."""
         self._frames.cancel()
+
+
+def _unanswered(method: str, deadline: Deadline) -> CoordinationError:
+    return CoordinationError(f"{method}: no answer within {deadline.timeout_s:g} s", code="DEADLINE_EXCEEDED")
 
 
 def _refusal(code: str, details: str) -> CoordinationError:

@@ -1,13 +1,16 @@
 """The stream under a session: frames of bytes out and in, over gRPC's completion queue, or its public face where that is untested.
 
-`grpc._cython.cygrpc` is private, but it is what grpc's own calls are made of. On it, whoever sends starts the sending itself and one
-thread reads; the public face puts two more threads in between (benchmarks/RESULTS-coordination.md has the difference).
+`grpc._cython.cygrpc` is private, but it is what grpc's own calls are made of. On it, whoever sends starts the sending itself, and
+whoever waits for an answer reads: no thread stands between the wire and the caller. The public face puts three there
+(benchmarks/RESULTS-coordination.md has the difference).
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -20,16 +23,32 @@ from ._calls import SESSION, status_name
 TESTED = ((1, 66), (1, 90))
 """Releases of grpcio, from the first to before the second, whose private module was tested."""
 
+LOOK_S = 0.02
+"""How long no caller has to have read before a stream's own thread does."""
+
 OnFrame = Callable[[bytes], None]
 OnEnd = Callable[[str, str], None]
 Metadata = tuple[tuple[str, str], ...]
+Inbox = queue.SimpleQueue[Any]
 
 
 class FrameStream(Protocol):
-    """One bidirectional stream of frames. `on_frame` and `on_end` are called from one thread of its own; `on_end` once, last."""
+    """One bidirectional stream of frames. Safe from several threads.
 
-    def send(self, frame: bytes) -> None: ...
-    def cancel(self) -> None: ...
+    `on_frame` and `on_end` are called by one thread at a time, `on_end` once and last. They must not block: what may goes to `later`.
+    """
+
+    def send(self, frame: bytes) -> None:
+        """Sends a frame, without waiting."""
+
+    def ask(self, frame: bytes, inbox: Inbox, timeout_s: float) -> Any:
+        """Sends a frame and returns what `on_frame` or `on_end` puts into `inbox` for it; raises queue.Empty after `timeout_s`."""
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Has the stream's own thread make a call, after all that it was asked before."""
+
+    def cancel(self) -> None:
+        """Ends the stream; `on_end` follows."""
 
 
 def open_stream(channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd) -> FrameStream:
@@ -39,8 +58,18 @@ def open_stream(channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on
     return kind(channel, metadata, on_frame, on_end)
 
 
+_READ = object()
+"""Put into the inbox of one who waits: the reading is now yours."""
+
+
 class QueueStream:
-    """A stream on a completion queue of its own. Senders start their operation themselves; gRPC takes one at a time, the rest queue."""
+    """A stream on a completion queue of its own.
+
+    Senders start their operation themselves; gRPC takes one at a time, the rest queue. Readers take turns: one who waits reads for all
+    until its own answer has come, then another who waits goes on. When nobody waits the stream's own thread reads. It cannot be
+    called off the queue by a time-out, so a caller whose time is over is freed by the own thread ending the stream: the service
+    answers in time, so by then the connection is as good as lost.
+    """
 
     def __init__(self, channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd) -> None:
         self._channel, self._on_frame, self._on_end = channel, on_frame, on_end
@@ -48,15 +77,22 @@ class QueueStream:
         self._outbox: deque[bytes] = deque()
         self._sending = True  # until the initial metadata is out
         self._over = False
+        self._reading = False
+        self._receiving = False
+        self._turns = 0  # of callers at reading
+        self._until = math.inf  # when the time of the caller that reads is over
+        self._waiting: dict[Inbox, float] = {}  # callers that do not read, and until when
+        self._own: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._asleep = False  # the own thread, until the caller that reads is overdue
         begin = (cygrpc.SendInitialMetadataOperation(metadata, 0),)
         status, initial = (cygrpc.ReceiveStatusOnClientOperation(0),), (cygrpc.ReceiveInitialMetadataOperation(0),)
-        operations = ((begin, self._sent), (status, self._ended), (initial, self._ignore))
+        operations = ((begin, self._sent), (status, self._ended), (initial, _ignore))
         self._call = channel._channel.segregated_call(0, SESSION.encode(), None, None, metadata, None, operations, None)
-        self._receive()
-        threading.Thread(target=self._read, name="holdfast-session", daemon=True).start()
+        threading.Thread(target=self._keep, name="holdfast-session", daemon=True).start()
+
+    # ---- Callers
 
     def send(self, frame: bytes) -> None:
-        """Sends a frame, without waiting."""
         with self._lock:
             if self._over:
                 return
@@ -66,51 +102,145 @@ class QueueStream:
             self._sending = True
             self._call.operate((cygrpc.SendMessageOperation(frame, 0),), self._sent)
 
+    def ask(self, frame: bytes, inbox: Inbox, timeout_s: float) -> Any:
+        until = time.monotonic() + timeout_s
+        with self._lock:
+            reads = not self._reading and not self._over
+            if reads:
+                self._begin_turn(until)
+            else:
+                self._waiting[inbox] = until
+        self.send(frame)
+        return self._read_for(inbox) if reads else self._wait_for(inbox, timeout_s)
+
+    def _wait_for(self, inbox: Inbox, timeout_s: float) -> Any:
+        """Waits for an answer that another thread reads, or for the turn to read."""
+        found = None
+        try:
+            found = inbox.get(timeout=timeout_s)
+        finally:
+            if found is not _READ:
+                with self._lock:
+                    chosen = self._waiting.pop(inbox, None) is None
+                if chosen:  # to read, at the same moment
+                    self._pass_on()
+        return self._read_for(inbox) if found is _READ else found
+
+    def _read_for(self, inbox: Inbox) -> Any:
+        """Reads until an inbox has its answer."""
+        try:
+            while inbox.empty():
+                self._handle_next()
+        finally:
+            self._pass_on()
+        return inbox.get_nowait()
+
+    def _begin_turn(self, until: float) -> None:
+        self._reading, self._until = True, until
+        self._turns += 1
+
+    def _pass_on(self) -> None:
+        """Ends a turn at reading: the next is one who waits, if any."""
+        with self._lock:
+            if self._waiting:
+                inbox = next(iter(self._waiting))
+                self._begin_turn(self._waiting.pop(inbox))
+                inbox.put(_READ)
+                return
+            self._reading = False
+            asleep, self._asleep = self._asleep, False
+        if asleep:
+            self._own.put(_nothing)
+
+    def later(self, call: Callable[[], None]) -> None:
+        self._own.put(call)
+
     def cancel(self) -> None:
-        """Ends the stream; `on_end` follows."""
         self._call.cancel(cygrpc.StatusCode.cancelled, "the client ends")
 
-    def _receive(self) -> None:
-        self._call.operate((cygrpc.ReceiveMessageOperation(0),), self._received)
+    # ---- The stream's own thread
 
-    def _read(self) -> None:
-        """Handles events, each by its tag, until the status has come."""
-        ended = False
-        while not ended:
+    def _keep(self) -> None:
+        """Reads while no caller does, makes the calls left for later, and ends the stream when a caller is overdue."""
+        seen = -1
+        while True:
+            with self._lock:
+                self._asleep = self._reading and self._turns == seen
+                nap_s = max(LOOK_S, self._until - time.monotonic()) if self._asleep else LOOK_S
+                seen = self._turns
+            try:
+                call = self._own.get(timeout=min(nap_s, threading.TIMEOUT_MAX))
+                if call is None:
+                    self._channel.close()
+                    return
+                call()
+            except queue.Empty:
+                self._take_turn(seen)
+
+    def _take_turn(self, seen: int) -> None:
+        with self._lock:
+            idle = not self._reading and not self._over and self._turns == seen
+            overdue = self._reading and time.monotonic() > self._until
+            if idle:
+                self._reading, self._until = True, math.inf
+        if overdue:
+            self.cancel()
+        if idle:
+            while not self._waiting and not self._over:
+                if self._own.empty():
+                    self._handle_next()
+                elif (call := self._own.get()) is not None:
+                    call()
+            self._pass_on()
+
+    # ---- Events, handled by who reads
+
+    def _handle_next(self) -> None:
+        if not self._receiving:
+            self._receiving = True
+            self._call.operate((cygrpc.ReceiveMessageOperation(0),), self._received)
+        try:
             event = self._call.next_event()
-            ended = event.tag(event)
-        self._channel.close()
+            event.tag(event)
+        except BaseException:  # the handler of a signal raised; gRPC lets go of a call whose reading was interrupted
+            self._finish("CANCELLED", "the reading of the session was interrupted")
+            raise
 
-    def _sent(self, event: Any) -> bool:
+    def _sent(self, event: Any) -> None:
         with self._lock:
             if self._outbox and not self._over and event.success:
                 self._call.operate((cygrpc.SendMessageOperation(self._outbox.popleft(), 0),), self._sent)
             else:
                 self._sending = False
-        return False
 
-    def _received(self, event: Any) -> bool:
+    def _received(self, event: Any) -> None:
         frame = event.batch_operations[0].message()
-        if frame is not None:
-            self._receive()
+        if frame is not None:  # None is the end; the status follows
+            self._receiving = False
             self._on_frame(frame)
-        return False
 
-    def _ended(self, event: Any) -> bool:
-        with self._lock:
-            self._over = True
+    def _ended(self, event: Any) -> None:
         status = event.batch_operations[0]
         details = status.details()
-        self._on_end(status_name(status.code()), details.decode(errors="replace") if isinstance(details, bytes) else details or "")
-        return True
+        self._finish(status_name(status.code()), details.decode(errors="replace") if isinstance(details, bytes) else details or "")
 
-    @staticmethod
-    def _ignore(event: Any) -> bool:
-        return False
+    def _finish(self, code: str, details: str) -> None:
+        with self._lock:
+            self._over = True
+        self._on_end(code, details)
+        self._own.put(None)
+
+
+def _ignore(event: Any) -> None:
+    pass
+
+
+def _nothing() -> None:
+    pass
 
 
 class PublicStream:
-    """A stream over grpc's public face."""
+    """A stream over grpc's public face, read by its own thread."""
 
     def __init__(self, channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd) -> None:
         self._channel, self._on_frame, self._on_end = channel, on_frame, on_end
@@ -123,11 +253,16 @@ class PublicStream:
             yield frame
 
     def send(self, frame: bytes) -> None:
-        """Sends a frame, without waiting."""
         self._outbox.put(frame)
 
+    def ask(self, frame: bytes, inbox: Inbox, timeout_s: float) -> Any:
+        self._outbox.put(frame)
+        return inbox.get(timeout=timeout_s)
+
+    def later(self, call: Callable[[], None]) -> None:
+        call()  # who reads is the own thread
+
     def cancel(self) -> None:
-        """Ends the stream; `on_end` follows."""
         self._outbox.put(None)
         self._call.cancel()
 

@@ -102,7 +102,8 @@ def test_killed_in_the_middle(during: str) -> None:
         try:
             {KILLED[during]}
         except CoordinationError as error:
-            print("lost", getattr(error, "process", None), "at", time.time(), error, flush=True)
+            line = " ".join(map(str, ["lost", getattr(error, "process", None), "at", time.time(), error]))
+            print(line + "\\n", end="", flush=True)  # in one write: other threads log
         """)
     with Processes(script, 4, arguments=[free_port()]) as processes:
         for index in range(4):

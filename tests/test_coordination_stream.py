@@ -1,0 +1,136 @@
+"""Whoever waits for an answer reads for all: turns at reading, and what must not run in a caller's turn."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, ProcessInfo
+
+LONG_MS = 60_000
+
+
+@pytest.fixture
+def service() -> Iterator[CoordinationService]:
+    with CoordinationService.spawn(1, heartbeat_timeout_s=600, recoverable=True) as service:
+        yield service
+
+
+@pytest.fixture
+def client(service: CoordinationService) -> Iterator[CoordinationClient]:
+    with CoordinationClient(service.address, 0, heartbeat_timeout_s=600) as client:
+        yield client
+
+
+def wait_until_blocked(client: CoordinationClient, threads: int) -> None:
+    """Waits until so many calls are in flight."""
+
+    def waiting() -> int:
+        stream = client._link._wire._stream  # type: ignore[union-attr]
+        return 0 if stream is None else len(stream._waiting)
+
+    while waiting() < threads:
+        time.sleep(0.001)
+
+
+def test_one_who_waits_long_reads_for_those_who_wait_short(client: CoordinationClient) -> None:
+    """A call that waits for a key keeps reading, and eight threads' quick calls are answered meanwhile; then its own is."""
+    with ThreadPoolExecutor(9) as pool:
+        late = pool.submit(client.blocking_key_value_get, "late", LONG_MS)
+        wait_until_blocked(client, 1)
+
+        def quick(thread: int) -> list[int]:
+            return [client.key_value_increment(f"count/{thread}", 1) for _ in range(50)]
+
+        assert list(pool.map(quick, range(8))) == [list(range(1, 51))] * 8
+        assert not late.done()
+        client.key_value_set("late", "here")
+        assert late.result(30) == "here"
+
+
+def test_the_turn_goes_on_when_the_reader_is_answered(client: CoordinationClient) -> None:
+    """Ten wait, each for a key of its own, and are answered in the reverse of the order in which they came."""
+    with ThreadPoolExecutor(10) as pool:
+        waits = []
+        for number in range(10):
+            waits.append(pool.submit(client.blocking_key_value_get, f"key/{number}", LONG_MS))
+            wait_until_blocked(client, number + 1)
+        for number in reversed(range(10)):
+            client.key_value_set(f"key/{number}", str(number))
+            assert waits[number].result(30) == str(number)
+
+
+def test_a_reader_whose_service_stands_still_is_freed_when_its_time_is_over(service: CoordinationService) -> None:
+    """With the service stopped, each of four callers ends with DEADLINE_EXCEEDED; continued, the same client goes on."""
+    with CoordinationClient(service.address, 0, heartbeat_timeout_s=600, rpc_timeout_s=1.0) as client:
+        client.key_value_set("key", "value")
+        os.kill(service.pid, signal.SIGSTOP)
+        try:
+            with ThreadPoolExecutor(4) as pool:
+                calls = [pool.submit(client.key_value_try_get, "key") for _ in range(4)]
+                for call in calls:
+                    with pytest.raises(CoordinationError) as failure:
+                        call.result(30)
+                    assert failure.value.code in ("DEADLINE_EXCEEDED", "UNAVAILABLE")
+        finally:
+            os.kill(service.pid, signal.SIGCONT)
+        answer = None
+        while answer is None:  # the session is opened again by the keeper
+            with contextlib.suppress(CoordinationError):
+                answer = client.key_value_try_get("key")
+        assert answer == "value"
+
+
+def test_news_come_on_the_clients_own_thread(service: CoordinationService) -> None:
+    """While the only caller waits, changes are told on another thread, from which the client may be called."""
+    heard: list[tuple[str, str]] = []
+    told = threading.Event()
+
+    def listener(processes: Sequence[ProcessInfo]) -> None:
+        heard.append((threading.current_thread().name, client.key_value_try_get("key")))
+        told.set()
+
+    with CoordinationClient(service.address, 0, heartbeat_timeout_s=600) as client:
+        client.key_value_set("key", "value")
+        with ThreadPoolExecutor(1) as pool:
+            late = pool.submit(client.blocking_key_value_get, "late", LONG_MS)
+            wait_until_blocked(client, 1)
+            client.watch_processes(listener)
+            told.clear()
+            client.report_error("on purpose")  # a change of this very process
+            assert told.wait(30)
+            client.close()
+            with pytest.raises(CoordinationError):
+                late.result(30)
+    assert heard[-1] == ("holdfast-session", "value")
+
+
+def test_news_come_when_nobody_calls(service: CoordinationService) -> None:
+    """After the last call the stream's own thread reads again."""
+    told = threading.Event()
+    with CoordinationClient(service.address, 0, heartbeat_timeout_s=600, on_process_change=lambda processes: told.set()) as client:
+        for _ in range(20):
+            client.key_value_set("key", "value", allow_overwrite=True)
+        assert told.wait(30)
+
+
+def test_an_interrupt_frees_a_reader_and_the_client_goes_on(client: CoordinationClient) -> None:
+    """Ctrl-C ends a wait of the main thread; another thread's wait and later calls are answered."""
+    with ThreadPoolExecutor(1) as pool:
+        timer = threading.Thread(target=lambda: (wait_until_blocked(client, 1), _thread.interrupt_main()))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            client.blocking_key_value_get("never", LONG_MS)
+        timer.join()
+        late = pool.submit(client.blocking_key_value_get, "late", LONG_MS)
+        wait_until_blocked(client, 1)
+        client.key_value_set("late", "here")
+        assert late.result(30) == "here"
