@@ -19,7 +19,7 @@ from ._pool import POOL
 from ._reader import RECORD_NAME, ItemReader, Target
 from ._record import RECORD_LIMIT_BYTES, ItemRecord, Record, parse_record
 from ._snapshot import paused_gc
-from ._spread import narrow, spread
+from ._spread import RowReader, route, spread
 from ._storage import Storage
 from ._tree import describe, flatten, rebuild
 from ._writer import join
@@ -78,8 +78,8 @@ def restore_item(
 
     `like` is a tree of arrays, jax.ShapeDtypeStructs or values, None (numpy everywhere) or SAVED. `partial=True` ignores saved leaves that
     `like` lacks; a predicate on leaf paths says which leaves to read, and without a `like` the others come back as None, with one as they
-    are in it. `cast=True` allows another dtype. `read_once=True` reads replicated arrays once in the whole job, as far as their shapes
-    divide, and spreads them by a device collective: every process calls it alike. `own` says whose copies of leaves that were kept per
+    are in it. `cast=True` allows another dtype. `read_once=True` reads replicated arrays once in the whole job
+    and spreads them by a device collective: every process calls it alike. `own` says whose copies of leaves that were kept per
     process come back (None: those of all, along a first axis). Blocks; raises StepNotFound (no such item),
     TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
     """
@@ -136,8 +136,9 @@ def restore_tree(
 def _read_all(reader: Filler, wants: Sequence[Want], host_memory_bytes: int | None, read_once: bool) -> list[Any]:
     if not read_once:
         return _read(reader, wants, host_memory_bytes)
-    narrowed = narrow(wants)
-    return spread(_read(reader, narrowed, host_memory_bytes), narrowed, wants)
+    routes = route(wants)
+    values = _read(RowReader(reader, wants, routes), [way.read for way in routes], host_memory_bytes)
+    return spread(values, routes, wants)
 
 
 def _read(reader: Filler, wants: Sequence[Want], host_memory_bytes: int | None) -> list[Any]:

@@ -1,90 +1,207 @@
 """Reading each byte once in the whole job: replicated leaves are read in parts and spread over the interconnect.
 
-The only device collective of this room, on request (`read_once=True`): a leaf that its sharding replicates over mesh axes is read with
-those axes dividing it too, and one jitted identity for all leaves of a mesh gathers them to where they are wanted.
+The only device collective of this room, on request (`read_once=True`). A leaf that its sharding replicates over mesh axes is read with
+those axes dividing it too, as far as no chunk is cut by that: a chunk is read whole, since its checksum is one. Over the axes that are
+left its chunks are dealt to the replicas, and each has zeros where the others have theirs: the leaf becomes [replicas, ...]. One jitted
+computation for all leaves of a mesh brings them to where they are wanted, by gathering the parts and adding up these rows.
+
+A chunk that several processes want parts of is read by each of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
-from ._devices import Placement
-from ._match import Want
+from ._devices import Placement, Region
+from ._match import Want, leaf_dtype
+from ._plan import Grid, Ints
 from ._planner import axes_of
+from ._reader import Target
+from ._record import LeafRecord
 
 
-def narrow(wants: Sequence[Want]) -> list[Want]:
-    """Returns the wants with shardings that divide what they replicate, as far as the shapes allow; alike on every process."""
-    return [want._replace(sharding=_narrow(want.sharding, want.leaf.shape)) if want.leaf.kind == "array" else want for want in wants]
+class Route(NamedTuple):
+    """How one leaf gets to where it is wanted: `read` is how it is read; `rows`, if it is [replicas, ...] then, who reads each chunk."""
+
+    read: Want
+    rows: Ints | None = None
 
 
-def _narrow(sharding: Sharding | None, shape: Sequence[int]) -> Sharding | None:
-    if not isinstance(sharding, NamedSharding) or 0 in shape:
-        return sharding
+def route(wants: Sequence[Want]) -> list[Route]:
+    """Returns a route for each want, alike on every process; the work is shared evenly."""
+    load: dict[tuple[Any, ...], Ints] = {}  # of the rows, on each mesh and set of axes
+    return [_route(want, load) for want in wants]
+
+
+def _route(want: Want, load: dict[tuple[Any, ...], Ints]) -> Route:
+    leaf, sharding = want.leaf, want.sharding
+    if leaf.kind != "array" or not isinstance(sharding, NamedSharding) or sharding.is_fully_addressable or 0 in leaf.shape:
+        return Route(want)
     sizes = dict(zip(sharding.mesh.axis_names, sharding.mesh.devices.shape, strict=True))
-    spec = [list(axes_of(entry)) for entry in sharding.spec] + [[] for _ in range(len(shape) - len(sharding.spec))]
-    left, changed = list(shape), False
-    for axis, axes in enumerate(spec):
-        for name in axes:
-            left[axis] //= sizes[name]
-    for name in sorted(set(sizes) - {name for axes in spec for name in axes}):
-        place = next((axis for axis, size in enumerate(left) if size % sizes[name] == 0), None)
-        if place is not None and sizes[name] > 1:
-            spec[place].append(name)
-            left[place] //= sizes[name]
-            changed = True
-    if not changed:
-        return sharding
+    spec = [list(axes_of(entry)) for entry in sharding.spec] + [[] for _ in range(len(leaf.shape) - len(sharding.spec))]
+    used = {name for axes in spec for name in axes}
+    left: list[str] = []
+    for name in sorted(name for name in sizes if name not in used and sizes[name] > 1):
+        place = next((axis for axis in range(len(spec)) if _divides(leaf, axis, spec[axis], name, sizes)), None)
+        (left if place is None else spec[place]).append(name)
+    if not left:
+        return Route(want._replace(sharding=_sharding(sharding, spec)))
+    count = math.prod(sizes[name] for name in left)
+    stacked = replace(leaf, shape=(count, *leaf.shape), grid=Grid((count, *leaf.shape), (1, *leaf.shape), (1, *leaf.shape)))
+    rows = _deal(leaf, load.setdefault((sharding.mesh, *left), np.zeros(count, np.int64)))
+    return Route(Want(stacked, want.form, want.dtype, _sharding(sharding, [left, *spec])), rows)
+
+
+def _deal(leaf: LeafRecord, load: Ints) -> Ints:
+    """Returns the row of each chunk of a leaf, from the least loaded one on, and adds them to `load`."""
+    assert leaf.grid is not None
+    sizes, count = leaf.grid.sizes, len(load)
+    rows: Ints = (np.argmin(load) + np.arange(len(sizes)) * max(1, count // len(sizes))) % count
+    load += np.bincount(rows, weights=sizes, minlength=count).astype(np.int64)
+    return rows
+
+
+def _divides(leaf: LeafRecord, axis: int, axes: Sequence[str], name: str, sizes: dict[str, int]) -> bool:
+    """Says whether an axis of a leaf may be divided by one more mesh axis without cutting a chunk."""
+    parts = math.prod(sizes[other] for other in axes) * sizes[name]
+    assert leaf.grid is not None
+    return leaf.shape[axis] % parts == 0 and bool(np.isin(np.arange(parts) * (leaf.shape[axis] // parts), leaf.grid.starts(axis)).all())
+
+
+def _sharding(like: NamedSharding, spec: Sequence[Sequence[str]]) -> NamedSharding:
     made: Any = PartitionSpec(*(tuple(axes) or None for axes in spec))  # type: ignore[no-untyped-call]
-    return NamedSharding(sharding.mesh, made)
+    return NamedSharding(like.mesh, made)
 
 
-def spread(values: Sequence[Any], narrowed: Sequence[Want], wants: Sequence[Want]) -> list[Any]:
+class _Filler(Protocol):
+    def fill(self, targets: Sequence[Target], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None: ...
+
+
+class RowReader:
+    """Reads leaves along their routes: see `ItemReader.fill`. Of [replicas, ...] a row has its own chunks, and zeros elsewhere."""
+
+    def __init__(self, reader: _Filler, wants: Sequence[Want], routes: Sequence[Route]) -> None:
+        self._reader = reader
+        self._stacked = {id(way.read.leaf): (want.leaf, way.rows) for want, way in zip(wants, routes, strict=True) if way.rows is not None}
+
+    def fill(self, targets: Sequence[Target], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
+        """Gives every target its array."""
+        asked: list[Target] = []
+        parts: list[tuple[Target, list[Target]]] = []
+        for target in targets:
+            if id(target.leaf) in self._stacked:
+                leaf, rows = self._stacked[id(target.leaf)]
+                parts.append((target, _own_chunks(leaf, np.flatnonzero(rows == target.region[0][0]), target.region[1:])))
+                asked += parts[-1][1]
+            else:
+                asked.append(target)
+        self._reader.fill(asked, allocate)
+        for target, found in parts:
+            target.array = _joined(target, found, allocate)
+
+
+def _own_chunks(leaf: LeafRecord, cells: Ints, region: Region) -> list[Target]:
+    """Returns targets for what some chunks of a leaf have of a region."""
+    found = []
+    for cell in cells.tolist():
+        assert leaf.grid is not None
+        bounds = zip(region, leaf.grid.region(cell), strict=True)
+        part = tuple((max(ours[0], its[0]), min(ours[1], its[1])) for ours, its in bounds)
+        if all(start < stop for start, stop in part):
+            found.append(Target(leaf, part))
+    return found
+
+
+def _joined(target: Target, parts: Sequence[Target], allocate: Callable[[int], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    if len(parts) == 1 and parts[0].shape == target.shape[1:]:
+        assert parts[0].array is not None
+        return parts[0].array[None]
+    memory = allocate(target.nbytes)
+    memory[:] = 0
+    row = memory.view(leaf_dtype(target.leaf)).reshape(target.shape)
+    for part in parts:
+        places = zip(part.region, target.region[1:], strict=True)
+        index: Any = (0, *(slice(start - first, stop - first) for (start, stop), (first, _) in places))
+        row[index] = part.array
+    return row
+
+
+def spread(values: Sequence[Any], routes: Sequence[Route], wants: Sequence[Want]) -> list[Any]:
     """Returns the values as they were wanted; every process of the mesh calls it with the same wants."""
     result = list(values)
     groups: dict[tuple[Any, ...], list[int]] = {}  # one computation runs on one list of devices
-    for index, (now, then) in enumerate(zip(narrowed, wants, strict=True)):
-        if now.sharding != then.sharding:
-            assert isinstance(then.sharding, NamedSharding)
-            groups.setdefault(tuple(then.sharding.mesh.devices.flat), []).append(index)
+    for index, (way, want) in enumerate(zip(routes, wants, strict=True)):
+        if way.read.sharding != want.sharding:
+            assert isinstance(want.sharding, NamedSharding)
+            groups.setdefault(tuple(want.sharding.mesh.devices.flat), []).append(index)
     for moved in groups.values():
-        arrays = _gather([values[index] for index in moved], [wants[index] for index in moved])
+        stacked = [routes[index].rows is not None for index in moved]
+        arrays = _move([values[index] for index in moved], stacked, [wants[index] for index in moved])
         for index, array in zip(moved, arrays, strict=True):
             result[index] = array
     return result
 
 
-def _gather(arrays: Sequence[jax.Array], wants: Sequence[Want]) -> Sequence[jax.Array]:
+def _move(arrays: Sequence[jax.Array], stacked: Sequence[bool], wants: Sequence[Want]) -> Sequence[jax.Array]:
+    shardings: list[Any] = [want.sharding for want in wants]
     if not any(array.addressable_shards for array in arrays):  # nothing of it is on this process
-        placements = [
-            Placement(want.sharding, array.shape, array.dtype) for want, array in zip(wants, arrays, strict=True) if want.sharding
-        ]
-        return [placement.put({}) for placement in placements]
-    shardings = [want.sharding for want in wants]
-    gathered: list[jax.Array] = jax.jit(lambda arrays: list(map(_resharded, arrays, shardings)), out_shardings=shardings)(list(arrays))
-    for array in gathered:
+        pairs = zip(arrays, wants, shardings, strict=True)
+        return [Placement(sharding, want.leaf.shape, array.dtype).put({}) for array, want, sharding in pairs]
+    move = jax.jit(lambda arrays: list(map(_moved, arrays, stacked, shardings)), out_shardings=shardings)
+    moved: list[jax.Array] = move(list(arrays))
+    for array in moved:
         array.block_until_ready()  # collectives of meshes that share devices run one after the other
-    return gathered
+    return moved
 
 
-def _resharded(array: Any, sharding: Any) -> Any:
+def _moved(array: Any, stacked: bool, sharding: Any) -> Any:
     """Moves an array's bits: collectives of small floats go through larger ones, which makes other NaNs of signalling ones (seen).
 
     The barriers keep the compiler from seeing through the disguise.
     """
     lax: Any = jax.lax
+    raw = lax.optimization_barrier(_to_bits(array))
+    if stacked:
+        raw = jnp.sum(raw, 0, dtype=raw.dtype)
+    return _from_bits(lax.optimization_barrier(lax.with_sharding_constraint(raw, sharding)), array.dtype)
+
+
+def _to_bits(array: Any) -> Any:
+    """Returns an array's bits as whole numbers of at least a byte; a complex one has a last axis of 2."""
+    lax: Any = jax.lax
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        return jnp.stack([_to_bits(lax.real(array)), _to_bits(lax.imag(array))], -1)
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        array = lax.bitcast_convert_type(array, f"uint{_float_bits(array.dtype)}")
+    info: Any = jnp.iinfo
+    if array.dtype == bool or info(array.dtype).bits < 8:
+        array = array.astype(jnp.int8)
+    return array
+
+
+def _from_bits(array: Any, dtype: Any) -> Any:
+    """Reverses `_to_bits`."""
+    lax: Any = jax.lax
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        part = np.finfo(dtype).dtype
+        return lax.complex(_from_bits(array[..., 0], part), _from_bits(array[..., 1], part))
+    if jnp.issubdtype(dtype, jnp.floating):
+        return lax.bitcast_convert_type(array.astype(f"uint{_float_bits(dtype)}"), dtype)
+    return array.astype(dtype)
+
+
+def _float_bits(dtype: Any) -> int:
     info: Any = ml_dtypes.finfo
-    if not jnp.issubdtype(array.dtype, jnp.floating) or (bits := info(array.dtype).bits) not in (4, 8, 16, 32, 64):
-        return lax.with_sharding_constraint(array, sharding)
-    raw = lax.optimization_barrier(lax.bitcast_convert_type(array, f"uint{bits}"))
-    moved = lax.optimization_barrier(lax.with_sharding_constraint(raw, sharding))
-    return lax.bitcast_convert_type(moved, array.dtype)
+    return int(info(dtype).bits)
 
 
-__all__ = ["narrow", "spread"]
+__all__ = ["Route", "RowReader", "route", "spread"]

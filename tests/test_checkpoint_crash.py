@@ -85,7 +85,7 @@ def test_sigkill_before_each_system_call_of_a_save(library: Path, processes: int
     """
     found = walk(library, processes, victim, 0, range(first, MOST_POINTS, every))
     assert not found[-1]["reached"] and set(found[-1]["how"]) == {"saved"}, "the walk did not come to the end of the save"
-    assert all(point["how"][victim] == "killed" for point in found[:-1]) and len(found) * every > (30 if victim == 0 else 10)
+    assert all(point["how"][victim] == "killed" for point in found[:-1]) and len(found) * every > (30 if victim == 0 else 6)
     others = {point["how"][1 - victim] for point in found[:-1]} if processes == 2 else set()
     assert others <= {"SaveFailed", "CommitUnknown", "ProcessLost", "saved"}
 
@@ -99,7 +99,7 @@ def test_a_full_disk_or_a_broken_one_at_each_system_call(
     the next save.
     """
     found = walk(library, processes, victim, error, range(first, MOST_POINTS, every))
-    assert not found[-1]["reached"] and len(found) * every > (30 if victim == 0 else 10)
+    assert not found[-1]["reached"] and len(found) * every > (30 if victim == 0 else 6)
     assert all(len(set(point["how"])) == 1 for point in found), [point["how"] for point in found]
     outcomes = {point["how"][0] for point in found}
     assert "SaveFailed" in outcomes and outcomes <= {"CheckpointError", "SaveFailed", "CommitUnknown", "saved"}, outcomes
