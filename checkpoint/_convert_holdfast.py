@@ -40,7 +40,7 @@ from ._writer import join, run_side_by_side
 
 AHEAD_BYTES = 16 << 20  # of small chunks, read together
 MAX_PARTS = 4096  # a source that is cut finer than this is read as if it were whole
-OBJECTS = 2  # packs of an object store at a time: each is in memory twice
+LANES = 2  # packs written side by side: each holds two chunks, or for an object store itself twice
 
 
 def to_holdfast(
@@ -108,7 +108,7 @@ def write_item(
         storage.write(join(step_dir, item.name, name), planned.size, parts)
         return FileReport(name, planned.size, planned.head_bytes, crc32c(planned.header(crcs)))
 
-    files = run_side_by_side(write, list(plan.own), storage.lanes if storage.max_file_bytes is None else OBJECTS)
+    files = run_side_by_side(write, list(plan.own), LANES)
     return plan, _reports(plan, files, leaves)
 
 

@@ -31,7 +31,7 @@ from ._tree import describe, flatten
 
 MAX_RANK = 32  # tensorstore's own bound
 MAX_BYTES = 1 << 50  # of one leaf; what says more is no checkpoint
-_CONTEXT = {"file_io_concurrency": {"limit": 32}, "cache_pool": {"total_bytes_limit": 100_000_000}}
+_CONTEXT: dict[str, Any] = {"file_io_concurrency": {"limit": 32}, "cache_pool": {"total_bytes_limit": 100_000_000}}
 _NESTED = ("jax_random_key", "np_random_key")  # the folder inside an item of a random key
 
 
@@ -331,10 +331,10 @@ def kvstore_of(place: Place) -> dict[str, Any]:
     return storage.kvstore(place.name) if isinstance(storage, ObjectStorage) else {"driver": "file", "path": f"{place}/"}
 
 
-def context_of(place: Place) -> Any:
+def context_of(place: Place, **limits: Any) -> Any:
     """Returns the limits of what tensorstore does at once, with the connections (and memory) of the store that the place is in."""
-    storage = _behind(place.storage)
-    return ts.Context(_CONTEXT, parent=storage.context) if isinstance(storage, ObjectStorage) else ts.Context(_CONTEXT)
+    storage, spec = _behind(place.storage), _CONTEXT | limits
+    return ts.Context(spec, parent=storage.context) if isinstance(storage, ObjectStorage) else ts.Context(spec)
 
 
 def _behind(storage: Storage) -> Storage:

@@ -65,7 +65,7 @@ class OrbaxWriter:
         if self._group.index == 0 and place.names():
             raise StepExists(f"{place} is there already; choose another place or delete it first", path=str(place))
         self._started_ns = time.time_ns()
-        self._context = context_of(place)
+        self._context = context_of(place, cache_pool={"total_bytes_limit": 0})  # what is written is not read again
         self._files = ts.KvStore.open(kvstore_of(self._place), context=self._context).result()
         self._handlers: dict[str, str] = {}
         self._stores: dict[tuple[str, str], Any] = {}

@@ -21,7 +21,7 @@ from ._rename import Names, checked
 from ._restore import Filler, Report
 from ._storage import Entry
 
-BATCH_BYTES = 64 << 20  # of arrays that are read together, where each is needed once
+BATCH_BYTES = 16 << 20  # of arrays that are read together, where each is needed once
 
 
 @dataclass(frozen=True)
