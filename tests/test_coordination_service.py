@@ -14,32 +14,10 @@ from pathlib import Path
 import grpc
 import pytest
 from cluster import Processes, run_processes
+from jax_program import BIND, JAX_PROGRAM, preempted_at
 
 from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService
 from holdfast.proto import distributed_runtime_pb2 as d
-
-JAX_PROGRAM = """
-import os, signal, sys
-import jax, numpy as np
-index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(address, count, index)
-from jax.experimental import multihost_utils as multihost
-assert len(jax.devices()) == count * jax.local_device_count()
-multihost.sync_global_devices("hello")
-assert multihost.broadcast_one_to_all(np.float32(index + 5)) == 5
-assert list(multihost.process_allgather(np.float32(index))) == list(range(count))
-with multihost.live_devices(jax.devices()) as devices:
-    assert len(devices) == len(jax.devices())
-step = 0
-while not multihost.reached_preemption_sync_point(step):
-    step += 1
-    if step == 3 and index == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
-    multihost.sync_global_devices(f"step {step}")
-print("preempted at", step)
-jax.distributed.shutdown()
-"""
 
 
 def coordinator(*options: str) -> list[str]:
@@ -50,10 +28,8 @@ def coordinator(*options: str) -> list[str]:
 def test_an_unmodified_jax_program_runs_on_four_processes(options: tuple[str, ...]) -> None:
     """Devices, syncs, broadcast, all-gather, live_devices, the SIGTERM sync point and shutdown; then the coordinator ends by itself."""
     with CoordinationService.spawn(4, arguments=options) as service:
-        env = {"JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:0"}
-        outputs = run_processes(JAX_PROGRAM, 4, arguments=[service.address], env=env)
-        steps = {line for output in outputs for line in output.splitlines() if line.startswith("preempted at")}
-        assert len(steps) == 1, outputs
+        outputs = run_processes(JAX_PROGRAM, 4, arguments=[service.address], env=BIND)
+        assert len(preempted_at(outputs)) == 1, outputs
         assert service.wait(20) == 0
 
 
@@ -88,8 +64,7 @@ os._exit(0)
 def test_the_others_go_on_when_process_0_is_killed() -> None:
     """With --recoverable, SIGKILL of process 0 of an unmodified jax job: the others hear who is lost and go on."""
     with CoordinationService.spawn(4, recoverable=True, heartbeat_timeout_s=6) as service:
-        env = {"JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:0"}
-        with Processes(SURVIVOR, 4, arguments=[service.address], env=env) as processes:
+        with Processes(SURVIVOR, 4, arguments=[service.address], env=BIND) as processes:
             for index in range(4):
                 processes.wait_for(index, "together")
             processes.kill(0)

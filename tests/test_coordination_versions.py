@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -11,37 +13,12 @@ from pathlib import Path
 
 import pytest
 from cluster import Processes, run_processes
+from jax_program import BIND, JAX_PROGRAM, preempted_at
 
 from holdfast.coordination import CoordinationService
 
 ROOT = Path(__file__).resolve().parent.parent
-BIND = {"JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:0"}
-
-PROGRAM = """
-import os, signal, sys
-import jax, numpy as np
-index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-assert jax.__version__.startswith("0.9"), jax.__version__
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(address, count, index)
-from jax.experimental import multihost_utils as multihost
-assert len(jax.devices()) == count * jax.local_device_count()
-multihost.sync_global_devices("hello")
-assert multihost.broadcast_one_to_all(np.float32(index + 5)) == 5
-assert list(multihost.process_allgather(np.float32(index))) == list(range(count))
-with multihost.live_devices(jax.devices()) as devices:
-    assert len(devices) == len(jax.devices())
-step = 0
-while not multihost.reached_preemption_sync_point(step):
-    step += 1
-    if step == 3 and index == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
-    multihost.sync_global_devices(f"step {step}")
-print("preempted at", step)
-jax.distributed.shutdown()
-"""
-
-MIXED = """
+KEYS_AND_BARRIERS = """
 import sys
 import jax
 from jax._src import distributed
@@ -59,6 +36,11 @@ assert len(client.key_value_dir_get("from/")) == count
 print("together with", versions)
 jax.distributed.shutdown()
 """
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -82,20 +64,53 @@ def old_python() -> str:
 def test_jax_0_9_runs_on_four_processes(old_python: str) -> None:
     """Every path of jax.distributed over profile B."""
     with CoordinationService.spawn(4) as service:
-        outputs = run_processes(PROGRAM, 4, arguments=[service.address], env=BIND, python=old_python)
-        assert len({line for output in outputs for line in output.splitlines() if line.startswith("preempted at")}) == 1, outputs
+        outputs = run_processes(JAX_PROGRAM, 4, arguments=[service.address], env=BIND, python=old_python)
+        assert len(preempted_at(outputs)) == 1 and all("jax 0.9." in output for output in outputs), outputs
         assert service.wait(20) == 0
 
 
 @pytest.mark.slow
-def test_two_profiles_are_one_cluster(old_python: str) -> None:
-    """Two processes of jax 0.9 and two of the installed jax share keys, barriers of all and of pairs, the live set and the shutdown."""
+@pytest.mark.parametrize("program", [KEYS_AND_BARRIERS, JAX_PROGRAM], ids=["keys and barriers", "the full jax path"])
+@pytest.mark.parametrize("first", ["jax 0.9", "the installed jax"])
+def test_two_profiles_are_one_cluster(old_python: str, program: str, first: str) -> None:
+    """Two processes of jax 0.9 and two of the installed jax share keys, barriers, the live set, device collectives, the sync point and the
+    shutdown, whichever has process 0. (On jaxlib's own service the other half aborts: it does not speak its profile.)"""
+    pythons = [old_python, sys.executable] if first == "jax 0.9" else [sys.executable, old_python]
     with CoordinationService.spawn(4) as service, ExitStack() as stack:
         halves = [
-            stack.enter_context(Processes(MIXED, 2, arguments=[service.address, first, 4], env=BIND, python=python))
-            for first, python in ((0, old_python), (2, sys.executable))
+            stack.enter_context(Processes(program, 2, arguments=[service.address, 2 * half, 4], env=BIND, python=python))
+            for half, python in enumerate(pythons)
         ]
-        for half in halves:
-            for finished in half.wait():
-                assert finished.code == 0 and "together with" in finished.output, finished.output
+        finished = [each for half in halves for each in half.wait()]
+        outputs = [each.output for each in finished]
+        assert [each.code for each in finished] == [0] * 4, outputs
+        if program is JAX_PROGRAM:
+            assert len(preempted_at(outputs)) == 1 and len(set(versions(outputs))) == 2, outputs
         assert service.wait(20) == 0
+
+
+def versions(outputs: list[str]) -> list[str]:
+    """Returns the version of jax that each process has printed."""
+    return [line for output in outputs for line in output.splitlines() if line.startswith("jax ")]
+
+
+JOIN = """
+import sys
+import jax
+index, count, address = int(sys.argv[1]) + int(sys.argv[4]), int(sys.argv[5]), sys.argv[3]
+jax.distributed.initialize(address, count, index, initialization_timeout=5)
+"""
+
+
+@pytest.mark.slow
+def test_jaxlibs_own_service_has_no_such_cluster(old_python: str) -> None:
+    """The same two halves over the service inside jaxlib, in process 0: each aborts, the newer half at once with UNIMPLEMENTED."""
+    with ExitStack() as stack:
+        address = f"127.0.0.1:{free_port()}"
+        halves = [
+            stack.enter_context(Processes(JOIN, 2, arguments=[address, 2 * half, 4], python=python))
+            for half, python in enumerate([old_python, sys.executable])
+        ]
+        finished = [each for half in halves for each in half.wait()]
+    assert all(each.code == -signal.SIGABRT for each in finished), finished
+    assert all("UNIMPLEMENTED" in each.output for each in finished[2:]), finished
