@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from . import _orbax_metadata as orbax
 from ._claims import FOLDER, Claims, this_writer
-from ._errors import CheckpointError, StepExists
+from ._errors import CheckpointError, Corrupt, StepExists
+from ._keeping import fence_others
 from ._layouts import RECORD_NAME, recognise
 from ._place import Place
-from ._restore import read_record
-from ._storage import Part, Storage
+from ._record import Record, parse_record
+from ._resplit import CopyJob, resplit
+from ._restore import read_record, verify_step
+from ._storage import Part
+from ._writer import run_side_by_side
 
 PIECE_BYTES = 16 << 20
+HEAD_BYTES = 1 << 20  # of a file whose size no listing tells: most are shorter
 _LAST = (orbax.MARKER, orbax.CHECKPOINT_METADATA, orbax.COMMITTED)  # what makes a folder of Orbax's count as finished
+Progress = Callable[[int], None]
 
 
 @dataclass
@@ -26,31 +32,20 @@ class Copied:
     bytes: int = 0
 
 
-def copy_checkpoint(source: Place, target: Place, claims: Claims, progress: Callable[[int], None] = lambda done_bytes: None) -> Copied:
+def copy_checkpoint(source: Place, target: Place, claims: Claims, progress: Progress = lambda done_bytes: None) -> Copied:
     """Copies the checkpoint in `source` to `target`, in whose store `claims` are, and verifies the copy by reading it back.
 
-    Files of the right size that are there already are kept, so a copy that was cut off goes on where it was; the verification finds
-    those that are not right. Blocks; raises StepExists, Corrupt naming the file that does not fit, the stores' OSErrors.
+    Files of the right size that are there already are kept, so a copy that was cut off goes on where it was. A step of ours is verified
+    before it gets its record: a damaged one never appears. Where the target takes no files as long as a pack, its chunks go into more.
+    Blocks; raises StepExists, Corrupt naming the file that does not fit, the stores' OSErrors.
     """
+    if RECORD_NAME in source.names():
+        return _copy_ours(source, target, claims, progress)
     files = file_sizes(source)
-    there = {entry.name.removeprefix(f"{target.name}/") for entry in target.storage.list(target.name, recursive=True)}
-    if RECORD_NAME in there:
-        _refuse_other(source, target)
     done = Copied()
     for name in sorted(files, key=lambda name: (name in _LAST, name)):
-        if name == RECORD_NAME:
-            continue
-        if name in there and _has_size(target, name, files[name]):
-            done.skipped.append(name)
-            progress(files[name])
-            continue
         _check_size(target, name, files[name])
-        target.storage.write((target / name).name, files[name], _pieces(source.storage, (source / name).name, files[name], progress))
-        done.written.append(name)
-        done.bytes += files[name]
-    if RECORD_NAME in files and RECORD_NAME not in there:
-        _commit(source, target, claims)
-        done.written.append(RECORD_NAME)
+        _copy_file(source, target, CopyJob(name, name, 0, files[name]), done, progress)
     copy = recognise(target)
     if copy is None:
         raise CheckpointError(f"{target} is not a checkpoint after the copy of {source}: is the source one?", path=str(target))
@@ -58,57 +53,123 @@ def copy_checkpoint(source: Place, target: Place, claims: Claims, progress: Call
     return done
 
 
+def _copy_ours(source: Place, target: Place, claims: Claims, progress: Progress) -> Copied:
+    record = read_record(source.storage, source.name)
+    jobs, data = resplit(source.storage, source.name, record, source.fetch(RECORD_NAME), target.storage.max_file_bytes)
+    copied, done = parse_record(data, f"{target}/{RECORD_NAME}"), Copied()
+    is_there = RECORD_NAME in target.names()
+    if is_there:
+        _refuse_other(target, source, data)
+    writer = replace(this_writer(), id=record.writer[:8])  # as in the packs' names: no sweep takes them for a dead writer's
+    fence_others(claims, this_writer())
+    claims.forget_fenced()
+    if writer.id in claims.standing():
+        raise CheckpointError(f"somebody else is copying {source} to {target}, or saving there; wait until they are done", path=str(target))
+    claims.take(writer)
+    try:
+        for job in jobs:
+            _copy_file(source, target, job, done, progress)
+        _verify(source, record, target, copied)
+        if not is_there:
+            try:
+                target.storage.commit((target / RECORD_NAME).name, data, f"{FOLDER}/{writer.id}")
+            except FileExistsError:
+                _refuse_other(target, source, data)
+            done.written.append(RECORD_NAME)
+    finally:
+        claims.release(writer)
+        target.storage.delete([f"{FOLDER}/"])
+    return done
+
+
+def _verify(source: Place, record: Record, target: Place, copied: Record) -> None:
+    """Reads the copy back; where it is not as it should be, says which of the two is damaged."""
+    try:
+        verify_step(target.storage, target.name, copied)
+    except Corrupt as error:
+        verify_step(source.storage, source.name, record)  # raises if it is the source
+        message = f"{error}. The source is whole: delete this file of the copy and copy again"
+        raise Corrupt(message, path=error.path, file=error.file, leaf=error.leaf) from error
+
+
+def _copy_file(source: Place, target: Place, job: CopyJob, done: Copied, progress: Progress) -> None:
+    if _has_size(target, job.name, job.size):
+        done.skipped.append(job.name)
+        progress(job.size)
+        return
+    target.storage.write((target / job.name).name, job.size, _pieces(source, job, progress))
+    done.written.append(job.name)
+    done.bytes += job.size
+
+
 def file_sizes(place: Place) -> dict[str, int]:
-    """Returns the files of a checkpoint with their sizes; where listings tell none (object stores), the record's, or by reading them."""
-    sizes = {entry.name.removeprefix(f"{place.name}/"): entry.size for entry in place.storage.list(place.name, recursive=True)}
+    """Returns the files of a checkpoint with their sizes; where listings tell none (object stores), the record's, or by trying."""
+    entries = place.storage.list(place.name, recursive=True)
+    sizes = {entry.name.removeprefix(f"{place.name}/"): entry.size for entry in entries}
     sizes = {name: size for name, size in sizes.items() if not name.startswith(f"{FOLDER}/")}
     if "://" not in place.storage.root:
         return sizes
     if RECORD_NAME in sizes:
         record = read_record(place.storage, place.name)
         return {file.name: file.size for item in record.items.values() for file in item.files} | {RECORD_NAME: 0}
-    return {name: len(place.fetch(name)) for name in sizes}
+    return dict(zip(sizes, run_side_by_side(lambda name: _size_of(place, name), list(sizes), place.storage.lanes), strict=True))
+
+
+def _size_of(place: Place, name: str) -> int:
+    """Returns a file's size: its head is read, and of a longer one single bytes, until its end is found."""
+    low = place.read(name, 0, [memoryview(bytearray(HEAD_BYTES))])
+    if low < HEAD_BYTES:
+        return low
+    high = 2 * low
+    while _has_byte(place, name, high - 1):
+        low, high = high, 2 * high
+    while high - low > 1:  # bytes below `low` are there, the one before `high` is not
+        middle = (low + high) // 2
+        low, high = (middle, high) if _has_byte(place, name, middle - 1) else (low, middle)
+    return low
+
+
+def _has_byte(place: Place, name: str, at: int) -> bool:
+    return place.read(name, at, [memoryview(bytearray(1))]) == 1
 
 
 def _has_size(place: Place, name: str, size: int) -> bool:
-    """Tells whether a file ends exactly after `size` bytes."""
+    """Tells whether there is a file that ends exactly after `size` bytes."""
     end = memoryview(bytearray(2))
-    return place.read(name, max(0, size - 1), [end]) == (1 if size else 0)
+    try:
+        return place.read(name, max(0, size - 1), [end]) == (1 if size else 0)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
-def _refuse_other(source: Place, target: Place) -> None:
-    if source.fetch(RECORD_NAME) != target.fetch(RECORD_NAME):
+def _refuse_other(target: Place, source: Place, data: bytes) -> None:
+    if target.fetch(RECORD_NAME) != data:
         raise StepExists(f"{target} is another checkpoint than {source}; choose another place or delete it first", path=str(target))
 
 
 def _check_size(target: Place, name: str, size: int) -> None:
     limit = target.storage.max_file_bytes
     if limit is not None and size > limit:
-        message = (
-            f"{name} has {size} bytes, and {target} takes files of at most {limit}: use `holdfast convert --to holdfast`, which splits them"
-        )
+        hint = "--to safetensors" if name.endswith(".safetensors") else "--to orbax"
+        message = f"{name} has {size} bytes, and {target} takes files of at most {limit}: use `holdfast convert {hint}`, which divides them"
         raise CheckpointError(message, path=str(target))
 
 
-def _pieces(storage: Storage, name: str, size: int, progress: Callable[[int], None]) -> Iterable[Part]:
-    for offset in range(0, size, PIECE_BYTES):
-        buffer = memoryview(bytearray(min(PIECE_BYTES, size - offset)))
-        got = storage.read(name, offset, [buffer])
+def _pieces(source: Place, job: CopyJob, progress: Progress) -> Iterable[Part]:
+    if job.head:
+        yield 0, [memoryview(job.head)]
+    for at in range(0, job.length, PIECE_BYTES):
+        buffer = memoryview(bytearray(min(PIECE_BYTES, job.length - at)))
+        try:
+            got = source.read(job.source, job.offset + at, [buffer])
+        except FileNotFoundError:
+            path = f"{source}/{job.source}"
+            raise Corrupt(f"{path}: the file is missing, and the record names it", path=path, file=path) from None
         if got != len(buffer):
-            raise CheckpointError(f"{storage.root}/{name} became shorter while it was copied", path=name)
-        yield offset, [buffer]
+            path = f"{source}/{job.source}"
+            raise Corrupt(f"{path} ends after {job.offset + at + got} bytes; it was longer when it was written", path=path, file=path)
+        yield len(job.head) + at, [buffer]
         progress(len(buffer))
 
 
-def _commit(source: Place, target: Place, claims: Claims) -> None:
-    writer = this_writer()
-    claims.take(writer)
-    try:
-        target.storage.commit((target / RECORD_NAME).name, source.fetch(RECORD_NAME), f"{FOLDER}/{writer.id}")
-    except FileExistsError:
-        _refuse_other(source, target)
-    finally:
-        claims.release(writer)
-
-
-__all__ = ["Copied", "copy_checkpoint"]
+__all__ = ["Copied", "copy_checkpoint", "file_sizes"]
