@@ -451,7 +451,8 @@ def test_an_opening_that_fails_fails_on_all(tmp_path: Path) -> None:
     assert all("cannot write a checkpoint in" in output for output in outputs)
 
 
-def test_a_clock_and_a_load_are_agreed_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", ["clock", "load"])
+def test_a_clock_and_a_load_are_agreed_on(tmp_path: Path, which: str) -> None:
     """EveryNSeconds and on_busy="skip" save the same steps on all processes, though their loops run at different moments."""
     outputs = run_together(
         """
@@ -468,8 +469,43 @@ def test_a_clock_and_a_load_are_agreed_on(tmp_path: Path) -> None:
             print("saved", saved)
         """,
         3,
-        tmp_path / "clock",
-        "clock",
+        tmp_path,
+        which,
+    )
+    assert len({output.splitlines()[-1] for output in outputs}) == 1
+
+
+def test_a_busy_primary_skips_for_all(tmp_path: Path) -> None:
+    """With on_busy="skip" no process of two blocks, and none saves, while the primary's save is in flight; then both save the same step."""
+    outputs = run_together(
+        """
+        import threading
+        gate, entered = threading.Event(), threading.Event()
+        def progress(seen):
+            entered.set()
+            assert gate.wait(60)
+        options = Options(on_busy="skip", progress=None if index else progress)
+        with CheckpointManager(root, options=options) as manager:
+            step, saved, skipped = 0, [], 0
+            while step < 20_000 and len(saved) < 3:
+                if manager.save(step, state(step)):
+                    saved.append(step)
+                elif entered.is_set() and not gate.is_set():
+                    skipped += 1
+                if skipped == 100:
+                    gate.set()
+                step += 1
+                time.sleep(0.002)
+            manager.wait_until_finished()
+            assert saved == manager.all_steps() and len(saved) == 3, (saved, manager.all_steps())
+            assert index or (skipped == 100 and saved[1] - saved[0] > 100), (skipped, saved)
+            assert manager.save(30_000, state(7), force=True)
+            manager.wait_until_finished()
+            assert manager.latest_step() == 30_000
+            print("saved", saved)
+        """,
+        2,
+        tmp_path,
     )
     assert len({output.splitlines()[-1] for output in outputs}) == 1
 
