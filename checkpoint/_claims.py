@@ -21,6 +21,7 @@ import secrets
 import socket
 import time
 import weakref
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -88,8 +89,8 @@ class Claims(Protocol):
     def bury(self, step: int, names: list[str], writers: set[str]) -> list[str]:
         """Makes sure that writers without a claim can no longer commit `step`; returns those of `names` that may be deleted then."""
 
-    def forget_fenced(self) -> None:
-        """Removes what fenced claims have left, once their files are swept."""
+    def forget_fenced(self, steps: Sequence[int] = ()) -> None:
+        """Removes what fenced claims have left, once their files are swept; `steps` are those that have no packs now."""
 
 
 class LocalClaims:
@@ -156,7 +157,7 @@ class LocalClaims:
         """Does nothing: without its claim's folder a writer has nothing to link from."""
         return names
 
-    def forget_fenced(self) -> None:
+    def forget_fenced(self, steps: Sequence[int] = ()) -> None:
         """Removes what is left of fenced claims, and of claims that were never completed."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._folder):

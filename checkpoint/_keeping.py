@@ -96,6 +96,7 @@ def fence_others(claims: Claims, me: Writer, *, force: bool = False) -> list[str
 def sweep_files(storage: Storage, claims: Claims) -> list[str]:
     """Deletes packs of writers without a claim that no record names, and folders that are then empty; returns their names."""
     gone: list[str] = []
+    bare: list[int] = []
     for step in step_folders(storage):
         packs = _packs(storage, step)
         standing = claims.standing()
@@ -107,7 +108,9 @@ def sweep_files(storage: Storage, claims: Claims) -> list[str]:
             gone += [f"{step}/{name}" for name in names]
         if not packs or suspects:
             _delete_empty(storage, step)
-    claims.forget_fenced()
+        if not packs:
+            bare.append(step)
+    claims.forget_fenced(bare)
     return gone
 
 

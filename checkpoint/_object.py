@@ -4,13 +4,18 @@ A commit is a conditional write: it goes through only if the record is as this w
 and no renames; a claim is an object, renewed by its writer, and to fence a writer is to delete its claim. A commit that had already
 looked at its claim is stopped by a tombstone: a sweep writes one, by the same conditional write, as the record of each step that it
 deletes packs of. A tombstone is no record: it is hidden from listings and reads, and the next writer of that step replaces it. It names
-the writers that may not.
+the writers that may not. Where a record stands (an overwrite did not come to its end) the sweep writes the record anew with those names in
+it, so that it is no longer what the fenced writer saw.
+
+A tombstone that is older than a claim may be is deleted, on stores that delete on a condition (not S3, as tensorstore does it). Whoever had
+looked at its claim before that, and comes after it, finds after its commit that claim and packs are gone, and takes it back.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import re
 import secrets
 import time
 from collections.abc import Iterable, Sequence
@@ -19,11 +24,14 @@ from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from crc32c import crc32c
+
 from holdfast.coordination import Fenced
 
 from ._claims import FOLDER, Writer, parse_writer
 from ._errors import CheckpointError
 from ._options import DAY_S
+from ._record import parse_record
 from ._storage import Entry, Part
 
 RECORD_NAME = "checkpoint.json"
@@ -33,6 +41,7 @@ COMMIT_TRIES = 8  # each loss of the race means that another writer won one
 _TOMBSTONE = b'{"format":"holdfast/tombstone"'
 _BEYOND_THE_END = ("OUT_OF_RANGE", "Content-Range")  # how drivers say that a range is not all there
 _HEAD_BYTES = len(_TOMBSTONE)
+_FENCED = re.compile(rb',"fenced":\[[0-9a-f",]*\]$')  # the last member of a record that a sweep has written anew, before its checksum
 
 
 class ObjectStorage:
@@ -99,9 +108,22 @@ class ObjectStorage:
                 raise Fenced(f"writer {writer_id} was fenced from {self._url}/{name}; open a new manager to write again")
             if found is not None and not found.startswith(_TOMBSTONE) and not replace:
                 raise FileExistsError(errno.EEXIST, "Object exists", f"{self._url}/{name}")
-            if self.put(name, data, None if self._single_writer else generation):
+            if self.put(name, data, generation):
+                self._take_back_if_swept(name, data, claim)
                 return
         raise OSError(errno.EAGAIN, f"lost the race for it {COMMIT_TRIES} times", f"{self._url}/{name}")
+
+    def _take_back_if_swept(self, name: str, data: bytes, claim: str) -> None:
+        """Undoes a commit that came so late that its packs, and the tombstone that should have stopped it, are gone."""
+        if self.get(f"{claim}/claim.json")[0] is not None:
+            return
+        writer_id, folder = claim.rpartition("/")[2], name.rpartition("/")[0]
+        if any(f"-{writer_id}" in key for key in self.keys(f"{folder}/" if folder else "")):
+            return  # fenced, but after the commit: a sweep touches nothing that a record names
+        found, generation = self.get(name)
+        if found == data:
+            self.put(name, tombstone({writer_id}), generation)
+        raise Fenced(f"writer {writer_id} was fenced from {self._url}/{name} and its packs were swept; open a new manager to write again")
 
     def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
         folder = folder.strip("/")
@@ -146,10 +168,20 @@ class ObjectStorage:
         return (None if found.state == "missing" else bytes(found.value)), found.stamp.generation
 
     def put(self, name: str, data: bytes, generation: bytes | None = None) -> bool:
-        """Writes a value, if its generation is still the one given; returns whether it was."""
+        """Writes a value, if its generation is still the one given; returns whether it was. A single writer sets no conditions."""
+        key, free = self._prefix + name, generation is None or self._single_writer
+        written = _done(self._kv.write(key, data) if free else self._kv.write(key, data, if_equal=generation), name)
+        return free or bool(written.generation)
+
+    @property
+    def deletes_on_condition(self) -> bool:
+        """Says whether `remove` is one step: of S3 tensorstore asks first and deletes then."""
+        return self._single_writer or not self._url.startswith("s3://")
+
+    def remove(self, name: str, generation: bytes) -> None:
+        """Deletes a value if its generation is still the one given."""
         key = self._prefix + name
-        written = _done(self._kv.write(key, data) if generation is None else self._kv.write(key, data, if_equal=generation), name)
-        return bool(written.generation)
+        _done(self._kv.write(key, None) if self._single_writer else self._kv.write(key, None, if_equal=generation), name)
 
     def _range(self, name: str, start: int, stop: int) -> bytes:
         """Returns the bytes from `start` to `stop` or to the end of the object."""
@@ -242,26 +274,51 @@ class ObjectClaims:
         return {name.split("/")[1] for name in self._storage.keys(f"{FOLDER}/") if name.endswith("/claim.json")}
 
     def bury(self, step: int, names: list[str], writers: set[str]) -> list[str]:
-        """Writes a tombstone where there is no record. Where there is one, nothing may go: an overwrite may be under way."""
+        """Writes a tombstone where there is no record; else the record anew, since an overwrite of it may be under way."""
         name = f"{step}/{RECORD_NAME}"
         found, generation = self._storage.get(name)
         if found is not None and not found.startswith(_TOMBSTONE):
-            return []
-        fenced = sorted(writers | (buried(found) if found else set()))
-        if found is not None and set(fenced) == buried(found):
+            try:
+                named = set(parse_record(found, name).file_names())
+            except CheckpointError:
+                return []  # damaged: what it named stays until somebody looks
+            names = [each for each in names if each not in named]
+        known = buried(found) if found is not None else set()
+        if not names or (found is not None and writers <= known):
             return names
-        tombstone = _TOMBSTONE + b"," + json.dumps({"fenced": fenced}).encode()[1:]
-        return names if self._storage.put(name, tombstone, generation) else []
+        marked = tombstone(writers | known) if found is None or found.startswith(_TOMBSTONE) else marked_record(found, writers | known)
+        return names if self._storage.put(name, marked, generation) else []
 
-    def forget_fenced(self) -> None:
-        """Does nothing: a fenced claim leaves nothing, and tombstones stay."""
+    def forget_fenced(self, steps: Sequence[int] = ()) -> None:
+        """Deletes old tombstones of steps without packs; a fenced claim itself leaves nothing."""
+        standing = self.standing()
+        for step in steps if self._storage.deletes_on_condition else ():
+            name = f"{step}/{RECORD_NAME}"
+            found, generation = self._storage.get(name)
+            if found is None or not found.startswith(_TOMBSTONE) or buried(found) & standing:
+                continue
+            if time.time() - float(json.loads(found).get("since_s", 0.0)) > self._age_s:
+                self._storage.remove(name, generation)
+
+
+def tombstone(writers: set[str]) -> bytes:
+    """Returns what stops the commits of writers where no record is."""
+    return _TOMBSTONE + b"," + json.dumps({"fenced": sorted(writers), "since_s": time.time()}).encode()[1:]
+
+
+def marked_record(record: bytes, writers: set[str]) -> bytes:
+    """Returns a record that says the same, and which writers were fenced from it."""
+    body = _FENCED.sub(b"", record.rpartition(b',"crc32c":"')[0])
+    body += b',"fenced":%s' % json.dumps(sorted(writers), separators=(",", ":")).encode()
+    return body + b',"crc32c":"%08x"}\n' % crc32c(body)
 
 
 def buried(value: bytes) -> set[str]:
-    """Returns the writers that a tombstone names; none for a record."""
-    if not value.startswith(_TOMBSTONE):
-        return set()
-    return set(json.loads(value)["fenced"])
+    """Returns the writers that a tombstone or a record names as fenced."""
+    if value.startswith(_TOMBSTONE):
+        return set(json.loads(value)["fenced"])
+    found = _FENCED.search(value.rpartition(b',"crc32c":"')[0])
+    return set(json.loads(found[0].removeprefix(b',"fenced":'))) if found else set()
 
 
 def _name(writer_id: str) -> str:
@@ -303,4 +360,4 @@ def _done(future: Any, name: str) -> Any:
         raise OSError(errno.EIO, str(error), name) from error
 
 
-__all__ = ["OBJECT_BYTES", "ObjectClaims", "ObjectStorage", "buried"]
+__all__ = ["OBJECT_BYTES", "ObjectClaims", "ObjectStorage", "buried", "marked_record", "tombstone"]

@@ -16,7 +16,7 @@ from object_servers import BUCKET, s3_server
 from holdfast.checkpoint import CheckpointError, CheckpointManager, CommitUnknown, Options, SaveFailed, sweep
 from holdfast.checkpoint._claims import this_writer
 from holdfast.checkpoint._keeping import list_steps, sweep_files
-from holdfast.checkpoint._object import ObjectClaims, ObjectStorage
+from holdfast.checkpoint._object import ObjectClaims, ObjectStorage, buried
 from holdfast.coordination import Fenced
 
 _numbers = itertools.count()
@@ -67,6 +67,51 @@ def test_a_commit_under_way_is_stopped_by_the_tombstone(url: str) -> None:
         storage.commit("5/checkpoint.json", b"late", f".holdfast/{old.id}")
     storage.commit("5/checkpoint.json", b"good", f".holdfast/{new.id}")
     assert list_steps(storage) == [5] and storage.fetch("5/checkpoint.json", 100) == b"good"
+
+
+def test_an_overwrite_under_way_is_stopped_by_the_sweep(url: str) -> None:
+    """A fenced writer that had already looked at its claim and at the record loses: the record says the same, and is another."""
+    with CheckpointManager(url) as manager:
+        manager.save(5, {"w": np.arange(3)})
+    storage = ObjectStorage(url)
+    claims = ObjectClaims(storage)
+    for turn in range(2):
+        old = this_writer()
+        claims.take(old)
+        pack = f"5/state/00000-00000-{old.id}.safetensors"
+        storage.put(pack, b"pack")
+        record, seen = storage.get("5/checkpoint.json")
+        claims.fence(old.id)
+        assert sweep_files(storage, claims) == [pack]
+        assert not storage.put("5/checkpoint.json", b"late", seen), turn
+        found, _ = storage.get("5/checkpoint.json")
+        assert record is not None and found is not None and buried(found) == buried(record) | {old.id}
+        assert sweep_files(storage, claims) == [] and storage.get("5/checkpoint.json")[0] == found
+    with CheckpointManager(url) as manager:
+        assert (manager.restore(5)["w"] == np.arange(3)).all()
+
+
+def test_a_commit_that_comes_after_its_tombstone_has_gone_is_taken_back() -> None:
+    """A writer that stood still between its look and its commit for longer than a tombstone lives gets Fenced, and leaves no step."""
+    url = f"memory://object/{next(_numbers)}"
+    storage, still = ObjectStorage(url), []
+
+    class StandingStill(ObjectStorage):
+        def put(self, name: str, data: bytes, generation: bytes | None = None) -> bool:
+            while still and name == "5/checkpoint.json":
+                still.pop()()
+            return super().put(name, data, generation)
+
+    paused, claims, old = StandingStill(url), ObjectClaims(storage, claim_age_s=1e-6), this_writer()
+    claims.take(old)
+    storage.put(f"5/state/00000-00000-{old.id}00000001.safetensors", b"pack")
+    sweeps: list[list[str]] = []
+    still += [lambda: sweeps.append(sweep_files(storage, claims)), lambda: sweeps.append(sweep_files(storage, claims))]
+    still += [lambda: claims.fence(old.id)]
+    with pytest.raises(Fenced, match="its packs were swept"):
+        paused.commit("5/checkpoint.json", b'{"late": 1}', f".holdfast/{old.id}")
+    assert [len(swept) for swept in sweeps] == [1, 0] and list_steps(storage) == []
+    assert buried(storage.get("5/checkpoint.json")[0] or b"") == {old.id}
 
 
 def test_sweep_works_on_urls(url: str) -> None:

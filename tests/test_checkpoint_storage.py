@@ -13,6 +13,8 @@ from object_servers import BUCKET, gcs_server, s3_server
 
 from holdfast.checkpoint import CheckpointError, CheckpointManager, KeepLast, Options
 from holdfast.checkpoint._claims import Claims, Writer, this_writer
+from holdfast.checkpoint._keeping import sweep_files
+from holdfast.checkpoint._object import ObjectStorage
 from holdfast.checkpoint._storage import Storage
 from holdfast.checkpoint._stores import open_store
 from holdfast.coordination import Fenced
@@ -166,6 +168,35 @@ def test_a_manager_runs_on_it(url: str) -> None:
         assert manager.latest_step() == 2
         left = {entry.name for entry in manager._storage.list("", recursive=True) if not entry.name.startswith(".holdfast")}
     assert {name.split("/")[0] for name in left} == {"2"} and len(left) == 2
+
+
+def test_what_a_dead_writer_left_goes(url: str) -> None:
+    """Packs of a save and of an overwrite that never came to their commit are swept, and all that told of them; the step stays."""
+    options = Options(single_writer=url.startswith(LOOSE))
+    with CheckpointManager(url, options=options) as manager:
+        manager.save(5, {"w": np.arange(9.0)}, metadata={"a": [1]})
+    storage, claims = open_store(url, single_writer=options.single_writer, claim_age_s=1e-6)
+    before = {entry.name for entry in storage.list("", recursive=True)}
+    dead, packs = this_writer(), ["5/state/00000-00000-{}.safetensors", "6/state/00000-00000-{}.safetensors", "6/data/00000-j-{}.json"]
+    claims.take(dead)
+    packs = [name.format(dead.id) for name in packs]
+    for name in packs:
+        put(storage, name, b"half")
+    assert sweep_files(storage, claims) == [], "its writer lives"
+    claims.fence(dead.id)
+    assert sorted(sweep_files(storage, claims)) == sorted(packs)
+    assert sweep_files(storage, claims) == [] and {entry.name for entry in storage.list("", recursive=True)} == before
+    with pytest.raises(Fenced):
+        storage.commit("5/checkpoint.json", b"late", f".holdfast/{dead.id}", replace=True)
+    if isinstance(storage, ObjectStorage):
+        assert list(storage.keys("6/")) == (["6/checkpoint.json"] if url.startswith("s3") else []), "S3 has no deletion on a condition"
+    with CheckpointManager(url, options=options) as manager:
+        assert manager.all_steps() == [5] and np.array_equal(manager.restore()["w"], np.arange(9.0)) and manager.metadata(5) == {"a": [1]}
+        manager.save(5, {"w": np.ones(2)}, overwrite=True)
+        manager.save(6, {"w": np.ones(3)})
+        manager.wait_until_finished()
+        assert manager.restore(5)["w"].shape == (2,) and manager.restore(6)["w"].shape == (3,)
+    assert len(storage.list("", recursive=True)) == 4
 
 
 def test_a_store_that_ignores_conditions_is_refused(servers: dict[str, str]) -> None:
