@@ -11,6 +11,7 @@ from simulator import Disk, Faults, Simulation, Violation
 
 from holdfast.coordination._barriers import Barrier, Barriers
 from holdfast.coordination._keys import Keys
+from holdfast.coordination._state import Machine
 from holdfast.coordination._timers import Timers
 
 SEEDS_AN_ITEM = 500
@@ -44,8 +45,8 @@ def test_a_seed_replays_exactly() -> None:
     chosen = int(os.environ.get("SIMULATION_SEED", "7"))
     first, second = simulation(chosen), simulation(chosen)
     assert first.run() == second.run()
-    assert first.trace == second.trace
-    assert simulation(chosen + 1).run() != first.hash.hexdigest()
+    assert first.world.trace == second.world.trace
+    assert simulation(chosen + 1).run() != first.world.hash.hexdigest()
 
 
 def test_faults_really_happen() -> None:
@@ -68,7 +69,7 @@ def test_faults_really_happen() -> None:
 def _traced(seed: int) -> list[str]:
     run = simulation(seed)
     run.run()
-    return run.trace
+    return run.world.trace
 
 
 @pytest.mark.slow
@@ -77,6 +78,23 @@ def test_four_thousand_processes() -> None:
     run = Simulation(1, 4096, 3, Faults(client_crashes=0, client_pauses=0, service_crashes=0, breaks=20), journal=False, unison=True)
     run.run()
     assert run.truth.results == {("all", counter): "OK" for counter in range(3)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "deaths"), [(2, 0), (6, 0), (1, 3)])
+def test_four_thousand_processes_and_a_service_that_crashes(seed: int, deaths: int) -> None:
+    """4,096 processes at four barriers while the service dies and comes back from its journal. Where no process dies, every barrier
+    passes; where some die and come back too, each barrier ends for all in the same way, and all 4,096 reach their end."""
+    faults = Faults(breaks=20, client_crashes=deaths, client_pauses=deaths, service_crashes=3)
+    run = Simulation(seed, 4096, 4, faults, unison=True, batch_s=0.02)
+    run.run()
+    happened, results = run.world.happened, run.truth.results
+    assert happened["service is back"] >= 1 and happened["finish"] == 4096, happened
+    assert (happened["crash"] >= 1) == bool(deaths), happened
+    if deaths:
+        assert {("all", counter) for counter in range(4)} <= results.keys()
+    else:
+        assert results == {("all", counter): "OK" for counter in range(4)}
 
 
 def early(barriers: Any, barrier: Barrier, arrival: Any, now: float) -> None:
@@ -99,6 +117,10 @@ def never(timers: Timers, now: float) -> None:
     pass
 
 
+def late(machine: Machine) -> float:
+    return machine._next_scan  # a look once a second, as jaxlib's service does
+
+
 Keys_load = Keys.load
 
 
@@ -106,11 +128,12 @@ Keys_load = Keys.load
     ("owner", "name", "defect", "finding"),
     [
         (Barriers, "_enter", early, "had not come"),
-        (Barriers, "_is_replay", split, "for some and"),
+        (Barriers, "_is_replay", split, "for some and|had not come"),
         (Keys, "load", forget, "was acknowledged with"),
         (Timers, "expire", never, "past its deadline"),
+        (Machine, "next_due", late, "past its deadline"),
     ],
-    ids=["early release", "split outcome", "lost key", "forgotten deadline"],
+    ids=["early release", "split outcome", "lost key", "forgotten deadline", "a second late"],
 )
 def test_planted_defects_are_found(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, defect: Callable[..., Any], finding: str
@@ -125,4 +148,4 @@ def test_the_disk_is_the_journals() -> None:
     """What the simulator loads after a crash comes through the rows that the SQLite journal keeps."""
     run = simulation(3)
     run.run()
-    assert isinstance(run.disk, Disk) and {table for table, _ in run.disk.rows} >= {"task", "key", "barrier", "meta"}
+    assert isinstance(run.service.disk, Disk) and {table for table, _ in run.service.disk.rows} >= {"task", "key", "barrier", "meta"}

@@ -1,0 +1,221 @@
+"""The service of a simulation: the real machine and the real rows of its journal, with streams and a loop of virtual time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from simulated_clients import Client, Request
+from simulated_truth import Truth
+from simulated_world import World
+
+from holdfast.coordination import _rows
+from holdfast.coordination._barriers import Arrival
+from holdfast.coordination._outcome import Refusal, Reply
+from holdfast.coordination._state import Config, Machine
+
+
+@dataclass(eq=False)
+class Call:
+    """One delivery of a request: what the machine knows a waiting caller by."""
+
+    client: Client
+    stream: int
+    request: Request
+    deadline: float = math.inf
+
+
+class SimulatedService:
+    """Serves clients as `_service` and a transport do. `batch_s`: how long events are gathered for one write of the journal."""
+
+    def __init__(self, world: World, config: Config, truth: Truth, reach: Callable[[Call, Reply], None], *, journal: bool, batch_s: float):
+        self._world, self._config, self._truth, self._reach, self._batch_s = world, config, truth, reach, batch_s
+        self.disk = Disk(config) if journal else None
+        self.machine: Machine | None = Machine(config, 0.0)
+        self._crash_unwritten = False
+        self._streams: dict[int, int] = {}  # task to stream
+        self._calls: dict[Call, None] = {}
+        self._tick_at = math.inf
+        self._flushing = False
+
+    # ---- Its loop ------------------------------------------------------------------------------------------------------------------
+
+    def wind(self) -> None:
+        """Sees to a tick at the very moment that the machine asks for, as the service's loop does."""
+        assert self.machine is not None
+        due = max(self._world.now, self.machine.next_due())
+        if due < self._tick_at:
+            self._tick_at = due
+            self._world.at_time(due, self._tick)
+
+    def _tick(self) -> None:
+        machine, now = self.machine, self._world.now
+        if machine is None or now < self._tick_at:
+            return
+        self._tick_at = math.inf
+        self._truth.nobody_is_late(self._waiting(machine), now)
+        machine.tick(now)
+        self._truth.nobody_is_late(self._waiting(machine), math.nextafter(now, math.inf))
+        self._flush_soon()
+
+    def _waiting(self, machine: Machine) -> list[Call]:
+        answered = {id(reply.call) for reply in machine.replies}
+        return [call for call in self._calls if id(call) not in answered]
+
+    def _flush_soon(self) -> None:
+        """Flushes at once, or when the batch is full of time."""
+        if not self._batch_s:
+            self._flush(self.machine)
+        elif not self._flushing:
+            self._flushing, life = True, self.machine
+            self._world.at(self._batch_s, lambda: self._flush(life))
+        if self.machine is not None:
+            self.wind()
+
+    def _flush(self, life: Machine | None) -> None:
+        """Writes the journal, then sends the replies; the service may crash between the two."""
+        if life is None or life is not self.machine:
+            return
+        self._flushing = False
+        if self._crash_unwritten and life.replies:
+            self._end()
+            return
+        replies, life.replies[:] = list(life.replies), []
+        if self.disk is not None:
+            self.disk.write(life)
+        self._truth.written()
+        for reply in replies:
+            call: Call = reply.call
+            self._calls.pop(call, None)
+            self._truth.replied(call.client.task_id, call.request, reply)
+            self._world.send(lambda call=call, reply=reply: self._reach(call, reply), twice=True)  # type: ignore[misc]
+
+    # ---- Its end and its return ----------------------------------------------------------------------------------------------------
+
+    def crash(self) -> None:
+        """Crashes now, or between the machine's next decision and the journal: then that answer is never given."""
+        if self.machine is None:
+            return
+        if self._world.random.random() < 0.5:
+            self._crash_unwritten = True
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        """Loses all that is not in the journal."""
+        self._world.note("service crashes")
+        self.machine, self._crash_unwritten, self._flushing = None, False, False
+        self._tick_at = math.inf
+        self._calls.clear()
+        self._streams.clear()
+        self._truth.lost()
+        self.on_end()
+        self._world.at(self._world.random.uniform(0.1, 10), self.restart)
+
+    def on_end(self) -> None:
+        """Is replaced by whoever wants to know."""
+
+    def restart(self) -> None:
+        """Comes back with what the journal holds."""
+        if self.machine is not None:
+            return
+        assert self.disk is not None
+        self.machine = self.disk.load(self._world.now)
+        self._world.note("service is back")
+        self._truth.keys_are_there(self.machine)
+        self.wind()
+
+    # ---- What it is asked ----------------------------------------------------------------------------------------------------------
+
+    def has_stream(self, client: Client, stream: int) -> bool:
+        """Says whether this is the stream that the client's task has."""
+        return self._streams.get(client.task_id) == stream
+
+    def open(self, client: Client, stream: int, incarnation: int, opened: Callable[[Refusal | None], None]) -> None:
+        """Takes the first frame of a stream; `opened` is told the answer."""
+        if self.machine is None or stream < self._streams.get(client.task_id, 0):
+            return
+        refusal = self.machine.open_session(client.task_id, incarnation, f"h{client.task_id}", 1, self._world.now)
+        if refusal is None:
+            older = self._streams.get(client.task_id, 0)
+            self._streams[client.task_id] = stream
+            self._drop(client.task_id, older)
+        self._flush_soon()
+        if self.machine is not None:
+            self._world.send(lambda: opened(refusal), twice=False)
+
+    def beat(self, client: Client, stream: int) -> None:
+        """Takes a sign of life."""
+        if self.machine is not None and self.has_stream(client, stream):
+            self.machine.seen(client.task_id, self._world.now)
+
+    def drop_calls(self, task_id: int, stream: int) -> None:
+        """Makes the machine forget what a dead stream waits for."""
+        if self.machine is not None:
+            self._drop(task_id, stream)
+            self._flush_soon()
+
+    def _drop(self, task_id: int, stream: int) -> None:
+        assert self.machine is not None
+        for call in [call for call in self._calls if call.client.task_id == task_id and call.stream == stream]:
+            del self._calls[call]
+            self.machine.drop(call)
+
+    def serve(self, client: Client, stream: int, request: Request) -> None:
+        """Takes a request."""
+        machine, now = self.machine, self._world.now
+        if machine is None or not self.has_stream(client, stream):
+            return
+        machine.seen(client.task_id, now)
+        call = Call(client, stream, request)
+        self._calls[call] = None
+        task_id, argument = client.task_id, request.argument
+        if request.method == "barrier":
+            self._barrier(machine, call)
+        elif request.method == "set":
+            machine.keys.insert(call, *argument, False)
+        elif request.method == "get":
+            call.deadline = now + argument[1]
+            machine.keys.get(call, task_id, argument[0], now, call.deadline)
+        elif request.method == "increment":
+            self._truth.increments += 1
+            machine.keys.increment(call, argument, 1)
+        elif request.method == "cancel":
+            machine.barriers.cancel(call, task_id, *argument, now)
+        else:
+            timeout_s = None if self._config.recoverable else 60.0
+            call.deadline = now + 60.0
+            machine.shut_down(call, task_id, True, now, timeout_s)
+        self._flush_soon()
+
+    def _barrier(self, machine: Machine, call: Call) -> None:
+        client, request, now = call.client, call.request, self._world.now
+        name, participants, limit_s = request.argument
+        self._truth.arrives(client.task_id, name, request)
+        who = frozenset() if len(participants) == self._config.num_tasks else participants
+        machine.barrier(Arrival(call, client.task_id, client.incarnation, name, request.sent_counter, now + limit_s, who), now)
+        if not any(reply.call is call for reply in machine.replies):
+            call.deadline = self._truth.waits(name, machine.barriers.open[name].counter, now + limit_s)
+
+
+class Disk:
+    """The journal's rows, kept as the service keeps them in SQLite: what `drain` gave before the crash, `load` gets after it."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.rows: dict[tuple[str, str], bytes] = {}
+
+    def write(self, machine: Machine) -> None:
+        """Writes what has changed."""
+        for row in _rows.drain(machine, 0.0):
+            if row.value is None:
+                self.rows.pop(row[:2], None)
+            else:
+                self.rows[row[:2]] = row.value
+
+    def load(self, now: float) -> Machine:
+        """Returns the machine that the rows tell of."""
+        machine = Machine(self.config, now)
+        _rows.load(machine, [_rows.Row(*key, value) for key, value in self.rows.items()], now, 0.0)
+        return machine

@@ -1,0 +1,116 @@
+"""What an onlooker of a simulation knows, and holds the machine's replies against."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from simulated_clients import Request
+from simulated_world import World
+
+from holdfast.coordination._outcome import Code, Reply
+from holdfast.coordination._state import Machine
+
+
+class Truth:
+    """Checks the invariants of `simulator`, at every reply, at every tick, after every replay and at the end."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.acknowledged: dict[str, bytes] = {}
+        self.increments = 0
+        self.counts_told: list[int] = []
+        self.arrivals: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)  # name: request: (task, counter)
+        self.deadlines: dict[tuple[str, int], float] = {}  # an instance, and the deadline of whoever came first
+        self.unwritten: list[tuple[str, int]] = []  # instances that the journal does not know yet
+        self.results: dict[tuple[str, int], str] = {}
+        self.answered: dict[int, int] = {}  # request: the instance whose result it has had
+
+    # ---- Barriers ------------------------------------------------------------------------------------------------------------------
+
+    def arrives(self, task_id: int, name: str, request: Request) -> None:
+        """Notes that a task comes to a barrier. One request is one coming, to the one instance that answers it."""
+        self.arrivals[name][request.number] = (task_id, request.sent_counter)
+
+    def waits(self, name: str, counter: int, deadline: float) -> float:
+        """Notes that a task waits at an instance, and returns when it must know: the deadline of whoever came first is everyone's."""
+        if (name, counter) not in self.deadlines:
+            self.deadlines[name, counter] = deadline
+            self.unwritten.append((name, counter))
+        return self.deadlines[name, counter]
+
+    def written(self) -> None:
+        """Notes that the journal holds all that has happened."""
+        self.unwritten.clear()
+
+    def lost(self) -> None:
+        """Notes that what was not written never happened."""
+        for instance in self.unwritten:
+            del self.deadlines[instance]
+        self.unwritten.clear()
+
+    def replied(self, task_id: int, request: Request, reply: Reply) -> None:
+        """Checks one reply of the machine."""
+        if request.method != "barrier":
+            return
+        name, participants, _ = request.argument
+        outcome = self._outcome(name, reply)
+        if outcome is None:
+            return
+        counter, result = outcome
+        self.answered.setdefault(request.number, counter)
+        before = self.results.get((name, counter))
+        if before is not None and before != result:
+            self._world.fail(f"barrier {name} {counter} ended {before} for some and {result} for process {task_id}")
+        if before is None:
+            self.results[name, counter] = result
+            if result == "OK":
+                self._all_had_come(name, counter, participants)
+            stale = [number for number in self.arrivals[name] if self.answered.get(number, counter) < counter]
+            for number in stale:
+                del self.arrivals[name][number]
+
+    def _outcome(self, name: str, reply: Reply) -> tuple[int, str] | None:
+        refusal = reply.refusal
+        if refusal is None:
+            return reply.value, "OK"
+        if refusal.barrier is None or refusal.code == Code.INVALID_ARGUMENT or (refusal.code == Code.INTERNAL and not refusal.missing):
+            return None  # a refusal of this call alone
+        return refusal.barrier[1], refusal.code.name
+
+    def _all_had_come(self, name: str, counter: int, participants: frozenset[int]) -> None:
+        comings = self.arrivals[name].items()
+        came = {task for number, (task, sent) in comings if sent in (counter, 0) and self.answered.get(number, counter) == counter}
+        if not participants <= came:
+            self._world.fail(f"barrier {name} {counter} released, but {sorted(participants - came)} had not come")
+
+    def counted(self, reply: Reply) -> None:
+        """Checks that no two acknowledged increments got the same number."""
+        if reply.refusal is None:
+            number = int(reply.value[1])
+            if number in self.counts_told:
+                self._world.fail(f"two increments were told {number}")
+            self.counts_told.append(number)
+
+    # ---- Deadlines, keys and counts ------------------------------------------------------------------------------------------------
+
+    def nobody_is_late(self, waiting: Iterable[Any], now: float) -> None:
+        """Checks that nobody waits whose deadline was before `now`: before each tick, which comes at the moment the machine asked for, and
+        after it, when whoever was due has been answered."""
+        for call in waiting:
+            if call.deadline < now:
+                self._world.fail(f"process {call.client.task_id} waits in {call.request.method} past its deadline {call.deadline:.3f}")
+
+    def keys_are_there(self, machine: Machine) -> None:
+        """Checks that what was acknowledged is there."""
+        for key, value in self.acknowledged.items():
+            if machine.keys.values.get(key) != value:
+                self._world.fail(f"key {key} was acknowledged with {value!r}, and is {machine.keys.values.get(key)!r}")
+
+    def at_end(self, machine: Machine) -> None:
+        """Checks keys and counts once all is quiet."""
+        self.keys_are_there(machine)
+        total = int(machine.keys.values.get("count", b"0"))
+        if not len(self.counts_told) <= total <= self.increments:
+            self._world.fail(f"{len(self.counts_told)} increments acknowledged, {self.increments} arrived, the sum is {total}")
