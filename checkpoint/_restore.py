@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from ._bundle import bundles, read_bundle
 from ._devices import Placement, Region
 from ._errors import Corrupt, HostileCheckpoint, StepNotFound
 from ._match import SAVED, Want, check_paths, leaf_dtype, match, refuse, want_as_saved
@@ -136,9 +137,15 @@ def restore_tree(
 def _read_all(reader: Filler, wants: Sequence[Want], host_memory_bytes: int | None, read_once: bool) -> list[Any]:
     if not read_once:
         return _read(reader, wants, host_memory_bytes)
-    routes = route(wants)
-    values = _read(RowReader(reader, wants, routes), [way.read for way in routes], host_memory_bytes)
-    return spread(values, routes, wants)
+    values: dict[int, Any] = {}
+    for chosen in bundles(wants):
+        values.update(zip(chosen, read_bundle(reader, [wants[index] for index in chosen], allocate), strict=True))
+    rest = [index for index in range(len(wants)) if index not in values]
+    others = [wants[index] for index in rest]
+    routes = route(others)
+    found = _read(RowReader(reader, others, routes), [way.read for way in routes], host_memory_bytes)
+    values.update(zip(rest, spread(found, routes, others), strict=True))
+    return [values[index] for index in range(len(wants))]
 
 
 def _read(reader: Filler, wants: Sequence[Want], host_memory_bytes: int | None) -> list[Any]:

@@ -21,10 +21,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from holdfast.checkpoint import SAVED, TreeMismatch, _plan, load, save, verify
+from holdfast.checkpoint import SAVED, TreeMismatch, _bundle, _plan, load, save, verify
 from holdfast.checkpoint._engine import read_record, restore_item
 from holdfast.checkpoint._local import LocalStorage
 
+BUNDLED_BYTES = _bundle.BUNDLED_BYTES
 CUTS = (_plan.CHUNK_BYTES, _plan.DEAL_BYTES, _plan.SHARE_BYTES, _plan.PACK_BYTES)
 
 
@@ -153,6 +154,7 @@ def do_load(request: dict[str, Any]) -> None:
 
 def do_read_once(request: dict[str, Any]) -> None:
     """Loads it with each byte read once in the whole job: a collective, so nothing of one process may fail before it."""
+    _bundle.BUNDLED_BYTES = (request["cuts"] or [BUNDLED_BYTES])[0]
     store = LocalStorage(request["folder"])
     found = restore_item(store, "", read_record(store, ""), "state", build(request["tree"], like), read_once=True)
     check_tree(request["tree"], found, lambda facts: facts.get("wanted"))
