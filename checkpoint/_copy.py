@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from . import _orbax_metadata as orbax
@@ -60,26 +61,36 @@ def _copy_ours(source: Place, target: Place, claims: Claims, progress: Progress)
     is_there = RECORD_NAME in target.names()
     if is_there:
         _refuse_other(target, source, data)
-    writer = replace(this_writer(), id=record.writer[:8])  # as in the packs' names: no sweep takes them for a dead writer's
-    fence_others(claims, this_writer())
-    claims.forget_fenced()
-    if writer.id in claims.standing():
-        raise CheckpointError(f"somebody else is copying {source} to {target}, or saving there; wait until they are done", path=str(target))
-    claims.take(writer)
-    try:
+    with _claimed(source, target, claims, record.writer) as claim:
         for job in jobs:
             _copy_file(source, target, job, done, progress)
         _verify(source, record, target, copied)
         if not is_there:
             try:
-                target.storage.commit((target / RECORD_NAME).name, data, f"{FOLDER}/{writer.id}")
+                target.storage.commit((target / RECORD_NAME).name, data, claim)
             except FileExistsError:
                 _refuse_other(target, source, data)
             done.written.append(RECORD_NAME)
-    finally:
-        claims.release(writer)
-        target.storage.delete([f"{FOLDER}/"])
     return done
+
+
+@contextlib.contextmanager
+def _claimed(source: Place, target: Place, claims: Claims, tag: str) -> Iterator[str]:
+    """Holds a claim to commit by, and one by the name that is in the packs: no sweep takes them for a dead writer's."""
+    me = this_writer()
+    holder = replace(me, id=tag[:8])
+    fence_others(claims, me)
+    claims.forget_fenced()
+    if holder.id in claims.standing():
+        raise CheckpointError(f"somebody else is copying {source} to {target}, or saving there; wait until they are done", path=str(target))
+    claims.take(me)
+    try:
+        claims.take(holder)
+        yield f"{FOLDER}/{me.id}"
+    finally:
+        claims.release(holder)
+        claims.release(me)
+        target.storage.delete([f"{FOLDER}/"])
 
 
 def _verify(source: Place, record: Record, target: Place, copied: Record) -> None:

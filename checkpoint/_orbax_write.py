@@ -35,6 +35,7 @@ from ._tree import describe, flatten
 TREE_HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 JSON_HANDLER = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
 CHUNK_BYTES = 64 << 20
+_MARK = b"written by holdfast\n"  # in files that only have to be there: not every store keeps empty objects
 _VALUE_TYPES = {
     "array": "jax.Array",
     "key": "jax.Array",
@@ -79,7 +80,7 @@ class OrbaxWriter:
         data = json.dumps(value).encode()
         for name in ("metadata", "data.json") if handler else ("metrics",):
             self._put(f"{item}/{name}", data)
-        self._put(f"{item}/{files.COMMITTED}", b"")
+        self._put(f"{item}/{files.COMMITTED}", _MARK)
 
     def add_tree(self, item: str, tree: Any) -> dict[str, Any]:
         """Adds an item and makes its arrays, still empty; returns the live arrays by their names in Orbax's layout."""
@@ -186,7 +187,7 @@ class OrbaxWriter:
     def _commit(self, metrics: Mapping[str, Any] | None, metadata: Any) -> None:
         for item, handler in self._handlers.items():
             if handler == TREE_HANDLER:
-                self._put(f"{item}/{files.COMMITTED}", b"")
+                self._put(f"{item}/{files.COMMITTED}", _MARK)
         if metrics:
             self.add_json("metrics", dict(metrics), handler=None)
         about = {
@@ -198,8 +199,8 @@ class OrbaxWriter:
             "custom_metadata": metadata if isinstance(metadata, dict) else {},
         }
         self._put(files.CHECKPOINT_METADATA, json.dumps(about).encode())
-        self._put(files.MARKER, b"")
-        self._put(files.COMMITTED, b"")
+        self._put(files.MARKER, _MARK)
+        self._put(files.COMMITTED, _MARK)
         if self._local:
             os.rename(str(self._place), str(self._final))
             _sync_folder(os.path.dirname(str(self._final)))

@@ -63,7 +63,7 @@ def sentences() -> Iterator[None]:
     except (Corrupt, HostileCheckpoint) as error:
         raise Failure(str(error), EXIT_DAMAGED) from error
     except (HoldfastError, ValueError) as error:
-        raise Failure(str(error)) from error
+        raise Failure(str(error).replace("Options(single_writer=True)", "--single-writer")) from error
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise Failure(f"{where}{error.strerror or error}") from error

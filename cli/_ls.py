@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from rich.box import SIMPLE_HEAD
 from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
@@ -30,15 +29,15 @@ def ls(root: str, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    table = Table(title=escape(root), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("step", "state", "layout", "saved", "size", "files", "items", "metrics"):
+    table = Table(title=escape(root), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("step", "state", "layout", "saved", "size", "items", "metrics"):
         narrow = column in ("items", "metrics")
-        table.add_column(column, justify="right" if column in ("step", "size", "files") else "left", overflow="fold", no_wrap=not narrow)
+        table.add_column(column, justify="right" if column in ("step", "size") else "left", overflow="fold", no_wrap=not narrow)
     for row in rows:
         metrics = ", ".join(
             f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}" for name, value in row["metrics"].items()
         )
-        cells = (row["state"], row["layout"], shown_time(row["saved_s"])[:-3], decimal(row["bytes"]), str(row["files"]))
+        cells = (row["state"], row["layout"], shown_time(row["saved_s"])[:-3], decimal(row["bytes"]))
         table.add_row(escape(str(row["name"])), *cells, escape(", ".join(row["items"])), escape(metrics))
     console().print(table)
     for row in rows:
