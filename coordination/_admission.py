@@ -90,7 +90,7 @@ class Owners:
             return None if key else _keyless()
         if owner == task.owner:
             return None
-        if self._machine.held(task_id):
+        if self._machine.coming.held(task_id):
             return _denied(task_id) if has_stream else self._not_yet(task_id)
         self._roster.set_owner(task, owner)
         self._roster.dirty.add(task_id)

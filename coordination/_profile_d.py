@@ -53,7 +53,7 @@ def _connect(machine: Machine, call: Any, request: Any, caller: Caller, now: flo
         return
     deadline = now + request.timeout_milliseconds / 1000 if request.timeout_milliseconds > 0 else math.inf
     machine.devices.versions[request.node_id] = request.protocol_version
-    machine.register(call, request.node_id, caller.incarnation, now, deadline)
+    machine.coming.register(call, request.node_id, caller.incarnation, now, deadline)
 
 
 def _enumerate(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:

@@ -69,9 +69,9 @@ def _registers(request: Any) -> tuple[int | None, int, int | None]:
 
 def _register(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
     if caller.session:
-        machine.wait_for_all(call, caller.task_id, now, caller.deadline)
+        machine.coming.wait_for_all(call, caller.task_id, now, caller.deadline)
     else:
-        machine.register(call, caller.task_id, caller.incarnation, now)
+        machine.coming.register(call, caller.task_id, caller.incarnation, now)
 
 
 def _beat(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:

@@ -35,7 +35,7 @@ def status_of(machine: Machine, calls: int, now: float, with_stream: set[int]) -
         recoverable=config.recoverable,
         survivable=config.survivable,
     )
-    if leaving := machine.leaving():
+    if leaving := machine.leaving.waiting():
         missing = sorted(machine.roster.everyone - set(leaving))
         waiting = [session_pb2.Waiting(task_id=task_id, since_s=now - since) for task_id, since in leaving.items()]
         status.barriers.add(barrier_id="shutdown", waiting=waiting, missing=missing, left_s=-1)
@@ -54,9 +54,9 @@ def left_stacks(machine: Machine, task_id: int) -> str:
 
 
 def _phase(machine: Machine) -> str:
-    if not machine.gathered:
+    if not machine.coming.gathered:
         return "gathering"
-    return "ending" if machine.leaving() or machine.roster.lost else "running"
+    return "ending" if machine.leaving.waiting() or machine.roster.lost else "running"
 
 
 def _task(task: Task, now: float, has_session: bool) -> session_pb2.TaskStatus:

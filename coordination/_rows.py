@@ -36,7 +36,7 @@ def drain(machine: Machine, wall_offset_s: float) -> list[Row]:
         barrier = machine.barriers.open.get(name) or machine.barriers.over.get(name)
         rows.append(Row(BARRIER, name, None if barrier is None else _barrier(barrier, machine, wall_offset_s)))
     if machine.roster.dirty:
-        meta = {"gathered": machine.gathered, "version": machine.roster.version, "error": _refusal(machine.error)}
+        meta = {"gathered": machine.coming.gathered, "version": machine.roster.version, "error": _refusal(machine.error)}
         rows.append(Row(META, "state", _json(meta)))
     machine.roster.dirty.clear()
     machine.keys.dirty.clear()
@@ -58,7 +58,7 @@ def load(machine: Machine, rows: Iterable[Row], now: float, wall_offset_s: float
             barriers.append(_load_barrier(machine, json.loads(value), wall_offset_s))
         elif key == "state":
             meta = json.loads(value)
-            machine.gathered, machine.error = meta["gathered"], _load_refusal(meta["error"])
+            machine.coming.gathered, machine.error = meta["gathered"], _load_refusal(meta["error"])
             machine.roster.version = meta["version"]
     machine.keys.load(keys)
     machine.barriers.load(barriers)

@@ -162,7 +162,7 @@ class Streams:
     def _open(self, stream: Stream, opening: session_pb2.Open, now: float) -> None:
         refusal = self._other_job(opening) or self._others(stream, opening)
         if refusal is None:
-            refusal = self._machine.open_session(opening.process_id, opening.incarnation, opening.host, opening.pid, now)
+            refusal = self._machine.coming.open_session(opening.process_id, opening.incarnation, opening.host, opening.pid, now)
         if refusal is not None:
             stream.finish(refusal.code, refusal.message)
             return

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from ._outcome import Missing, Refusal
+from ._outcome import Code, Missing, Refusal
 
 
 class TaskState(IntEnum):
@@ -72,6 +72,10 @@ class Roster:
     def get(self, task_id: int) -> Task | None:
         """Returns the task, None where the job has none of that number."""
         return self.tasks[task_id] if 0 <= task_id < len(self.tasks) else None
+
+    def no_task(self, task_id: int) -> Refusal:
+        """Returns the refusal of a call that names a task that the job does not have."""
+        return Refusal(Code.INVALID_ARGUMENT, f"there is no process {task_id}: the job has {len(self)}, 0 to {len(self) - 1}")
 
     def connected(self, task_id: int) -> bool:
         """Says whether the task is there and in order."""

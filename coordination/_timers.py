@@ -1,12 +1,19 @@
-"""Deadlines of waiting calls, in a heap that forgets those that are over."""
+"""Calls that wait, and their deadlines in a heap that forgets those that are over."""
 
 from __future__ import annotations
 
 import heapq
 import math
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 _SLACK = 1_000
+
+
+class Owner(Protocol):
+    """Knows how to answer a wait whose time is over."""
+
+    def time_out(self, wait: Wait, now: float) -> None: ...
 
 
 class Timed(Protocol):
@@ -15,6 +22,22 @@ class Timed(Protocol):
     done: bool
 
     def expire(self, now: float) -> None: ...
+
+
+@dataclass(slots=True)
+class Wait:
+    """A call that waits for the others to come, to fail, or to go."""
+
+    call: Any
+    task_id: int
+    since: float
+    owner: Owner
+    incarnation: int = 0
+    done: bool = False
+
+    def expire(self, now: float) -> None:
+        """Ends the wait: its time is over."""
+        self.owner.time_out(self, now)
 
 
 class Timers:

@@ -29,7 +29,7 @@ class Driver:
             assert self.open(task_id) is None
 
     def open(self, task_id: int, life: int = 1) -> Refusal | None:
-        return self.machine.open_session(task_id, 100 * life + task_id, f"b{task_id}", 1, self.now)
+        return self.machine.coming.open_session(task_id, 100 * life + task_id, f"b{task_id}", 1, self.now)
 
     def call(self) -> int:
         self.calls += 1
@@ -86,7 +86,7 @@ class Driver:
 
     def register(self, task_id: int, incarnation: int) -> int:
         call = self.call()
-        self.machine.register(call, task_id, incarnation, self.now)
+        self.machine.coming.register(call, task_id, incarnation, self.now)
         self.settle()
         return call
 
@@ -418,4 +418,4 @@ def test_a_machine_comes_back_from_its_rows() -> None:
     assert driver.answers[driver.barrier(1, "done")] == (0, None)
     calls = [driver.barrier(task_id, "half") for task_id in (1, 2, 0)]
     assert [driver.answers[call] for call in calls] == [(0, None)] * 3
-    assert driver.machine.roster.tasks[1].host == "b1" and driver.machine.gathered
+    assert driver.machine.roster.tasks[1].host == "b1" and driver.machine.coming.gathered

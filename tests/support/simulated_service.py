@@ -136,7 +136,7 @@ class SimulatedService:
         """Takes the first frame of a stream; `opened` is told the answer."""
         if self.machine is None or stream < self._streams.get(client.task_id, 0):
             return
-        refusal = self.machine.open_session(client.task_id, incarnation, f"h{client.task_id}", 1, self._world.now)
+        refusal = self.machine.coming.open_session(client.task_id, incarnation, f"h{client.task_id}", 1, self._world.now)
         if refusal is None:
             older = self._streams.get(client.task_id, 0)
             self._streams[client.task_id] = stream
