@@ -11,6 +11,8 @@ plot versus_orbax.svg. Run it on a quiet machine: the load is printed with the f
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import io
 import json
 import math
@@ -156,11 +158,12 @@ def work(name: str, folder: Path, repeats: int, index: int, count: int, port: in
     jax.block_until_ready(state)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
     systems: dict[str, Any] = {"holdfast": Holdfast(folder / "holdfast"), "orbax": Orbax(folder / "orbax")}
-    if count == 1 and name != "small":
+    if name != "small":
         systems["floor"] = Floor(folder / f"floor{index}")
     times: dict[str, Any] = {system: {key: [] for key in FIGURES} | {"peak_extra_bytes": 0} for system in systems}
     for step in range(repeats + 1):
         for kind, system in systems.items():
+            os.sync()  # what the system before has left for the kernel to write would be charged to this one
             together(f"{kind} save {step}")
             before = _reset_peak()
             began = time.perf_counter()
@@ -170,6 +173,7 @@ def work(name: str, folder: Path, repeats: int, index: int, count: int, port: in
             total = time.perf_counter() - began
             peak = _peak() - before
             figures = {"total": total, "blocked": blocked}
+            os.sync()
             for key in ("restore", "cold") if WORKLOADS[name][2] else ("restore",):
                 if key == "cold":
                     _drop_pages(folder)
@@ -181,6 +185,7 @@ def work(name: str, folder: Path, repeats: int, index: int, count: int, port: in
                 if kind != "floor" and step == 0:
                     _check(state, found)
                 del found
+                _let_go()
             together(f"{kind} restored {step}")
             began = time.perf_counter()
             system.delete(step)
@@ -203,6 +208,12 @@ def _check(state: Any, found: Any) -> None:
     for left, right in zip(jax.tree.leaves(state), jax.tree.leaves(found), strict=True):
         for a, b in zip(left.addressable_shards, right.addressable_shards, strict=True):
             assert np.asarray(a.data).tobytes() == np.asarray(b.data).tobytes()
+
+
+def _let_go() -> None:
+    """Gives the memory of dead arrays back to the system: what one system keeps would be missing for the next."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def _drop_pages(folder: Path) -> None:
