@@ -22,7 +22,7 @@ from ._plan import Plan
 from ._planner import Planner
 from ._record import ItemRecord, Record, build_record, parse_record
 from ._reports import FileReport, ItemReport, check_reports
-from ._restore import Report, read_json, read_record, restore_item, verify_step
+from ._restore import How, Report, read_json, read_record, restore_item, verify_step
 from ._snapshot import Snapshot, take_snapshot
 from ._writer import write_json, write_snapshot
 
@@ -32,6 +32,7 @@ __all__ = [
     "RECORD_NAME",
     "SAVED",
     "FileReport",
+    "How",
     "ItemRecord",
     "ItemReport",
     "Own",

@@ -17,7 +17,7 @@ from ._place import Place, split
 from ._reader import ItemReader
 from ._record import ItemRecord, Record
 from ._rename import Names
-from ._restore import Filler, Report, read_json, read_record, restore_tree, verify_step
+from ._restore import Filler, How, Report, read_json, read_record, restore_tree, verify_step
 from ._source import Info, Layout, RenamedReader, Source, find, renamed
 from ._storage import Entry, Storage
 from ._stores import open_store
@@ -175,12 +175,26 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
     entries = storage.list("")
     if not entries:
         exists = "://" not in storage.root and os.path.isdir(storage.root)
-        return f"{storage.root} is empty: no checkpoint was saved there" if exists else f"there is nothing at {storage.root}"
+        return (
+            f"{storage.root} is empty: no checkpoint was saved there" if exists else f"there is nothing at {storage.root}{_above(storage)}"
+        )
     tmp = [entry.name for entry in entries if ".orbax-checkpoint-tmp" in entry.name]
     if tmp:
         return f"{storage.root} has no finished checkpoint: {tmp[0]} was never completed by Orbax"
-    shown = ", ".join([entry.name for entry in entries[:4]] + ["..."] * (len(entries) > 4))
+    shown = _some([entry.name for entry in entries])
     return f"{storage.root} is no checkpoint that holdfast knows (its own, Orbax's, safetensors); it holds {shown}"
+
+
+def _above(storage: Storage) -> str:
+    """Returns what the folder above a missing one holds: most often the path was mistyped."""
+    folder = os.path.dirname(storage.root)
+    if "://" in storage.root or not os.path.isdir(folder):
+        return ""
+    return f"; {folder} holds {_some(sorted(os.listdir(folder)) or ['nothing'])}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join([*names[:4], *["..."] * (len(names) > 4)])
 
 
 def pick_item(info: Info, item: str) -> str:
@@ -201,13 +215,11 @@ def restore_source(
     source: Source,
     item: str = "state",
     like: Any = None,
+    how: How | None = None,
     *,
-    partial: bool | Callable[[str], bool] = False,
-    cast: bool = False,
-    types: Sequence[type] = (),
     rename: Names = None,
 ) -> Any:
-    """Restores one item of any layout; the arguments mean what they mean for `CheckpointManager.restore`.
+    """Restores one item of any layout; what `how` says of reading once or of one process's copies is for our own.
 
     `rename` turns the path of a stored leaf into the path that it has in `like`: a mapping, rules of (pattern, replacement) or a function.
     """
@@ -222,8 +234,9 @@ def restore_source(
     reader = source.reader(item)
     if found is not stored:
         reader = RenamedReader(reader, found, stored)
+    how = replace(how or How(), read_once=False, host_memory_bytes=None)
     try:
-        return restore_tree(reader, found, like, partial=partial, cast=cast, types=types)
+        return restore_tree(reader, found, like, how)
     except TreeMismatch as error:
         error.path = error.path or source.info.path
         raise

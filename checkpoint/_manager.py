@@ -21,7 +21,7 @@ from holdfast.multihost import Group, Watchdog, default_group
 
 from ._cleaner import Cleaner
 from ._deciding import Decider
-from ._engine import Own, Snapshot, read_record
+from ._engine import How, Own, Snapshot, read_record
 from ._errors import CheckpointError, SaveFailed, StepExists, StepNotFound
 from ._keeping import has_record, list_steps, sweep_files
 from ._layouts import ForeignSteps
@@ -97,7 +97,6 @@ class CheckpointManager:
             self._writer.id,
             self._statistics,
             self._options.save_timeout_s,
-            self._options.host_memory_bytes,
             self._foreign,
         )
         watched = self._options.hang_timeout_s
@@ -340,7 +339,8 @@ class CheckpointManager:
         Blocks. Raises StepNotFound, StepGone, TreeMismatch, Corrupt, HostileCheckpoint.
         """
         own = Own(self._group.index, self._group.count) if process is None else Own(operator.index(process))
-        how = {"partial": partial, "cast": cast, "types": types, "read_once": read_once, "own": own}
+        memory = self._options.host_memory_bytes
+        how = How(partial=partial, cast=cast, types=types, read_once=read_once, own=own, host_memory_bytes=memory)
         chosen = None if step is None else _checked(step)
         return self._restorer.restore(chosen, like, item, how, fallback=fallback, hold_s=hold_s)
 

@@ -18,6 +18,7 @@ from . import _agreement as agreement
 from ._claims import FOLDER, Writer
 from ._engine import (
     RECORD_NAME,
+    How,
     Own,
     Plan,
     Planner,
@@ -204,11 +205,11 @@ def load(
         foreign = rename is not None
     except StepNotFound:
         foreign = True
-    if foreign:
-        return restore_source(open_source(path), item, like, partial=partial, cast=cast, types=types, rename=rename)
-    options: dict[str, Any] = {"partial": partial, "cast": cast, "types": types, "host_memory_bytes": host_memory_bytes}
     own = Own(jax.process_index(), jax.process_count()) if process is None else Own(process)
-    return restore_item(storage, step_dir, record, item, like, own=own, **options)
+    how = How(partial=partial, cast=cast, types=types, own=own, host_memory_bytes=host_memory_bytes)
+    if foreign:
+        return restore_source(open_source(path), item, like, how, rename=rename)
+    return restore_item(storage, step_dir, record, item, like, how)
 
 
 def verify(path: str | os.PathLike[str]) -> Report:

@@ -28,6 +28,24 @@ from ._writer import join
 WAVE_BYTES = 2 << 30  # of host memory for bytes on their way to devices with memory of their own
 
 
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """What a restore is told besides what it is to be like.
+
+    `partial=True` ignores saved leaves that `like` lacks; a predicate on leaf paths says which leaves to read, and without a `like` the
+    others come back as None, with one as they are in it. `cast=True` allows another dtype. `types` are classes that may be rebuilt without
+    a `like`. `read_once=True` reads replicated arrays once in the whole job and spreads them by a device collective: every process calls
+    it alike. `own` says whose copies of leaves that were kept per process come back (None: those of all, along a first axis).
+    """
+
+    partial: bool | Callable[[str], bool] = False
+    cast: bool = False
+    types: Sequence[type] = ()
+    read_once: bool = False
+    own: Own | None = None
+    host_memory_bytes: int | None = None
+
+
 @dataclass(frozen=True)
 class Report:
     """What `verify` has found: every file was read whole and was as written."""
@@ -67,31 +85,17 @@ def restore_item(
     record: Record,
     item: str = "state",
     like: Any = None,
-    *,
-    partial: bool | Callable[[str], bool] = False,
-    cast: bool = False,
-    types: Sequence[type] = (),
-    read_once: bool = False,
-    host_memory_bytes: int | None = None,
-    own: Own | None = None,
+    how: How | None = None,
 ) -> Any:
     """Restores one tree item (a JSON item comes back as rank 0's value; see `read_json`).
 
-    `like` is a tree of arrays, jax.ShapeDtypeStructs or values, None (numpy everywhere) or SAVED. `partial=True` ignores saved leaves that
-    `like` lacks; a predicate on leaf paths says which leaves to read, and without a `like` the others come back as None, with one as they
-    are in it. `cast=True` allows another dtype. `read_once=True` reads replicated arrays once in the whole job
-    and spreads them by a device collective: every process calls it alike. `own` says whose copies of leaves that were kept per
-    process come back (None: those of all, along a first axis). Blocks; raises StepNotFound (no such item),
-    TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
+    `like` is a tree of arrays, jax.ShapeDtypeStructs or values, None (numpy everywhere) or SAVED. Blocks; raises StepNotFound (no such
+    item), TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
     """
     found = find_item(record, item)
     if found.kind == "json":
         return read_json(storage, step_dir, record, item)
-    reader: Filler = ItemReader(storage, step_dir, found)
-    if own is not None and any(leaf.per_process for leaf in found.leaves):
-        reader, found = OwnReader(reader, found, own), own_leaves(found, own)
-    options: dict[str, Any] = {"partial": partial, "cast": cast, "types": types, "read_once": read_once}
-    return restore_tree(reader, found, like, host_memory_bytes=host_memory_bytes, **options)
+    return restore_tree(ItemReader(storage, step_dir, found), found, like, how)
 
 
 class Filler(Protocol):
@@ -105,45 +109,39 @@ def allocate(nbytes: int) -> np.ndarray[Any, Any]:
     return POOL.take(nbytes)
 
 
-def restore_tree(
-    reader: Filler,
-    found: ItemRecord,
-    like: Any = None,
-    *,
-    partial: bool | Callable[[str], bool] = False,
-    cast: bool = False,
-    types: Sequence[type] = (),
-    read_once: bool = False,
-    host_memory_bytes: int | None = None,
-) -> Any:
+def restore_tree(reader: Filler, found: ItemRecord, like: Any = None, how: How | None = None) -> Any:
     """Restores a tree item through any reader; the arguments are those of `restore_item`."""
+    how = how or How()
+    partial = how.partial
+    if how.own is not None and any(leaf.per_process for leaf in found.leaves):
+        reader, found = OwnReader(reader, found, how.own), own_leaves(found, how.own)
     gc.collect(0)  # jax lets go of memory that dead arrays were made of when the collector runs: it is used again here
     with paused_gc():
         if like is None or like is SAVED:
             chosen = [not callable(partial) or partial(leaf.path) for leaf in found.leaves]
             wants = [want_as_saved(leaf, on_devices=like is SAVED) for leaf, read in zip(found.leaves, chosen, strict=True) if read]
-            values = iter(_read_all(reader, wants, host_memory_bytes, read_once))
-            return rebuild(found.tree, [next(values) if read else None for read in chosen], types)
+            values = iter(_read_all(reader, wants, how))
+            return rebuild(found.tree, [next(values) if read else None for read in chosen], how.types)
         leaves, treedef = flatten(like)
         paths = describe(like)[1]
         chosen = [not callable(partial) or partial(path) for path in paths]
         check_paths(found, [path for path, read in zip(paths, chosen, strict=True) if read], strict=partial is False)
         saved = {leaf.path: leaf for leaf in found.leaves}
-        wants = [match(saved[path], leaf, cast) for path, leaf, read in zip(paths, leaves, chosen, strict=True) if read]
-        values = iter(_read_all(reader, wants, host_memory_bytes, read_once))
+        wants = [match(saved[path], leaf, how.cast) for path, leaf, read in zip(paths, leaves, chosen, strict=True) if read]
+        values = iter(_read_all(reader, wants, how))
         return jax.tree_util.tree_unflatten(treedef, [next(values) if read else leaf for leaf, read in zip(leaves, chosen, strict=True)])
 
 
-def _read_all(reader: Filler, wants: Sequence[Want], host_memory_bytes: int | None, read_once: bool) -> list[Any]:
-    if not read_once:
-        return _read(reader, wants, host_memory_bytes)
+def _read_all(reader: Filler, wants: Sequence[Want], how: How) -> list[Any]:
+    if not how.read_once:
+        return _read(reader, wants, how.host_memory_bytes)
     values: dict[int, Any] = {}
     for chosen in bundles(wants):
         values.update(zip(chosen, read_bundle(reader, [wants[index] for index in chosen], allocate), strict=True))
     rest = [index for index in range(len(wants)) if index not in values]
     others = [wants[index] for index in rest]
     routes = route(others)
-    found = _read(RowReader(reader, others, routes), [way.read for way in routes], host_memory_bytes)
+    found = _read(RowReader(reader, others, routes), [way.read for way in routes], how.host_memory_bytes)
     values.update(zip(rest, spread(found, routes, others), strict=True))
     return [values[index] for index in range(len(wants))]
 
@@ -273,6 +271,7 @@ def verify_step(storage: Storage, step_dir: str, record: Record) -> Report:
 __all__ = [
     "SAVED",
     "Filler",
+    "How",
     "Report",
     "allocate",
     "find_item",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ import jax
 from holdfast.multihost import Group
 
 from ._agreement import describe
-from ._engine import read_json, read_record, restore_item
+from ._engine import How, read_json, read_record, restore_item
 from ._errors import CheckpointError, StepNotFound
 from ._holds import add_hold
 from ._items import give_state, is_iterator
@@ -33,7 +32,6 @@ class Restorer:
         channel: str,
         statistics: Statistics,
         timeout_s: float,
-        host_memory_bytes: int | None,
         foreign: ForeignSteps | None = None,
     ) -> None:
         self._storage = storage
@@ -41,12 +39,9 @@ class Restorer:
         self._channel = f"checkpoint/{channel}"
         self._statistics = statistics
         self._timeout_s = timeout_s
-        self._host_memory_bytes = host_memory_bytes
         self._foreign = foreign or ForeignSteps(storage, {})
 
-    def restore(
-        self, step: int | None, like: Any, item: str, how: Mapping[str, Any], *, fallback: bool = False, hold_s: float = 0.0
-    ) -> Any:
+    def restore(self, step: int | None, like: Any, item: str, how: How, *, fallback: bool = False, hold_s: float = 0.0) -> Any:
         """Restores an item; see CheckpointManager.restore."""
         began = time.perf_counter()
         if fallback:
@@ -57,18 +52,17 @@ class Restorer:
         self._statistics.add(restores=1, restore_s=time.perf_counter() - began, restore_bytes=size)
         return value
 
-    def _one(self, step: int, like: Any, item: str, how: Mapping[str, Any], hold_s: float) -> Any:
+    def _one(self, step: int, like: Any, item: str, how: How, hold_s: float) -> Any:
         if hold_s > 0 and self._group.index == 0:
             add_hold(self._storage, step, hold_s)
         if step in self._foreign:
-            options = {name: value for name, value in how.items() if name not in ("read_once", "own")}
-            return restore_source(self._foreign.open(step), item, like, **options)
+            return restore_source(self._foreign.open(step), item, like, how)
         record = read_record(self._storage, str(step))
         if is_iterator(like):
             return give_state(like, read_json(self._storage, str(step), record, item, self._group.index))
         if item in record.items and record.items[item].kind == "json":
             return read_json(self._storage, str(step), record, item)
-        return restore_item(self._storage, str(step), record, item, like, host_memory_bytes=self._host_memory_bytes, **how)
+        return restore_item(self._storage, str(step), record, item, like, how)
 
     def _steps(self) -> list[int]:
         """Returns the primary's listing, on every process."""
@@ -81,7 +75,7 @@ class Restorer:
             raise StepNotFound(f"there is no step in {self._storage.root}", path=self._storage.root)
         return max(steps)
 
-    def _newest_whole(self, step: int | None, like: Any, item: str, how: Mapping[str, Any], hold_s: float) -> Any:
+    def _newest_whole(self, step: int | None, like: Any, item: str, how: How, hold_s: float) -> Any:
         """Tries the steps from the newest (or `step`) down until one restores on every process."""
         failures = []
         candidates = [found for found in sorted(self._steps(), reverse=True) if step is None or found <= step]

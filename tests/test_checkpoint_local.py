@@ -87,6 +87,9 @@ def test_a_value_of_each_process(tmp_path: Path) -> None:
             manager.restore(2, process=2)
         shared = manager.restore(2, partial=lambda path: not path.startswith("reader."))
         assert shared["name"] == "net" and shared["reader"]["at"] is None
+    wanted, rename = {"at": 0, "seen": np.zeros(5, np.int64)}, {"reader.at": "at", "reader.seen": "seen"}
+    renamed = load(root / "2", wanted, rename=rename, partial=True, process=1)
+    assert renamed["at"] == 1021 and (renamed["seen"] == np.arange(5) * 22).all()
     like = {"reader": {"seen": np.zeros(5, np.int64), "on": jax.ShapeDtypeStruct((3,), jnp.float32)}}
     got = load(root / "2", like, partial=True, process=0)
     assert (got["reader"]["seen"] == np.arange(5) * 21).all() and (got["reader"]["on"] == jnp.arange(3.0) + 20).all()

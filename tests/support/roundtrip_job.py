@@ -22,7 +22,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from holdfast.checkpoint import SAVED, TreeMismatch, _bundle, _plan, load, save, verify
-from holdfast.checkpoint._engine import read_record, restore_item
+from holdfast.checkpoint._engine import How, read_record, restore_item
 from holdfast.checkpoint._local import LocalStorage
 
 BUNDLED_BYTES = _bundle.BUNDLED_BYTES
@@ -156,7 +156,7 @@ def do_read_once(request: dict[str, Any]) -> None:
     """Loads it with each byte read once in the whole job: a collective, so nothing of one process may fail before it."""
     _bundle.BUNDLED_BYTES = (request["cuts"] or [BUNDLED_BYTES])[0]
     store = LocalStorage(request["folder"])
-    found = restore_item(store, "", read_record(store, ""), "state", build(request["tree"], like), read_once=True)
+    found = restore_item(store, "", read_record(store, ""), "state", build(request["tree"], like), How(read_once=True))
     check_tree(request["tree"], found, lambda facts: facts.get("wanted"))
 
 
