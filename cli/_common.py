@@ -43,6 +43,8 @@ class Failure(click.ClickException):
         if self._tells_json:
             print_json({"error": self.message, "exit_code": self.exit_code})
         super().show(file)
+        if self.exit_code == EXIT_DAMAGED:
+            click.echo("What is damaged cannot be mended: take another step (`holdfast ls` lists them), or a copy of this one.", err=True)
 
 
 def wants_json() -> bool:
