@@ -56,6 +56,10 @@ class Coming:
         if task is None:
             self._reply(call, refusal=self._roster.no_task(task_id))
             return
+        if self._roster.by_agent.get(incarnation, task_id) != task_id:  # by which profile A knows who calls
+            sentence = f"process {task_id} came with the incarnation of another; expected a random number"
+            self._reply(call, refusal=Refusal(Code.INVALID_ARGUMENT, sentence))
+            return
         older = self._registering.pop(task_id, None)
         if older is not None:
             older.done = True

@@ -50,11 +50,12 @@ class Wire(Protocol):
 class Session:
     """A stream that has been opened by a task."""
 
-    __slots__ = ("calls", "frames", "incarnation", "second", "stream", "task_id", "version")
+    __slots__ = ("ask", "calls", "frames", "incarnation", "second", "stream", "task_id", "version")
 
     def __init__(self, stream: Stream, task_id: int, incarnation: int) -> None:
         self.stream, self.task_id, self.incarnation = stream, task_id, incarnation
         self.version = -1
+        self.ask = 0  # the number of the last one that it was asked
         self.second, self.frames = 0.0, 0
         self.calls: dict[int, SessionCall] = {}
 
@@ -125,7 +126,7 @@ class Streams:
         self._told_version = 0
         self._tell_at = math.inf
         self._told_at = -math.inf
-        self._asks: dict[int, tuple[SessionCall | StacksCall, float]] = {}
+        self._asks: dict[int, tuple[list[SessionCall | StacksCall], float]] = {}
         self._ask_count = 0
 
     def open_tasks(self) -> set[int]:
@@ -267,16 +268,26 @@ class Streams:
             refusal = Refusal(Code.UNAVAILABLE, f"process {task_id} has no Session now, so it cannot be asked")
             self._machine.replies.append(Reply(call, None, refusal))
             return
+        askers, _ = self._asks.get(asked.ask, ([], now))
+        if len(askers) >= self._machine.config.limits.waiters_per_task:
+            refusal = Refusal(Code.RESOURCE_EXHAUSTED, f"{len(askers)} calls wait for the stacks of process {task_id}; expected fewer")
+            self._machine.replies.append(Reply(call, None, refusal))
+            return
+        askers.append(call)
+        if len(askers) > 1:  # it is being asked already: its one answer is for all
+            return
         self._ask_count += 1
-        self._asks[self._ask_count] = (call, now + _STACKS_TIMEOUT_S)
-        ask = session_pb2.Ask(id=self._ask_count, what="stacks")
+        asked.ask = self._ask_count
+        self._asks[asked.ask] = (askers, now + _STACKS_TIMEOUT_S)
+        ask = session_pb2.Ask(id=asked.ask, what="stacks")
         asked.stream.write(session_pb2.ServerFrame(ask=ask).SerializeToString())
 
     def _answered(self, session: Session, answer: session_pb2.Answer) -> None:
-        asked = self._asks.pop(answer.id, None)
-        if asked is not None:
-            body = session_pb2.StacksResponse(stacks=answer.body).SerializeToString()
-            self._machine.replies.append(Reply(asked[0], body, None))
+        if answer.id != session.ask:
+            return  # it was not asked that
+        askers, _ = self._asks.pop(answer.id, ([], 0.0))
+        body = session_pb2.StacksResponse(stacks=answer.body).SerializeToString()
+        self._machine.replies += [Reply(call, body, None) for call in askers]
 
     # ---- Telling what changed ------------------------------------------------------------------------------------------------------
 
@@ -295,11 +306,11 @@ class Streams:
 
     def tick(self, now: float) -> None:
         """Tells every Session what has changed, drops those that do not read, and gives up on asks without an answer."""
-        for number, (call, due) in list(self._asks.items()):
+        for number, (askers, due) in list(self._asks.items()):
             if due <= now:
                 del self._asks[number]
                 refusal = Refusal(Code.DEADLINE_EXCEEDED, f"the process did not answer within {_STACKS_TIMEOUT_S:.0f} s")
-                self._machine.replies.append(Reply(call, None, refusal))
+                self._machine.replies += [Reply(call, None, refusal) for call in askers]
         if now < self._tell_at:
             return
         self._tell_at, self._told_at = math.inf, now

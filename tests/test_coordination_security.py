@@ -26,6 +26,8 @@ from holdfast.coordination import CoordinationClient, CoordinationError, Coordin
 from holdfast.coordination._profile_d import PROFILE_D, RPCS_D
 from holdfast.coordination._profiles import PROFILE_A, PROFILE_B, RPCS
 from holdfast.coordination._service import SESSION, STACKS, STATUS
+from holdfast.coordination._state import Config, Machine
+from holdfast.coordination._streams import Streams
 from holdfast.proto import coordination_b_pb2, coordination_pb2, distributed_runtime_pb2, session_pb2
 
 UNARY = [*RPCS, *RPCS_D, STATUS, STACKS]
@@ -218,6 +220,51 @@ def test_our_client_is_fenced_as_another(secured: Secured, security: Security) -
             client.connect()
         assert isinstance(caught.value, Fenced) == (session is None)
     secured.still_serves()
+
+
+def test_an_incarnation_of_another_is_refused(secured: Secured) -> None:
+    """A member that registers its own agent with the incarnation of another's does not become that other to profile A."""
+    own = secured.credentials[LIAR]
+    with pytest.raises(grpc.RpcError, match="process 2 came with the incarnation of another") as caught:
+        register(secured.channel(own), own, LIAR, secured.incarnation(VICTIM))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    secured.still_serves()
+
+
+class PaperStream:
+    """A Session's stream that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.session = None
+        self.key = ""
+        self.backlog_bytes = 0
+        self.frames: list[session_pb2.ServerFrame] = []
+
+    def write(self, frame: bytes) -> None:
+        self.frames.append(session_pb2.ServerFrame.FromString(frame))
+
+    def finish(self, code: int, message: str) -> None:
+        raise AssertionError(message)
+
+
+def test_a_member_answers_for_no_other() -> None:
+    """Stacks asked of process 1 are not taken from process 0, who guesses the number of the question; many ask at the price of one."""
+    machine = Machine(Config(2, 77), 0.0)
+    streams, papers = Streams(machine), [PaperStream(), PaperStream()]
+
+    def say(index: int, **frame: Any) -> None:
+        streams.frame(papers[index], session_pb2.ClientFrame(**frame).SerializeToString(), 1.0, session_pb2.StatusResponse)  # type: ignore[arg-type]
+
+    for index in range(2):
+        say(index, open=session_pb2.Open(process_id=index, incarnation=5 + index))
+    for number in range(50):
+        say(0, request=session_pb2.Request(id=number, method="Stacks", body=session_pb2.StacksRequest(task_id=1).SerializeToString()))
+    (asked,) = [frame.ask.id for frame in papers[1].frames if frame.HasField("ask")]
+    for number in range(asked + 10):
+        say(0, answer=session_pb2.Answer(id=number, body=b"forged"))
+    assert machine.replies == []
+    say(1, answer=session_pb2.Answer(id=asked, body=b"true"))
+    assert [session_pb2.StacksResponse.FromString(reply.value).stacks for reply in machine.replies] == [b"true"] * 50
 
 
 SECOND_CHANNELS = [PROFILE_A + "RegisterTask", PROFILE_B + "RegisterTask", PROFILE_D + "Connect"]
