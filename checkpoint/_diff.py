@@ -14,7 +14,7 @@ from ._record import LeafRecord
 from ._restore import Filler, allocate
 from ._source import Source
 
-BATCH_BYTES = 256 << 20
+BATCH_BYTES = 64 << 20
 PIECE = 1 << 20  # elements that are compared at once
 
 
