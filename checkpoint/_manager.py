@@ -21,8 +21,9 @@ from holdfast.multihost import Group, Watchdog, default_group
 
 from ._cleaner import Cleaner
 from ._deciding import Decider
-from ._engine import How, Own, Snapshot, read_record
-from ._errors import CheckpointError, SaveFailed, StepExists, StepNotFound
+from ._engine import How, Own, read_record
+from ._errors import CheckpointError, StepExists, StepNotFound
+from ._flight import Flight
 from ._keeping import has_record, list_steps, sweep_files
 from ._layouts import ForeignSteps
 from ._opening import open_root
@@ -30,7 +31,7 @@ from ._options import Options
 from ._policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule
 from ._preparing import Preparer
 from ._restoring import Restorer
-from ._saving import TELL_S, Desk, Save, run
+from ._saving import Desk, Save
 from ._shelf import Shelf
 from ._statistics import Statistics
 from ._stores import open_store
@@ -72,11 +73,8 @@ class CheckpointManager:
         self._cleaner = Cleaner()
         self._shelf = Shelf(self._storage, self._keep, opened.steps, self._cleaner, self._statistics, deletes=self._is_writing_primary)
         self._preparer = Preparer(self._storage, self._group, self._options)
-        self._save: Save | None = None
         self._counter = 0
-        self._lock = threading.Lock()  # guards _pending, which the thread of a save sets
-        self._pending: HoldfastError | None = None
-        self._desk = Desk(
+        desk = Desk(
             self._storage,
             self._group,
             self._writer.id,
@@ -84,12 +82,13 @@ class CheckpointManager:
             self._options.check_free_space,
             lambda save: self._shelf.superfluous(StepFacts(save.step, save.metrics)),
         )
+        self._flight = Flight(desk, self._preparer.meter, self._settled)
         self._decider = Decider(
             save_policy,
             self._group,
             f"checkpoint/{self._writer.id}/soon",
             skips=self._options.on_busy == "skip",
-            busy=self._busy,
+            busy=self._flight.busy,
         )
         self._restorer = Restorer(
             self._storage,
@@ -147,8 +146,8 @@ class CheckpointManager:
             self._statistics.add(saves_skipped=1)
             return False
         called = time.perf_counter()
-        self._join()
-        earlier = self._take_pending()
+        self._flight.join()
+        earlier = self._flight.take_error()
         self._counter += 1
         save = Save(self._counter, step, f"{self._writer.id}{self._counter:08x}", overwrite)
         try:
@@ -167,7 +166,7 @@ class CheckpointManager:
             self._break(save, error)
             raise
         self._start(save)
-        self._wait_for_snapshots(save)
+        self._flight.wait_for_snapshots()
         self._statistics.add(save_blocked_s=time.perf_counter() - called)
         if earlier is not None:
             earlier.add_note(f"the save of step {step} was begun nevertheless")
@@ -179,12 +178,12 @@ class CheckpointManager:
 
         When it returns, every save that was begun is durable, and steps that the keep policy let go are no longer listed.
         """
-        self._join(timeout_s)
-        self._raise_pending()
+        self._flight.join(timeout_s)
+        self._flight.raise_error()
 
     def check_for_errors(self) -> None:
         """Raises the error of a save that failed in the background, once. Does not block."""
-        self._raise_pending()
+        self._flight.raise_error()
 
     def _gets_on(self) -> None:
         if self._watchdog is not None:
@@ -200,9 +199,6 @@ class CheckpointManager:
     def _is_writing_primary(self) -> bool:
         return self._group.index == 0 and not self._options.read_only
 
-    def _busy(self) -> bool:
-        return self._save is not None and not self._save.done.is_set()
-
     def _exists(self, step: int) -> bool:
         return step in self._shelf if self._group.count > 1 else has_record(self._storage, step)
 
@@ -215,56 +211,23 @@ class CheckpointManager:
             self._start(save)
 
     def _start(self, save: Save) -> None:
-        self._save = save
         self._decider.started(save.step)
         self._group.report(step=save.step)
-        threading.Thread(target=self._run, args=(save,), name=f"holdfast-save-{save.step}", daemon=True).start()
+        self._flight.start(save)
 
-    def _run(self, save: Save) -> None:
-        """Is the thread of a save."""
-        size = save.total_bytes
-        try:
-            gone = run(save, self._desk, self._preparer.meter(save))
-            if save.error is None:
-                self._statistics.add(saves=1, save_s=save.ended - save.began, save_bytes=size)
-                self._group.report(saved_step=save.step)
-                if self._is_writing_primary:
-                    self._claims.renew(self._writer)
-                self._shelf.add(StepFacts(save.step, save.metrics))
-                self._shelf.let_go(gone)
-            else:
-                self._statistics.add(saves_failed=1)
-                if save.leftovers:
-                    self._cleaner.put(f"deleting what is left of the failed save of step {save.step}", save.leftovers)
-                with self._lock:
-                    self._pending = None if save.broken else save.error
-        finally:
-            save.done.set()
-
-    def _wait_for_snapshots(self, save: Save) -> None:
-        snapshots: list[Snapshot] = [snapshot for _, snapshot in list(save.trees.values())]
-        for snapshot in snapshots:
-            while not snapshot.wait(0.5) and not save.done.is_set():
-                pass
-
-    def _join(self, timeout_s: float | None = None) -> None:
-        """Waits for the save in flight; its own time bounds the wait unless a store hangs."""
-        save, bound = self._save, self._options.save_timeout_s + 4 * TELL_S
-        if save is None or save.done.wait(bound if timeout_s is None else timeout_s):
+    def _settled(self, save: Save, gone: Sequence[int]) -> None:
+        """Takes note of how a save ended, on its thread."""
+        if save.error is not None:
+            self._statistics.add(saves_failed=1)
+            if save.leftovers:
+                self._cleaner.put(f"deleting what is left of the failed save of step {save.step}", save.leftovers)
             return
-        if timeout_s is not None:
-            raise TimeoutError(f"the save of step {save.step} is still in flight after {timeout_s:g} s")
-        raise SaveFailed(f"the save of step {save.step} hangs in the store {self._storage.root} for over {bound:g} s", step=save.step)
-
-    def _take_pending(self) -> HoldfastError | None:
-        with self._lock:
-            error, self._pending = self._pending, None
-        return error
-
-    def _raise_pending(self) -> None:
-        error = self._take_pending()
-        if error is not None:
-            raise error
+        self._statistics.add(saves=1, save_s=save.ended - save.began, save_bytes=save.total_bytes)
+        self._group.report(saved_step=save.step)
+        if self._is_writing_primary:
+            self._claims.renew(self._writer)
+        self._shelf.add(StepFacts(save.step, save.metrics))
+        self._shelf.let_go(gone)
 
     # --- keeping
 
@@ -276,7 +239,7 @@ class CheckpointManager:
             raise CheckpointError(
                 f"step {step} of {self._storage.root} was written by another library; holdfast deletes only its own", step=step
             )
-        self._join()
+        self._flight.join()
         if not self._exists(step):
             raise StepNotFound(f"there is no step {step} in {self._storage.root}, which has {self.all_steps()}", step=step)
         if self._shelf.let_go([step]):
@@ -356,10 +319,10 @@ class CheckpointManager:
             return
         self._closed = True
         try:
-            self._join()
+            self._flight.join()
         finally:
             self._shut(self._options.exit_timeout_s)
-        self._raise_pending()
+        self._flight.raise_error()
 
     def _shut(self, timeout_s: float) -> None:
         _open_managers.discard(self)
@@ -378,10 +341,10 @@ class CheckpointManager:
         """Is called when the interpreter ends with this manager open: a save in flight may finish, within bounds."""
         self._closed = True
         with contextlib.suppress(TimeoutError, HoldfastError):
-            self._join(self._options.exit_timeout_s)
-        if self._pending is not None:
-            _log.error("a save failed before the exit: %s", self._pending)
-        if not self._busy():
+            self._flight.join(self._options.exit_timeout_s)
+        if (error := self._flight.take_error()) is not None:
+            _log.error("a save failed before the exit: %s", error)
+        if not self._flight.busy():
             self._shut(1.0)
 
     def __enter__(self) -> Self:
