@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
-import resource
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,58 +16,18 @@ import grpc
 import pytest
 from cluster import Processes
 from network import namespaces, python_in
-from secured import Security, at_once, join, secure, together
+from secured import FOR_ALL, LIAR, OWN_POOL, UNARY, VICTIM, Secured, Security, at_once, in_the_name_of, join, register, secure, together
 from tls import Authority
 
 from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, Fenced
-from holdfast.coordination._profile_d import PROFILE_D, RPCS_D
-from holdfast.coordination._profiles import PROFILE_A, PROFILE_B, RPCS
-from holdfast.coordination._service import SESSION, STACKS, STATUS
+from holdfast.coordination._profile_d import PROFILE_D
+from holdfast.coordination._profiles import PROFILE_A, PROFILE_B
+from holdfast.coordination._service import SESSION
 from holdfast.coordination._state import Config, Machine
 from holdfast.coordination._streams import Streams
-from holdfast.proto import coordination_b_pb2, coordination_pb2, distributed_runtime_pb2, session_pb2
-
-UNARY = [*RPCS, *RPCS_D, STATUS, STACKS]
-MESSAGES = {PROFILE_A: coordination_pb2, PROFILE_B: coordination_b_pb2, PROFILE_D: distributed_runtime_pb2}
-OWN_POOL = (("grpc.use_local_subchannel_pool", 1),)
-VICTIM, LIAR = 1, 2
-
+from holdfast.proto import coordination_pb2, session_pb2
 
 # ---- Strangers and liars -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Secured:
-    """A service with mTLS and token, its members (each with a key of its own), and jaxlib's agents beside them."""
-
-    address: str
-    clients: list[CoordinationClient]
-    credentials: list[Credentials]
-    service_incarnation: int
-
-    def incarnation(self, process_id: int) -> int:
-        """Returns the incarnation of a member's agent."""
-        return 1000 + process_id
-
-    def channel(self, credentials: Credentials) -> grpc.Channel:
-        return credentials.channel(self.address, OWN_POOL)
-
-    def still_serves(self) -> None:
-        """Fails unless nobody was disturbed: all meet, read what was set, are seen alive, and their agents are known."""
-        together(self.clients, "still")
-        assert self.clients[VICTIM].key_value_try_get("mine") == "value"
-        assert all(process.alive for process in self.clients[0].process_info())
-        for process_id, credentials in enumerate(self.credentials):
-            with self.channel(credentials) as channel:
-                request = coordination_pb2.HeartbeatRequest(incarnation=self.incarnation(process_id), source_task_id=process_id)
-                request.incarnations.CopyFrom(self.stamp(process_id))
-                call = channel.unary_unary(PROFILE_A + "Heartbeat")
-                call(request.SerializeToString(), timeout=10, metadata=credentials.metadata())
-
-    def stamp(self, process_id: int) -> coordination_pb2.Incarnations:
-        """Returns what profile A's calls of a member's agent hold."""
-        incarnations = {"task_incarnation": self.incarnation(process_id), "service_incarnation": self.service_incarnation}
-        return coordination_pb2.Incarnations(task_id=process_id, **incarnations)
 
 
 @pytest.fixture(scope="module")
@@ -94,14 +51,6 @@ def secured(request: pytest.FixtureRequest, security: Security) -> Iterator[Secu
         yield secured
 
 
-def register(channel: grpc.Channel, credentials: Credentials, process_id: int, incarnation: int) -> int:
-    """Registers an agent over profile A and returns the service's incarnation."""
-    request = coordination_pb2.RegisterTaskRequest(incarnation=incarnation, source_task_id=process_id).SerializeToString()
-    with channel:
-        answer = channel.unary_unary(PROFILE_A + "RegisterTask")(request, timeout=20, metadata=credentials.metadata())
-    return coordination_pb2.RegisterTaskResponse.FromString(answer).service_incarnation
-
-
 def every_rpc(
     channel: grpc.Channel, metadata: tuple[tuple[str, str], ...], body: Callable[[str], bytes], opening: session_pb2.Open
 ) -> dict[str, str]:
@@ -122,38 +71,8 @@ def every_rpc(
     return ended
 
 
-def in_the_name_of(process_id: int, secured: Secured) -> Callable[[str], bytes]:
-    """Returns a maker of requests that a process's agent would send, with its true incarnations, in all three profiles."""
-
-    def request(path: str) -> bytes:
-        service, method = path.rsplit("/", 1)
-        if path in FOR_ALL:
-            return b""
-        message: Any = getattr(MESSAGES[service + "/"], f"{method}Request")()
-        names = {field.name: field for field in message.DESCRIPTOR.fields}
-        if "incarnations" in names:
-            message.incarnations.CopyFrom(secured.stamp(process_id))
-        if "incarnation" in names:
-            message.incarnation = secured.incarnation(process_id)
-        if "session_id" in names:
-            message.session_id = secured.service_incarnation & ~3 | 1
-        if "protocol_version" in names:
-            message.protocol_version = 1
-        if "local_topology" in names:
-            message.local_topology.node_id = process_id
-        for name in {"source_task_id", "requesting_task_id", "node_id"} & names.keys():
-            setattr(message, name, process_id)
-        for name in {"source_task", "requesting_task", "error_origin"} & names.keys():
-            if not names[name].is_repeated:
-                getattr(message, name).task_id = process_id
-        return bytes(message.SerializeToString())
-
-    return request
-
-
 NAMELESS = {"GetTaskState", "WatchJobState", "InsertKeyValue", "GetKeyValue", "TryGetKeyValue", "IncrementKeyValue", "GetKeyValueDir"}
 NAMELESS |= {"DeleteKeyValue", "KeyValueGet", "KeyValueSet"}
-FOR_ALL = {STATUS, STACKS}  # whoever holds certificate and token may ask how the job is
 
 
 def names_nobody(path: str) -> bool:
@@ -379,126 +298,3 @@ def test_a_liar_on_another_host(security: Security, tmp_path: Path) -> None:
             assert "agent PERMISSION_DENIED" in finished.output, finished.output
             together(clients, "still")
             at_once([client.shutdown for client in clients])
-
-
-# ---- Hostile peers of an open service ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def opened() -> Iterator[tuple[CoordinationService, list[CoordinationClient]]]:
-    with ExitStack() as stack:
-        service = stack.enter_context(CoordinationService.spawn(2, recoverable=True))
-        clients = join(service.address, [Credentials(), Credentials()])
-        for client in clients:
-            stack.callback(client.shutdown)
-        yield service, clients
-
-
-def _as_process_0(path: str) -> bytes:
-    """Returns a request that claims to come from process 0, with an incarnation made up."""
-    name = path.rsplit("/", 1)[1]
-    incarnations = coordination_pb2.Incarnations(task_id=0, task_incarnation=5, service_incarnation=5)
-    if path.startswith(PROFILE_A) and name != "RegisterTask":
-        return bytes(getattr(coordination_pb2, f"{name}Request")(incarnations=incarnations).SerializeToString())
-    if path.startswith(PROFILE_B):
-        return coordination_b_pb2.BarrierRequest(barrier_id="x").SerializeToString()
-    return coordination_pb2.RegisterTaskRequest(incarnation=5).SerializeToString()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_fuzzed_requests_harm_nobody(opened: tuple[CoordinationService, list[CoordinationClient]], seed: int) -> None:
-    """2,500 requests of random bytes and of mutated messages on every rpc: the service lives, and barriers of the others go on."""
-    service, clients = opened
-    chance = random.Random(seed)
-    paths = [path for path in UNARY if not path.endswith(("ShutdownTask", "Shutdown"))]
-    with grpc.insecure_channel(service.address) as channel:
-        pending = []
-        for number in range(2_500):
-            path = chance.choice(paths)
-            body = bytearray(_as_process_0(path)) if chance.random() < 0.5 else bytearray(chance.randbytes(chance.randrange(200)))
-            for _ in range(chance.randrange(3) if body else 0):
-                body[chance.randrange(len(body))] = chance.randrange(256)
-            pending.append(channel.unary_unary(path).future(bytes(body), timeout=1))
-            if number % 250 == 0:
-                together(clients, f"fuzz {number}")
-        for future in pending:
-            future.exception()
-    together(clients, "after")
-
-
-@pytest.mark.parametrize("idle", [500, pytest.param(2_000, marks=pytest.mark.slow)])
-def test_garbage_and_idle_connections_harm_nobody(opened: tuple[CoordinationService, list[CoordinationClient]], idle: int) -> None:
-    """300 connections of garbage and many idle ones: barriers of the others go on."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    service, clients = opened
-    host, port = service.address.rsplit(":", 1)
-    with ExitStack() as stack:
-        for number in range(300 + idle):
-            connection = stack.enter_context(socket.create_connection((host, int(port)), 10))
-            if number < 300:
-                connection.sendall(os.urandom(100))
-            if number % 100 == 0:
-                together(clients, f"garbage {number}")
-    together(clients, "after")
-
-
-def test_bad_frames_end_their_own_session(opened: tuple[CoordinationService, list[CoordinationClient]]) -> None:
-    """Random bytes, a request before Open, an unknown method, and an Open of another job."""
-    service, clients = opened
-    frames = session_pb2.ClientFrame
-    cases = {
-        b"\xff\xff\xff": "INVALID_ARGUMENT",
-        frames(request=session_pb2.Request(id=1, method="Barrier")).SerializeToString(): "FAILED_PRECONDITION",
-        frames(open=session_pb2.Open(process_id=9, incarnation=1)).SerializeToString(): "INVALID_ARGUMENT",
-        frames(open=session_pb2.Open(process_id=0, incarnation=1, num_processes=7)).SerializeToString(): "PERMISSION_DENIED",
-    }
-    with grpc.insecure_channel(service.address) as channel:
-        for frame, expected in cases.items():
-            call = channel.stream_stream(SESSION)(iter([frame]), timeout=10)
-            with pytest.raises(grpc.RpcError) as caught:
-                next(call)
-            assert caught.value.code().name == expected, frame
-    together(clients, "after")
-
-
-def test_a_client_that_does_not_read_is_dropped(opened: tuple[CoordinationService, list[CoordinationClient]]) -> None:
-    """One that asks for 200 values of 4 MiB and reads none loses its Session, not the service its memory."""
-    service, clients = opened
-    clients[0].key_value_set_bytes("large", bytes(4 * 2**20))
-    clients[1].shutdown()
-    get = coordination_pb2.GetKeyValueRequest(key="large").SerializeToString()
-    frames = [session_pb2.ClientFrame(open=session_pb2.Open(process_id=1, incarnation=5))]
-    frames += [session_pb2.ClientFrame(request=session_pb2.Request(id=number, method="GetKeyValue", body=get)) for number in range(1, 201)]
-    before, most = _resident_bytes(service.pid), 0
-    with grpc.insecure_channel(service.address, (("grpc.max_receive_message_length", -1),)) as channel:
-        call = channel.stream_stream(SESSION)((frame.SerializeToString() for frame in frames), timeout=60)
-        held = True
-        while held:  # until the service has let the Session go
-            most = max(most, _resident_bytes(service.pid))
-            answer = channel.unary_unary(STATUS, response_deserializer=session_pb2.StatusResponse.FromString)(b"", timeout=20)
-            held = answer.tasks[1].has_session or answer.calls < 200
-        call.cancel()
-    assert most - before < 300e6
-
-
-def _resident_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.mark.slow
-def test_a_flood_of_values_stops_at_the_quota(opened: tuple[CoordinationService, list[CoordinationClient]]) -> None:
-    """1.5 GB of values: RESOURCE_EXHAUSTED past 512 MiB, and resident memory stays under the quota and 100 MB."""
-    service, clients = opened
-    before, refused = _resident_bytes(service.pid), 0
-    value, most = os.urandom(8 * 2**20), 0
-    for number in range(180):
-        try:
-            clients[0].key_value_set_bytes(f"flood/{number}", value)
-        except CoordinationError as error:
-            refused += error.code == "RESOURCE_EXHAUSTED"
-        most = max(most, _resident_bytes(service.pid))
-    assert refused >= 180 - 64
-    assert most - before < 512 * 2**20 + 100e6
-    together(clients, "after")

@@ -6,10 +6,22 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import grpc
 from tls import Authority
 
 from holdfast.coordination import CoordinationClient, Credentials
+from holdfast.coordination._profile_d import PROFILE_D, RPCS_D
+from holdfast.coordination._profiles import PROFILE_A, PROFILE_B, RPCS
+from holdfast.coordination._service import STACKS, STATUS
+from holdfast.proto import coordination_b_pb2, coordination_pb2, distributed_runtime_pb2
+
+UNARY = [*RPCS, *RPCS_D, STATUS, STACKS]
+MESSAGES = {PROFILE_A: coordination_pb2, PROFILE_B: coordination_b_pb2, PROFILE_D: distributed_runtime_pb2}
+OWN_POOL = (("grpc.use_local_subchannel_pool", 1),)
+VICTIM, LIAR = 1, 2
+FOR_ALL = {STATUS, STACKS}  # whoever holds certificate and token may ask how the job is
 
 
 @dataclass
@@ -76,3 +88,74 @@ def join(address: str, credentials: list[Credentials]) -> list[CoordinationClien
     clients = [CoordinationClient(address, index, credentials=shown, init_timeout_s=30) for index, shown in enumerate(credentials)]
     at_once([client.connect for client in clients])
     return clients
+
+
+@dataclass
+class Secured:
+    """A service with mTLS and token, its members (each with a key of its own), and jaxlib's agents beside them."""
+
+    address: str
+    clients: list[CoordinationClient]
+    credentials: list[Credentials]
+    service_incarnation: int
+
+    def incarnation(self, process_id: int) -> int:
+        """Returns the incarnation of a member's agent."""
+        return 1000 + process_id
+
+    def channel(self, credentials: Credentials) -> grpc.Channel:
+        return credentials.channel(self.address, OWN_POOL)
+
+    def still_serves(self) -> None:
+        """Fails unless nobody was disturbed: all meet, read what was set, are seen alive, and their agents are known."""
+        together(self.clients, "still")
+        assert self.clients[VICTIM].key_value_try_get("mine") == "value"
+        assert all(process.alive for process in self.clients[0].process_info())
+        for process_id, credentials in enumerate(self.credentials):
+            with self.channel(credentials) as channel:
+                request = coordination_pb2.HeartbeatRequest(incarnation=self.incarnation(process_id), source_task_id=process_id)
+                request.incarnations.CopyFrom(self.stamp(process_id))
+                call = channel.unary_unary(PROFILE_A + "Heartbeat")
+                call(request.SerializeToString(), timeout=10, metadata=credentials.metadata())
+
+    def stamp(self, process_id: int) -> coordination_pb2.Incarnations:
+        """Returns what profile A's calls of a member's agent hold."""
+        incarnations = {"task_incarnation": self.incarnation(process_id), "service_incarnation": self.service_incarnation}
+        return coordination_pb2.Incarnations(task_id=process_id, **incarnations)
+
+
+def register(channel: grpc.Channel, credentials: Credentials, process_id: int, incarnation: int) -> int:
+    """Registers an agent over profile A and returns the service's incarnation."""
+    request = coordination_pb2.RegisterTaskRequest(incarnation=incarnation, source_task_id=process_id).SerializeToString()
+    with channel:
+        answer = channel.unary_unary(PROFILE_A + "RegisterTask")(request, timeout=20, metadata=credentials.metadata())
+    return coordination_pb2.RegisterTaskResponse.FromString(answer).service_incarnation
+
+
+def in_the_name_of(process_id: int, secured: Secured) -> Callable[[str], bytes]:
+    """Returns a maker of requests that a process's agent would send, with its true incarnations, in all three profiles."""
+
+    def request(path: str) -> bytes:
+        service, method = path.rsplit("/", 1)
+        if path in FOR_ALL:
+            return b""
+        message: Any = getattr(MESSAGES[service + "/"], f"{method}Request")()
+        names = {field.name: field for field in message.DESCRIPTOR.fields}
+        if "incarnations" in names:
+            message.incarnations.CopyFrom(secured.stamp(process_id))
+        if "incarnation" in names:
+            message.incarnation = secured.incarnation(process_id)
+        if "session_id" in names:
+            message.session_id = secured.service_incarnation & ~3 | 1
+        if "protocol_version" in names:
+            message.protocol_version = 1
+        if "local_topology" in names:
+            message.local_topology.node_id = process_id
+        for name in {"source_task_id", "requesting_task_id", "node_id"} & names.keys():
+            setattr(message, name, process_id)
+        for name in {"source_task", "requesting_task", "error_origin"} & names.keys():
+            if not names[name].is_repeated:
+                getattr(message, name).task_id = process_id
+        return bytes(message.SerializeToString())
+
+    return request
