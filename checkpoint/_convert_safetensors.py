@@ -50,7 +50,7 @@ def to_safetensors(
         if len(shards) > 1:
             _write_index(folder, dict(zip(files, shards, strict=True)), sum(sizes.values()))
     except BaseException:
-        folder.storage.delete([(folder / file).name for file in [*files, INDEX]])
+        folder.storage.delete([(folder / file).name for file in [*files, INDEX]] + ([f"{folder.name}/"] if folder.name else []))
         raise
     return str(folder)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ._common import json_option, print_json, progress_bar, sentences, single_writer_option
+from ._common import EXIT_DAMAGED, Failure, json_option, print_json, progress_bar, sentences, single_writer_option
 
 
 @click.command(
@@ -52,30 +52,55 @@ def convert(
     """Write the checkpoint in SRC (of a root: its latest step) into DST in another layout.
 
     For holdfast and Orbax, DST is a root and gets the step; for safetensors, DST is the folder of the files (with --all, one a step).
+    With --all, steps that are in DST already are left as they are, and a damaged one does not stop the others.
     """
-    from holdfast.checkpoint._convert import convert as run
-    from holdfast.checkpoint._layouts import Place, find_steps, open_source
+    from holdfast.checkpoint import Corrupt, HostileCheckpoint, StepExists
+    from holdfast.checkpoint._layouts import find_steps
     from holdfast.checkpoint._rename import parse_names
     from holdfast.checkpoint._safetensors import SHARD_BYTES
+    from holdfast.checkpoint._stores import open_store
+
+    written: list[dict[str, str]] = []
+    failed: list[str] = []
+    with sentences():
+        rename = parse_names(pathlib.Path(names).read_text()) if names else None
+        options: dict[str, Any] = {"items": items, "under": under, "rename": rename, "process": process}
+        options |= {"shard_bytes": shard_bytes or SHARD_BYTES, "single_writer": single_writer}
+        if not every:
+            written.append(_convert_one(src, step, dst, "", to, options))
+        for number in find_steps(open_store(src)[0]) or [None] if every else ():
+            try:
+                written.append(
+                    _convert_one(src, number, dst, str(number) if number is not None and to == "safetensors" else "", to, options)
+                )
+            except StepExists as error:
+                if number is None or to == "safetensors":  # where a part of a folder looks like one
+                    raise
+                click.echo(f"left as it is: {error}", err=True)
+            except (Corrupt, HostileCheckpoint) as error:
+                failed.append(str(error))
+    if as_json:
+        print_json({"converted": written, "errors": failed} if failed else written if every else written[0])
+    for line in written if not as_json else ():
+        click.echo(f"{line['from']} ({line['was']}) is now {line['to']} ({to})")
+    if failed:
+        raise Failure("\n".join(failed), EXIT_DAMAGED, told=True)
+
+
+def _convert_one(src: str, step: int | None, dst: str, folder: str, to: str, options: dict[str, Any]) -> dict[str, str]:
+    from holdfast.checkpoint._convert import convert as run
+    from holdfast.checkpoint._layouts import open_source
+    from holdfast.checkpoint._place import Place
     from holdfast.checkpoint._source import total_bytes
     from holdfast.checkpoint._stores import open_store
 
-    with sentences():
-        rename = parse_names(pathlib.Path(names).read_text()) if names else None
-        steps: list[int | None] = [*find_steps(open_store(src)[0])] if every else [step]
-        written = []
-        for number in steps or [None]:
-            source = open_source(src, number)
-            store, claims = open_store(dst, single_writer=single_writer)
-            target = Place(store, str(number) if every and to == "safetensors" else "")
-            with progress_bar("converting", total_bytes(source)) as meter:
-                options: dict[str, Any] = {"items": items, "under": under, "rename": rename, "process": process, "progress": meter}
-                where = run(source, target, to, shard_bytes=shard_bytes or SHARD_BYTES, claims=claims, **options)
-            written.append({"from": source.info.path, "to": where, "layout": to})
-            if not as_json:
-                click.echo(f"{source.info.path} ({source.info.layout}) is now {where} ({to})")
-    if as_json:
-        print_json(written if every else written[0])
+    rest = {name: value for name, value in options.items() if name != "single_writer"}
+    with progress_bar("converting") as meter:
+        source = open_source(src, step)
+        meter.expect(total_bytes(source))
+        store, claims = open_store(dst, single_writer=options["single_writer"])
+        where = run(source, Place(store, folder), to, claims=claims, progress=meter, **rest)
+    return {"from": source.info.path, "was": source.info.layout, "to": where, "layout": to}
 
 
 __all__ = ["convert"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -206,6 +207,12 @@ def test_convert_there_and_back_is_exact(root: Path, tmp_path: Path) -> None:
         assert manager.all_steps() == [1, 2, 3] and manager.metrics(2) == {"loss": 0.5} and manager.metadata(2) == {"who": "me"}
         restored = manager.restore(3, state(0))
     assert jax.random.key_data(restored["key"]).tolist() == jax.random.key_data(jax.random.key(3)).tolist()
+    assert run("convert", root, tmp_path / "back", "--to", "holdfast", "--all").output.count("left as it is") == 3
+    flip(pack_of(root / "2"))
+    result = run("convert", root, tmp_path / "most", "--to", "holdfast", "--all", code=4)
+    assert pack_of(root / "2").name in result.stderr and sorted(os.listdir(tmp_path / "most")) == ["1", "3"]
+    found = json.loads(run("convert", root, tmp_path / "most2", "--to", "safetensors", "--all", "--json", code=4).stdout)
+    assert len(found["converted"]) == 2 and len(found["errors"]) == 1 and sorted(os.listdir(tmp_path / "most2")) == ["1", "3"]
     assert "already" in run("convert", root, tmp_path / "back", "--to", "holdfast", code=5).output
     assert "already" in run("convert", root, tmp_path / "orbax", "--to", "orbax", code=5).output
 

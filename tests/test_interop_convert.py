@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from holdfast.checkpoint._convert import convert
 from holdfast.checkpoint._convert_holdfast import write_item
 from holdfast.checkpoint._layouts import Place, open_source
 from holdfast.checkpoint._local import LocalStorage
+from holdfast.checkpoint._own import Own, own_leaves
 from holdfast.checkpoint._pack import parse_header
+from holdfast.checkpoint._plan import Grid
 from holdfast.checkpoint._reader import Target
+from holdfast.checkpoint._record import ItemRecord, build_record, parse_record
 
 Pair = collections.namedtuple("Pair", "mu nu")
 MAKE = """
@@ -122,10 +126,6 @@ def test_what_a_source_reads_only_whole_is_read_once(tmp_path: Path) -> None:
     source = open_source(tmp_path / "a")
     item = source.item("state")
     leaf = item.leaves[0]
-    from dataclasses import replace
-
-    from holdfast.checkpoint._plan import Grid
-
     whole = replace(item, leaves=(replace(leaf, grid=Grid(leaf.shape, leaf.shape, leaf.shape)),))
     reads = []
 
@@ -156,6 +156,23 @@ def test_nothing_is_left_of_a_conversion_that_failed(layout: str, tmp_path: Path
     with pytest.raises(Corrupt):
         convert(open_source(tmp_path / "a"), Place(LocalStorage(tmp_path / "b")), layout)
     assert not (tmp_path / "b").exists() or os.listdir(tmp_path / "b") == []
+
+
+def test_values_of_three_processes(tmp_path: Path) -> None:
+    """The record of a conversion tells of every process's values and rows, as the one that it was made of did."""
+    save(tmp_path / "a", {"n": 1, "rows": np.arange(12).reshape(3, 4), "w": jnp.ones(2)})
+    source = open_source(tmp_path / "a")
+    item = source.item("state")
+    n, rows, w = item.leaves
+    own = (replace(n, value=(5, 6, 7), per_process=True), replace(rows, per_process=True), w)
+    plan, reports = write_item(
+        replace(item, leaves=own), source.reader("state"), LocalStorage(tmp_path / "b"), "1", "00c0ffee", lambda done: None
+    )
+    data = build_record(1, {"state": (plan, reports)}, writer="00c0ffee", processes=3, started_s=0.0, finished_s=0.0)
+    found = parse_record(data, "x").items["state"].leaves
+    assert len(reports) == 3 and [leaf.per_process for leaf in found] == [True, True, False]
+    assert found[0].value == (5, 6, 7) and found[1].shape == (3, 4)
+    assert [leaf.value for leaf in own_leaves(ItemRecord("state", "tree", (), 0, found), Own(2)).leaves[:1]] == [7]
 
 
 def test_leaves_kept_per_process(tmp_path: Path) -> None:
