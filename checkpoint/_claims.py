@@ -69,19 +69,13 @@ class Claims(Protocol):
     """Is the whole of what a manager asks of a root's claims. Blocking; raises the store's OSError."""
 
     def take(self, writer: Writer) -> None:
-        """Makes the claim, to be held until `release`. Raises CheckpointError when the store cannot be written safely."""
-
-    def renew(self, writer: Writer) -> None:
-        """Shows that the writer lives, where there are no locks."""
-
-    def release(self, writer: Writer) -> None:
-        """Gives the claim up. Does nothing when it was taken away."""
+        """Makes the claim; called again, shows that the writer lives. Raises CheckpointError when the store cannot be written safely."""
 
     def others(self, me: str) -> list[tuple[Writer, bool]]:
         """Returns the other claims, and whether each one's writer is surely dead."""
 
     def fence(self, writer_id: str) -> None:
-        """Takes a claim away: no later commit of that writer succeeds."""
+        """Takes a claim away, one's own or another's: no later commit of that writer succeeds. One that is gone is done."""
 
     def standing(self) -> set[str]:
         """Returns the ids of all claims that stand."""
@@ -102,7 +96,9 @@ class LocalClaims:
         self._locks: dict[str, _Lock] = {}
 
     def take(self, writer: Writer) -> None:
-        """Makes the claim; its lock is held by this process and by no child of it."""
+        """Makes the claim; its lock, held by this process and by no child of it, says that the writer lives."""
+        if writer.id in self._locks:
+            return
         made = self._folder / f"new-{writer.id}"
         lock: _Lock | None = None
         try:
@@ -126,26 +122,21 @@ class LocalClaims:
             raise
         self._locks[writer.id] = lock
 
-    def renew(self, writer: Writer) -> None:
-        """Does nothing: the lock says it."""
-
-    def release(self, writer: Writer) -> None:
-        """Takes the claim away and removes it, then frees its lock; that happens anyway, and makes the claim a dead writer's."""
-        try:
-            self.fence(writer.id)
-            _remove(self._folder / f"fenced-{writer.id}")
-        finally:
-            if lock := self._locks.pop(writer.id, None):
-                lock.close()
-
     def others(self, me: str) -> list[tuple[Writer, bool]]:
         """Reads each other claim, and tries its lock."""
         return [(writer, _is_free(self._folder / id / "lock")) for id in sorted(self.standing() - {me}) if (writer := self._read(id))]
 
     def fence(self, writer_id: str) -> None:
-        """Renames the claim: its writer's next commit finds no folder to link from."""
-        with contextlib.suppress(FileNotFoundError):
-            (self._folder / writer_id).rename(self._folder / f"fenced-{writer_id}")
+        """Renames the claim: its writer's next commit finds no folder to link from. One's own is removed, and its lock freed anyway."""
+        fenced = self._folder / f"fenced-{writer_id}"
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                (self._folder / writer_id).rename(fenced)
+            if writer_id in self._locks:
+                _remove(fenced)
+        finally:
+            if lock := self._locks.pop(writer_id, None):
+                lock.close()
 
     def standing(self) -> set[str]:
         """Lists the claims."""

@@ -60,7 +60,7 @@ def to_holdfast(
             delete_own(storage, step, names, 0, opened.writer.id)
             raise
     finally:
-        claims.release(opened.writer)
+        claims.fence(opened.writer.id)
         storage.delete([f"{FOLDER}/"])
     return str(root / str(step))
 

@@ -88,8 +88,8 @@ def _claimed(source: Place, target: Place, claims: Claims, tag: str) -> Iterator
         claims.take(holder)
         yield f"{FOLDER}/{me.id}"
     finally:
-        claims.release(holder)
-        claims.release(me)
+        claims.fence(holder.id)
+        claims.fence(me.id)
         target.storage.delete([f"{FOLDER}/"])
 
 

@@ -225,7 +225,7 @@ class CheckpointManager:
         self._statistics.add(saves=1, save_s=save.ended - save.began, save_bytes=save.total_bytes)
         self._group.report(saved_step=save.step)
         if self._is_writing_primary:
-            self._claims.renew(self._writer)
+            self._claims.take(self._writer)
         self._shelf.add(StepFacts(save.step, save.metrics))
         self._shelf.let_go(gone)
 
@@ -333,7 +333,7 @@ class CheckpointManager:
             self._cleaner.drop()
         if self._is_writing_primary:
             try:
-                self._claims.release(self._writer)
+                self._claims.fence(self._writer.id)
             except OSError as error:
                 _log.warning("the claim on %s could not be removed, the next manager does it: %s", self._storage.root, error)
 

@@ -214,13 +214,18 @@ class ObjectClaims:
         self._storage = storage
         self._age_s = claim_age_s
         self._renewed = time.monotonic()
+        self._taken: set[str] = set()
 
     def take(self, writer: Writer) -> None:
-        """Makes the claim, once the store has shown that it honours conditions."""
+        """Makes the claim, once the store has shown that it honours conditions; again when it is a twentieth of the way to its age."""
+        if writer.id in self._taken:
+            self._renew(writer)
+            return
         try:
             if not self._storage.single_writer:
                 self._check_conditions(f"{FOLDER}/probe-{secrets.token_hex(4)}")
             self._storage.put(_name(writer.id), json.dumps(asdict(writer)).encode())
+            self._taken.add(writer.id)
         except OSError as error:
             raise CheckpointError(
                 f"cannot write a checkpoint in {self._storage.root}: {error}; expected a bucket that this process may write to. "
@@ -242,18 +247,13 @@ class ObjectClaims:
                 path=self._storage.root,
             )
 
-    def renew(self, writer: Writer) -> None:
-        """Writes the claim anew if it stands and is a twentieth of the way to its age."""
+    def _renew(self, writer: Writer) -> None:
         if time.monotonic() - self._renewed < self._age_s / 20:
             return
         self._renewed = time.monotonic()
         found, generation = self._storage.get(_name(writer.id))
         if found is not None:
             self._storage.put(_name(writer.id), json.dumps(asdict(replace(writer, renewed_s=time.time()))).encode(), generation)
-
-    def release(self, writer: Writer) -> None:
-        """Deletes the claim."""
-        self.fence(writer.id)
 
     def others(self, me: str) -> list[tuple[Writer, bool]]:
         """Reads the other claims; one that was not renewed for long counts as dead."""
@@ -267,6 +267,7 @@ class ObjectClaims:
 
     def fence(self, writer_id: str) -> None:
         """Deletes the claim: its writer's next commit finds none."""
+        self._taken.discard(writer_id)
         self._storage.delete([_name(writer_id)])
 
     def standing(self) -> set[str]:

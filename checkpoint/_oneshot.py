@@ -88,7 +88,7 @@ def save(
         _save(storage, group, writer, planner, item, state, step, metadata, overwrite, timeout_s)
     finally:
         if group.index == 0:
-            claims.release(writer)
+            claims.fence(writer.id)
             storage.delete([f"{FOLDER}/"])
 
 

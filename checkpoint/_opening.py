@@ -56,7 +56,7 @@ def _open(storage: Storage, claims: Claims, options: Options) -> Opened:
         try:
             fence_others(claims, writer)
         except BaseException:
-            claims.release(writer)
+            claims.fence(writer.id)
             raise
     steps = list_steps(storage)
     foreign = {step: name for step, (name, _) in find_steps(storage, foreign_only=True).items() if step not in steps}

@@ -182,5 +182,5 @@ def test_a_claim_that_cannot_be_read_is_nobodys(tmp_path: Path) -> None:
     claims.take(writer)
     (tmp_path / ".holdfast" / writer.id / "claim.json").write_text("{")
     assert claims.others("") == [(Writer(writer.id), False)]
-    claims.release(writer)
+    claims.fence(writer.id)
     assert claims.others("") == [] and os.listdir(tmp_path / ".holdfast") == []

@@ -14,7 +14,7 @@ import pytest
 from object_servers import BUCKET, s3_server
 
 from holdfast.checkpoint import CheckpointError, CheckpointManager, CommitUnknown, Options, SaveFailed, sweep
-from holdfast.checkpoint._claims import this_writer
+from holdfast.checkpoint._claims import parse_writer, this_writer
 from holdfast.checkpoint._keeping import list_steps, sweep_files
 from holdfast.checkpoint._object import ObjectClaims, ObjectStorage, buried
 from holdfast.coordination import Fenced
@@ -46,6 +46,20 @@ def test_a_claim_that_was_not_renewed_is_fenced(url: str) -> None:
             first.wait_until_finished()
         assert third.all_steps() == []
     first.close()
+
+
+def test_a_claim_is_renewed_while_it_stands(url: str) -> None:
+    """Taking it again shows that the writer lives; one that was taken away stays so."""
+    storage = ObjectStorage(url)
+    claims, writer = ObjectClaims(storage, claim_age_s=1e-6), this_writer()
+    claims.take(writer)
+    first = parse_writer(storage.get(f".holdfast/{writer.id}/claim.json")[0] or b"", writer.id)
+    claims.take(writer)
+    again = parse_writer(storage.get(f".holdfast/{writer.id}/claim.json")[0] or b"", writer.id)
+    assert first.renewed_s < again.renewed_s and claims.standing() == {writer.id}
+    ObjectClaims(storage).fence(writer.id)
+    claims.take(writer)
+    assert claims.standing() == set()
 
 
 def test_a_commit_under_way_is_stopped_by_the_tombstone(url: str) -> None:

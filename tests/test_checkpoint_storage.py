@@ -43,7 +43,7 @@ def opened(url: str) -> Iterator[tuple[Storage, Claims, Writer]]:
     writer = this_writer()
     claims.take(writer)
     yield storage, claims, writer
-    claims.release(writer)
+    claims.fence(writer.id)
 
 
 def put(storage: Storage, name: str, data: bytes) -> None:

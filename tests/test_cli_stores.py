@@ -210,7 +210,7 @@ def test_a_sweep_leaves_a_copy_under_way_alone(tmp_path: Path) -> None:
     claims.take(other)
     with pytest.raises(CheckpointError, match="somebody else is copying"):
         copy_checkpoint(source, Place(target, "5"), claims)
-    claims.release(other)
+    claims.fence(other.id)
 
 
 @pytest.mark.slow
