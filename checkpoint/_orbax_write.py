@@ -65,6 +65,8 @@ class OrbaxWriter:
             self._place = Place(place.storage, f"{parent}/{base}{files.TEMPORARY}" if parent else f"{base}{files.TEMPORARY}")
         if self._group.index == 0 and place.names():
             raise StepExists(f"{place} is there already; choose another place or delete it first", path=str(place))
+        if self._group.index == 0 and self._local:
+            shutil.rmtree(str(self._place), ignore_errors=True)  # of a writer that died
         self._started_ns = time.time_ns()
         self._context = context_of(place, cache_pool={"total_bytes_limit": 0})  # what is written is not read again
         self._files = ts.KvStore.open(kvstore_of(self._place), context=self._context).result()

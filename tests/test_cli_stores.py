@@ -20,9 +20,10 @@ from object_servers import BUCKET, gcs_server, s3_server
 
 from holdfast.checkpoint import CheckpointError, CheckpointManager, Corrupt, Json, StepExists, load, save, verify
 from holdfast.checkpoint._claims import this_writer
+from holdfast.checkpoint._convert import convert
 from holdfast.checkpoint._copy import copy_checkpoint, file_sizes
 from holdfast.checkpoint._counting import CountingStorage
-from holdfast.checkpoint._layouts import Place, open_source
+from holdfast.checkpoint._layouts import Place, find_steps, open_source
 from holdfast.checkpoint._local import LocalStorage
 from holdfast.checkpoint._stores import open_store
 
@@ -223,3 +224,46 @@ def test_packs_of_more_than_256_mib_to_s3(servers: dict[str, str], tmp_path: Pat
     url = f"s3://{BUCKET}/long{servers['s3']}"
     subprocess.run([HOLDFAST, "cp", str(tmp_path / "a"), url], check=True, timeout=170)
     subprocess.run([HOLDFAST, "diff", str(tmp_path / "a"), url], check=True, timeout=170)
+
+
+DIES = """
+import os, sys
+from holdfast.checkpoint._convert import convert
+from holdfast.checkpoint._copy import copy_checkpoint
+from holdfast.checkpoint._layouts import Place, find_steps, open_source
+from holdfast.checkpoint._stores import open_store
+
+source, target, what, after = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+calls = 0
+
+def die(done):
+    global calls
+    calls += 1
+    if calls == after:
+        os._exit(9)
+
+store, claims = open_store(target)
+if what == "cp":
+    copy_checkpoint(Place(open_store(source)[0]), Place(store, "0"), claims, die)
+else:
+    convert(open_source(source), Place(store), what, claims=claims, progress=die)
+"""
+
+
+@pytest.mark.parametrize("what", ["cp", "holdfast", "orbax"])
+def test_killed_in_the_middle_and_begun_again(what: str, tmp_path: Path) -> None:
+    """A copy or conversion whose process dies, twice, is finished by the third try; until then there is no step."""
+    save(tmp_path / "a", {f"w{i}": np.full(1 << 20, i, np.int64) for i in range(8)})
+    for after in (1, 3):
+        command = [sys.executable, "-c", DIES, str(tmp_path / "a"), str(tmp_path / "b"), what, str(after)]
+        assert subprocess.run(command, timeout=60, env=os.environ | {"JAX_PLATFORMS": "cpu"}).returncode == 9
+        assert os.listdir(tmp_path / "b") and not find_steps(LocalStorage(tmp_path / "b"))
+    store, claims = open_store(tmp_path / "b")
+    if what == "cp":
+        done = copy_checkpoint(Place(LocalStorage(tmp_path / "a")), Place(store, "0"), claims)
+        assert done.skipped
+    else:
+        convert(open_source(tmp_path / "a"), Place(store), what, claims=claims)
+    assert [int(value[0]) for value in load(tmp_path / "b").values()] == list(range(8))
+    CheckpointManager(tmp_path / "b").close()
+    assert sorted(os.listdir(tmp_path / "b")) in (["0"], [".holdfast", "0"])
