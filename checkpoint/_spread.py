@@ -10,6 +10,7 @@ A chunk that several processes want parts of is read by each of them.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ._devices import Placement, Region
 from ._match import Want, leaf_dtype
@@ -50,7 +51,7 @@ def _route(want: Want, load: dict[tuple[Any, ...], Ints]) -> Route:
     spec = [list(axes_of(entry)) for entry in sharding.spec] + [[] for _ in range(len(leaf.shape) - len(sharding.spec))]
     used = {name for axes in spec for name in axes}
     left: list[str] = []
-    for name in sorted(name for name in sizes if name not in used and sizes[name] > 1):
+    for name in sorted(_crossing(sharding.mesh) - used):
         place = next((axis for axis in range(len(spec)) if _divides(leaf, axis, spec[axis], name, sizes)), None)
         (left if place is None else spec[place]).append(name)
     if not left:
@@ -59,6 +60,13 @@ def _route(want: Want, load: dict[tuple[Any, ...], Ints]) -> Route:
     stacked = replace(leaf, shape=(count, *leaf.shape), grid=Grid((count, *leaf.shape), (1, *leaf.shape), (1, *leaf.shape)))
     rows = _deal(leaf, load.setdefault((sharding.mesh, *left), np.zeros(count, np.int64)))
     return Route(Want(stacked, want.form, want.dtype, _sharding(sharding, [left, *spec])), rows)
+
+
+@functools.lru_cache(maxsize=64)
+def _crossing(mesh: Mesh) -> frozenset[str]:
+    """Returns the axes of a mesh along which the process changes: a process reads for its own devices once anyway."""
+    processes = np.vectorize(lambda device: device.process_index, otypes=[np.int64])(mesh.devices)
+    return frozenset(name for axis, name in enumerate(mesh.axis_names) if np.diff(processes, axis=axis).any())
 
 
 def _deal(leaf: LeafRecord, load: Ints) -> Ints:
