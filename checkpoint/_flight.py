@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import queue
 import threading
 from collections.abc import Callable
 
@@ -25,13 +27,26 @@ class Flight:
         self._save: Save | None = None
         self._lock = threading.Lock()  # guards _error, which the thread of a save sets
         self._error: HoldfastError | None = None
+        self._saves: queue.SimpleQueue[Callable[[], None] | None] | None = None
 
     def start(self, save: Save) -> None:
-        """Begins a save; the one before has ended."""
+        """Begins a save; the one before has ended. One thread serves all: to start one would hold the caller until it runs."""
         self._save = save
-        threading.Thread(target=self._run, args=(save,), name=f"holdfast-save-{save.step}", daemon=True).start()
+        if self._saves is None:
+            self._saves = queue.SimpleQueue()
+            threading.Thread(target=_serve, args=(self._saves,), name="holdfast-save", daemon=True).start()
+        self._saves.put(functools.partial(self._run, save))
+
+    def close(self) -> None:
+        """Lets the thread end, after the save in flight."""
+        if self._saves is not None:
+            self._saves.put(None)
+            self._saves = None
+
+    __del__ = close
 
     def _run(self, save: Save) -> None:
+        threading.current_thread().name = f"holdfast-save-{save.step}"
         try:
             gone = run(save, self._desk, self._meter(save))
             if save.error is not None:
@@ -75,6 +90,13 @@ class Flight:
         error = self.take_error()
         if error is not None:
             raise error
+
+
+def _serve(saves: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    """Runs saves until None comes; holds none of them, nor their manager, while it waits."""
+    while (save := saves.get()) is not None:
+        save()
+        del save
 
 
 __all__ = ["Flight"]

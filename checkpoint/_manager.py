@@ -326,6 +326,7 @@ class CheckpointManager:
 
     def _shut(self, timeout_s: float) -> None:
         _open_managers.discard(self)
+        self._flight.close()
         if self._watchdog is not None:
             self._watchdog.close()
         self._decider.close()
