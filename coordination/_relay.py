@@ -32,7 +32,7 @@ PROFILES = {
     "xla.DistributedRuntimeService": distributed_runtime_pb2,
 }
 NUMBERS = ("source_task_id", "requesting_task_id", "node_id", "process_id")
-HOLDERS = ("source_task", "requesting_task")
+HOLDERS = ("source_task", "requesting_task", "error_origin")
 _UNIX = "unix:"
 _LONGEST_FOLDER = 70  # characters: a socket's path has at most 107
 _SERVER_OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
@@ -93,10 +93,10 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
         return grpc.unary_unary_rpc_method_handler(unary)
 
     async def _check(self, message: Any, context: grpc.aio.ServicerContext) -> None:
-        """Refuses a request in another host's name. Profile A's calls name their task by the incarnation that it registered with."""
+        """Refuses a request for another process. Profile A's calls name their task by the incarnation that it registered with."""
         strangers = [task_id for task_id in task_ids(message) if task_id not in self._allowed]
         if strangers:
-            what = f"process {strangers[0]} is not of this host: this relay speaks for {sorted(self._allowed)}"
+            what = f"process {strangers[0]} is not of this relay, which speaks for {sorted(self._allowed)}"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, what)
         if isinstance(message, coordination_pb2.RegisterTaskRequest):
             self._lives.add(message.incarnation)

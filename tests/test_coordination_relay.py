@@ -42,7 +42,7 @@ def test_a_relay_speaks_for_its_own_processes_only(security: Security, address: 
     """Through a relay for task 2, neither a Session nor a registration of task 1 passes, nor a call of nobody."""
     with Relay.spawn(address, security.member(), [2]) as relay:
         for wire in (None, False):
-            with pytest.raises(CoordinationError, match="is not of this host: this relay speaks for"):
+            with pytest.raises(CoordinationError, match="is not of this relay, which speaks for"):
                 CoordinationClient(relay.address, 1, init_timeout_s=5, session=wire).connect()
         with grpc.insecure_channel(relay.address) as channel:
             with pytest.raises(grpc.RpcError) as caught:
