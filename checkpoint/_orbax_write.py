@@ -6,48 +6,42 @@ process writes an OCDBT database; several write plain zarr files, each the chunk
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
-import ml_dtypes
 import numpy as np
 import tensorstore as ts
 
 from holdfast.multihost import Group, Solo
 
 from . import _orbax_metadata as files
-from ._dtypes import dtype_named
 from ._errors import CheckpointError, SaveFailed, StepExists, UnsupportedLeaf
-from ._orbax_read import context_of, kvstore_of
+from ._orbax_encode import (
+    VALUE_TYPES,
+    Keys,
+    array_metadatas,
+    array_spec,
+    chunks,
+    leaf_name,
+    live_leaf,
+    pointed,
+    shardings_of,
+    storable,
+    walk,
+)
+from ._orbax_item import context_of, kvstore_of
 from ._place import Place
-from ._plan import Grid
-from ._planner import describe_sharding
 from ._record import ItemRecord, LeafRecord
 from ._tree import describe, flatten
 
 TREE_HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 JSON_HANDLER = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
-CHUNK_BYTES = 64 << 20
 _MARK = b"written by holdfast\n"  # in files that only have to be there: not every store keeps empty objects
-_VALUE_TYPES = {
-    "array": "jax.Array",
-    "key": "jax.Array",
-    "numpy": "np.ndarray",
-    "scalar": "np.ndarray",
-    "bool": "scalar",
-    "int": "scalar",
-    "float": "scalar",
-    "str": "string",
-}
-_EMPTY = {"dict": "Dict", "OrderedDict": "Dict", "defaultdict": "Dict", "list": "List", "tuple": "Tuple"}
-Keys: TypeAlias = tuple[tuple[str, bool], ...]
 
 
 class OrbaxWriter:
@@ -87,21 +81,21 @@ class OrbaxWriter:
     def add_tree(self, item: str, tree: Any) -> dict[str, Any]:
         """Adds an item and makes its arrays, still empty; returns the live arrays by their names in Orbax's layout."""
         description, paths = describe(tree)
-        leaves = [_live_leaf(path, value) for path, value in zip(paths, flatten(tree)[0], strict=True)]
+        leaves = [live_leaf(path, value) for path, value in zip(paths, flatten(tree)[0], strict=True)]
         names = self.add_record(ItemRecord(item, "tree", (), description, tuple(leaf for leaf, _ in leaves)))
         return {name: value for name, (leaf, value) in zip(names, leaves, strict=True) if leaf.grid is not None}
 
     def add_record(self, item: ItemRecord) -> list[str]:
         """Adds an item as a record describes it, its arrays still empty; returns the leaves' names in Orbax's layout, in their order."""
         self._handlers[item.name] = TREE_HANDLER
-        entries = list(_walk(item.tree, ())) if item.tree != 0 else [((("checkpoint", False),), 0)]
-        names = [_name(keys) for keys, what in entries if isinstance(what, int)]
+        entries = list(walk(item.tree, ())) if item.tree != 0 else [((("checkpoint", False),), 0)]
+        names = [leaf_name(keys) for keys, what in entries if isinstance(what, int)]
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise UnsupportedLeaf(f"two leaves are called '{twice}' in Orbax's layout; rename one of them", leaf=twice)
-        stored = {name: _storable(name, leaf) for name, leaf in zip(names, item.leaves, strict=True)}
+        stored = {name: storable(name, leaf) for name, leaf in zip(names, item.leaves, strict=True)}
         if self._group.index == 0:
-            self._put_metadata(item.name, [(keys, stored[_name(keys)] if isinstance(what, int) else what) for keys, what in entries])
+            self._put_metadata(item.name, [(keys, stored[leaf_name(keys)] if isinstance(what, int) else what) for keys, what in entries])
         self._make(item.name, [leaf for leaf in stored.values() if leaf.kind != "str"])
         for leaf in stored.values() if self._group.index == 0 else ():
             if leaf.value is not None and leaf.kind != "str":
@@ -113,9 +107,9 @@ class OrbaxWriter:
         for keys, leaf in entries:
             about: dict[str, Any] = {"value_type": leaf, "skip_deserialize": True}
             if isinstance(leaf, LeafRecord):
-                about = {"value_type": _VALUE_TYPES[leaf.kind], "skip_deserialize": False}
+                about = {"value_type": VALUE_TYPES[leaf.kind], "skip_deserialize": False}
                 if about["value_type"] == "jax.Array":
-                    about["write_shape"] = _chunks(leaf)
+                    about["write_shape"] = chunks(leaf)
             tree[repr(tuple(key for key, _ in keys))] = {
                 "key_metadata": [{"key": key, "key_type": 1 if index else 2} for key, index in keys],
                 "value_metadata": about,
@@ -129,13 +123,13 @@ class OrbaxWriter:
         }
         self._put(f"{item}/{files.TREE_METADATA}", json.dumps(metadata).encode())
         leaves = [leaf for _, leaf in entries if isinstance(leaf, LeafRecord)]
-        arrays = [leaf for leaf in leaves if _VALUE_TYPES[leaf.kind] == "jax.Array"]
+        arrays = [leaf for leaf in leaves if VALUE_TYPES[leaf.kind] == "jax.Array"]
         if arrays:
-            self._put(f"{item}/{files.ARRAY_METADATAS}/process_0", json.dumps(_array_metadatas(arrays)).encode())
-            self._put(f"{item}/{files.SHARDING}", json.dumps(_shardings(arrays)).encode())
+            self._put(f"{item}/{files.ARRAY_METADATAS}/process_0", json.dumps(array_metadatas(arrays)).encode())
+            self._put(f"{item}/{files.SHARDING}", json.dumps(shardings_of(arrays)).encode())
         strings = {leaf.path: leaf.value for leaf in leaves if leaf.kind == "str"}
         if strings:
-            self._put(f"{item}/{files.STRINGS}", json.dumps(_pointed(strings)).encode())
+            self._put(f"{item}/{files.STRINGS}", json.dumps(pointed(strings)).encode())
 
     def _make(self, item: str, leaves: Sequence[LeafRecord]) -> None:
         """Makes the arrays at the primary, then opens them everywhere."""
@@ -153,7 +147,7 @@ class OrbaxWriter:
         pending = {}
         for leaf in leaves:
             try:
-                pending[leaf.path] = ts.open(_spec(base, leaf), context=self._context, create=create, open=not create)
+                pending[leaf.path] = ts.open(array_spec(base, leaf), context=self._context, create=create, open=not create)
             except (ValueError, NotImplementedError) as error:
                 raise UnsupportedLeaf(f"Orbax's layout cannot hold '{leaf.path}': {error}", leaf=leaf.path) from error
         for name, future in pending.items():
@@ -254,120 +248,6 @@ def _owned(value: Any, *, primary: bool) -> list[tuple[tuple[slice, ...], np.nda
     if not isinstance(value, jax.Array) or value.is_fully_addressable:
         return [((), np.asarray(value))] if primary else []
     return [(shard.index, np.asarray(shard.data)) for shard in value.addressable_shards if shard.replica_id == 0]
-
-
-def _walk(node: Any, keys: Keys) -> Iterator[tuple[Keys, int | str]]:
-    """Yields (keys, leaf index or Orbax's word for an empty container) of a tree's description, in leaf order."""
-    if node is None:
-        yield keys, "None"
-    elif isinstance(node, int):
-        yield keys, node
-    elif not node["nodes"]:
-        yield keys, _EMPTY.get(node["kind"], "NamedTuple")
-    else:
-        names = node.get("keys", range(len(node["nodes"])))
-        index = node["kind"] in ("list", "tuple")
-        for name, child in zip(names, node["nodes"], strict=True):
-            yield from _walk(child, (*keys, (str(name), index or (node["kind"] == "object" and isinstance(name, int)))))
-
-
-def _name(keys: Keys) -> str:
-    return ".".join(key for key, _ in keys)
-
-
-def _live_leaf(path: str, value: Any) -> tuple[LeafRecord, Any]:
-    """Describes a live leaf; returns with it the array to be written, for a typed key its data."""
-    if isinstance(value, (bool, int, float, complex, str, bytes)):
-        return LeafRecord(path, type(value).__name__, value=value), None
-    kind, impl = "array" if isinstance(value, jax.Array) else "numpy", ""
-    if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
-        kind, impl = "key", str(jax.random.key_impl(value))
-        value = jax.random.key_data(value)
-    shape = tuple(value.shape)
-    part = shape if not isinstance(value, jax.Array) or value.is_fully_addressable else tuple(value.sharding.shard_shape(shape))
-    sharding = describe_sharding(value.sharding) if isinstance(value, jax.Array) else None
-    return LeafRecord(path, kind, np.dtype(value.dtype).name, shape, impl, sharding, Grid(shape, part, part)), value
-
-
-def _storable(name: str, leaf: LeafRecord) -> LeafRecord:
-    """Describes a leaf as it will lie in Orbax's layout, under its name there; raises UnsupportedLeaf."""
-    if leaf.kind not in _VALUE_TYPES:
-        message = f"Orbax's layout cannot hold '{name}', a Python {leaf.kind}; leave it out or make it an array or text"
-        raise UnsupportedLeaf(message, leaf=name, found=leaf.kind)
-    if leaf.kind == "str":
-        return replace(leaf, path=name)
-    if leaf.grid is None:
-        return replace(leaf, path=name, dtype=np.asarray(leaf.value).dtype.name, grid=Grid((), (), ()))
-    if 0 in leaf.shape:
-        message = f"Orbax's layout cannot hold '{name}', an array of shape {leaf.shape}: it has no arrays of size zero"
-        raise UnsupportedLeaf(message, leaf=name, found=str(leaf.shape))
-    dtype = dtype_named(leaf.dtype)
-    assert dtype is not None
-    part = leaf.grid.part if leaf.grid.part != leaf.shape else _chunk_shape(leaf.shape, dtype.itemsize)
-    return replace(leaf, path=name, grid=Grid(leaf.shape, part, part))
-
-
-def _chunks(leaf: LeafRecord) -> list[int]:
-    assert leaf.grid is not None
-    return list(leaf.grid.part)
-
-
-def _chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Returns chunks of at most CHUNK_BYTES, cut along leading axes."""
-    chunk = list(shape)
-    for axis in range(len(chunk)):
-        rest = itemsize
-        for size in chunk[axis + 1 :]:
-            rest *= size
-        chunk[axis] = max(1, min(chunk[axis], CHUNK_BYTES // rest))
-        if chunk[axis] * rest <= CHUNK_BYTES and chunk[axis] > 1:
-            break
-    return tuple(chunk)
-
-
-def _spec(base: Mapping[str, Any], leaf: LeafRecord) -> dict[str, Any]:
-    dtype = dtype_named(leaf.dtype)
-    assert dtype is not None
-    inside = "" if base["driver"] == "ocdbt" else base["path"]
-    return {
-        "driver": "zarr",
-        "kvstore": dict(base, path=f"{inside}{leaf.path}/"),
-        "metadata": {
-            "shape": list(leaf.shape),
-            "chunks": _chunks(leaf),
-            "dtype": dtype.name if dtype.kind == "V" or dtype.name in vars(ml_dtypes) else dtype.newbyteorder("<").str,
-            "compressor": {"id": "zstd", "level": 1},
-            "fill_value": None,
-            "order": "C",
-        },
-        "store_data_equal_to_fill_value": True,
-    }
-
-
-def _pointed(strings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns strings as Orbax finds them: their names are JSON pointers."""
-    root: dict[str, Any] = {}
-    for name, text in strings.items():
-        *parents, last = name.split("/")
-        level = root
-        for parent in parents:
-            level = level.setdefault(parent, {})
-        level[last] = text
-    return root
-
-
-def _array_metadatas(leaves: Sequence[LeafRecord]) -> dict[str, Any]:
-    def about(leaf: LeafRecord) -> dict[str, Any]:
-        extra = {"random_key_impl": leaf.impl} if leaf.impl else None
-        return {"param_name": leaf.path, "write_shape": _chunks(leaf), "chunk_shape": _chunks(leaf), "ext_metadata": extra}
-
-    return {"array_metadatas": [{"array_metadata": about(leaf)} for leaf in leaves]}
-
-
-def _shardings(leaves: Sequence[LeafRecord]) -> dict[str, str]:
-    usual = {"sharding_type": "SingleDeviceSharding", "device_str": str(jax.local_devices()[0])}
-    texts = {leaf.path: json.dumps(files.sharding_json(leaf.sharding) or usual) for leaf in leaves}
-    return {base64.urlsafe_b64encode(name.encode()).decode(): text for name, text in texts.items()}
 
 
 def _sync_folder(folder: str) -> None:
