@@ -83,7 +83,7 @@ KEYS = st.one_of(st.sampled_from(["w", "a.b", "c[0:1]", "back\\slash", "", "__me
 
 
 @st.composite
-def meshes(draw: st.DrawFn, devices: int, shape: tuple[int, ...], processes: int, *, divides: bool = True) -> dict[str, Any]:
+def meshes(draw: st.DrawFn, devices: int, shape: tuple[int, ...], processes: int, *, local: bool = False) -> dict[str, Any]:
     """Draws a mesh of 1 to 3 axes over some or all devices of a job, in any order, and a spec over it that divides the shape.
 
     In a job of several processes the mesh has devices of more than one: what lies on one process alone is local to it.
@@ -99,12 +99,12 @@ def meshes(draw: st.DrawFn, devices: int, shape: tuple[int, ...], processes: int
     for size in shape:
         axes, parts = [], 1
         for name, count in draw(st.lists(st.sampled_from(free), unique=True, max_size=2)) if free else []:
-            if not divides or size % (parts * count) == 0:
+            if size % (parts * count) == 0:
                 axes.append(name)
                 parts *= count
                 free.remove((name, count))
         spec.append(axes)
-    return {"devices": list(order), "sizes": list(sizes), "spec": spec}
+    return {"devices": list(order), "sizes": list(sizes), "spec": spec, "local": local}
 
 
 @st.composite
@@ -127,12 +127,9 @@ def leaves(draw: st.DrawFn, saver: Job, loader: Job) -> list[Any]:
 
     def place(job: Job) -> Any:
         one = st.builds(lambda device: {"device": device}, st.integers(0, 7))
-        data = (*shape, 2) if kind == "key" else shape
-        return draw(
-            st.one_of(
-                meshes(job.devices, shape, job.processes), meshes(job.devices, data[: len(shape)], job.processes), one, st.just("free")
-            )
-        )
+        everywhere = meshes(job.devices, shape, job.processes)
+        here = meshes(job.devices // job.processes, shape, 1, local=job.processes > 1)
+        return draw(st.one_of(everywhere, everywhere, here, one, st.just("free")))
 
     saved = "numpy" if host else place(saver)
     wanted = (
@@ -210,7 +207,7 @@ def test_any_sharding_to_any_other(tmp_path: Path, job: Callable[[tuple[int, int
 
 def test_a_sharding_that_does_not_divide(tmp_path: Path, job: Callable[[tuple[int, int]], Job]) -> None:
     """What was saved in one piece cannot come back in halves: an error of the tree that names the leaf, on every process."""
-    wanted = {"devices": [0, 1], "sizes": [2], "spec": [["x"]]}
+    wanted = {"devices": [0, 1], "sizes": [2], "spec": [["x"]], "local": False}
     leaf = ["leaf", {"kind": "array", "dtype": "float32", "shape": [3], "seed": 1, "saved": "free", "wanted": wanted}]
     request = {"folder": str(tmp_path / "c"), "tree": ["dict", [["w", leaf]]], "cuts": None}
     job((2, 1)).do({"do": "save"} | request)

@@ -1,8 +1,8 @@
 """One process of a job that makes round trips on demand: it reads a request a line from a socket, and answers with what went wrong.
 
 A request's `tree` is of ["leaf", facts], ["none"], ["list" | "tuple" | "pair", nodes] and ["dict", [[key, node]...]]; a place is
-{"devices", "sizes", "spec"} (a mesh), {"device"} (one of this process's devices), "free" (uncommitted) or "numpy". Every process makes
-the whole value of a leaf of its seed, so that each shard is checked where it lies.
+{"devices", "sizes", "spec", "local"} (a mesh over devices of the job, or of each process), {"device"} (one of this process's devices),
+"free" (uncommitted) or "numpy". Every process makes the whole value of a leaf of its seed, so that each shard is checked where it lies.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def sharding_of(place: Any) -> Sharding | None:
     if "device" in place:
         local = jax.local_devices()
         return SingleDeviceSharding(local[place["device"] % len(local)])
-    devices = np.array([jax.devices()[index] for index in place["devices"]], object).reshape(place["sizes"])
+    known = jax.local_devices() if place["local"] else jax.devices()
+    devices = np.array([known[index] for index in place["devices"]], object).reshape(place["sizes"])
     spec = [tuple(axes) or None for axes in place["spec"]]
     return NamedSharding(Mesh(devices, tuple("xyz"[: devices.ndim])), PartitionSpec(*spec))
 
@@ -136,9 +137,13 @@ def do_save(request: dict[str, Any]) -> None:
     for name, size in zip(("CHUNK_BYTES", "DEAL_BYTES", "SHARE_BYTES", "PACK_BYTES"), request["cuts"] or CUTS, strict=True):
         setattr(_plan, name, size)
     save(request["folder"], build(request["tree"], put))
-    check_tree(
-        request["tree"], load(request["folder"], SAVED), lambda facts: place if "sizes" in (place := facts.get("saved", "")) else None
-    )
+    check_tree(request["tree"], load(request["folder"], SAVED), placed)
+
+
+def placed(facts: dict[str, Any]) -> Any:
+    """Returns the place that SAVED gives back: that of a mesh of the whole job; what is local to each process comes back anywhere."""
+    place = facts.get("saved")
+    return place if isinstance(place, dict) and not place.get("local", True) else None
 
 
 def do_load(request: dict[str, Any]) -> None:
