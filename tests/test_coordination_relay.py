@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 from cluster import Processes, run_processes
+from jax_program import BIND, JAX_PROGRAM, preempted_at
 from secured import Security, at_once, join, secure, together
 
 from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, Relay
@@ -138,6 +139,23 @@ def test_an_ordinary_jax_job_runs_through_relays(tmp_path: Path) -> None:
         arguments = [service.address, own.token_file, own.tls_cert, own.tls_key, own.tls_ca]
         outputs = run_processes(JAX_JOB, 4, arguments=arguments, timeout_s=100)
     assert all("done" in output for output in outputs)
+
+
+def test_the_full_jax_path_runs_through_relays(tmp_path: Path) -> None:
+    """Four processes of jax that know of nothing but an address: devices, collectives, live_devices, the SIGTERM sync point, shutdown."""
+    security = secure(tmp_path)
+    own = security.own
+    relayed = """
+import sys
+from holdfast.coordination import Credentials, Relay
+relay = Relay.spawn(sys.argv[3], Credentials(*sys.argv[4:]), [int(sys.argv[1])])
+sys.argv[3:] = [relay.address]
+"""
+    with CoordinationService.spawn(4, arguments=security.arguments) as service:
+        arguments = [service.address, own.token_file, own.tls_cert, own.tls_key, own.tls_ca]
+        outputs = run_processes(relayed + JAX_PROGRAM + "relay.close()\n", 4, arguments=arguments, env=BIND, timeout_s=100)
+        assert len(preempted_at(outputs)) == 1, outputs
+        assert service.wait(20) == 0
 
 
 INITIALIZED = """

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from cluster import Processes, run_processes
 from jax_program import BIND, JAX_PROGRAM, preempted_at
+from secured import secure
 
-from holdfast.coordination import CoordinationService
+from holdfast.coordination import CoordinationService, Relay
 
 ROOT = Path(__file__).resolve().parent.parent
 KEYS_AND_BARRIERS = """
@@ -67,6 +68,17 @@ def test_jax_0_9_runs_on_four_processes(old_python: str) -> None:
         outputs = run_processes(JAX_PROGRAM, 4, arguments=[service.address], env=BIND, python=old_python)
         assert len(preempted_at(outputs)) == 1 and all("jax 0.9." in output for output in outputs), outputs
         assert service.wait(20) == 0
+
+
+@pytest.mark.slow
+def test_jax_0_9_runs_through_a_relay(old_python: str, tmp_path: Path) -> None:
+    """The same against mTLS and token: an agent of profile B takes a relay's socket for an address, too."""
+    security = secure(tmp_path)
+    with CoordinationService.spawn(4, arguments=security.arguments) as service:
+        with Relay.spawn(service.address, security.member(), range(4)) as relay:
+            outputs = run_processes(JAX_PROGRAM, 4, arguments=[relay.address], env=BIND, python=old_python)
+            assert len(preempted_at(outputs)) == 1 and all("jax 0.9." in output for output in outputs), outputs
+            assert service.wait(20) == 0
 
 
 @pytest.mark.slow
