@@ -22,6 +22,7 @@ from ._restore import Filler, Report
 from ._storage import Entry
 
 BATCH_BYTES = 16 << 20  # of arrays that are read together, where each is needed once
+VERIFY_BATCH_BYTES = 128 << 20  # enough to keep every thread of tensorstore at work
 
 
 @dataclass(frozen=True)
@@ -131,15 +132,17 @@ def total_bytes(source: Source) -> int:
     return sum(leaf.nbytes for name, kind in source.info.items.items() if kind == "tree" for leaf in source.item(name).leaves)
 
 
-def read_leaves(reader: Filler, leaves: Sequence[LeafRecord]) -> Iterator[tuple[LeafRecord, np.ndarray[Any, Any]]]:
-    """Yields the arrays of leaves, read in batches: at a time, one leaf is in memory, or several small ones of BATCH_BYTES in all."""
+def read_leaves(
+    reader: Filler, leaves: Sequence[LeafRecord], *, batch_bytes: int = BATCH_BYTES
+) -> Iterator[tuple[LeafRecord, np.ndarray[Any, Any]]]:
+    """Yields the arrays of leaves, read in batches: at a time, one leaf is in memory, or several of `batch_bytes` in all."""
     batch: list[Target] = []
     held = 0
     for index, leaf in enumerate(leaves):
         batch.append(Target(leaf, tuple((0, size) for size in leaf.shape)))
         held += leaf.nbytes
         last = index + 1 == len(leaves)
-        if last or held + leaves[index + 1].nbytes > BATCH_BYTES:
+        if last or held + leaves[index + 1].nbytes > batch_bytes:
             reader.fill(batch, fresh)
             while batch:
                 target = batch.pop(0)
@@ -162,7 +165,8 @@ def verify_by_reading(source: Source, files: int) -> Report:
         if kind != "tree":
             continue
         item = source.item(name)
-        total += sum(array.nbytes for _, array in read_leaves(source.reader(name), arrays_of(item)))
+        arrays = read_leaves(source.reader(name), arrays_of(item), batch_bytes=VERIFY_BATCH_BYTES)
+        total += sum(array.nbytes for _, array in arrays)
         leaves += len(item.leaves)
     return Report(source.info.path, source.info.step or 0, files, leaves, total)
 
