@@ -19,6 +19,7 @@ EXIT_USAGE = 2  # click's own
 EXIT_NOTHING = 3  # there is no such checkpoint, step or item
 EXIT_DAMAGED = 4  # bytes are not what was written
 EXIT_FAILED = 5  # anything else: refused, not permitted, no space
+EXIT_INTERRUPTED = 130
 SHOW_AFTER_S = 1.0
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -55,7 +56,7 @@ def wants_json() -> bool:
 
 @contextlib.contextmanager
 def sentences() -> Iterator[None]:
-    """Turns errors into sentences and exit codes: no traceback reaches a user."""
+    """Turns errors into sentences and exit codes: no traceback reaches a user. Ctrl-C is 130, as of a shell."""
     from holdfast.checkpoint import Corrupt, HostileCheckpoint, StepGone, StepNotFound
 
     try:
@@ -66,6 +67,8 @@ def sentences() -> Iterator[None]:
         raise Failure(str(error), EXIT_DAMAGED) from error
     except (HoldfastError, ValueError) as error:
         raise Failure(str(error).replace("Options(single_writer=True)", "--single-writer")) from error
+    except KeyboardInterrupt:
+        raise Failure("interrupted", EXIT_INTERRUPTED) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise Failure(f"{where}{error.strerror or error}") from error
@@ -129,6 +132,7 @@ __all__ = [
     "EXIT_DAMAGED",
     "EXIT_DIFFERENT",
     "EXIT_FAILED",
+    "EXIT_INTERRUPTED",
     "EXIT_NOTHING",
     "EXIT_USAGE",
     "Failure",

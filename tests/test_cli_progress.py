@@ -92,3 +92,27 @@ def test_verify_and_diff_tell_how_far_they_are(layout: str, tmp_path: Path) -> N
         work()
         times = len([size for size in heard if size > 1 << 16])
         assert total <= sum(heard) < 2.1 * total + (1 << 20) and times >= 6, (total, heard)
+
+
+INTERRUPT = """
+import os, signal, sys
+from holdfast.cli import _common, main
+
+class Interrupting(_common.Meter):
+    def __call__(self, done_bytes):
+        os.kill(os.getpid(), signal.SIGINT)
+
+_common.Meter = Interrupting
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("command", ["convert A B --to holdfast", "convert A B --to orbax", "convert A B --to safetensors", "verify A"])
+def test_ctrl_c(command: str, tmp_path: Path) -> None:
+    """Exit code 130, one word, and nothing left of what was begun."""
+    save(tmp_path / "a", {"w": np.ones(1 << 16)})
+    words = {"A": str(tmp_path / "a"), "B": str(tmp_path / "b")}
+    arguments = [words.get(word, word) for word in command.split()]
+    done = subprocess.run([sys.executable, "-c", INTERRUPT, *arguments], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Error: interrupted\n")
+    assert not (tmp_path / "b").exists() or os.listdir(tmp_path / "b") == []
