@@ -296,8 +296,9 @@ class CheckpointManager:
 
         `like` is a tree of arrays or jax.ShapeDtypeStructs with shardings, of any topology (None: numpy; SAVED: the saved shardings); for
         an iterator's item the iterator, which takes its state back. `fallback=True` goes to the newest whole step, on all processes
-        alike, when a newer one cannot be read. `hold_s` keeps the step from the keep policy for so many seconds. Of leaves that were kept
-        per process each process gets its own back, on as many processes as saved; `process` is the one whose copies to take instead.
+        alike, when a newer one cannot be read. `hold_s` keeps the step from the keep policy for so many seconds. Of iterators, and
+        of leaves that were kept per process, each process gets its own back, on as many processes as saved; `process` is the one whose to
+        take instead.
 
         Blocks. Raises StepNotFound, StepGone, TreeMismatch, Corrupt, HostileCheckpoint.
         """

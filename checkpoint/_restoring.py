@@ -12,8 +12,8 @@ import jax
 from holdfast.multihost import Group
 
 from ._agreement import describe
-from ._engine import How, read_json, read_record, restore_item
-from ._errors import CheckpointError, StepNotFound
+from ._engine import How, Own, Record, read_json, read_record, restore_item
+from ._errors import CheckpointError, StepNotFound, TreeMismatch
 from ._holds import add_hold
 from ._items import give_state, is_iterator
 from ._keeping import list_steps
@@ -59,9 +59,10 @@ class Restorer:
             return restore_source(self._foreign.open(step), item, like, how)
         record = read_record(self._storage, str(step))
         if is_iterator(like):
-            return give_state(like, read_json(self._storage, str(step), record, item, self._group.index))
+            return give_state(like, read_json(self._storage, str(step), record, item, _state_of(record, item, how.own)))
         if item in record.items and record.items[item].kind == "json":
-            return read_json(self._storage, str(step), record, item)
+            chosen = how.own.process if how.own is not None and how.own.processes is None else 0
+            return read_json(self._storage, str(step), record, item, chosen)
         return restore_item(self._storage, str(step), record, item, like, how)
 
     def _steps(self) -> list[int]:
@@ -98,6 +99,17 @@ class Restorer:
         if gathered is not None:
             first = next((f"process {rank}: {text.decode()}" for rank, text in enumerate(gathered) if text), "").encode()
         return self._group.broadcast(f"{name}/verdict", first, timeout_s=self._timeout_s).decode()
+
+
+def _state_of(record: Record, item: str, own: Own | None) -> int:
+    """Returns whose state an iterator takes; raises TreeMismatch on another number of processes than saved, unless one is chosen."""
+    if own is None or own.processes in (None, record.processes):
+        return 0 if own is None else own.process
+    message = (
+        f"{record.path}: the item {item!r} has a state for each of {record.processes} processes, and this job has {own.processes}; to take "
+        f"that of one of them, pass process=0 to {record.processes - 1}"
+    )
+    raise TreeMismatch(message, leaf=item, expected=f"states of {own.processes} processes", found=f"states of {record.processes}")
 
 
 __all__ = ["Restorer"]

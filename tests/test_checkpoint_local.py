@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import textwrap
 from pathlib import Path
 
 import jax
@@ -93,6 +95,36 @@ def test_a_value_of_each_process(tmp_path: Path) -> None:
     like = {"reader": {"seen": np.zeros(5, np.int64), "on": jax.ShapeDtypeStruct((3,), jnp.float32)}}
     got = load(root / "2", like, partial=True, process=0)
     assert (got["reader"]["seen"] == np.arange(5) * 21).all() and (got["reader"]["on"] == jnp.arange(3.0) + 20).all()
+
+
+class Reader:
+    """A data iterator."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def get_state(self) -> int:
+        return self.at
+
+    def set_state(self, state: int) -> None:
+        self.at = state
+
+
+def test_the_state_of_each_reader(tmp_path: Path) -> None:
+    """An iterator's state is each process's own too: on another number of processes it is an error, unless one is chosen."""
+    script = inspect.getsource(Reader) + textwrap.dedent("""
+    with CheckpointManager(root) as manager:
+        manager.save(1, items={"data": Reader(70 + index), "note": Json({"of": index})})
+        manager.wait_until_finished()
+        assert manager.restore(1, like=Reader(0), item="data").at == 70 + index
+        assert manager.restore(1, like=Reader(0), item="data", process=1).at == 71
+        assert manager.restore(1, item="note") == {"of": 0} and manager.restore(1, item="note", process=1) == {"of": 1}
+    """)
+    run_together(script, 2, tmp_path)
+    with CheckpointManager(tmp_path, options=Options(read_only=True)) as manager:
+        with pytest.raises(TreeMismatch, match=r"'data' has a state for each of 2 processes, and this job has 1; .* process=0 to 1"):
+            manager.restore(1, like=Reader(0), item="data")
+        assert manager.restore(1, like=Reader(0), item="data", process=1).at == 71
 
 
 def test_alone_it_is_a_job_of_one(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def look(manager: CheckpointManager, step: int, processes: int) -> None:
         for name, found in (("a", got["a"]), ("w", got["w"]), ("own", got["own"])):
             assert np.array_equal(found, want[name]), (step, process, name)
         assert np.array_equal(got["b"]["c"], want["b"]["c"]), step
-    assert manager.restore(step, like=Reader(0), item="data").at == step
+        assert manager.restore(step, like=Reader(0), item="data", process=process).at == step + process
 
 
 def check(root: Path, known: bool, processes: int) -> list[int]:
