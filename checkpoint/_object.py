@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import secrets
 import time
@@ -338,6 +339,8 @@ def _open(url: str) -> tuple[Any, str]:
         spec |= {"driver": "memory"}
     elif parts.scheme in ("gs", "s3"):
         spec |= {"driver": {"gs": "gcs"}.get(parts.scheme, parts.scheme), "bucket": parts.netloc}
+        if parts.scheme == "s3" and "AWS_ACCESS_KEY_ID" in os.environ:  # first in AWS's own order too, which complains of what it lacks
+            spec.setdefault("aws_credentials", {"type": "environment"})
     else:
         raise ValueError(f"{url}: expected a folder, gs://, s3:// or memory://")
     try:

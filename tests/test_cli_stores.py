@@ -129,7 +129,7 @@ def test_a_command_by_itself(servers: dict[str, str], run7: Path) -> None:
     url = f"s3://{BUCKET}/alone{servers['s3']}"
     subprocess.run([HOLDFAST, "cp", str(run7 / "run"), url], check=True, timeout=60, capture_output=True)
     done = subprocess.run([HOLDFAST, "ls", url, "--json"], check=True, timeout=60, capture_output=True, text=True)
-    assert [row["step"] for row in json.loads(done.stdout)] == [1, 2, 3]
+    assert [row["step"] for row in json.loads(done.stdout)] == [1, 2, 3] and done.stderr == ""
 
 
 class Bounded(CountingStorage):
