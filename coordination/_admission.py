@@ -16,6 +16,9 @@ from ._limits import Limits
 from ._outcome import Code, Refusal
 from ._state import Machine
 
+PROCESS_URI = b"holdfast:process/"
+"""Begins a URI among a certificate's alternative names that gives a process id to its holder, like "holdfast:process/3"."""
+
 
 class Refused(Exception):
     """Says that a call is not let in."""
@@ -74,23 +77,27 @@ class Owners:
     """Whose each task is, in a service with TLS or a token: whoever holds the key that the task came with. Only a digest of it is kept.
 
     A task is held while it is connected or waits to be: no call of another key speaks for it. Once it has shut down or is lost, its number
-    is free: whoever comes next brings a key of its own.
+    is free: whoever comes next brings a key of its own. A certificate that names processes (PROCESS_URI) speaks for these only, and at any
+    time: nobody can come before it, and a next life need not wait.
     """
 
     def __init__(self, machine: Machine) -> None:
         self._machine, self._roster = machine, machine.roster
 
-    def may_come(self, task_id: int, key: str, has_stream: bool = True) -> Refusal | None:
-        """Decides whether an agent may register or a Session open; the task is then its key's.
+    def may_come(self, task_id: int, key: str, names: Iterable[bytes] = (), has_stream: bool = True) -> Refusal | None:
+        """Decides whether an agent may register or a Session open; the task is then its key's. `names` are those in its certificate.
 
         Where the owner is known to be away (`has_stream` False), it may have died and this be its next life, which should come again.
         """
         task, owner = self._roster.get(task_id), _digest(key)
         if task is None or not key:
             return None if key else _keyless()
+        certified = _certified(names)
+        if certified is not None and task_id not in certified:
+            return _uncertified(task_id, certified)
         if owner == task.owner:
             return None
-        if self._machine.coming.held(task_id):
+        if certified is None and self._machine.coming.held(task_id):
             return _denied(task_id) if has_stream else self._not_yet(task_id)
         self._roster.set_owner(task, owner)
         self._roster.dirty.add(task_id)
@@ -112,6 +119,17 @@ class Owners:
             f"process {task_id} is another's, which has no Session now: its number is free once that one has been silent for {limit_s:g} s"
         )
         return Refusal(Code.UNAVAILABLE, sentence)
+
+
+def _certified(names: Iterable[bytes]) -> frozenset[int] | None:
+    """Returns the processes that a certificate names, None where it names none."""
+    found = [name.removeprefix(PROCESS_URI) for name in names if name.startswith(PROCESS_URI)]
+    return frozenset(int(number) for number in found if number.isdigit()) if found else None
+
+
+def _uncertified(task_id: int, certified: frozenset[int]) -> Refusal:
+    sentence = f"process {task_id} is another's: the caller's certificate names {', '.join(map(str, sorted(certified))) or 'none'} alone"
+    return Refusal(Code.PERMISSION_DENIED, sentence, from_service=False)
 
 
 def _digest(key: str) -> str:

@@ -123,7 +123,7 @@ class Service:
         if self._owners is not None:
             named = self.machine.roster.by_agent.get(incarnation) if task_id is None else task_id
             if named is not None:
-                refusal = self._owners.may_come(named, wire.key) if rpc.registers else self._owners.may_call(named, wire.key)
+                refusal = self._owners.may_come(named, wire.key, wire.names()) if rpc.registers else self._owners.may_call(named, wire.key)
                 if refusal is not None:
                     return refusal
         if service_incarnation is not None:

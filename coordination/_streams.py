@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -32,6 +32,7 @@ class Stream(Protocol):
     session: Session | None
     key: str  # of its caller, in a secured service
 
+    def names(self) -> Sequence[bytes]: ...  # in its caller's certificate
     def write(self, frame: bytes) -> None: ...
     def finish(self, code: int, message: str) -> None: ...  # ends the stream after what has been written
     @property
@@ -43,6 +44,7 @@ class Wire(Protocol):
 
     key: str  # of its caller, in a secured service
 
+    def names(self) -> Sequence[bytes]: ...  # in its caller's certificate
     def succeed(self, body: bytes) -> None: ...
     def fail(self, code: int, message: str, details: bytes) -> None: ...
 
@@ -189,7 +191,7 @@ class Streams:
         if self._owners is None:
             return None
         has_stream = opening.process_id in self._sessions
-        return self._owners.may_come(opening.process_id, stream.key, has_stream)
+        return self._owners.may_come(opening.process_id, stream.key, stream.names(), has_stream)
 
     def _other_job(self, opening: session_pb2.Open) -> Refusal | None:
         config = self._machine.config

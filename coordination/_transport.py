@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -21,7 +21,7 @@ from ._admission import Admission, Refused
 from ._outcome import Code
 from ._service import SESSION, Service, UnaryCall
 from ._streams import Session
-from ._transport_options import Listening, channel_options, server_credentials
+from ._transport_options import NAMES, Listening, channel_options, server_credentials
 
 TESTED = ((1, 66), (1, 90))
 """Releases of grpcio, from the first to before the second, whose private module was tested."""
@@ -53,6 +53,11 @@ def _ignore(event: Any) -> None:
     pass
 
 
+def _names(call: Any) -> Sequence[bytes]:
+    found: Sequence[bytes] = (cygrpc.auth_context(call) or {}).get(NAMES.encode(), ())
+    return found
+
+
 class _Unary:
     """One unary call."""
 
@@ -63,6 +68,10 @@ class _Unary:
         self._held: UnaryCall | None = None
         self.over = False
         call.start_server_batch((_RECEIVE_MESSAGE(0),), self._on_request)
+
+    def names(self) -> Sequence[bytes]:
+        """Returns the alternative names in the caller's certificate."""
+        return _names(self._call)
 
     def _on_request(self, event: Any) -> None:
         body = event.batch_operations[0].message()
@@ -111,6 +120,10 @@ class _Stream:
         call.start_server_batch((_SEND_INITIAL,), self._on_written)
         call.start_server_batch((_RECEIVE_CLOSE(0),), self._on_close)
         self._read()
+
+    def names(self) -> Sequence[bytes]:
+        """Returns the alternative names in the caller's certificate."""
+        return _names(self._call)
 
     def _read(self) -> None:
         self._call.start_server_batch((_RECEIVE_MESSAGE(0),), self._on_frame)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -11,17 +12,25 @@ from ._admission import Admission, Refused
 from ._outcome import Code
 from ._service import SESSION, Service
 from ._streams import Session
-from ._transport_options import Listening, channel_options, server_credentials
+from ._transport_options import NAMES, Listening, channel_options, server_credentials
 
 DETAILS = "grpc-status-details-bin"
+
+
+def _names(context: Any) -> Sequence[bytes]:
+    found: Sequence[bytes] = context.auth_context().get(NAMES, ())
+    return found
 
 
 class _Unary:
     """A unary call: its outcome is set by the service, and awaited by gRPC's handler."""
 
-    def __init__(self, key: str) -> None:
-        self.key = key
+    def __init__(self, context: Any, key: str) -> None:
+        self._context, self.key = context, key
         self.outcome: asyncio.Future[tuple[int, str, bytes]] = asyncio.get_running_loop().create_future()
+
+    def names(self) -> Sequence[bytes]:
+        return _names(self._context)
 
     def succeed(self, body: bytes) -> None:
         if not self.outcome.done():
@@ -35,11 +44,14 @@ class _Unary:
 class _Stream:
     """A Session's stream: frames to write wait in a queue."""
 
-    def __init__(self, key: str) -> None:
-        self.key = key
+    def __init__(self, context: Any, key: str) -> None:
+        self._context, self.key = context, key
         self.session: Session | None = None
         self.queue: asyncio.Queue[bytes | tuple[int, str]] = asyncio.Queue()
         self.backlog_bytes = 0
+
+    def names(self) -> Sequence[bytes]:
+        return _names(self._context)
 
     def write(self, frame: bytes) -> None:
         self.backlog_bytes += len(frame)
@@ -98,7 +110,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
             raise AssertionError("abort raises") from refused
 
     async def _unary(self, path: str, body: bytes, context: Any) -> bytes:
-        wire = _Unary(await self._admit(context))
+        wire = _Unary(context, await self._admit(context))
         call = self._service.unary(path, body, wire)
         self._flush_soon()
         try:
@@ -112,7 +124,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
         return body
 
     async def _session(self, request_iterator: Any, context: Any) -> None:
-        stream = _Stream(await self._admit(context))
+        stream = _Stream(context, await self._admit(context))
         reader = asyncio.create_task(self._read(stream, request_iterator))
         try:
             while True:

@@ -10,6 +10,9 @@ import grpc
 
 from ._limits import Limits
 
+NAMES = "x509_subject_alternative_name"
+"""Where gRPC keeps the names in a client's certificate."""
+
 
 @dataclass(frozen=True)
 class Tls:

@@ -244,6 +244,35 @@ def test_a_killed_process_comes_back_when_it_is_given_up(security: Security) -> 
                     together([onlooker, back], "both")
 
 
+@pytest.mark.parametrize("public", [(), ("--public-api",)], ids=["completion-queue", "grpc.aio"])
+def test_a_certificate_gives_a_number(security: Security, tmp_path: Path, public: tuple[str, ...]) -> None:
+    """One that names processes speaks for these alone: nobody else comes first, over no channel, and a next life need not wait."""
+    authority = Authority(tmp_path, "naming")
+    server, token = authority.issue("server"), security.own.token_file
+    arguments = (f"--tls-cert={server.cert}", f"--tls-key={server.key}", f"--tls-ca={server.ca}", f"--token-file={token}", *public)
+
+    def holder(name: str, *processes: int) -> Credentials:
+        files = authority.issue(name, uris=[f"holdfast:process/{process}" for process in processes])
+        return Credentials(token, files.cert, files.key, files.ca)
+
+    liar, host = holder("liar", 2), holder("host", 0, 1)
+    with CoordinationService.spawn(3, recoverable=True, arguments=arguments) as service:
+        with liar.channel(service.address, OWN_POOL) as channel:  # before anybody has come
+            for path in SECOND_CHANNELS:
+                body = in_the_name_of(1, Secured(service.address, [], [], 0))(path)
+                with pytest.raises(grpc.RpcError, match="process 1 is another's: the caller's certificate names 2 alone"):
+                    channel.unary_unary(path)(body, timeout=20, metadata=liar.metadata())
+        with pytest.raises(Fenced, match="process 1 is another's: the caller's certificate names 2 alone"):
+            CoordinationClient(service.address, 1, credentials=liar).connect()
+        clients = join(service.address, [host, host, liar])
+        together(clients, "all")
+        next_life = CoordinationClient(service.address, 1, credentials=replace(host, key="another key"), init_timeout_s=20)
+        next_life.connect()
+        together([clients[0], next_life, clients[2]], "and again")
+        at_once([client.shutdown for client in (clients[0], next_life, clients[2])])
+        clients[1].close()
+
+
 def test_a_number_is_free_once_its_owner_has_left(security: Security) -> None:
     """After shutdown a process id may be taken by whoever comes next."""
     with CoordinationService.spawn(1, recoverable=True, linger_s=0, arguments=security.arguments) as service:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,11 +46,13 @@ class Authority:
         path.write_bytes(content)
         return str(path)
 
-    def issue(self, name: str, address: str = "127.0.0.1") -> Pems:
+    def issue(self, name: str, address: str = "127.0.0.1", *, uris: Sequence[str] = ()) -> Pems:
         """Returns the files of a new identity."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = self._builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), self._issuer, key)
-        names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(address))])
+        names = x509.SubjectAlternativeName(
+            [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(address)), *map(x509.UniformResourceIdentifier, uris)]
+        )
         certificate = builder.add_extension(names, False).sign(self._key, hashes.SHA256())
         private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         cert = self._write(f"{name}.crt", certificate.public_bytes(serialization.Encoding.PEM))
