@@ -53,7 +53,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before >> 10)
 
 
 def run(script: str, *arguments: object) -> str:
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "MALLOC_ARENA_MAX": "2", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     command = [sys.executable, "-c", script, *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
@@ -63,9 +63,9 @@ def run(script: str, *arguments: object) -> str:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux alone")
 def test_a_gibibyte_passes_through_little_memory(tmp_path: Path) -> None:
-    """1 GiB of holdfast's, sharded along its last axis, to each layout, and back from each, in less than 400 MiB of memory (Orbax: 640).
+    """1 GiB of holdfast's, sharded along its last axis, to each layout, and back from each, in less than 400 MiB of memory (Orbax: 500).
 
-    Of what tensorstore encodes and decodes, freed memory stays with the threads' heaps: a third of it with MALLOC_ARENA_MAX=2.
+    With two heaps, so that what is measured is what is held: what tensorstore's threads free stays with the heap of each.
     """
     run(MAKE, tmp_path / "ours")
     extra = {}
@@ -75,7 +75,8 @@ def test_a_gibibyte_passes_through_little_memory(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / layout)
         shutil.rmtree(tmp_path / "back")
     extra["to holdfast"] = int(run(CONVERT, tmp_path / "ours", tmp_path / "again", "holdfast"))
-    assert all(0 < size < (640 if "orbax" in name else 400) for name, size in extra.items()), extra
+    print(extra)
+    assert all(0 < size < (500 if "orbax" in name else 400) for name, size in extra.items()), extra
 
 
 def tree() -> dict[str, Any]:
