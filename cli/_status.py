@@ -34,7 +34,7 @@ _MISSING_SHOWN = 20
 @click.option("--tls-cert", type=_FILE, help="PEM certificate for a secured coordinator.")
 @click.option("--tls-key", type=_FILE, help="PEM key of --tls-cert.")
 @click.option("--tls-ca", type=_FILE, help="PEM certificate of the authority of the coordinator's certificate.")
-def status(address: str, as_json: bool, watch: bool, stacks: bool, interval_s: float, timeout_s: float, **files: str | None) -> None:
+def status(address: str, as_json: bool, watch: bool, stacks: bool, interval_s: float, timeout_s: float, **files: Any) -> None:
     """Shows the job that the coordinator at ADDRESS (host:port) serves: processes, barriers and who is missing, keys."""
     try:
         credentials = Credentials(**files)
