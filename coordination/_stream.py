@@ -110,13 +110,13 @@ class QueueStream:
                 self._begin_turn(until)
             else:
                 self._waiting[inbox] = until
-        self.send(frame)
-        return self._read_for(inbox) if reads else self._wait_for(inbox, timeout_s)
+        return self._read_for(inbox, frame) if reads else self._wait_for(inbox, frame, timeout_s)
 
-    def _wait_for(self, inbox: Inbox, timeout_s: float) -> Any:
-        """Waits for an answer that another thread reads, or for the turn to read."""
+    def _wait_for(self, inbox: Inbox, frame: bytes, timeout_s: float) -> Any:
+        """Sends a frame and waits for an answer that another thread reads, or for the turn to read."""
         found = None
         try:
+            self.send(frame)
             found = inbox.get(timeout=timeout_s)
         finally:
             if found is not _READ:
@@ -126,9 +126,11 @@ class QueueStream:
                     self._pass_on()
         return self._read_for(inbox) if found is _READ else found
 
-    def _read_for(self, inbox: Inbox) -> Any:
-        """Reads until an inbox has its answer."""
+    def _read_for(self, inbox: Inbox, frame: bytes | None = None) -> Any:
+        """Sends a frame, if any, and reads until an inbox has its answer."""
         try:
+            if frame is not None:
+                self.send(frame)
             while inbox.empty():
                 self._handle_next()
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 
 import pytest
 
@@ -10,6 +11,11 @@ import pytest
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow-share", type=float, default=1.0, help="share of the slow tests to run, 0 to 1")
     parser.addoption("--slow-seed", default="0", help="chooses which share")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A suite that a script runs in its background inherits an ignored SIGINT, and so would all that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
