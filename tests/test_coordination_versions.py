@@ -116,7 +116,7 @@ jax.distributed.initialize(address, count, index, initialization_timeout=5)
 
 @pytest.mark.slow
 def test_jaxlibs_own_service_has_no_such_cluster(old_python: str) -> None:
-    """The same two halves over the service inside jaxlib, in process 0: each aborts, the newer half at once with UNIMPLEMENTED."""
+    """The same two halves over the service inside jaxlib, in process 0: each process aborts."""
     with ExitStack() as stack:
         address = f"127.0.0.1:{free_port()}"
         halves = [
@@ -125,4 +125,3 @@ def test_jaxlibs_own_service_has_no_such_cluster(old_python: str) -> None:
         ]
         finished = [each for half in halves for each in half.wait()]
     assert all(each.code == -signal.SIGABRT for each in finished), finished
-    assert all("UNIMPLEMENTED" in each.output for each in finished[2:]), finished
