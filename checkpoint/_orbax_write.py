@@ -6,6 +6,7 @@ process writes an OCDBT database; several write plain zarr files, each the chunk
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -202,8 +203,11 @@ class OrbaxWriter:
             _sync_folder(os.path.dirname(str(self._final)))
 
     def abandon(self) -> None:
-        """Removes what an unfinished save has written."""
-        self._pending = []
+        """Removes what an unfinished save has written, once what is on its way has arrived: it would come back after the deletion."""
+        pending, self._pending = self._pending, []
+        for _, future in pending:
+            with contextlib.suppress(Exception):  # why the save is abandoned is known
+                future.result()
         self._stores = {}
         if self._group.index == 0:
             self._files.delete_range(ts.KvStore.KeyRange()).result()
