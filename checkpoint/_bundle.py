@@ -7,7 +7,7 @@ process reads lies together.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,15 +16,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ._devices import Placement, Region
 from ._match import Want, leaf_dtype
 from ._plan import Ints
-from ._reader import Target
+from ._reader import Filler, Target
 
 BUNDLED_BYTES = 1 << 20  # leaves up to here
 BUNDLE_BYTES = 256 << 20  # in one collective
 ALIGN_BYTES = 64
-
-
-class _Filler(Protocol):
-    def fill(self, targets: Sequence[Target], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None: ...
 
 
 def bundles(wants: Sequence[Want]) -> Iterator[list[int]]:
@@ -46,7 +42,7 @@ def bundles(wants: Sequence[Want]) -> Iterator[list[int]]:
         yield from group
 
 
-def read_bundle(reader: _Filler, wants: Sequence[Want], allocate: Callable[[int], np.ndarray[Any, Any]]) -> list[jax.Array]:
+def read_bundle(reader: Filler, wants: Sequence[Want], allocate: Callable[[int], np.ndarray[Any, Any]]) -> list[jax.Array]:
     """Returns the arrays of wants that travel together: a collective of the processes of their mesh."""
     sharding = wants[0].sharding
     assert isinstance(sharding, NamedSharding)

@@ -11,9 +11,9 @@ from ._convert_safetensors import plain_name, to_safetensors
 from ._errors import StepNotFound, TreeMismatch, UnsupportedLeaf
 from ._own import Own, OwnReader, own_leaves
 from ._place import Place
+from ._reader import Filler
 from ._record import ItemRecord
 from ._rename import Names
-from ._restore import Filler
 from ._safetensors import SHARD_BYTES
 from ._source import BATCH_BYTES, RenamedReader, Source, arrays_of, read_leaves, renamed
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -29,12 +29,11 @@ from ._options import Options
 from ._pack import pack_parts, plan_pack
 from ._place import Place
 from ._plan import CHUNK_BYTES, Chunk, Grid, Layout, Leaf, Plan, make_plan
-from ._reader import Target
+from ._reader import Filler, Target
 from ._record import ItemRecord, LeafRecord
 from ._reports import FileReport, ItemReport, encode_value, pack_name
-from ._restore import Filler
 from ._source import Source, fresh
-from ._storage import Part, Storage
+from ._storage import Storage, counted
 from ._tree import describe, flatten, rebuild
 from ._writer import join, run_side_by_side
 
@@ -104,7 +103,7 @@ def write_item(
         planned, crcs = plan_pack(whole, pack), list[int]()
         stream = _Stream(reader, [_wanted(plan, chunk, leaves[chunk.leaf]) for chunk in plan.own[pack]])
         name = pack_name(0, pack, tag)
-        parts = _counted(pack_parts(planned, stream.shards(), crcs), progress)
+        parts = counted(pack_parts(planned, stream.shards(), crcs), progress)
         storage.write(join(step_dir, item.name, name), planned.size, parts)
         return FileReport(name, planned.size, planned.head_bytes, crc32c(planned.header(crcs)))
 
@@ -232,12 +231,6 @@ class _Later(NamedTuple):
     def get(self) -> Any:
         """Returns the chunk's array."""
         return self.stream.take(self.at)
-
-
-def _counted(parts: Iterable[Part], progress: Callable[[int], None]) -> Iterator[Part]:
-    for offset, buffers in parts:
-        yield offset, buffers
-        progress(sum(buffer.nbytes for buffer in buffers))
 
 
 __all__ = ["to_holdfast", "write_item"]

@@ -11,8 +11,8 @@ import numpy as np
 from ._dtypes import dtype_named
 from ._errors import StepExists, UnsupportedLeaf
 from ._place import Place
+from ._reader import Filler
 from ._record import ItemRecord, LeafRecord
-from ._restore import Filler
 from ._safetensors import INDEX, SINGLE, TAGS, header_of, split_shards
 from ._source import Source, read_leaves
 from ._storage import Part

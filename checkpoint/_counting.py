@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from ._storage import Entry, Part, Storage
+from ._storage import Entry, Part, Storage, counted
 
 
 class CountingStorage:
@@ -36,12 +36,7 @@ class CountingStorage:
         return self._storage.lanes
 
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
-        def counted() -> Iterator[Part]:
-            for offset, buffers in parts:
-                yield offset, buffers
-                self._heard(sum(buffer.nbytes for buffer in buffers))
-
-        self._storage.write(name, size, counted())
+        self._storage.write(name, size, counted(parts, self._heard))
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
         done = self._storage.read(name, offset, buffers)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ._match import show_leaf
-from ._reader import Target
+from ._reader import Filler, Target
 from ._record import LeafRecord
-from ._restore import Filler, allocate
+from ._restore import allocate
 from ._source import Source
 
 BATCH_BYTES = 64 << 20

@@ -14,10 +14,10 @@ from typing import Any
 from ._engine import RECORD_NAME, SAVED
 from ._errors import StepGone, StepNotFound, TreeMismatch
 from ._place import Place, split
-from ._reader import ItemReader
+from ._reader import Filler, ItemReader
 from ._record import ItemRecord, Record
 from ._rename import Names
-from ._restore import Filler, How, Report, read_json, read_record, restore_tree, verify_step
+from ._restore import How, Report, read_json, read_record, restore_tree, verify_step
 from ._source import Info, Layout, RenamedReader, Source, find, renamed
 from ._storage import Entry, Storage
 from ._stores import open_store

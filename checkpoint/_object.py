@@ -25,14 +25,12 @@ from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from crc32c import crc32c
-
 from holdfast.coordination import Fenced
 
 from ._claims import FOLDER, Writer, parse_writer
 from ._errors import CheckpointError
 from ._options import DAY_S
-from ._record import parse_record
+from ._record import body_of, parse_record, sealed
 from ._storage import Entry, Part
 
 RECORD_NAME = "checkpoint.json"
@@ -310,16 +308,16 @@ def tombstone(writers: set[str]) -> bytes:
 
 def marked_record(record: bytes, writers: set[str]) -> bytes:
     """Returns a record that says the same, and which writers were fenced from it."""
-    body = _FENCED.sub(b"", record.rpartition(b',"crc32c":"')[0])
+    body = _FENCED.sub(b"", body_of(record))
     body += b',"fenced":%s' % json.dumps(sorted(writers), separators=(",", ":")).encode()
-    return body + b',"crc32c":"%08x"}\n' % crc32c(body)
+    return sealed(body)
 
 
 def buried(value: bytes) -> set[str]:
     """Returns the writers that a tombstone or a record names as fenced."""
     if value.startswith(_TOMBSTONE):
         return set(json.loads(value)["fenced"])
-    found = _FENCED.search(value.rpartition(b',"crc32c":"')[0])
+    found = _FENCED.search(body_of(value))
     return set(json.loads(found[0].removeprefix(b',"fenced":'))) if found else set()
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ._plan import Grid
-from ._reader import Target
+from ._reader import Filler, Target
 from ._record import ItemRecord, LeafRecord
 
 
@@ -43,14 +43,10 @@ def _own_leaf(leaf: LeafRecord, own: Own) -> LeafRecord:
     return LeafRecord(leaf.path, leaf.kind, leaf.dtype, shape, leaf.impl, leaf.sharding, grid, None, value, True, refusal)
 
 
-class _Filler(Protocol):
-    def fill(self, targets: Sequence[Target], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None: ...
-
-
 class OwnReader:
     """Reads one process's rows of what `reader` has of `item`: see `ItemReader.fill`."""
 
-    def __init__(self, reader: _Filler, item: ItemRecord, own: Own) -> None:
+    def __init__(self, reader: Filler, item: ItemRecord, own: Own) -> None:
         self._reader, self._process = reader, own.process
         self._whole = {leaf.path: leaf for leaf in item.leaves if leaf.per_process}
 

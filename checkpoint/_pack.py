@@ -10,7 +10,7 @@ All of the header but the checksums is known from the plan.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -42,7 +42,7 @@ class PackPlan:
         return len(self.head) + 8 * len(self.chunks) + len(self.tail)
 
     def header(self, crcs: Sequence[int]) -> bytes:
-        return b"".join((self.head, *(b"%08x" % crc for crc in crcs), self.tail))
+        return join_header(self.head, crcs, self.tail)
 
 
 def plan_pack(plan: Plan, pack: int) -> PackPlan:
@@ -55,20 +55,31 @@ def plan_pack(plan: Plan, pack: int) -> PackPlan:
 
 
 def _plan_pack(plan: Plan, chunks: tuple[Chunk, ...]) -> PackPlan:
-    entries, offset = [], 0
+    entries = []
     for chunk in chunks:
         dtype = dtype_named(plan.leaves[chunk.leaf].dtype)
         assert dtype is not None
-        tag, shape = stored_as(dtype, chunk.shape)
-        name = json.dumps(chunk.name)
-        entries.append(f',{name}:{{"dtype":"{tag}","shape":{json.dumps(shape)},"data_offsets":[{offset},{offset + chunk.nbytes}]}}')
-        offset += chunk.nbytes
+        entries.append((chunk.name, *stored_as(dtype, chunk.shape), chunk.nbytes))
+    head, tail = header_around(entries)
+    return PackPlan(chunks, head, tail, len(head) + 8 * len(chunks) + len(tail) + sum(chunk.nbytes for chunk in chunks))
+
+
+def header_around(entries: Sequence[tuple[str, str, Sequence[int], int]]) -> tuple[bytes, bytes]:
+    """Returns what stands before and after the checksums, for chunks (name, dtype, shape, bytes) in data order; the length is in it."""
+    texts, offset = [], 0
+    for name, tag, shape, nbytes in entries:
+        texts.append(f',{json.dumps(name)}:{{"dtype":"{tag}","shape":{json.dumps(shape)},"data_offsets":[{offset},{offset + nbytes}]}}')
+        offset += nbytes
     head = b'{"__metadata__":{"crc32c":"'
-    tail = ('"}' + "".join(entries) + "}").encode()
-    length = len(head) + 8 * len(chunks) + len(tail)
+    tail = ('"}' + "".join(texts) + "}").encode()
+    length = len(head) + 8 * len(entries) + len(tail)
     padding = -(8 + length) % ALIGN_BYTES
-    head = (length + padding).to_bytes(8, "little") + head
-    return PackPlan(chunks, head, tail + b" " * padding, 8 + length + padding + offset)
+    return (length + padding).to_bytes(8, "little") + head, tail + b" " * padding
+
+
+def join_header(head: bytes, crcs: Iterable[int], tail: bytes) -> bytes:
+    """Returns a pack's first bytes: its length and its header."""
+    return b"".join((head, *(b"%08x" % crc for crc in crcs), tail))
 
 
 def pack_parts(pack: PackPlan, shards: list[Any], crcs: list[int]) -> Iterator[Part]:
@@ -143,4 +154,15 @@ def parse_header(data: bytes, size: int, path: str) -> dict[str, Stored]:
     return found
 
 
-__all__ = ["ALIGN_BYTES", "HEADER_LIMIT_BYTES", "PackPlan", "Stored", "chunk_bytes", "pack_parts", "parse_header", "plan_pack"]
+__all__ = [
+    "ALIGN_BYTES",
+    "HEADER_LIMIT_BYTES",
+    "PackPlan",
+    "Stored",
+    "chunk_bytes",
+    "header_around",
+    "join_header",
+    "pack_parts",
+    "parse_header",
+    "plan_pack",
+]

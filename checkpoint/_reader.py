@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from crc32c import crc32c
@@ -45,6 +45,12 @@ class Target:
         dtype = dtype_named(self.leaf.dtype)
         assert dtype is not None
         return math.prod(self.shape) * dtype.itemsize
+
+
+class Filler(Protocol):
+    """Is what a restore asks of a reader: see `ItemReader.fill`. Readers of other layouts have it too."""
+
+    def fill(self, targets: Sequence[Target], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -361,4 +367,4 @@ def _as_array(target: Target, memory: np.ndarray[Any, Any]) -> np.ndarray[Any, A
     return memory.view(dtype).reshape(target.shape)
 
 
-__all__ = ["RECORD_NAME", "ItemReader", "Region", "Target"]
+__all__ = ["RECORD_NAME", "Filler", "ItemReader", "Region", "Target"]

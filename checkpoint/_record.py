@@ -25,6 +25,7 @@ from ._reports import FileReport, ItemReport, decode_value
 from ._tree import check_description
 
 FORMAT = "holdfast/1"
+_SEAL = b',"crc32c":"'
 RECORD_LIMIT_BYTES = 256 << 20
 ITEM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _FILE_NAME = re.compile(r"(\d{5,})-(\d{5,}|j)-([0-9A-Za-z_-]{1,64})\.(safetensors|json)")
@@ -117,7 +118,17 @@ def build_record(
     }
     bodies = [f"{json.dumps(name)}:{_item_text(name, plan, reports)}" for name, (plan, reports) in items.items()]
     body = f'{_dump(head)[:-1]},"items":{{{",".join(bodies)}}}'.encode()
-    return body + b',"crc32c":"%08x"}\n' % crc32c(body)
+    return sealed(body)
+
+
+def sealed(body: bytes) -> bytes:
+    """Returns a record's bytes: its JSON without the last brace, and the checksum of that as the last member."""
+    return body + _SEAL + b'%08x"}\n' % crc32c(body)
+
+
+def body_of(record: bytes) -> bytes:
+    """Returns what `sealed` was given, b"" where there is no seal."""
+    return record.rpartition(_SEAL)[0]
 
 
 def _dump(value: Any) -> str:
@@ -163,7 +174,7 @@ def _static_text(plan: Plan) -> str:
             key = where.tobytes()
             if key not in cells:
                 cells[key] = len(runs)
-                runs.append(_runs(where))
+                runs.append(cell_runs(where))
             facts |= {"dtype": leaf.dtype, "shape": leaf.shape, "grid": [array.grid.part, array.grid.sub], "cells": cells[key]}
             facts |= {"sharding": shardings.setdefault(_dump(leaf.sharding), len(shardings))}
             facts |= {"impl": leaf.impl} if leaf.impl else {}
@@ -173,7 +184,7 @@ def _static_text(plan: Plan) -> str:
     return _dump(tables)[:-1]
 
 
-def _runs(where: Ints) -> list[list[int]]:
+def cell_runs(where: Ints) -> list[list[int]]:
     """Returns [first, step, count] of each stretch in which file indices rise by one step."""
     runs, at = [], 0
     steps = np.diff(where)
@@ -203,8 +214,7 @@ def _expand(table: Any, files: int) -> list[Ints]:
 
 def parse_record(data: bytes, path: str) -> Record:
     """Parses and validates a record; raises Corrupt (checksum, syntax) or HostileCheckpoint (names, bounds), naming `path`."""
-    body, mark, tail = data.rpartition(b',"crc32c":"')
-    if not mark or tail != b'%08x"}\n' % crc32c(body):
+    if data != sealed(body_of(data)):
         raise Corrupt(
             f"{path}: the record's checksum does not fit its bytes; the file was damaged after it was written", path=path, file=path
         )

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from ._pack import ALIGN_BYTES, Stored
+from ._pack import Stored, header_around, join_header
 from ._plan import HEADER_BYTES, chunk_name
 from ._reader import ItemReader
-from ._record import ItemRecord, Record, _runs, parse_record
+from ._record import ItemRecord, Record, cell_runs, parse_record, sealed
 from ._reports import pack_name
 from ._storage import Storage
 from ._writer import join
@@ -64,8 +64,7 @@ def resplit(storage: Storage, step_dir: str, record: Record, data: bytes, limit_
     if about is None:
         return jobs, data
     del about["crc32c"]
-    body = json.dumps(about, separators=(",", ":")).encode()[:-1]
-    new = body + b',"crc32c":"%08x"}\n' % crc32c(body)
+    new = sealed(json.dumps(about, separators=(",", ":")).encode()[:-1])
     parse_record(new, join(storage.root, step_dir))
     return jobs, new
 
@@ -108,14 +107,8 @@ def _groups(header: Mapping[str, Stored], limit_bytes: int) -> Iterator[list[tup
 
 def _head(chunks: Sequence[tuple[str, Stored]]) -> bytes:
     """Returns the length and the header of a pack of these chunks."""
-    header: dict[str, Any] = {"__metadata__": {"crc32c": "".join(f"{stored.crc:08x}" for _, stored in chunks)}}
-    offset = 0
-    for name, stored in chunks:
-        header[name] = {"dtype": stored.dtype, "shape": list(stored.shape), "data_offsets": [offset, offset + stored.nbytes]}
-        offset += stored.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % ALIGN_BYTES)
-    return len(text).to_bytes(8, "little") + text
+    head, tail = header_around([(name, stored.dtype, stored.shape, stored.nbytes) for name, stored in chunks])
+    return join_header(head, (stored.crc for _, stored in chunks), tail)
 
 
 def _rewrite(about: dict[str, Any], item: ItemRecord, files: Sequence[Sequence[_File]]) -> None:
@@ -138,7 +131,7 @@ def _rewrite(about: dict[str, Any], item: ItemRecord, files: Sequence[Sequence[_
         key = where.tobytes()
         if key not in tables:
             tables[key] = len(about["cells"])
-            about["cells"].append(_runs(where))
+            about["cells"].append(cell_runs(where))
         facts["cells"] = tables[key]
 
 

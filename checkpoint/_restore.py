@@ -6,7 +6,7 @@ import gc
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from ._errors import Corrupt, HostileCheckpoint, StepNotFound
 from ._match import SAVED, Want, check_paths, leaf_dtype, match, refuse, want_as_saved
 from ._own import Own, OwnReader, own_leaves
 from ._pool import POOL
-from ._reader import RECORD_NAME, ItemReader, Target
+from ._reader import RECORD_NAME, Filler, ItemReader, Target
 from ._record import RECORD_LIMIT_BYTES, ItemRecord, Record, parse_record
 from ._snapshot import paused_gc
 from ._spread import RowReader, route, spread
@@ -96,12 +96,6 @@ def restore_item(
     if found.kind == "json":
         return read_json(storage, step_dir, record, item)
     return restore_tree(ItemReader(storage, step_dir, found), found, like, how)
-
-
-class Filler(Protocol):
-    """Is what a restore asks of a reader: see `ItemReader.fill`. Readers of other layouts have it too."""
-
-    def fill(self, targets: Sequence[Target], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None: ...
 
 
 def allocate(nbytes: int) -> np.ndarray[Any, Any]:
@@ -270,7 +264,6 @@ def verify_step(storage: Storage, step_dir: str, record: Record) -> Report:
 
 __all__ = [
     "SAVED",
-    "Filler",
     "How",
     "Report",
     "allocate",

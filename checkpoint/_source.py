@@ -15,10 +15,10 @@ import numpy as np
 from ._errors import StepNotFound
 from ._place import Place
 from ._plan import Grid
-from ._reader import Target
+from ._reader import Filler, Target
 from ._record import ItemRecord, LeafRecord
 from ._rename import Names, checked
-from ._restore import Filler, Report
+from ._restore import Report
 from ._storage import Entry
 
 BATCH_BYTES = 16 << 20  # of arrays that are read together, where each is needed once

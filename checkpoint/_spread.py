@@ -14,7 +14,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from ._devices import Placement, Region
 from ._match import Want, leaf_dtype
 from ._plan import Grid, Ints
 from ._planner import axes_of
-from ._reader import Target
+from ._reader import Filler, Target
 from ._record import LeafRecord
 
 
@@ -90,14 +90,10 @@ def _sharding(like: NamedSharding, spec: Sequence[Sequence[str]]) -> NamedShardi
     return NamedSharding(like.mesh, made)
 
 
-class _Filler(Protocol):
-    def fill(self, targets: Sequence[Target], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None: ...
-
-
 class RowReader:
     """Reads leaves along their routes: see `ItemReader.fill`. Of [replicas, ...] a row has its own chunks, and zeros elsewhere."""
 
-    def __init__(self, reader: _Filler, wants: Sequence[Want], routes: Sequence[Route]) -> None:
+    def __init__(self, reader: Filler, wants: Sequence[Want], routes: Sequence[Route]) -> None:
         self._reader = reader
         self._stacked = {id(way.read.leaf): (want.leaf, way.rows) for want, way in zip(wants, routes, strict=True) if way.rows is not None}
 

@@ -6,11 +6,18 @@ may come from several threads at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 Part: TypeAlias = tuple[int, Sequence[memoryview]]
+
+
+def counted(parts: Iterable[Part], heard: Callable[[int], None]) -> Iterator[Part]:
+    """Yields parts, and tells how many bytes each had once it has been written."""
+    for offset, buffers in parts:
+        yield offset, buffers
+        heard(sum(buffer.nbytes for buffer in buffers))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +13,7 @@ from ._pack import chunk_bytes, pack_parts, plan_pack
 from ._plan import local_chunks
 from ._reports import FileReport, ItemReport, encode_value, json_name, pack_name
 from ._snapshot import Snapshot, local_leaves
-from ._storage import Part, Storage
+from ._storage import Storage, counted
 
 
 def write_snapshot(
@@ -31,7 +31,8 @@ def write_snapshot(
         planned, found = plan_pack(plan, pack), list[int]()
         shards = snapshot.take_pack(pack)
         name = pack_name(plan.process, pack, writer_id)
-        storage.write(join(step_dir, item, name), planned.size, _counted(pack_parts(planned, shards, found), progress))
+        parts = pack_parts(planned, shards, found)
+        storage.write(join(step_dir, item, name), planned.size, parts if progress is None else counted(parts, progress))
         if plan.process == 0:
             crcs.update({(chunk.leaf, chunk.name): crc for chunk, crc in zip(planned.chunks, found, strict=True) if chunk.slot < 0})
         return FileReport(name, planned.size, planned.head_bytes, crc32c(planned.header(found)))
@@ -52,13 +53,6 @@ def run_side_by_side(work: Callable[[Any], Any], items: list[Any], lanes: int) -
         return [work(item) for item in items]
     with ThreadPoolExecutor(min(lanes, len(items)), thread_name_prefix="holdfast-io") as pool:
         return list(pool.map(work, items))
-
-
-def _counted(parts: Iterable[Part], progress: Callable[[int], None] | None) -> Iterator[Part]:
-    for offset, buffers in parts:
-        yield offset, buffers
-        if progress is not None:
-            progress(sum(buffer.nbytes for buffer in buffers))
 
 
 def _local_crcs(snapshot: Snapshot, written: dict[tuple[int, str], int]) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from . import _transport, _transport_aio
 from ._journal import SqliteJournal
 from ._limits import Limits
 from ._metrics import serve_metrics
+from ._private import tested
 from ._service import Service
 from ._state import Config, Machine
 from ._transport_options import Listening, Tls
@@ -88,7 +89,7 @@ def serve(options: Options) -> None:
         service.leave_status()
         port = serve_metrics(service.status_from_thread, options.metrics_port, options.metrics_host)
         print(f"metrics at http://{_bracketed(options.metrics_host)}:{port}/metrics", file=sys.stderr, flush=True)
-    if _transport.tested() and not options.public_api:
+    if tested() and not options.public_api:
         transport = _transport.CompletionQueueTransport(service, listening)
         announce(options, transport.bind(), journal)
         gc.freeze()  # what stands now stays: no need to look at it again and again

@@ -71,9 +71,9 @@ class SessionWire:
         if old is not None:
             old.end()
         channel = self._credentials.channel(self._address, CHANNEL_OPTIONS)
-        stream = _Stream(channel, self._metadata, self._open_frame(), self)
+        stream = _Stream(channel, self._metadata, self)
         try:
-            self._welcome(stream.opened(deadline))
+            self._welcome(stream.open(self._open_frame(), deadline))
         except BaseException:
             stream.end()
             raise
@@ -154,21 +154,20 @@ class SessionWire:
 class _Stream:
     """One life of the connection: frames out and in, and the calls that wait."""
 
-    def __init__(self, channel: grpc.Channel, metadata: Metadata, first: spb.ClientFrame, owner: SessionWire) -> None:
+    def __init__(self, channel: grpc.Channel, metadata: Metadata, owner: SessionWire) -> None:
         self._owner = owner
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._waiting: dict[int, queue.SimpleQueue[spb.Reply | None]] = {}
-        self._first = first
         self._opened: queue.SimpleQueue[spb.Opened | None] = queue.SimpleQueue()
         self._over = False
         self._status: tuple[str, str] = ("UNAVAILABLE", "")
         self._frames = open_stream(channel, metadata, self._take, self._ended)
 
-    def opened(self, deadline: Deadline) -> spb.Opened:
+    def open(self, first: spb.ClientFrame, deadline: Deadline) -> spb.Opened:
         """Sends the client's first frame and waits for the service's."""
         try:
-            opened: spb.Opened | None = self._frames.ask(self._first.SerializeToString(), self._opened, deadline.remaining_s())
+            opened: spb.Opened | None = self._frames.ask(first.SerializeToString(), self._opened, deadline.remaining_s())
         except queue.Empty:
             raise Broken("no answer to the opening of a session") from None
         if opened is not None:

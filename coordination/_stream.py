@@ -19,9 +19,7 @@ import grpc
 from grpc._cython import cygrpc
 
 from ._calls import SESSION, status_name
-
-TESTED = ((1, 66), (1, 90))
-"""Releases of grpcio, from the first to before the second, whose private module was tested."""
+from ._private import tested
 
 LOOK_S = 0.02
 """How long no caller has to have read before a stream's own thread does."""
@@ -53,8 +51,7 @@ class FrameStream(Protocol):
 
 def open_stream(channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd) -> FrameStream:
     """Opens a Session's stream on a channel, which is closed when the stream ends."""
-    version = tuple(int(part) for part in grpc.__version__.split(".")[:2])
-    kind = QueueStream if TESTED[0] <= version < TESTED[1] else PublicStream
+    kind = QueueStream if tested() else PublicStream
     return kind(channel, metadata, on_frame, on_end)
 
 

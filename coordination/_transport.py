@@ -1,6 +1,6 @@
 """The service over gRPC's completion queue, on one thread: what gRPC's own Python server is built on, without its thread pool.
 
-`grpc._cython.cygrpc` is private; it was tested with the range TESTED, and outside it `_transport_aio` serves instead. What it costs and
+`grpc._cython.cygrpc` is private; outside the range that was tested (`_private`) `_transport_aio` serves instead. What it costs and
 saves is in benchmarks/RESULTS-coordination.md. Each operation that is started ends as one event of the queue, whose tag is a function
 to call with the event. A unary call is three events: it comes, its request is read, its reply is sent. Calls that wait long are
 told when their client goes away by a fourth.
@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import grpc
 from grpc._cython import cygrpc
 
 from ._admission import Admission, Refused
@@ -22,9 +21,6 @@ from ._outcome import Code
 from ._service import SESSION, Service, UnaryCall
 from ._streams import Session
 from ._transport_options import NAMES, Listening, channel_options, server_credentials
-
-TESTED = ((1, 66), (1, 90))
-"""Releases of grpcio, from the first to before the second, whose private module was tested."""
 
 log = logging.getLogger("holdfast.coordination")
 
@@ -41,12 +37,6 @@ _OK = cygrpc.StatusCode.ok
 _SEND_INITIAL = cygrpc.SendInitialMetadataOperation(None, 0)
 _SEND_OK = cygrpc.SendStatusFromServerOperation(None, _OK, b"", 0)
 _NO_COMPRESSION = 0
-
-
-def tested() -> bool:
-    """Says whether the installed grpcio is one that this transport was tested with."""
-    version = tuple(int(part) for part in grpc.__version__.split(".")[:2])
-    return TESTED[0] <= version < TESTED[1]
 
 
 def _ignore(event: Any) -> None:
@@ -287,4 +277,4 @@ class CompletionQueueTransport:
         self._server.cancel_all_calls()
 
 
-__all__ = ["CompletionQueueTransport", "tested"]
+__all__ = ["CompletionQueueTransport"]
