@@ -17,9 +17,11 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from holdfast.checkpoint._engine import FileReport, ItemReport, Planner, build_record, parse_record
-from holdfast.checkpoint._plan import Layout, Leaf, make_plan
-from holdfast.checkpoint._reports import pack_name
+from holdfast.checkpoint.format.files import FileReport, ItemReport, pack_name
+from holdfast.checkpoint.format.record import parse_record
+from holdfast.checkpoint.saving.plan import Layout, Leaf, make_plan
+from holdfast.checkpoint.saving.planner import Planner
+from holdfast.checkpoint.saving.record_builder import build_record
 
 PROCESSES = 4096
 

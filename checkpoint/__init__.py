@@ -1,8 +1,6 @@
 """What is on disk, when, and is it whole."""
 
-from ._bar import ProgressBar
-from ._engine import SAVED, Report
-from ._errors import (
+from .errors import (
     CheckpointError,
     CommitUnknown,
     Corrupt,
@@ -14,13 +12,13 @@ from ._errors import (
     TreeMismatch,
     UnsupportedLeaf,
 )
-from ._evaluate import iterate_steps, wait_for_new_step
-from ._items import Json
-from ._keeping import Swept, sweep
-from ._manager import CheckpointManager
-from ._oneshot import load, save, verify
-from ._options import Options, Progress
-from ._policy import (
+from .format.json_state import Json
+from .format.tree import Node
+from .inspection import verify
+from .manager import CheckpointManager
+from .oneshot import load, save
+from .options import Options, Progress, ProgressBar
+from .policy import (
     AnyOf,
     AtSteps,
     EveryNSeconds,
@@ -36,7 +34,10 @@ from ._policy import (
     SavePolicy,
     StepFacts,
 )
-from ._tree import Node
+from .restoring.match import SAVED
+from .restoring.restore import Report
+from .steps.garbage import Swept, sweep
+from .watch import iterate_steps, wait_for_new_step
 
 __all__ = [
     "SAVED",

@@ -1,5 +1,5 @@
 """The `holdfast` command."""
 
-from ._main import main
+from .entry import main
 
 __all__ = ["main"]

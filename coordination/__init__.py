@@ -1,12 +1,12 @@
 """Who is alive, and what do we agree on: the coordination service and its client. Never imports jax."""
 
-from ._client import CoordinationClient
-from ._credentials import Credentials
-from ._deadline import Deadline
-from ._errors import BarrierTimeout, CoordinationError, CoordinatorLost, Fenced, HoldfastError, ProcessLost
-from ._processes import ProcessInfo
-from ._relay import Relay
-from ._spawn import CoordinationService
+from .client.client import CoordinationClient
+from .client.processes import ProcessInfo
+from .credentials import Credentials
+from .deadline import Deadline
+from .errors import BarrierTimeout, CoordinationError, CoordinatorLost, Fenced, HoldfastError, ProcessLost
+from .process.relay import Relay
+from .process.spawn import CoordinationService
 
 __all__ = [
     "BarrierTimeout",

@@ -2,15 +2,15 @@
 
 from holdfast.multihost import Fatal, Hang, JobError, Preempted, StartupFailed, StartupTimeout, WorkerFailed
 
-from . import _ray as ray
-from ._engine import Engine, JobResult, supervise
-from ._job import DO_NOT_RESTART, DONE, HANG, PREEMPTED, RestartPolicy
-from ._kubernetes import KubernetesJob
-from ._kubernetes import render as render_kubernetes
-from ._local import run_local
-from ._slurm import run_slurm
-from ._task import run_task
-from ._view import LiveView
+from .engines.local import run_local
+from .engines.ray import engine as ray
+from .engines.slurm import run_slurm
+from .external.kubernetes import KubernetesJob
+from .external.kubernetes import render as render_kubernetes
+from .external.task import run_task
+from .supervisor.engine import Engine, JobResult, supervise
+from .supervisor.job import DO_NOT_RESTART, DONE, HANG, PREEMPTED, RestartPolicy
+from .view import LiveView
 
 __all__ = [
     "DONE",

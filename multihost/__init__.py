@@ -1,11 +1,17 @@
 """The processes of one job as one: ids, barriers, preemption, collectives."""
 
-from ._agreement import SyncPoint, agree_on_step
-from ._collectives import broadcast_one_to_all, global_max
-from ._errors import Fatal, Hang, JobError, Preempted, StartupFailed, StartupTimeout, WorkerFailed
-from ._group import ClusterGroup, Group, Solo, default_group
-from ._health import Health, HealthListener, ProcessInfo, health, live_devices, live_processes
-from ._ids import (
+from .errors import Fatal, Hang, JobError, Preempted, StartupFailed, StartupTimeout, WorkerFailed
+from .group.barriers import (
+    BarrierSyncFn,
+    coordination_timeout,
+    get_barrier_sync_fn,
+    should_skip_process_sync,
+    sync_global_processes,
+    unique_barrier_key,
+)
+from .group.collectives import broadcast_one_to_all, global_max
+from .group.group import ClusterGroup, Group, Solo, default_group
+from .group.ids import (
     distributed_to_device_ids,
     initialize_distributed_to_device_ids,
     initialize_runtime_to_distributed_ids,
@@ -16,14 +22,7 @@ from ._ids import (
     runtime_to_distributed_process_id,
     unique_processes_from_devices,
 )
-from ._pathways import (
-    is_pathways_backend,
-    is_pathways_colocated_runtime_active,
-    is_pathways_controller,
-    mark_pathways_colocated_runtime_active,
-)
-from ._preemption import add_preemption_source, notify_preemption, preemption_notice, reached_preemption
-from ._runtime import (
+from .group.runtime import (
     current_client,
     current_spec,
     get_jax_distributed_client,
@@ -33,7 +32,7 @@ from ._runtime import (
     process_index,
     use_experimental_distributed_process_id,
 )
-from ._slices import (
+from .group.slices import (
     in_replica,
     local_replica_devices,
     primary_process_in_replica,
@@ -42,18 +41,19 @@ from ._slices import (
     replica_devices,
     slice_count,
 )
-from ._sources import GceMetadata, Notice, Polled, Signals, SlurmEnd, Source, WatchedFile
-from ._spec import MEGASCALE_PORT, ProcessSpec, apply_changes, slice_changes
-from ._start import initialize, is_initialized, shutdown
-from ._sync import (
-    BarrierSyncFn,
-    coordination_timeout,
-    get_barrier_sync_fn,
-    should_skip_process_sync,
-    sync_global_processes,
-    unique_barrier_key,
+from .liveness.health import Health, HealthListener, ProcessInfo, health, live_devices, live_processes
+from .liveness.watchdog import HANG_EXIT_CODE, Watchdog, watchdog
+from .pathways import (
+    is_pathways_backend,
+    is_pathways_colocated_runtime_active,
+    is_pathways_controller,
+    mark_pathways_colocated_runtime_active,
 )
-from ._watchdog import HANG_EXIT_CODE, Watchdog, watchdog
+from .preemption.preemption import add_preemption_source, notify_preemption, preemption_notice, reached_preemption
+from .preemption.sources import GceMetadata, Notice, Polled, Signals, SlurmEnd, Source, WatchedFile
+from .preemption.step_agreement import SyncPoint, agree_on_step
+from .spec import MEGASCALE_PORT, ProcessSpec, apply_changes, slice_changes
+from .start.start import initialize, is_initialized, shutdown
 
 __all__ = [
     "HANG_EXIT_CODE",

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.support.paths import ROOT
+
 ROOMS = ["coordination", "multihost", "checkpoint", "main_job"]
 LOWEST = [
     "jax==0.10.0",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import textwrap
 
-from cluster import Processes
+from tests.support.cluster import Processes
 
 START = """
 import json, os, signal, sys, time

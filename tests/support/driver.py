@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from holdfast.coordination._barriers import Arrival
-from holdfast.coordination._outcome import Code, Refusal
-from holdfast.coordination._state import Config, Machine
+from holdfast.coordination.core.barriers import Arrival
+from holdfast.coordination.core.machine import Machine
+from holdfast.coordination.core.status import Code, Refusal
+from holdfast.coordination.limits import Config
 
 
 class Driver:

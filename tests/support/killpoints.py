@@ -35,13 +35,11 @@ def build(folder: Path) -> Path:
 
 def walk(library: Path, processes: int, victim: int, error: int, points: Sequence[int]) -> list[dict[str, Any]]:
     """Goes through the points; returns what each fork server line says. `error` 0 kills process `victim`, else its call fails so."""
-    paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "LD_PRELOAD": str(library), "JAX_PLATFORMS": "cpu", "PYTHONPATH": paths}
+    environment = {**os.environ, "LD_PRELOAD": str(library), "JAX_PLATFORMS": "cpu"}
     with tempfile.TemporaryDirectory() as scratch:
         command = [
             sys.executable,
-            "-c",
-            "import killpoint_server",
+            str(HERE / "killpoint_server.py"),
             scratch,
             str(processes),
             str(victim),

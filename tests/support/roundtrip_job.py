@@ -21,12 +21,15 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from holdfast.checkpoint import SAVED, TreeMismatch, _bundle, _plan, load, save, verify
-from holdfast.checkpoint._engine import How, read_record, restore_item
-from holdfast.checkpoint._local import LocalStorage
+from holdfast.checkpoint import SAVED, TreeMismatch, load, save, verify
+from holdfast.checkpoint.format.record import read_record
+from holdfast.checkpoint.restoring import collective_read
+from holdfast.checkpoint.restoring.restore import How, restore_item
+from holdfast.checkpoint.saving import plan
+from holdfast.checkpoint.storage.local import LocalStorage
 
-BUNDLED_BYTES = _bundle.BUNDLED_BYTES
-CUTS = (_plan.CHUNK_BYTES, _plan.DEAL_BYTES, _plan.SHARE_BYTES, _plan.PACK_BYTES)
+BUNDLED_BYTES = collective_read.BUNDLED_BYTES
+CUTS = (plan.CHUNK_BYTES, plan.DEAL_BYTES, plan.SHARE_BYTES, plan.PACK_BYTES)
 
 
 class Pair(NamedTuple):
@@ -135,7 +138,7 @@ def check_tree(tree: list[Any], found: Any, place: Callable[[dict[str, Any]], An
 def do_save(request: dict[str, Any]) -> None:
     """Saves the tree, cut into pieces as small as asked for, and looks at it where it was saved."""
     for name, size in zip(("CHUNK_BYTES", "DEAL_BYTES", "SHARE_BYTES", "PACK_BYTES"), request["cuts"] or CUTS, strict=True):
-        setattr(_plan, name, size)
+        setattr(plan, name, size)
     save(request["folder"], build(request["tree"], put))
     check_tree(request["tree"], load(request["folder"], SAVED), placed)
 
@@ -159,7 +162,7 @@ def do_load(request: dict[str, Any]) -> None:
 
 def do_read_once(request: dict[str, Any]) -> None:
     """Loads it with each byte read once in the whole job: a collective, so nothing of one process may fail before it."""
-    _bundle.BUNDLED_BYTES = (request["cuts"] or [BUNDLED_BYTES])[0]
+    collective_read.BUNDLED_BYTES = (request["cuts"] or [BUNDLED_BYTES])[0]
     store = LocalStorage(request["folder"])
     found = restore_item(store, "", read_record(store, ""), "state", build(request["tree"], like), How(read_once=True))
     check_tree(request["tree"], found, lambda facts: facts.get("wanted"))

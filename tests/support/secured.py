@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from tls import Authority
 
 from holdfast.coordination import CoordinationClient, Credentials
-from holdfast.coordination._profile_d import PROFILE_D, RPCS_D
-from holdfast.coordination._profiles import PROFILE_A, PROFILE_B, RPCS
-from holdfast.coordination._service import STACKS, STATUS
+from holdfast.coordination.server.profile_d import PROFILE_D, RPCS_D
+from holdfast.coordination.server.profiles import PROFILE_A, PROFILE_B, RPCS
+from holdfast.coordination.server.service import STACKS, STATUS
 from holdfast.proto import coordination_b_pb2, coordination_pb2, distributed_runtime_pb2
+from tests.support.tls import Authority
 
 UNARY = [*RPCS, *RPCS_D, STATUS, STACKS]
 MESSAGES = {PROFILE_A: coordination_pb2, PROFILE_B: coordination_b_pb2, PROFILE_D: distributed_runtime_pb2}

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from simulated_world import World
-
-from holdfast.coordination._outcome import Code, Refusal, Reply
+from holdfast.coordination.core.status import Code, Refusal, Reply
+from tests.support.simulated_world import World
 
 if TYPE_CHECKING:
-    from simulated_service import Call, SimulatedService
-    from simulated_truth import Truth
+    from tests.support.simulated_service import Call, SimulatedService
+    from tests.support.simulated_truth import Truth
 
 RESEND_S = 3.0
 BEAT_S = 5.0

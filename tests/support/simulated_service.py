@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from simulated_clients import Client, Request
-from simulated_truth import Truth
-from simulated_world import World
-
-from holdfast.coordination import _rows
-from holdfast.coordination._barriers import Arrival
-from holdfast.coordination._outcome import Refusal, Reply
-from holdfast.coordination._state import Config, Machine
+from holdfast.coordination.core import journal_codec
+from holdfast.coordination.core.barriers import Arrival
+from holdfast.coordination.core.machine import Machine
+from holdfast.coordination.core.status import Refusal, Reply
+from holdfast.coordination.limits import Config
+from tests.support.simulated_clients import Client, Request
+from tests.support.simulated_truth import Truth
+from tests.support.simulated_world import World
 
 
 @dataclass(eq=False)
@@ -208,7 +208,7 @@ class Disk:
 
     def write(self, machine: Machine) -> None:
         """Writes what has changed."""
-        for row in _rows.drain(machine, 0.0):
+        for row in journal_codec.drain(machine, 0.0):
             if row.value is None:
                 self.rows.pop(row[:2], None)
             else:
@@ -217,5 +217,5 @@ class Disk:
     def load(self, now: float) -> Machine:
         """Returns the machine that the rows tell of."""
         machine = Machine(self.config, now)
-        _rows.load(machine, [_rows.Row(*key, value) for key, value in self.rows.items()], now, 0.0)
+        journal_codec.load(machine, [journal_codec.Row(*key, value) for key, value in self.rows.items()], now, 0.0)
         return machine

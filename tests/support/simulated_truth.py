@@ -6,11 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from simulated_clients import Request
-from simulated_world import World
-
-from holdfast.coordination._outcome import Code, Reply
-from holdfast.coordination._state import Machine
+from holdfast.coordination.core.machine import Machine
+from holdfast.coordination.core.status import Code, Reply
+from tests.support.simulated_clients import Request
+from tests.support.simulated_world import World
 
 
 class Truth:

@@ -13,12 +13,11 @@ Invariants, checked at every reply of the machine, at every tick, after every re
 
 from __future__ import annotations
 
-from simulated_clients import Clients
-from simulated_service import Disk, SimulatedService
-from simulated_truth import Truth
-from simulated_world import Faults, Violation, World
-
-from holdfast.coordination._state import Config
+from holdfast.coordination.limits import Config
+from tests.support.simulated_clients import Clients
+from tests.support.simulated_service import Disk, SimulatedService
+from tests.support.simulated_truth import Truth
+from tests.support.simulated_world import Faults, Violation, World
 
 SERVICE_INCARNATION = 77
 HEARTBEAT_TIMEOUT_S = 20.0

@@ -1,0 +1,93 @@
+"""Errors of checkpoints: what is on disk, and why it cannot be had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.coordination import BarrierTimeout, Fenced, HoldfastError, ProcessLost
+
+
+class CheckpointError(HoldfastError):
+    """Is the root of what can go wrong with a checkpoint. `path` is the root, step folder or file that it is about."""
+
+    path: str = ""
+    step: int | None = None
+
+
+class StepExists(CheckpointError):
+    """Says that the step is already there; nothing was written."""
+
+
+class StepNotFound(CheckpointError):
+    """Says that no such step (or item) is there."""
+
+
+class StepGone(CheckpointError):
+    """Says that the step was deleted while it was being read."""
+
+
+class SaveFailed(CheckpointError):
+    """Says that a save did not commit, on which process it failed and, where a leaf is to blame, the leaf."""
+
+    process: int | None = None
+    leaf: str = ""
+
+
+class CommitUnknown(CheckpointError):
+    """Says that this process does not know whether the save was committed: it may yet appear, whole or not at all."""
+
+
+class Corrupt(CheckpointError):
+    """Says that stored bytes are not what was written: the file and, where known, the leaf."""
+
+    file: str = ""
+    leaf: str = ""
+
+
+class TreeMismatch(CheckpointError):
+    """Says that the checkpoint and what was asked for differ in structure, shape or dtype."""
+
+    leaf: str = ""
+    expected: str = ""
+    found: str = ""
+
+
+class UnsupportedLeaf(CheckpointError):
+    """Says that a leaf of the tree is of a type that cannot be saved."""
+
+    leaf: str = ""
+    found: str = ""
+
+
+class HostileCheckpoint(CheckpointError):
+    """Says that a checkpoint asks for something no writer of ours writes: it is damaged on purpose or not ours."""
+
+    file: str = ""
+
+
+_SENT_ERRORS: dict[str, type[HoldfastError]] = {
+    kind.__name__: kind for kind in (CheckpointError, CommitUnknown, Fenced, SaveFailed, StepExists)
+}
+
+
+def failure_of(error: Exception, step: int, process: int) -> HoldfastError:
+    """Returns an error as it is told to all: one of the tree, that names a process."""
+    if isinstance(error, tuple(_SENT_ERRORS.values())):
+        assert isinstance(error, HoldfastError)
+        return error
+    missing = getattr(error, "missing", ()) if isinstance(error, BarrierTimeout) else (getattr(error, "process", None),)
+    if isinstance(error, BarrierTimeout | ProcessLost):
+        return SaveFailed(f"step {step} was not saved: {error}", step=step, process=next(iter(missing), None))
+    return SaveFailed(f"step {step} was not saved: process {process} failed: {describe(error)}", step=step, process=process)
+
+
+def describe(error: BaseException) -> str:
+    """Returns an error's type and sentence, as one line of a message to others."""
+    return f"{type(error).__name__}: {error}"
+
+
+def told_error(kind: str, message: str, facts: Mapping[str, Any]) -> HoldfastError:
+    """Rebuilds an error that the primary told; an unknown kind is a SaveFailed."""
+    made = _SENT_ERRORS.get(kind, SaveFailed)
+    return made(message, **{name: value for name, value in facts.items() if hasattr(made, name)})

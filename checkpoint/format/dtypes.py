@@ -1,0 +1,83 @@
+"""Dtypes as they are stored: safetensors' own where it has them, else bytes, with the true dtype in the record."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+_TAGS = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
+# safetensors readers refuse a whole file for one dtype that they do not know: these travel as U8.
+_AS_BYTES = (
+    "complex128",
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float4_e2m1fn",
+    "float6_e2m3fn",
+    "float6_e3m2fn",
+    "int2",
+    "int4",
+    "uint2",
+    "uint4",
+)
+
+
+def _resolve(name: str) -> np.dtype[Any] | None:
+    found = getattr(ml_dtypes, name, None)
+    return np.dtype(found if found is not None else name) if found is not None or name in np.sctypeDict else None
+
+
+_BY_NAME = {name: dtype for name in (*_TAGS, *_AS_BYTES) if (dtype := _resolve(name)) is not None}
+
+
+def dtype_named(name: str) -> np.dtype[Any] | None:
+    """Returns the dtype of a name in a record, or None: there is a list, and nothing else is tried."""
+    return _BY_NAME.get(name)
+
+
+_NAMES = {dtype: name for name, dtype in _BY_NAME.items()}
+
+
+def name_of(dtype: np.dtype[Any]) -> str:
+    """Returns `dtype.name`, which numpy works out anew at every call."""
+    return _NAMES.get(dtype) or dtype.name
+
+
+def can_store(dtype: np.dtype[Any]) -> bool:
+    """Says whether arrays of this dtype can be saved: little-endian, and in the list."""
+    return dtype in _NAMES
+
+
+def stored_as(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """Returns the safetensors dtype and shape of a chunk; a dtype that travels as bytes has its last axis in bytes."""
+    tag = _TAGS.get(dtype.name)
+    if tag is not None:
+        return tag, shape
+    return "U8", (*shape[:-1], (shape[-1] if shape else 1) * dtype.itemsize)
+
+
+def count_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * dtype.itemsize

@@ -1,0 +1,120 @@
+"""Items that are no trees of arrays: JSON values, and data iterators, whose state is one JSON value a process.
+
+An iterator's state may hold what JSON lacks; it travels as an object with one member whose name begins with `$`, never as a pickle.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+
+from ..errors import CheckpointError, UnsupportedLeaf
+
+
+@dataclass(frozen=True)
+class Json:
+    """Marks an item of `save(items=...)` as JSON: `Json({"learning_rate": 1e-3})`. It comes back as the value itself."""
+
+    value: Any
+
+
+@runtime_checkable
+class _Stateful(Protocol):
+    def get_state(self) -> Any: ...
+    def set_state(self, state: Any) -> Any: ...
+
+
+@runtime_checkable
+class _StateDict(Protocol):
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+def is_iterator(value: Any) -> bool:
+    """Says whether an item is a data iterator: it gives and takes its state, and jax does not know it as a tree."""
+    if not isinstance(value, _Stateful | _StateDict) or isinstance(value, type):
+        return False
+    return bool(jax.tree_util.all_leaves([value]))
+
+
+def state_of(item: str, value: Any) -> Any:
+    """Returns the state of an iterator, as JSON types. Raises UnsupportedLeaf naming what cannot be put so."""
+    state = value.get_state() if isinstance(value, _Stateful) else value.state_dict()
+    return encode(state, item)
+
+
+def give_state(value: Any, state: Any) -> Any:
+    """Gives a saved state back to an iterator; returns the iterator."""
+    if isinstance(value, _Stateful):
+        value.set_state(decode(state))
+    else:
+        value.load_state_dict(decode(state))
+    return value
+
+
+def encode(value: Any, path: str) -> Any:
+    """Returns `value` as JSON types. `path` leads the messages."""
+    if value is None or isinstance(value, bool | str) or (type(value) in (int, float)):
+        return value
+    if isinstance(value, bytes | bytearray):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        array = np.asarray(value)
+        if array.dtype.hasobject:
+            raise _unsupported(path, value)
+        data = base64.b64encode(array.tobytes()).decode()
+        return {"$array": [array.dtype.name, list(array.shape), data, isinstance(value, np.generic)]}
+    if isinstance(value, list):
+        return [encode(part, f"{path}[{index}]") for index, part in enumerate(value)]
+    if isinstance(value, tuple):
+        return {"$tuple": [encode(part, f"{path}[{index}]") for index, part in enumerate(value)]}
+    if isinstance(value, dict):
+        return _encode_dict(value, path)
+    raise _unsupported(path, value)
+
+
+def _encode_dict(value: dict[Any, Any], path: str) -> Any:
+    if all(isinstance(key, str) and not key.startswith("$") for key in value):
+        return {key: encode(part, f"{path}.{key}") for key, part in value.items()}
+    return {"$dict": [[encode(key, f"{path} (key)"), encode(part, f"{path}.{key}")] for key, part in value.items()]}
+
+
+def decode(value: Any) -> Any:
+    """Reverses `encode`. Raises CheckpointError for a value that `encode` does not make."""
+    if isinstance(value, list):
+        return [decode(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    kind = next(iter(value), "")
+    if not kind.startswith("$"):
+        return {key: decode(part) for key, part in value.items()}
+    try:
+        return _DECODERS[kind](value[kind])
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(f"an iterator's state holds {kind!r}, which does not read: {error}") from error
+
+
+def _decode_array(parts: Any) -> Any:
+    name, shape, data, scalar = parts
+    array = np.frombuffer(base64.b64decode(data), dtype=jax.numpy.dtype(name)).reshape(shape).copy()
+    return array[()] if scalar else array
+
+
+_DECODERS: dict[str, Any] = {
+    "$bytes": base64.b64decode,
+    "$array": _decode_array,
+    "$tuple": lambda parts: tuple(decode(part) for part in parts),
+    "$dict": lambda pairs: {decode(key): decode(part) for key, part in pairs},
+}
+
+
+def _unsupported(path: str, value: Any) -> UnsupportedLeaf:
+    return UnsupportedLeaf(
+        f"{path} is a {type(value).__name__}, which a JSON item cannot hold; expected JSON types, bytes, tuples, numpy arrays or numbers",
+        leaf=path,
+        found=type(value).__name__,
+    )

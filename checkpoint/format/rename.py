@@ -1,0 +1,73 @@
+"""Renames leaves: by a mapping, or by rules of (pattern, replacement), between other people's names and the caller's."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+Names: TypeAlias = Mapping[str, str] | Sequence[tuple[str, str]] | Callable[[str], str] | None
+
+
+def renamer(names: Names) -> Callable[[str], str]:
+    """Returns the function that renames one leaf.
+
+    A mapping renames the names that it has and leaves the others. Rules are regular expressions, tried in order on the whole name: the
+    first whose pattern matches all of it decides, with `\\1` or `\\g<name>` in its replacement. A function is used as it is.
+    """
+    if names is None:
+        return lambda name: name
+    if callable(names):
+        return names
+    if isinstance(names, Mapping):
+        table = dict(names)
+        return lambda name: table.get(name, name)
+    rules = [(_compiled(pattern), replacement) for pattern, replacement in names]
+
+    def rename(name: str) -> str:
+        for pattern, replacement in rules:
+            match = pattern.fullmatch(name)
+            if match:
+                return match.expand(replacement)
+        return name
+
+    return rename
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"the rule {pattern!r} is no regular expression: {error}") from None
+
+
+def checked(names: Names, old: Iterable[str]) -> dict[str, str]:
+    """Returns {old name: new name}; raises ValueError when two leaves would get one name."""
+    rename = renamer(names)
+    found: dict[str, str] = {}
+    taken: dict[str, str] = {}
+    for name in old:
+        new = rename(name)
+        if new in taken:
+            raise ValueError(f"the renaming gives '{taken[new]}' and '{name}' the same name '{new}'; change one of its rules")
+        found[name] = new
+        taken[new] = name
+    return found
+
+
+def parse_names(text: str) -> Names:
+    """Parses the file of `--map`: a JSON object of old and new names, or a JSON list of [pattern, replacement] pairs."""
+    try:
+        value: Any = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"the map is not JSON: {error}") from None
+    if isinstance(value, dict) and all(isinstance(new, str) for new in value.values()):
+        return value
+    if isinstance(value, list) and all(_is_rule(rule) for rule in value):
+        return [(rule[0], rule[1]) for rule in value]
+    raise ValueError('the map must be {"old": "new", ...} or [["pattern", "replacement"], ...]')
+
+
+def _is_rule(rule: Any) -> bool:
+    return isinstance(rule, list) and len(rule) == 2 and all(isinstance(text, str) for text in rule)

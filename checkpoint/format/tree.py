@@ -1,0 +1,263 @@
+"""Trees as the record tells them: described in JSON types, and rebuilt without importing anything that a record names.
+
+A node is null for None, an integer for a leaf (its index in flatten order), or {"kind", "nodes"} with, by kind:
+"dict" | "OrderedDict" | "defaultdict" and "keys" (str or int), "list", "tuple", "namedtuple" and "type" and "keys", "object" (any other
+class that jax knows as a pytree) and "type" and "keys".
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, PyTreeDef, SequenceKey
+
+from ..errors import HostileCheckpoint, TreeMismatch, UnsupportedLeaf
+
+
+@contextmanager
+def paused_gc() -> Iterator[None]:
+    """Keeps the collector from walking the heap while tens of thousands of small objects are made."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+MAX_DEPTH = 200  # of nodes within nodes; Python and JSON parsers recurse
+
+_LEAF_TYPES = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic, bool, int, float, complex, str, bytes)
+
+_seen_leaf_types: set[type] = set()
+
+_MAPPINGS = {dict: "dict", collections.OrderedDict: "OrderedDict", collections.defaultdict: "defaultdict"}
+
+_ESCAPED = {ord(char): f"\\{char}" for char in "\\.[]"} | {code: f"\\x{code:02x}" for code in (*range(32), 127)}
+
+
+@dataclass(frozen=True)
+class Node:
+    """Stands for an object whose class the checkpoint names but does not import: `type_name` is "module:qualname"."""
+
+    type_name: str
+    fields: Mapping[str | int, Any] = field(default_factory=dict)
+
+
+def _flatten_node(node: Node) -> tuple[list[tuple[DictKey, Any]], tuple[str, tuple[str | int, ...]]]:
+    return [(DictKey(key), value) for key, value in node.fields.items()], (node.type_name, tuple(node.fields))
+
+
+jax.tree_util.register_pytree_with_keys(Node, _flatten_node, lambda aux, children: Node(aux[0], dict(zip(aux[1], children, strict=True))))
+
+
+def is_key(leaf: Any) -> bool:
+    """Says whether an array or its description is of typed PRNG keys."""
+    dtype = leaf.dtype
+    return not isinstance(dtype, np.dtype) and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def flatten(tree: Any) -> tuple[list[Any], PyTreeDef]:
+    """Returns leaves and treedef; says where a dict mixes str and int keys, which jax cannot sort."""
+    try:
+        leaves, treedef = jax.tree_util.tree_flatten(tree)
+    except ValueError as error:
+        for path, node in _walk_dicts(tree, ""):
+            if len({type(key) for key in node}) > 1:
+                message = f"the dict at {path or 'the root'!r} mixes keys of several types, which jax cannot sort; use str or int alone"
+                raise UnsupportedLeaf(message, leaf=path, found="dict with mixed keys") from error
+        raise
+    return leaves, treedef
+
+
+def _walk_dicts(tree: Any, path: str) -> Iterator[tuple[str, Mapping[Any, Any]]]:
+    if isinstance(tree, Mapping):
+        yield path, tree
+        pairs: Any = tree.items()
+    elif isinstance(tree, (list, tuple)):
+        pairs = enumerate(tree)
+    else:
+        return
+    for key, value in pairs:
+        yield from _walk_dicts(value, join_path(path, key) if path else escape(key))
+
+
+def escape(key: str | int) -> str:
+    """Returns a key as it stands in a leaf path: what would be read as structure is escaped, and no key is empty."""
+    text = str(key)
+    if not text.isidentifier():
+        text = text.translate(_ESCAPED)
+    if text == "__metadata__":
+        return "\\__metadata__"
+    return text or "\\e"
+
+
+def join_path(path: str, key: str | int) -> str:
+    return f"{path}.{escape(key)}" if path else escape(key)
+
+
+def describe(tree: Any) -> tuple[Any, list[str]]:
+    """Returns the tree's description and the paths of its leaves, in flatten order; a tree that is one leaf has the path `\\r`."""
+    paths: list[str] = []
+    description = _describe(tree, "", 0, paths)
+    return description, _distinct(paths)
+
+
+def _distinct(paths: list[str]) -> list[str]:
+    """Tells apart paths that custom nodes made equal."""
+    if len(set(paths)) == len(paths):
+        return paths
+    seen: collections.Counter[str] = collections.Counter()
+    result = []
+    for path in paths:
+        seen[path] += 1
+        result.append(path if seen[path] == 1 else f"{path}\\~{seen[path]}")
+    return result
+
+
+def _describe(tree: Any, path: str, depth: int, paths: list[str]) -> Any:
+    if tree is None:
+        return None
+    children = None if _is_leaf(tree) else _children(tree)
+    if children is None:
+        paths.append(path or "\\r")
+        return len(paths) - 1
+    if depth >= MAX_DEPTH:
+        raise UnsupportedLeaf(f"the tree at {path!r} is nested deeper than {MAX_DEPTH}; flatten it", leaf=path, found=type(tree).__name__)
+    nodes = [_describe(child, join_path(path, key), depth + 1, paths) for key, child in children]
+    return _kind(tree, [key for key, _ in children], path) | {"nodes": nodes}
+
+
+def _is_leaf(tree: Any) -> bool:
+    """Says whether a value is surely a leaf, by its type where that was seen before."""
+    cls = type(tree)
+    if cls in _seen_leaf_types:
+        return True
+    if isinstance(tree, _LEAF_TYPES) and not isinstance(tree, tuple):
+        _seen_leaf_types.add(cls)
+        return True
+    return False
+
+
+def _children(tree: Any) -> list[tuple[str | int, Any]] | None:
+    """Returns the (key, child) pairs one level down, or None for a leaf."""
+    pairs, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
+    if len(pairs) == 1 and not pairs[0][0]:
+        return None
+    return [(_plain_key(path[0]) if path else "", child) for path, child in pairs]
+
+
+def _plain_key(key: Any) -> Any:
+    match key:
+        case DictKey(key=value) | FlattenedIndexKey(key=value):
+            return value
+        case SequenceKey(idx=index):
+            return index
+        case GetAttrKey(name=name):
+            return name
+    return str(key)
+
+
+def _kind(tree: Any, keys: list[Any], path: str) -> dict[str, Any]:
+    if type(tree) in _MAPPINGS:
+        for key in keys:
+            if type(key) not in (str, int):
+                message = f"the dict at {path or 'the root'!r} has the key {key!r}; keys must be str or int: rename it before saving"
+                raise UnsupportedLeaf(message, leaf=path, found=f"key of type {type(key).__name__}")
+        return {"kind": _MAPPINGS[type(tree)], "keys": keys}
+    if type(tree) in (list, tuple):
+        return {"kind": type(tree).__name__}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return {"kind": "namedtuple", "type": type_name(type(tree)), "keys": list(tree._fields)}
+    if isinstance(tree, Node):
+        return {"kind": "object", "type": tree.type_name, "keys": keys}
+    return {"kind": "object", "type": type_name(type(tree)), "keys": [key if type(key) is int else str(key) for key in keys]}
+
+
+def type_name(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def rebuild(description: Any, leaves: Sequence[Any], types: Sequence[type] = ()) -> Any:
+    """Returns the tree of a checked description: classes in `types` are called with their fields by name, others become Nodes."""
+    return _rebuild(description, leaves, {type_name(cls): cls for cls in types})
+
+
+def _rebuild(node: Any, leaves: Sequence[Any], types: Mapping[str, type]) -> Any:
+    if node is None:
+        return None
+    if isinstance(node, int):
+        return leaves[node]
+    children = [_rebuild(child, leaves, types) for child in node["nodes"]]
+    match node["kind"]:
+        case "list":
+            return children
+        case "tuple":
+            return tuple(children)
+        case "OrderedDict":
+            return collections.OrderedDict(zip(node["keys"], children, strict=True))
+        case "dict" | "defaultdict":
+            return dict(zip(node["keys"], children, strict=True))
+    cls = types.get(node["type"])
+    if cls is not None:
+        return _call(cls, node["keys"], children)
+    if node["kind"] == "namedtuple":
+        return _namedtuple(node["type"].rpartition(":")[2].rpartition(".")[2], tuple(node["keys"]))(*children)
+    return Node(node["type"], dict(zip(node["keys"], children, strict=True)))
+
+
+def _call(cls: type, keys: Sequence[str | int], children: Sequence[Any]) -> Any:
+    try:
+        if all(isinstance(key, str) for key in keys):
+            return cls(**dict(zip(map(str, keys), children, strict=True)))
+        return cls(*children)
+    except (TypeError, ValueError) as error:
+        message = f"{type_name(cls)} cannot be made of its fields {list(keys)}: {error}; pass a `like` that holds one instead"
+        raise TreeMismatch(message, expected=type_name(cls), found=str(list(keys))) from error
+
+
+@functools.lru_cache(256)
+def _namedtuple(name: str, fields: tuple[str, ...]) -> type:
+    return collections.namedtuple(name if name.isidentifier() else "Tuple", fields, rename=True)
+
+
+def check_description(node: Any, leaf_count: int, path: str) -> None:
+    """Raises HostileCheckpoint unless this is a description that `describe` can have made, with each leaf once and in order."""
+    if _check(node, 0, 0, path) != leaf_count:
+        raise HostileCheckpoint(f"{path}: the tree and its list of {leaf_count} leaves do not belong together", path=path, file=path)
+
+
+def _check(node: Any, done: int, depth: int, path: str) -> int:
+    if node is None:
+        return done
+    if type(node) is int and node == done:
+        return done + 1
+    if depth > MAX_DEPTH or not isinstance(node, dict) or not isinstance(node.get("nodes"), list) or not _check_kind(node):
+        raise HostileCheckpoint(f"{path}: the tree's description is not one that holdfast writes", path=path, file=path)
+    for child in node["nodes"]:
+        done = _check(child, done, depth + 1, path)
+    return done
+
+
+def _check_kind(node: dict[str, Any]) -> bool:
+    kind, keys = node.get("kind"), node.get("keys")
+    if kind in ("list", "tuple"):
+        return set(node) == {"kind", "nodes"}
+    if kind not in (*_MAPPINGS.values(), "namedtuple", "object") or not isinstance(keys, list) or len(keys) != len(node["nodes"]):
+        return False
+    if any(type(key) not in (str, int) for key in keys) or len(set(keys)) != len(keys):
+        return False
+    return set(node) == {"kind", "nodes", "keys"} if kind in _MAPPINGS.values() else isinstance(node.get("type"), str) and len(node) == 4
+
+
+VALUE_TYPES = (bool, int, float, complex, str, bytes)

@@ -1,0 +1,171 @@
+"""What a checkpoint of any layout is to those who read it: a `Source`, which a `Layout` opens.
+
+A source describes its items as our own record does (`ItemRecord`: a tree and its leaves) and fills any region of any leaf. Nothing above
+this seam, neither restore nor the command line, knows files of other people's layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import StepNotFound
+from ..format.grid import Grid
+from ..format.record import ItemRecord, LeafRecord
+from ..format.rename import Names, checked
+from ..restoring.reader import Filler, Target
+from ..restoring.restore import Report
+from ..storage.base import Entry
+from ..storage.path import Place
+
+BATCH_BYTES = 16 << 20  # of arrays that are read together, where each is needed once
+VERIFY_BATCH_BYTES = 128 << 20  # enough to keep every thread of tensorstore at work
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a checkpoint says about itself. Times are Unix seconds; `items` are kinds by item name: "tree", "json" or "unknown"."""
+
+    layout: str
+    path: str
+    items: Mapping[str, str]
+    step: int | None = None
+    started_s: float | None = None
+    finished_s: float | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Any = None
+
+
+class Source(Protocol):
+    """Is one opened checkpoint of some layout. All calls block and may come from several threads."""
+
+    @property
+    def info(self) -> Info: ...
+
+    def item(self, name: str) -> ItemRecord:
+        """Describes a tree item. Raises StepNotFound for one that is not there, Corrupt naming the file that is missing or damaged."""
+
+    def reader(self, name: str) -> Filler:
+        """Returns what fills regions of an item's leaves; it raises Corrupt naming file and leaf."""
+
+    def json(self, name: str) -> Any:
+        """Returns the value of an item of kind "json"."""
+
+    def verify(self) -> Report:
+        """Reads everything and checks it as well as the layout allows; raises Corrupt naming file and leaf."""
+
+
+class Layout(Protocol):
+    """Is what one layout needs to be read: how a checkpoint of it looks, and how a root of steps does."""
+
+    name: str
+
+    def recognises(self, place: Place, names: Mapping[str, Entry]) -> bool:
+        """Tells whether `place`, which holds `names`, is a finished checkpoint of this layout."""
+
+    def open(self, place: Place) -> Source:
+        """Opens a checkpoint that `recognises` has accepted; raises Corrupt or HostileCheckpoint where it cannot be."""
+
+    def step_of(self, name: str) -> int | None:
+        """Returns the step that a folder's name stands for in a root, None where it stands for none."""
+
+
+def find(info: Info, items: Mapping[str, Any], name: str) -> Any:
+    """Returns items[name]; raises StepNotFound saying which items there are."""
+    if name not in items:
+        known = ", ".join(sorted(info.items)) or "none"
+        raise StepNotFound(f"{info.path} has no item '{name}'; it has: {known}", path=info.path, step=info.step)
+    return items[name]
+
+
+def array_record(
+    path: str,
+    kind: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    *,
+    impl: str = "",
+    sharding: Any = None,
+    part: tuple[int, ...] | None = None,
+    unit: tuple[int, ...] | None = None,
+) -> LeafRecord:
+    """Returns the record of an array of another layout: stored in equal parts (None: one), of which a `unit` (None: a part) is the least
+    that is worth reading by itself.
+    """
+    part = shape if part is None else part
+    return LeafRecord(path, kind, dtype, shape, impl, sharding, Grid(shape, part, part if unit is None else unit))
+
+
+class RenamedReader:
+    """Fills leaves that go by other paths than the stored ones."""
+
+    def __init__(self, reader: Filler, renamed: ItemRecord, stored: ItemRecord) -> None:
+        self._reader = reader
+        self._stored = {new.path: old for new, old in zip(renamed.leaves, stored.leaves, strict=True)}
+
+    def fill(self, targets: Sequence[Target], allocate: Callable[[int], Any]) -> None:
+        """Gives every target its array: see `ItemReader.fill`."""
+        inner = [Target(self._stored[target.leaf.path], target.region) for target in targets]
+        self._reader.fill(inner, allocate)
+        for target, filled in zip(targets, inner, strict=True):
+            target.array = filled.array
+
+
+def renamed(item: ItemRecord, names: Names) -> ItemRecord:
+    """Returns the item with other paths, its leaves in the same order; its tree becomes a flat dict of them."""
+    new = checked(names, [leaf.path for leaf in item.leaves])
+    leaves = tuple(replace(leaf, path=new[leaf.path]) for leaf in item.leaves)
+    tree = {"kind": "dict", "keys": list(new.values()), "nodes": list(range(len(leaves)))}
+    return ItemRecord(item.name, item.kind, item.files, tree, leaves)
+
+
+def arrays_of(item: ItemRecord) -> list[LeafRecord]:
+    """Returns the leaves that are arrays."""
+    return [leaf for leaf in item.leaves if leaf.grid is not None]
+
+
+def total_bytes(source: Source) -> int:
+    """Returns the bytes of all arrays of a checkpoint."""
+    return sum(leaf.nbytes for name, kind in source.info.items.items() if kind == "tree" for leaf in source.item(name).leaves)
+
+
+def read_leaves(
+    reader: Filler, leaves: Sequence[LeafRecord], *, batch_bytes: int = BATCH_BYTES
+) -> Iterator[tuple[LeafRecord, np.ndarray[Any, Any]]]:
+    """Yields the arrays of leaves, read in batches: at a time, one leaf is in memory, or several of `batch_bytes` in all."""
+    batch: list[Target] = []
+    held = 0
+    for index, leaf in enumerate(leaves):
+        batch.append(Target(leaf, tuple((0, size) for size in leaf.shape)))
+        held += leaf.nbytes
+        last = index + 1 == len(leaves)
+        if last or held + leaves[index + 1].nbytes > batch_bytes:
+            reader.fill(batch, fresh)
+            while batch:
+                target = batch.pop(0)
+                assert target.array is not None
+                yield target.leaf, target.array
+            held = 0
+
+
+def fresh(nbytes: int) -> np.ndarray[Any, Any]:
+    """Returns memory that goes back to the system with its array, for what is read once and passed on."""
+    return np.empty(nbytes, np.uint8)
+
+
+def verify_by_reading(source: Source, files: int) -> Report:
+    """Reads every leaf of a source once, in bounded memory: what can be done where a layout keeps no checksums of its own."""
+    leaves = total = 0
+    for name, kind in source.info.items.items():
+        if kind == "json":
+            source.json(name)
+        if kind != "tree":
+            continue
+        item = source.item(name)
+        arrays = read_leaves(source.reader(name), arrays_of(item), batch_bytes=VERIFY_BATCH_BYTES)
+        total += sum(array.nbytes for _, array in arrays)
+        leaves += len(item.leaves)
+    return Report(source.info.path, source.info.step or 0, files, leaves, total)

@@ -1,0 +1,262 @@
+"""The arrays of one item of Orbax's, through tensorstore: any part of any leaf, many at a time.
+
+Only the metadata files are parsed here (`_orbax_metadata.py`); the arrays, in zarr v2 or v3, in an OCDBT database or in plain files, are
+tensorstore's. A missing chunk is an error, never silently the fill value, unless the checkpoint says that such chunks were left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorstore as ts
+
+from ...errors import Corrupt, HostileCheckpoint
+from ...format.dtypes import dtype_named
+from ...format.record import ItemRecord, LeafRecord
+from ...format.tree import describe, flatten
+from ...restoring.reader import Target
+from ...storage.base import Storage
+from ...storage.counting import CountingStorage
+from ...storage.object import ObjectStorage
+from ...storage.path import Place
+from ..base import array_record
+from ..orbax import metadata as files
+
+MAX_RANK = 32  # tensorstore's own bound
+MAX_BYTES = 1 << 50  # of one leaf; what says more is no checkpoint
+_CONTEXT: dict[str, Any] = {"file_io_concurrency": {"limit": 32}, "cache_pool": {"total_bytes_limit": 100_000_000}}
+
+
+class OrbaxItem:
+    """One tree item: its metadata, read at once, and the arrays, opened when a region of them is read."""
+
+    def __init__(self, name: str, place: Place, context: Any) -> None:
+        self._place, self._context = place, context
+        self._files = place.names()
+        about = self._metadata()
+        self._fills = about.fills
+        self._driver, self._meta_name = ("zarr3", "zarr.json") if about.use_zarr3 else ("zarr", ".zarray")
+        self._base = self._find_base(about)
+        self._stores: dict[str, Any] = {}
+        self._descriptions: dict[int, _Description] = {}
+        self._specs = self._array_specs([".".join(leaf.path) for leaf in about.leaves if _has_data(leaf)])
+        self._names: dict[str, str] = {}  # what a leaf's array is called, by the leaf's path
+        self.record = self._record(name, about)
+
+    def _metadata(self) -> files.TreeMetadata:
+        file = f"{self._place}/{files.TREE_METADATA}"
+        if files.TREE_METADATA not in self._files:
+            raise Corrupt(f"{file} is missing: without it nobody can tell what the arrays beside it are", file=file)
+        return files.parse_tree_metadata(self._place.fetch(files.TREE_METADATA), file)
+
+    def _find_base(self, about: files.TreeMetadata) -> dict[str, Any]:
+        base = kvstore_of(self._place)
+        ocdbt = about.use_ocdbt if about.use_ocdbt is not None else files.MANIFEST in self._files
+        if not ocdbt:
+            for leaf in about.leaves:  # names of files: they must stay inside
+                if ".." in ".".join(leaf.path).split("/") or "\0" in "".join(leaf.path):
+                    raise HostileCheckpoint(f"{self._place}/{files.TREE_METADATA} names a leaf {leaf.path!r}, outside of its folder")
+            return base
+        if files.MANIFEST not in self._files and any(_has_data(leaf) for leaf in about.leaves):
+            file = f"{self._place}/{files.MANIFEST}"
+            raise Corrupt(f"{file} is missing: it leads to the data of every array of this item", file=file)
+        return {"driver": "ocdbt", "base": base}
+
+    def _record(self, name: str, about: files.TreeMetadata) -> ItemRecord:
+        strings = self._optional_json(files.STRINGS)
+        prng = self._prng_implementations()
+        shardings = files.parse_shardings(self._place.fetch(files.SHARDING), files.SHARDING) if files.SHARDING in self._files else {}
+        scalars = self._scalars([".".join(leaf.path) for leaf in about.leaves if _has_data(leaf) and leaf.value_type == "scalar"])
+        values: dict[tuple[tuple[str, bool], ...], Any] = {}
+        for leaf in about.leaves:
+            stored = ".".join(leaf.path)
+            if leaf.empty:
+                values[leaf.keys] = files.empty_value(leaf.value_type)
+            elif leaf.value_type == "string":
+                values[leaf.keys] = self._string(stored, strings)
+            elif leaf.value_type == "scalar" and stored in scalars:
+                values[leaf.keys] = LeafRecord(stored, type(scalars[stored]).__name__, value=scalars[stored])
+            else:
+                kind = "numpy" if leaf.value_type in ("np.ndarray", "scalar") else "array"
+                values[leaf.keys] = self._array(stored, kind, prng.get(stored, ""), shardings.get(stored))
+        tree, leaves = self._tree(values)
+        return ItemRecord(name, "tree", (), tree, leaves)
+
+    def _tree(self, values: dict[tuple[tuple[str, bool], ...], Any]) -> tuple[Any, tuple[LeafRecord, ...]]:
+        """Returns the description of the tree and its leaves, by the paths that they have in it."""
+        single = list(values) == [(("checkpoint", False),)]
+        tree = next(iter(values.values())) if single else files.build_tree(values)
+        if single and self._place.basename == "jax_random_key":
+            tree = self._random_key(tree)
+        if self._place.basename == "np_random_key":
+            tree = tuple(tree)
+        description, paths = describe(tree)
+        leaves = flatten(tree)[0]
+        self._names = {path: leaf.path for path, leaf in zip(paths, leaves, strict=True)}
+        return description, tuple(replace(leaf, path=path) for path, leaf in zip(paths, leaves, strict=True))
+
+    def _random_key(self, leaf: LeafRecord) -> LeafRecord:
+        place = Place(self._place.storage, f"{self._place.name}_metadata")
+        about = files.parse_json(place.fetch("metadata"), f"{place}/metadata") if "metadata" in place.names() else {}
+        if not about.get("typed"):
+            return leaf
+        usual = "rbg" if leaf.shape[-1:] == (4,) else "threefry2x32"
+        return replace(leaf, kind="key", impl=files.prng_name(about.get("impl") or leaf.impl or usual))
+
+    def _string(self, name: str, strings: Mapping[str, Any]) -> LeafRecord:
+        value: Any = strings
+        for part in name.split("/"):  # a name is a JSON pointer there
+            value = value.get(part) if isinstance(value, dict) else None
+        if not isinstance(value, str):
+            file = f"{self._place}/{files.STRINGS}"
+            raise Corrupt(f"{file} has no text for '{name}', which {files.TREE_METADATA} names", file=file, leaf=name)
+        return LeafRecord(name, "str", value=value)
+
+    def _array(self, name: str, kind: str, impl: str, sharding: Any) -> LeafRecord:
+        shape, dtype, chunk = self._described(name)
+        sharding = sharding if kind == "array" else None
+        return array_record(name, "key" if impl else kind, shape, dtype, impl=impl, sharding=sharding, part=chunk)
+
+    def _described(self, name: str) -> _Description:
+        """Returns shape, dtype and chunks of an array; many have one description."""
+        spec = self._specs[name]
+        if id(spec) not in self._descriptions:
+            self._descriptions[id(spec)] = _describe(spec, f"{self._place}/{name}/{self._meta_name}", name)
+        return self._descriptions[id(spec)]
+
+    def _scalars(self, names: Sequence[str]) -> dict[str, bool | int | float]:
+        """Reads all Python numbers at once; those that Python has no type for are left out."""
+        arrays = {name: np.empty((), dtype_named(self._described(name)[1])) for name in names if self._described(name)[0] == ()}
+        self._read([(name, (), array) for name, array in arrays.items()])
+        return {name: array.item() for name, array in arrays.items() if isinstance(array.item(), (bool, int, float))}
+
+    def _optional_json(self, name: str) -> dict[str, Any]:
+        value = files.parse_json(self._place.fetch(name), f"{self._place}/{name}") if name in self._files else {}
+        return value if isinstance(value, dict) else {}
+
+    def _prng_implementations(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        if files.ARRAY_METADATAS + "/" in self._files:
+            place = self._place / files.ARRAY_METADATAS
+            for name in place.names():
+                found |= files.parse_array_metadata(place.fetch(name), f"{place}/{name}")
+        return found
+
+    def _array_specs(self, wanted: Sequence[str]) -> dict[str, Any]:
+        """Reads the zarr metadata of all arrays side by side."""
+        if not wanted:
+            return {}
+        store = self._done("", ts.KvStore.open(self._base, context=self._context))
+        pending = {name: store.read(f"{name}/{self._meta_name}") for name in wanted}
+        found = {}
+        known: dict[bytes, Any] = {}  # most arrays of a tree look like another one
+        for name, future in pending.items():
+            value = self._done(name, future)
+            if value.state != "value":
+                file = f"{self._place}/{name}/{self._meta_name}"
+                message = f"{file} is missing: {files.TREE_METADATA} names the leaf '{name}', but its array is not there"
+                raise Corrupt(message, file=file, leaf=name)
+            if value.value not in known:
+                known[value.value] = files.parse_json(value.value, f"{self._place}/{name}/{self._meta_name}")
+            found[name] = known[value.value]
+        return found
+
+    def fill(self, targets: Sequence[Target], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
+        """Gives every target its array: see `ItemReader.fill`."""
+        reads = []
+        for target in targets:
+            leaf, shape = target.leaf, target.shape
+            target.array = allocate(target.nbytes).view(np.dtype(dtype_named(leaf.dtype))).reshape(shape)
+            if target.array.size:
+                index = () if shape == leaf.shape else tuple(slice(start, stop) for start, stop in target.region)
+                reads.append((self._names[leaf.path], index, target.array))
+        self._read(reads)
+
+    def _read(self, reads: Sequence[tuple[str, tuple[slice, ...], np.ndarray[Any, Any]]]) -> None:
+        opening = {name: self._opening(name) for name in dict.fromkeys(name for name, _, _ in reads) if name not in self._stores}
+        self._stores |= {name: self._done(name, future) for name, future in opening.items()}
+        pending = []
+        for name, index, array in reads:
+            store = self._stores[name][index] if index else self._stores[name]
+            pending.append((name, ts.array(array, context=self._context).write(store, can_reference_source_data_indefinitely=True)))
+        heard = self._place.storage.heard if isinstance(self._place.storage, CountingStorage) else None
+        for (name, future), (_, _, array) in zip(pending, reads, strict=True):
+            self._done(name, future)
+            if heard is not None:
+                heard(array.nbytes)
+
+    def _opening(self, name: str) -> Any:
+        inside = "" if self._base["driver"] == "ocdbt" else self._base["path"]
+        spec = {
+            "driver": self._driver,
+            "kvstore": {**self._base, "path": f"{inside}{name}/"},
+            "fill_missing_data_reads": self._fills,
+            "recheck_cached_data": False,
+        }
+        return ts.open(spec, context=self._context, open=True, read=True)
+
+    def _done(self, name: str, future: Any) -> Any:
+        """Returns what a future comes to; raises Corrupt naming the leaf ("" for all)."""
+        try:
+            return future.result()
+        except (ValueError, OSError, NotImplementedError) as error:
+            what = f"the leaf '{name}'" if name else "the arrays"
+            reason = str(error).split(" [source locations=")[0]
+            message = f"{what} of {self._place} cannot be read: {reason}"
+            raise Corrupt(message, path=str(self._place), file=str(self._place), leaf=name) from error
+
+
+def kvstore_of(place: Place) -> dict[str, Any]:
+    """Returns tensorstore's JSON spec of a folder."""
+    storage = _behind(place.storage)
+    return storage.kvstore(place.name) if isinstance(storage, ObjectStorage) else {"driver": "file", "path": f"{place}/"}
+
+
+def context_of(place: Place, **limits: Any) -> Any:
+    """Returns the limits of what tensorstore does at once, with the connections (and memory) of the store that the place is in."""
+    storage, spec = _behind(place.storage), _CONTEXT | limits
+    return ts.Context(spec, parent=storage.context) if isinstance(storage, ObjectStorage) else ts.Context(spec)
+
+
+def _behind(storage: Storage) -> Storage:
+    return storage.inner if isinstance(storage, CountingStorage) else storage
+
+
+def _has_data(leaf: files.StoredLeaf) -> bool:
+    return not leaf.empty and leaf.value_type != "string"
+
+
+class _Description(NamedTuple):
+    """What a leaf's zarr metadata says: `chunk` is None where the array is not cut into equal chunks."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    chunk: tuple[int, ...] | None
+
+
+def _describe(spec: Any, file: str, leaf: str) -> _Description:
+    """Takes a leaf's zarr metadata (v2 or v3) apart."""
+    try:
+        shape = tuple(int(size) for size in spec["shape"])
+        name = str(spec["dtype"] if "chunks" in spec else spec["data_type"])
+        dtype = np.dtype(name).newbyteorder("=") if name[:1] in "<>|" else ts.dtype(name).numpy_dtype
+    except (KeyError, TypeError, ValueError) as error:
+        raise Corrupt(f"{file} does not describe an array: {error!r}", file=file, leaf=leaf) from None
+    if len(shape) > MAX_RANK or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > MAX_BYTES:
+        raise HostileCheckpoint(f"{file} describes an array of shape {shape}, which no writer makes", file=file)
+    if dtype_named(dtype.name) is None:
+        raise Corrupt(f"{file}: '{leaf}' is of dtype {dtype}, which jax does not have", file=file, leaf=leaf)
+    return _Description(shape, dtype.name, _chunk_of(spec, shape))
+
+
+def _chunk_of(spec: Any, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    try:
+        chunk = tuple(int(size) for size in (spec["chunks"] if "chunks" in spec else spec["chunk_grid"]["configuration"]["chunk_shape"]))
+    except (KeyError, TypeError, ValueError):
+        return None  # tensorstore says what is wrong when it is read
+    fits = len(chunk) == len(shape) and all(part > 0 and size % part == 0 for size, part in zip(shape, chunk, strict=True))
+    return chunk if fits and all(shape) else None

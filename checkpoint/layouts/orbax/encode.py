@@ -1,0 +1,148 @@
+"""How trees and leaves are written down in Orbax's layout: names, kinds, chunks and its JSON files, as pure functions."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from ...errors import UnsupportedLeaf
+from ...format.dtypes import dtype_named
+from ...format.grid import Grid
+from ...format.record import LeafRecord
+from ...format.sharding import describe_sharding
+from ..orbax import metadata as files
+
+CHUNK_BYTES = 64 << 20
+VALUE_TYPES = {
+    "array": "jax.Array",
+    "key": "jax.Array",
+    "numpy": "np.ndarray",
+    "scalar": "np.ndarray",
+    "bool": "scalar",
+    "int": "scalar",
+    "float": "scalar",
+    "str": "string",
+}
+_EMPTY = {"dict": "Dict", "OrderedDict": "Dict", "defaultdict": "Dict", "list": "List", "tuple": "Tuple"}
+Keys: TypeAlias = tuple[tuple[str, bool], ...]
+
+
+def walk(node: Any, keys: Keys) -> Iterator[tuple[Keys, int | str]]:
+    """Yields (keys, leaf index or Orbax's word for an empty container) of a tree's description, in leaf order."""
+    if node is None:
+        yield keys, "None"
+    elif isinstance(node, int):
+        yield keys, node
+    elif not node["nodes"]:
+        yield keys, _EMPTY.get(node["kind"], "NamedTuple")
+    else:
+        names = node.get("keys", range(len(node["nodes"])))
+        index = node["kind"] in ("list", "tuple")
+        for name, child in zip(names, node["nodes"], strict=True):
+            yield from walk(child, (*keys, (str(name), index or (node["kind"] == "object" and isinstance(name, int)))))
+
+
+def leaf_name(keys: Keys) -> str:
+    return ".".join(key for key, _ in keys)
+
+
+def live_leaf(path: str, value: Any) -> tuple[LeafRecord, Any]:
+    """Describes a live leaf; returns with it the array to be written, for a typed key its data."""
+    if isinstance(value, (bool, int, float, complex, str, bytes)):
+        return LeafRecord(path, type(value).__name__, value=value), None
+    kind, impl = "array" if isinstance(value, jax.Array) else "numpy", ""
+    if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+        kind, impl = "key", str(jax.random.key_impl(value))
+        value = jax.random.key_data(value)
+    shape = tuple(value.shape)
+    part = shape if not isinstance(value, jax.Array) or value.is_fully_addressable else tuple(value.sharding.shard_shape(shape))
+    sharding = describe_sharding(value.sharding) if isinstance(value, jax.Array) else None
+    return LeafRecord(path, kind, np.dtype(value.dtype).name, shape, impl, sharding, Grid(shape, part, part)), value
+
+
+def storable(name: str, leaf: LeafRecord) -> LeafRecord:
+    """Describes a leaf as it will lie in Orbax's layout, under its name there; raises UnsupportedLeaf."""
+    if leaf.kind not in VALUE_TYPES:
+        message = f"Orbax's layout cannot hold '{name}', a Python {leaf.kind}; leave it out or make it an array or text"
+        raise UnsupportedLeaf(message, leaf=name, found=leaf.kind)
+    if leaf.kind == "str":
+        return replace(leaf, path=name)
+    if leaf.grid is None:
+        return replace(leaf, path=name, dtype=np.asarray(leaf.value).dtype.name, grid=Grid((), (), ()))
+    if 0 in leaf.shape:
+        message = f"Orbax's layout cannot hold '{name}', an array of shape {leaf.shape}: it has no arrays of size zero"
+        raise UnsupportedLeaf(message, leaf=name, found=str(leaf.shape))
+    dtype = dtype_named(leaf.dtype)
+    assert dtype is not None
+    part = leaf.grid.part if leaf.grid.part != leaf.shape else _chunk_shape(leaf.shape, dtype.itemsize)
+    return replace(leaf, path=name, grid=Grid(leaf.shape, part, part))
+
+
+def chunks(leaf: LeafRecord) -> list[int]:
+    assert leaf.grid is not None
+    return list(leaf.grid.part)
+
+
+def _chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Returns chunks of at most CHUNK_BYTES, cut along leading axes."""
+    chunk = list(shape)
+    for axis in range(len(chunk)):
+        rest = itemsize
+        for size in chunk[axis + 1 :]:
+            rest *= size
+        chunk[axis] = max(1, min(chunk[axis], CHUNK_BYTES // rest))
+        if chunk[axis] * rest <= CHUNK_BYTES and chunk[axis] > 1:
+            break
+    return tuple(chunk)
+
+
+def array_spec(base: Mapping[str, Any], leaf: LeafRecord) -> dict[str, Any]:
+    dtype = dtype_named(leaf.dtype)
+    assert dtype is not None
+    inside = "" if base["driver"] == "ocdbt" else base["path"]
+    return {
+        "driver": "zarr",
+        "kvstore": dict(base, path=f"{inside}{leaf.path}/"),
+        "metadata": {
+            "shape": list(leaf.shape),
+            "chunks": chunks(leaf),
+            "dtype": dtype.name if dtype.kind == "V" or dtype.name in vars(ml_dtypes) else dtype.newbyteorder("<").str,
+            "compressor": {"id": "zstd", "level": 1},
+            "fill_value": None,
+            "order": "C",
+        },
+        "store_data_equal_to_fill_value": True,
+    }
+
+
+def pointed(strings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns strings as Orbax finds them: their names are JSON pointers."""
+    root: dict[str, Any] = {}
+    for name, text in strings.items():
+        *parents, last = name.split("/")
+        level = root
+        for parent in parents:
+            level = level.setdefault(parent, {})
+        level[last] = text
+    return root
+
+
+def array_metadatas(leaves: Sequence[LeafRecord]) -> dict[str, Any]:
+    def about(leaf: LeafRecord) -> dict[str, Any]:
+        extra = {"random_key_impl": leaf.impl} if leaf.impl else None
+        return {"param_name": leaf.path, "write_shape": chunks(leaf), "chunk_shape": chunks(leaf), "ext_metadata": extra}
+
+    return {"array_metadatas": [{"array_metadata": about(leaf)} for leaf in leaves]}
+
+
+def shardings_of(leaves: Sequence[LeafRecord]) -> dict[str, str]:
+    usual = {"sharding_type": "SingleDeviceSharding", "device_str": str(jax.local_devices()[0])}
+    texts = {leaf.path: json.dumps(files.sharding_json(leaf.sharding) or usual) for leaf in leaves}
+    return {base64.urlsafe_b64encode(name.encode()).decode(): text for name, text in texts.items()}

@@ -1,0 +1,189 @@
+"""Orbax's JSON files and names, parsed: pure functions from bytes to values. ORBAX's layout is described in docs/from-orbax.md."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import Corrupt, HostileCheckpoint
+
+CHECKPOINT_METADATA = "_CHECKPOINT_METADATA"
+TREE_METADATA = "_METADATA"
+SHARDING = "_sharding"
+STRINGS = "_strings.json"
+MANIFEST = "manifest.ocdbt"
+ARRAY_METADATAS = "array_metadatas"
+COMMITTED = "commit_success.txt"
+MARKER = "orbax.checkpoint"
+DELETION = "_CHECKPOINT_DELETION"
+TEMPORARY = ".orbax-checkpoint-tmp"
+JSON_FILES = ("metadata", "data.json", "metrics")  # v0's JSON item, v1's, and the metrics
+MAX_DEPTH = 200  # keys in one path; Orbax's own trees have a few
+
+_STEP = re.compile(r"(?:.*_)?(\d{1,18})\Z")
+_EMPTIES: Mapping[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": (), "NamedTuple": None}
+_PRNG_TAGS = {"fry": "threefry2x32", "urbg": "unsafe_rbg"}
+
+
+@dataclass(frozen=True)
+class StoredLeaf:
+    """One line of `_METADATA`: `keys` are (key, is an index), `value_type` is Orbax's word for the leaf; an `empty` one has no data."""
+
+    keys: tuple[tuple[str, bool], ...]
+    value_type: str
+    empty: bool
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """Is the path as text."""
+        return tuple(key for key, _ in self.keys)
+
+
+@dataclass(frozen=True)
+class TreeMetadata:
+    """`_METADATA`, parsed. The flags are None where the file does not say."""
+
+    leaves: tuple[StoredLeaf, ...]
+    use_ocdbt: bool | None
+    use_zarr3: bool
+    fills: bool
+
+
+def parse_json(data: bytes, file: str) -> Any:
+    """Parses a JSON file of Orbax's; raises Corrupt naming the file."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(f"{file} is not JSON: {error}; the checkpoint is damaged", file=file) from None
+
+
+def parse_tree_metadata(data: bytes, file: str) -> TreeMetadata:
+    """Parses `_METADATA`; raises Corrupt naming the file when it is not one."""
+    value = parse_json(data, file)
+    if not isinstance(value, dict) or not isinstance(value.get("tree_metadata"), dict):
+        raise Corrupt(f"{file} has no 'tree_metadata'; it does not describe a tree of Orbax's", file=file)
+    leaves = []
+    for name, entry in value["tree_metadata"].items():
+        try:
+            keys = tuple((str(key["key"]), key["key_type"] == 1) for key in entry["key_metadata"])
+            about = entry["value_metadata"]
+            value_type, empty = str(about.get("value_type", "jax.Array")), bool(about.get("skip_deserialize", False))
+        except (KeyError, TypeError, AttributeError):
+            raise Corrupt(f"{file} describes the leaf {name} in a way that Orbax does not", file=file, leaf=name) from None
+        if len(keys) > MAX_DEPTH:
+            raise HostileCheckpoint(f"{file} has a leaf {len(keys)} keys deep; at most {MAX_DEPTH} are read", file=file)
+        leaves.append(StoredLeaf(keys, value_type, empty))
+    return TreeMetadata(
+        tuple(leaves), value.get("use_ocdbt"), bool(value.get("use_zarr3")), not value.get("store_array_data_equal_to_fill_value", False)
+    )
+
+
+def build_tree(leaves: Mapping[tuple[tuple[str, bool], ...], Any]) -> Any:
+    """Returns the nested dicts and lists that `leaves`, by their keys, make up; one without keys is the tree itself."""
+    if list(leaves) == [()]:
+        return leaves[()]
+    root: dict[tuple[str, bool], Any] = {}
+    for keys, value in leaves.items():
+        level = root
+        for key in keys[:-1]:
+            level = level.setdefault(key, {})
+        level[keys[-1]] = _Value(value)
+    return _finish(root)
+
+
+@dataclass(frozen=True)
+class _Value:
+    value: Any
+
+
+def _finish(level: Any) -> Any:
+    if isinstance(level, _Value):
+        return level.value
+    if level and all(index and key.isdigit() for key, index in level):
+        return [_finish(value) for _, value in sorted(level.items(), key=lambda pair: int(pair[0][0]))]
+    return {key: _finish(value) for (key, _), value in level.items()}
+
+
+def empty_value(value_type: str) -> Any:
+    """Returns the container (or None) that an entry without data stands for."""
+    empty = _EMPTIES.get(value_type)
+    return empty.copy() if isinstance(empty, (dict, list)) else empty
+
+
+def parse_array_metadata(data: bytes, file: str) -> dict[str, str]:
+    """Returns the PRNG implementation of each typed key, by the leaf's name, from one file of `array_metadatas`."""
+    found = {}
+    value = parse_json(data, file)
+    for entry in value.get("array_metadatas", ()) if isinstance(value, dict) else ():
+        about = entry.get("array_metadata", {})
+        implementation = (about.get("ext_metadata") or {}).get("random_key_impl")
+        if implementation:
+            found[str(about.get("param_name"))] = prng_name(implementation)
+    return found
+
+
+def prng_name(implementation: str) -> str:
+    """Returns jax's name of a PRNG implementation, which old files call by its tag."""
+    return _PRNG_TAGS.get(implementation, implementation)
+
+
+def parse_shardings(data: bytes, file: str) -> dict[str, Any]:
+    """Returns each leaf's saved sharding, by its name, as our own record says it; leaves that it cannot be read for are left out."""
+    value = parse_json(data, file)
+    found: dict[str, Any] = {}
+    known: dict[str, Any] = {}  # most leaves have the sharding of another one
+    for coded, text in value.items() if isinstance(value, dict) else ():
+        try:
+            if text not in known:
+                known[text] = sharding_facts(json.loads(text))
+            found[base64.urlsafe_b64decode(coded).decode()] = known[text]
+        except (ValueError, TypeError):
+            continue
+    return found
+
+
+def sharding_facts(about: Any) -> Any:
+    """Returns a saved sharding as our own record says it, None for one that it cannot."""
+    try:
+        if about["sharding_type"] == "SingleDeviceSharding":
+            return {"device": int(str(about["device_str"]).rpartition(":")[2].rpartition("_")[2])}
+        if about["sharding_type"] != "NamedSharding":
+            return None
+        spec = [[] if axis is None else [axis] if isinstance(axis, str) else list(axis) for axis in about["partition_spec"]]
+        sizes = [int(size) for size in about["shape"]]
+        devices = _flat(about["device_mesh"]["mesh"]) if about.get("device_mesh") else list(range(math.prod(sizes)))
+        return {"axes": [str(axis) for axis in about["axis_names"]], "sizes": sizes, "devices": devices, "spec": spec}
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def sharding_json(facts: Any) -> dict[str, Any] | None:
+    """Returns a sharding of a record as Orbax writes it, None for one that it cannot say without a device's name."""
+    if not facts or "spec" not in facts:
+        return None
+    mesh: Any = [{"id": number} for number in facts["devices"]]
+    for size in reversed(facts["sizes"][1:]):
+        mesh = [mesh[i : i + size] for i in range(0, len(mesh), size)]
+    return {
+        "sharding_type": "NamedSharding",
+        "shape": facts["sizes"],
+        "axis_names": facts["axes"],
+        "axis_types": ["AxisType.Auto"] * len(facts["axes"]),
+        "partition_spec": [axes if len(axes) > 1 else axes[0] if axes else None for axes in facts["spec"]],
+        "device_mesh": {"mesh": mesh},
+    }
+
+
+def _flat(mesh: Any) -> list[int]:
+    return [number for part in mesh for number in _flat(part)] if isinstance(mesh, list) else [int(mesh["id"])]
+
+
+def step_of(name: str) -> int | None:
+    """Returns the step in a folder's name, `[prefix_]step` with or without leading zeros; None where there is none."""
+    match = _STEP.match(name)
+    return int(match.group(1)) if match and TEMPORARY not in name else None

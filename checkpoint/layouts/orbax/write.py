@@ -1,0 +1,250 @@
+"""Writes checkpoints in Orbax's layout: what its v0 manager and its v1 free functions both restore.
+
+The checkpoint is made under a temporary name that no version of Orbax takes for a step, and gets its own name when all is there. One
+process writes an OCDBT database; several write plain zarr files, each the chunks that it owns, since a database has one writer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import tensorstore as ts
+
+from holdfast.multihost import Group, Solo
+
+from ...errors import CheckpointError, SaveFailed, StepExists, UnsupportedLeaf
+from ...format.record import ItemRecord, LeafRecord
+from ...format.tree import describe, flatten
+from ...storage.path import Place
+from ..orbax import metadata as files
+from .arrays import context_of, kvstore_of
+from .encode import VALUE_TYPES, Keys, array_metadatas, array_spec, chunks, leaf_name, live_leaf, pointed, shardings_of, storable, walk
+
+TREE_HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
+JSON_HANDLER = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
+_MARK = b"written by holdfast\n"  # in files that only have to be there: not every store keeps empty objects
+
+
+class OrbaxWriter:
+    """Writes one checkpoint: `add_tree` (or `add_record`) and `add_json`, `write` for each part that this process owns, then `finish`.
+
+    In a group every process makes the same calls. `abandon` removes what was written so far. For one thread at a time.
+    """
+
+    def __init__(self, place: Place, *, group: Group | None = None, timeout_s: float = 600) -> None:
+        self._final, self._group, self._timeout_s = place, group or Solo(), timeout_s
+        self._local = not any(place.storage.root.startswith(scheme) for scheme in ("gs://", "s3://", "memory://"))
+        parent, _, base = place.name.rpartition("/")
+        self._place = place
+        if self._local:
+            self._place = Place(place.storage, f"{parent}/{base}{files.TEMPORARY}" if parent else f"{base}{files.TEMPORARY}")
+        if self._group.index == 0 and place.names():
+            raise StepExists(f"{place} is there already; choose another place or delete it first", path=str(place))
+        if self._group.index == 0 and self._local:
+            shutil.rmtree(str(self._place), ignore_errors=True)  # of a writer that died
+        self._started_ns = time.time_ns()
+        self._context = context_of(place, cache_pool={"total_bytes_limit": 0})  # what is written is not read again
+        self._files = ts.KvStore.open(kvstore_of(self._place), context=self._context).result()
+        self._handlers: dict[str, str] = {}
+        self._stores: dict[tuple[str, str], Any] = {}
+        self._pending: list[tuple[str, Any]] = []
+        self._ocdbt = self._group.count == 1
+
+    def add_json(self, item: str, value: Any, *, handler: str | None = JSON_HANDLER) -> None:
+        """Adds a JSON item, under the names of both versions."""
+        if handler:
+            self._handlers[item] = handler
+        data = json.dumps(value).encode()
+        for name in ("metadata", "data.json") if handler else ("metrics",):
+            self._put(f"{item}/{name}", data)
+        self._put(f"{item}/{files.COMMITTED}", _MARK)
+
+    def add_tree(self, item: str, tree: Any) -> dict[str, Any]:
+        """Adds an item and makes its arrays, still empty; returns the live arrays by their names in Orbax's layout."""
+        description, paths = describe(tree)
+        leaves = [live_leaf(path, value) for path, value in zip(paths, flatten(tree)[0], strict=True)]
+        names = self.add_record(ItemRecord(item, "tree", (), description, tuple(leaf for leaf, _ in leaves)))
+        return {name: value for name, (leaf, value) in zip(names, leaves, strict=True) if leaf.grid is not None}
+
+    def add_record(self, item: ItemRecord) -> list[str]:
+        """Adds an item as a record describes it, its arrays still empty; returns the leaves' names in Orbax's layout, in their order."""
+        self._handlers[item.name] = TREE_HANDLER
+        entries = list(walk(item.tree, ())) if item.tree != 0 else [((("checkpoint", False),), 0)]
+        names = [leaf_name(keys) for keys, what in entries if isinstance(what, int)]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UnsupportedLeaf(f"two leaves are called '{twice}' in Orbax's layout; rename one of them", leaf=twice)
+        stored = {name: storable(name, leaf) for name, leaf in zip(names, item.leaves, strict=True)}
+        if self._group.index == 0:
+            self._put_metadata(item.name, [(keys, stored[leaf_name(keys)] if isinstance(what, int) else what) for keys, what in entries])
+        self._make(item.name, [leaf for leaf in stored.values() if leaf.kind != "str"])
+        for leaf in stored.values() if self._group.index == 0 else ():
+            if leaf.value is not None and leaf.kind != "str":
+                self.write(item.name, leaf.path, (), np.asarray(leaf.value, leaf.dtype))
+        return names
+
+    def _put_metadata(self, item: str, entries: Sequence[tuple[Keys, LeafRecord | str]]) -> None:
+        tree = {}
+        for keys, leaf in entries:
+            about: dict[str, Any] = {"value_type": leaf, "skip_deserialize": True}
+            if isinstance(leaf, LeafRecord):
+                about = {"value_type": VALUE_TYPES[leaf.kind], "skip_deserialize": False}
+                if about["value_type"] == "jax.Array":
+                    about["write_shape"] = chunks(leaf)
+            tree[repr(tuple(key for key, _ in keys))] = {
+                "key_metadata": [{"key": key, "key_type": 1 if index else 2} for key, index in keys],
+                "value_metadata": about,
+            }
+        metadata = {
+            "tree_metadata": tree,
+            "use_ocdbt": self._ocdbt,
+            "use_zarr3": False,
+            "store_array_data_equal_to_fill_value": True,
+            "custom_metadata": None,
+        }
+        self._put(f"{item}/{files.TREE_METADATA}", json.dumps(metadata).encode())
+        leaves = [leaf for _, leaf in entries if isinstance(leaf, LeafRecord)]
+        arrays = [leaf for leaf in leaves if VALUE_TYPES[leaf.kind] == "jax.Array"]
+        if arrays:
+            self._put(f"{item}/{files.ARRAY_METADATAS}/process_0", json.dumps(array_metadatas(arrays)).encode())
+            self._put(f"{item}/{files.SHARDING}", json.dumps(shardings_of(arrays)).encode())
+        strings = {leaf.path: leaf.value for leaf in leaves if leaf.kind == "str"}
+        if strings:
+            self._put(f"{item}/{files.STRINGS}", json.dumps(pointed(strings)).encode())
+
+    def _make(self, item: str, leaves: Sequence[LeafRecord]) -> None:
+        """Makes the arrays at the primary, then opens them everywhere."""
+        base = kvstore_of(self._place / item)
+        if self._ocdbt:
+            base = {"driver": "ocdbt", "base": base, "config": {"max_inline_value_bytes": 1024, "compression": {"id": "zstd"}}}
+        if self._group.index == 0:
+            self._open(item, base, leaves, create=True)
+        if self._group.count > 1:
+            self._group.barrier(f"orbax/{item}/made", timeout_s=self._timeout_s)
+            if self._group.index:
+                self._open(item, base, leaves, create=False)
+
+    def _open(self, item: str, base: Mapping[str, Any], leaves: Sequence[LeafRecord], *, create: bool) -> None:
+        pending = {}
+        for leaf in leaves:
+            try:
+                pending[leaf.path] = ts.open(array_spec(base, leaf), context=self._context, create=create, open=not create)
+            except (ValueError, NotImplementedError) as error:
+                raise UnsupportedLeaf(f"Orbax's layout cannot hold '{leaf.path}': {error}", leaf=leaf.path) from error
+        for name, future in pending.items():
+            try:
+                self._stores[item, name] = future.result()
+            except (ValueError, OSError, NotImplementedError) as error:
+                raise SaveFailed(f"'{name}' could not be made in {self._final}: {error}", path=str(self._final)) from error
+
+    def write(self, item: str, name: str, index: tuple[slice, ...], array: np.ndarray[Any, Any]) -> None:
+        """Starts writing one part of a leaf; the array must stay as it is until `flush`."""
+        store = self._stores[item, name][index] if index else self._stores[item, name]
+        self._pending.append((name, store.write(array, can_reference_source_data_indefinitely=True)))
+
+    def flush(self) -> None:
+        """Waits for what `write` has started; raises SaveFailed naming the leaf."""
+        pending, self._pending = self._pending, []
+        for name, future in pending:
+            try:
+                future.result()
+            except (ValueError, OSError) as error:
+                raise SaveFailed(f"'{name}' could not be written to {self._final}: {error}", path=str(self._final)) from error
+
+    def finish(self, *, metrics: Mapping[str, Any] | None = None, metadata: Any = None) -> None:
+        """Waits for all writers, then makes the checkpoint appear, whole."""
+        self.flush()
+        if self._group.count > 1:
+            self._group.barrier("orbax/written", timeout_s=self._timeout_s)
+        if self._group.index == 0:
+            self._commit(metrics, metadata)
+        if self._group.count > 1:
+            self._group.barrier("orbax/committed", timeout_s=self._timeout_s)
+
+    def _commit(self, metrics: Mapping[str, Any] | None, metadata: Any) -> None:
+        for item, handler in self._handlers.items():
+            if handler == TREE_HANDLER:
+                self._put(f"{item}/{files.COMMITTED}", _MARK)
+        if metrics:
+            self.add_json("metrics", dict(metrics), handler=None)
+        about = {
+            "item_handlers": self._handlers,
+            "metrics": dict(metrics or {}),
+            "performance_metrics": {},
+            "init_timestamp_nsecs": self._started_ns,
+            "commit_timestamp_nsecs": time.time_ns(),
+            "custom_metadata": metadata if isinstance(metadata, dict) else {},
+        }
+        self._put(files.CHECKPOINT_METADATA, json.dumps(about).encode())
+        self._put(files.MARKER, _MARK)
+        self._put(files.COMMITTED, _MARK)
+        if self._local:
+            os.rename(str(self._place), str(self._final))
+            _sync_folder(os.path.dirname(str(self._final)))
+
+    def abandon(self) -> None:
+        """Removes what an unfinished save has written, once what is on its way has arrived: it would come back after the deletion."""
+        pending, self._pending = self._pending, []
+        for _, future in pending:
+            with contextlib.suppress(Exception):  # why the save is abandoned is known
+                future.result()
+        self._stores = {}
+        if self._group.index == 0:
+            self._files.delete_range(ts.KvStore.KeyRange()).result()
+            if self._local:
+                shutil.rmtree(str(self._place), ignore_errors=True)  # empty folders
+
+    def _put(self, name: str, data: bytes) -> None:
+        if self._group.index == 0:
+            self._files.write(name, data).result()
+
+
+def save_orbax(
+    place: Place,
+    items: Mapping[str, Any],
+    *,
+    json_items: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    metadata: Any = None,
+    group: Group | None = None,
+    timeout_s: float = 600,
+) -> None:
+    """Saves live trees in Orbax's layout; each process writes the first copy of the shards that it holds. Blocks until all is durable.
+
+    Raises StepExists, UnsupportedLeaf for what Orbax cannot hold (arrays of size zero, bytes), SaveFailed.
+    """
+    writer = OrbaxWriter(place, group=group, timeout_s=timeout_s)
+    try:
+        for item, tree in items.items():
+            for name, value in writer.add_tree(item, tree).items():
+                for index, array in _owned(value, primary=group is None or group.index == 0):
+                    writer.write(item, name, index, array)
+        for item, value in (json_items or {}).items():
+            writer.add_json(item, value)
+        writer.finish(metrics=metrics, metadata=metadata)
+    except CheckpointError:
+        writer.abandon()
+        raise
+
+
+def _owned(value: Any, *, primary: bool) -> list[tuple[tuple[slice, ...], np.ndarray[Any, Any]]]:
+    """Returns the parts of a live array that this process writes."""
+    if not isinstance(value, jax.Array) or value.is_fully_addressable:
+        return [((), np.asarray(value))] if primary else []
+    return [(shard.index, np.asarray(shard.data)) for shard in value.addressable_shards if shard.replica_id == 0]
+
+
+def _sync_folder(folder: str) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

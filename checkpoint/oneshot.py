@@ -1,0 +1,199 @@
+"""Saves, loads and verifies one checkpoint without a manager, in the layout that managers use."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+
+from holdfast.coordination import HoldfastError
+from holdfast.multihost import Group, default_group
+
+from .errors import CheckpointError, StepExists, StepNotFound, describe, failure_of
+from .format.record import read_record
+from .format.rename import Names
+from .inspection import open_checkpoint
+from .layouts.detect import open_source, restore_source
+from .options import Options
+from .restoring.per_process import Own
+from .restoring.restore import How, restore_item
+from .saving.pack_writer import write_snapshot
+from .saving.plan import Plan
+from .saving.plan_mismatch import PlansDiffer, check_reports, explain, hear
+from .saving.planner import Planner
+from .saving.protocol import Outcome, SaveReport, check
+from .saving.record_builder import build_record
+from .saving.snapshot import take_snapshot
+from .steps.claims import FOLDER, Writer
+from .steps.object_claims import open_claims
+from .steps.opening import open_root
+from .storage.base import Storage
+from .storage.path import Place, open_storage
+from .storage.tombstone import RECORD_NAME
+
+
+def save(
+    path: str | os.PathLike[str],
+    state: Any,
+    *,
+    item: str = "state",
+    step: int = 0,
+    metadata: Any = None,
+    overwrite: bool = False,
+    group: Group | None = None,
+    timeout_s: float = 600.0,
+    layout: Literal["holdfast", "orbax"] = "holdfast",
+    per_process: Callable[[str], bool] | None = None,
+) -> None:
+    """Saves a tree as a checkpoint in the folder `path`, durably; blocks until it is there. Every process of the group calls it.
+
+    `per_process` says which leaves each process keeps for itself (see Options).
+
+    With `layout="orbax"` it is a checkpoint of Orbax's, which its v0 manager (as a step folder of a root) and its v1 functions restore.
+
+    Raises StepExists where one is there (unless `overwrite`), UnsupportedLeaf, SaveFailed naming the process that failed, CheckpointError
+    for a folder that cannot be written; on every process alike. `group=None` is the job's processes, or this one alone.
+    """
+    group = group if group is not None else default_group()
+    if layout == "orbax":
+        from .layouts.orbax.write import save_orbax
+
+        save_orbax(Place.of(path), {item: state}, metadata=metadata, group=group, timeout_s=timeout_s)
+        return
+    storage = open_storage(path)
+    claims = open_claims(storage)
+    writer = open_root(storage, claims, group, Options(save_timeout_s=timeout_s)).writer
+    try:
+        planner = Planner(
+            group.index,
+            group.count,
+            processes=getattr(group, "processes", None),
+            max_file_bytes=storage.max_file_bytes,
+            per_process=per_process,
+        )
+        _save(storage, group, writer, planner, item, state, step, metadata, overwrite, timeout_s)
+    finally:
+        if group.index == 0:
+            claims.fence(writer.id)
+            storage.delete([f"{FOLDER}/"])
+
+
+def _save(
+    storage: Storage,
+    group: Group,
+    writer: Writer,
+    planner: Planner,
+    item: str,
+    state: Any,
+    step: int,
+    metadata: Any,
+    overwrite: bool,
+    timeout_s: float,
+) -> None:
+    name, started_s, plan, own_error = f"checkpoint/save/{writer.id}", time.time(), None, None
+    try:
+        if group.index == 0 and not overwrite:
+            _refuse_existing(storage)
+        plan = planner.plan(state)
+        report = write_snapshot(take_snapshot(plan, state), storage, "", item, writer.id)
+        message = SaveReport(group.index, 0, step, {item: report})
+    except Exception as error:
+        own_error = error
+        text = str(error) if isinstance(error, StepExists) else describe(error)
+        message = SaveReport(group.index, 0, step, error=text, kind=type(error).__name__)
+    gathered = group.gather(f"{name}/report", message.to_bytes(), timeout_s=timeout_s)
+    if gathered is None:
+        told = Outcome.from_bytes(hear(group, name, {item: plan} if plan is not None else {}, timeout_s))
+    else:
+        told = _commit(storage, writer, item, plan, gathered, step, metadata, started_s, overwrite)
+        if isinstance(told.error, PlansDiffer):
+            told = Outcome(step, explain(group, name, told.error, plan))
+        group.broadcast(f"{name}/outcome", told.to_bytes(), timeout_s=timeout_s)
+    if told.error is not None:
+        _drop_own(storage, item, writer, group.index)
+        if isinstance(own_error, HoldfastError) and group.count == 1:
+            raise own_error
+        raise told.error from own_error
+
+
+def _refuse_existing(storage: Storage) -> None:
+    if any(entry.name == RECORD_NAME for entry in storage.list("")):
+        message = f"{storage.root} holds a checkpoint already; save to another folder, or pass overwrite=True"
+        raise StepExists(message, path=storage.root)
+
+
+def _commit(
+    storage: Storage,
+    writer: Writer,
+    item: str,
+    plan: Plan | None,
+    gathered: Sequence[bytes],
+    step: int,
+    metadata: Any,
+    started_s: float,
+    overwrite: bool,
+) -> Outcome:
+    try:
+        reports = [SaveReport.from_bytes(data) for data in gathered]
+        check(reports, 0, step)
+        assert plan is not None
+        items = [report.items[item] for report in reports]
+        check_reports(item, plan, items)
+        facts = {"writer": writer.id, "processes": len(reports), "started_s": started_s, "finished_s": time.time(), "metadata": metadata}
+        record = build_record(step, {item: (plan, items)}, **facts)
+        old = _old_names(storage) if overwrite else []
+        storage.commit(RECORD_NAME, record, f"{FOLDER}/{writer.id}", replace=overwrite)
+        storage.delete([name for name in old if f"-{writer.id}." not in name])
+        return Outcome(step)
+    except FileExistsError:
+        return Outcome(step, StepExists(f"{storage.root} holds a checkpoint already: somebody saved it meanwhile", path=storage.root))
+    except Exception as error:
+        return Outcome(step, failure_of(error, step, 0))
+
+
+def _old_names(storage: Storage) -> list[str]:
+    try:
+        return read_record(storage, "").file_names()
+    except CheckpointError:
+        return []
+
+
+def _drop_own(storage: Storage, item: str, writer: Writer, rank: int) -> None:
+    """Deletes what this process wrote of a save that failed."""
+    start, end = f"{item}/{rank:05d}-", f"-{writer.id}.safetensors"
+    names = [entry.name for entry in storage.list(item) if entry.name.startswith(start) and entry.name.endswith(end)]
+    storage.delete([*names, f"{item}/"])
+
+
+def load(
+    path: str | os.PathLike[str],
+    like: Any = None,
+    *,
+    item: str = "state",
+    partial: bool | Callable[[str], bool] = False,
+    cast: bool = False,
+    types: Sequence[type] = (),
+    rename: Names = None,
+    host_memory_bytes: int | None = None,
+    process: int | None = None,
+) -> Any:
+    """Restores one item of the checkpoint in the folder `path`, or of the latest step where it is a root of steps (the log says which).
+
+    The checkpoint may be holdfast's, Orbax's, or a safetensors file or folder. The arguments mean what they mean for
+    `CheckpointManager.restore`; `rename` turns the paths of stored leaves into those of `like`: a mapping, rules of (pattern,
+    replacement), or a function. Each process of a job may call it, with shardings of its own devices or of all. Raises StepNotFound,
+    TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
+    """
+    try:
+        storage, step_dir, record = open_checkpoint(path)
+        foreign = rename is not None
+    except StepNotFound:
+        foreign = True
+    own = Own(jax.process_index(), jax.process_count()) if process is None else Own(process)
+    how = How(partial=partial, cast=cast, types=types, own=own, host_memory_bytes=host_memory_bytes)
+    if foreign:
+        return restore_source(open_source(path), item, like, how, rename=rename)
+    return restore_item(storage, step_dir, record, item, like, how)

@@ -1,0 +1,123 @@
+"""Options: the settings of a manager that are no policy, as one value; what it counts; and a progress bar."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+class ProgressBar:
+    """Shows the save in flight as a rich progress bar: `Options(progress=ProgressBar())`. Thread-safe.
+
+    A bar appears with a save's first bytes and goes with its last; where there is no terminal, nothing is shown.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bar: object | None = None
+
+    def __call__(self, seen: Progress) -> None:
+        """Draws the bar anew."""
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+        from rich.progress import Progress as Rich
+
+        with self._lock:
+            if self._bar is None:
+                columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+                bar = Rich(*columns, console=Console(stderr=True), transient=True)
+                if not bar.console.is_terminal:
+                    return
+                bar.add_task(f"{seen.phase} step {seen.step}", total=seen.total_bytes)
+                bar.start()
+                self._bar = bar
+            bar = self._bar  # type: ignore[assignment]
+            bar.update(bar.task_ids[0], completed=seen.done_bytes)
+            if seen.done_bytes >= seen.total_bytes:
+                bar.stop()
+                self._bar = None
+
+
+@dataclass
+class Statistics:
+    """Counts saves, restores and deletions. Thread-safe."""
+
+    saves: int = 0
+    saves_failed: int = 0
+    saves_skipped: int = 0
+    save_s: float = 0.0
+    save_blocked_s: float = 0.0
+    save_bytes: int = 0
+    restores: int = 0
+    restore_s: float = 0.0
+    restore_bytes: int = 0
+    steps_deleted: int = 0
+    delete_s: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, **amounts: float) -> None:
+        """Adds to counters, by name."""
+        with self._lock:
+            for name, amount in amounts.items():
+                setattr(self, name, getattr(self, name) + amount)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all counters, in JSON types."""
+        with self._lock:
+            return {name: getattr(self, name) for name in self.__dataclass_fields__ if not name.startswith("_")}
+
+
+DAY_S = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a save of this process is: `done_bytes` of the `total_bytes` that it writes are out. `phase` is "save"."""
+
+    step: int
+    phase: str
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Settings of a CheckpointManager.
+
+    save_timeout_s: from the call of `save` to the commit; a process that has not reported by then fails the save on all.
+    exit_timeout_s: how long an interpreter that exits waits for a save in flight.
+    on_busy: what `save` does while the last save is in flight: "wait" for it, or "skip" this one (in a group the step after is agreed on).
+    host_memory_bytes: bound on the host memory that a snapshot holds; `save` blocks for the rest (None: all at once).
+    single_writer: promises that nobody else writes to this root, where the store has no atomic create-if-absent.
+    read_only: takes no claim: `save` and `delete` are errors, and nothing is written.
+    check_free_space: refuses a save that does not fit on the disk before it begins.
+    progress: called with a `Progress` from background threads, a few times a second at most.
+    claim_age_s: on stores without locks, the age from which a claim that was not renewed counts as dead.
+    per_process: says of a leaf's path whether each process keeps its own value, `lambda path: path.startswith("reader.")`. Such a leaf is a
+        value of the host (numpy, Python, an array on this process's devices) of one shape and dtype everywhere; without this it has to be
+        equal on all processes. It comes back on as many processes, or by `restore(process=...)`.
+    hang_timeout_s: without a question about a step or a save for so long, the stacks of all threads go to the log and to the coordinator
+        (see `multihost.watchdog`); None: nobody watches. With `hang_exit` the process then ends with exit code 124.
+    """
+
+    save_timeout_s: float = 600.0
+    exit_timeout_s: float = 600.0
+    on_busy: Literal["wait", "skip"] = "wait"
+    host_memory_bytes: int | None = None
+    single_writer: bool = False
+    read_only: bool = False
+    check_free_space: bool = True
+    progress: Callable[[Progress], None] | None = None
+    claim_age_s: float = DAY_S
+    per_process: Callable[[str], bool] | None = None
+    hang_timeout_s: float | None = None
+    hang_exit: bool = False
+
+    def __post_init__(self) -> None:
+        if self.on_busy not in ("wait", "skip"):
+            raise ValueError(f'Options: on_busy is "wait" or "skip", not {self.on_busy!r}')
+        for name in ("save_timeout_s", "exit_timeout_s", "claim_age_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"Options: {name} must be above 0, found {getattr(self, name)!r}")

@@ -1,0 +1,1 @@
+"""From the record to a live tree."""

@@ -1,0 +1,55 @@
+"""Puts arrays of the host on this process's devices: one call a leaf, no copy where the host's memory is the device's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+Region = tuple[tuple[int, int], ...]
+
+
+def region_of(index: Sequence[slice], shape: Sequence[int]) -> Region:
+    """Returns an index of slices as (start, stop) an axis."""
+    return tuple((piece.start or 0, size if piece.stop is None else piece.stop) for piece, size in zip(index, shape, strict=True))
+
+
+class Placement:
+    """Says which region each of this process's devices needs of arrays of one shape, dtype and sharding; made once for all of them.
+
+    Raises ValueError where the sharding cannot divide the shape.
+    """
+
+    def __init__(self, sharding: Sharding, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        sharding.shard_shape(shape)
+        self._sharding, self._shape = sharding, shape
+        indices = sharding.addressable_devices_indices_map(shape)
+        self._devices = list(indices)
+        self._device_regions = [region_of(index or (), shape) for index in indices.values()]
+        self.regions = list(dict.fromkeys(self._device_regions))
+        self._make = _batched_put(sharding, shape, dtype, self._devices)
+
+    def put(self, arrays: dict[Region, np.ndarray[Any, Any]]) -> jax.Array:
+        """Returns the array whose regions these are; the memory is the array's from now on."""
+        if self._make is not None:
+            return self._make([arrays[region] for region in self._device_regions])
+        shape = self._shape
+        return jax.make_array_from_callback(shape, self._sharding, lambda index: arrays[region_of(index or (), shape)])
+
+
+def _batched_put(
+    sharding: Sharding, shape: tuple[int, ...], dtype: np.dtype[Any], devices: list[Any]
+) -> Callable[[list[Any]], jax.Array] | None:
+    """Returns what `make_array_from_callback` ends in, without its checks of each array; None where this jax has no such function."""
+    try:
+        from jax._src import core
+        from jax._src.interpreters import pxla
+
+        aval = core.update_aval_with_sharding(core.ShapedArray(shape, dtype), sharding)
+        put: Any = pxla.batched_device_put
+    except (ImportError, AttributeError, TypeError):
+        return None
+    return lambda arrays: put(aval, sharding, arrays, devices)

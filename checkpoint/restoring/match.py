@@ -1,0 +1,189 @@
+"""How saved leaves come back: each is compared with its `like`, before anything is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, NoReturn
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from ..errors import TreeMismatch
+from ..format.dtypes import dtype_named, name_of
+from ..format.record import ItemRecord, LeafRecord
+from ..format.sharding import show_sharding
+from ..format.tree import VALUE_TYPES, is_key
+
+LISTED = 5  # leaves that a message names
+
+_PYTHON_KINDS = {"b": bool, "i": int, "u": int, "c": complex}
+
+
+class _Saved:
+    def __repr__(self) -> str:
+        return "SAVED"
+
+
+SAVED: Final = _Saved()  # a `like`: the saved shardings, on this job's devices
+
+
+class Want(NamedTuple):
+    """One leaf that is to come back: as "numpy", "scalar", "jax" (with a sharding, or where jax puts it) or a Python "value"."""
+
+    leaf: LeafRecord
+    form: str
+    dtype: np.dtype[Any] | None = None  # where it differs from the saved one
+    sharding: Sharding | None = None
+
+
+def check_paths(item: ItemRecord, wanted: Sequence[str], *, strict: bool) -> None:
+    """Raises TreeMismatch listing the wanted leaves that were not saved and, if strict, the saved ones that are not wanted."""
+    saved, asked = {leaf.path for leaf in item.leaves}, set(wanted)
+    if saved == asked or (not strict and asked <= saved):
+        return
+    missing = [path for path in wanted if path not in saved]
+    unexpected = [leaf.path for leaf in item.leaves if leaf.path not in asked] if strict else []
+    lines = []
+    if missing:
+        lines.append(f"{_count(missing)} of `like` not in the checkpoint: {_listed(missing)}")
+    if unexpected:
+        lines.append(f"{_count(unexpected)} of the checkpoint not in `like`: {_listed(unexpected)} (partial=True leaves them out)")
+    expected, found = ("a leaf", "none") if missing else ("none", "a leaf")
+    raise TreeMismatch(f"item {item.name!r}: " + "; ".join(lines), leaf=(missing or unexpected)[0], expected=expected, found=found)
+
+
+def _count(paths: Sequence[str]) -> str:
+    return "1 leaf" if len(paths) == 1 else f"{len(paths)} leaves"
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return ", ".join(map(repr, paths[:LISTED])) + (f" and {len(paths) - LISTED} more" if len(paths) > LISTED else "")
+
+
+def want_as_saved(leaf: LeafRecord, *, on_devices: bool) -> Want:
+    """Returns how a leaf comes back without a `like`: numpy always, or with its saved sharding."""
+    _check_is_there(leaf)
+    if leaf.grid is None:
+        return Want(leaf, "value")
+    if not on_devices or leaf.kind in ("numpy", "scalar"):
+        return Want(leaf, "scalar" if leaf.kind == "scalar" else "numpy")
+    _check_width(leaf, leaf_dtype(leaf))
+    return Want(leaf, "jax", sharding=saved_sharding(leaf))
+
+
+def leaf_dtype(leaf: LeafRecord) -> np.dtype[Any]:
+    dtype = dtype_named(leaf.dtype)
+    assert dtype is not None
+    return dtype
+
+
+def _check_is_there(leaf: LeafRecord) -> None:
+    if leaf.refusal:
+        raise TreeMismatch(leaf.refusal, leaf=leaf.path, expected="this process's copy", found="copies of other processes")
+
+
+def _check_width(leaf: LeafRecord, dtype: np.dtype[Any]) -> None:
+    if dtype.itemsize >= 8 and jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        message = f"the leaf {leaf.path!r} is wanted as a jax.Array of {dtype.name}, which jax has only with jax_enable_x64; ask for numpy"
+        raise TreeMismatch(message, leaf=leaf.path, expected=dtype.name, found=show_leaf(leaf))
+
+
+def saved_sharding(leaf: LeafRecord) -> Sharding | None:
+    """Returns a leaf's saved sharding on the devices of this job; raises TreeMismatch where they do not fit."""
+    facts = leaf.sharding
+    if facts is None:
+        return None
+    devices = {device.id: device for device in jax.devices()}
+    try:
+        if "device" in facts:
+            return SingleDeviceSharding(devices[facts["device"]])
+        chosen = np.array([devices[number] for number in facts["devices"]], object).reshape(facts["sizes"])
+        spec: Any = PartitionSpec(*(tuple(axes) or None for axes in facts["spec"]))  # type: ignore[no-untyped-call]
+        return NamedSharding(Mesh(chosen, facts["axes"]), spec)
+    except (KeyError, TypeError, ValueError) as error:
+        shown, found = show_sharding(facts), f"{len(devices)} devices"
+        message = f"the saved sharding of {leaf.path!r} ({shown}) does not fit this job's {found}; pass a `like` with shardings"
+        raise TreeMismatch(message, leaf=leaf.path, expected=shown, found=found) from error
+
+
+def match(leaf: LeafRecord, like: Any, cast: bool) -> Want:
+    """Returns how a saved leaf comes back as its `like`; raises TreeMismatch naming path, both shapes and both dtypes."""
+    _check_is_there(leaf)
+    if type(like) in VALUE_TYPES:
+        return _match_value(leaf, like)
+    shape, dtype = getattr(like, "shape", None), getattr(like, "dtype", None)
+    if shape is None or dtype is None:
+        refuse(leaf, f"a {type(like).__name__}")
+    if leaf.per_process and not getattr(_sharding_of(like), "is_fully_addressable", True):
+        refuse(leaf, "one array of several processes, though each keeps its own")
+    if not isinstance(dtype, np.dtype) and is_key(like):
+        return _match_key(leaf, like)
+    dtype = np.dtype(dtype)
+    name = name_of(dtype)
+    if leaf.grid is None:
+        if shape or leaf.kind not in ("bool", "int", "float", "complex") or not np.can_cast(type(leaf.value), dtype, "same_kind"):
+            refuse(leaf, f"{name}{list(shape)}")
+    elif leaf.kind == "key" or shape != leaf.shape or (leaf.dtype != name and not (cast and _can_cast(leaf, dtype))):
+        refuse(leaf, f"{name}{list(shape)}")
+    if leaf.grid is None and not _holds(dtype, leaf.value):
+        refuse(leaf, f"{name}[], which cannot hold it")
+    changed = None if leaf.dtype == name else dtype
+    if isinstance(like, np.ndarray):
+        return Want(leaf, "numpy", changed)
+    if isinstance(like, np.generic):
+        return Want(leaf, "scalar", changed)
+    _check_width(leaf, dtype)
+    return Want(leaf, "jax", changed, _sharding_of(like))
+
+
+def _holds(dtype: np.dtype[Any], value: Any) -> bool:
+    try:
+        np.asarray(value, dtype)
+    except OverflowError:
+        return False
+    return True
+
+
+def _can_cast(leaf: LeafRecord, dtype: np.dtype[Any]) -> bool:
+    return leaf_dtype(leaf).kind != "c" or dtype.kind == "c"
+
+
+def refuse(leaf: LeafRecord, expected: str) -> NoReturn:
+    """Raises TreeMismatch: the caller expected something else."""
+    found = show_leaf(leaf)
+    message = f"the leaf {leaf.path!r} was expected as {expected}, the checkpoint has {found}"
+    raise TreeMismatch(message, leaf=leaf.path, expected=expected, found=found)
+
+
+def _match_value(leaf: LeafRecord, like: Any) -> Want:
+    kind = type(like)
+    if leaf.grid is None:
+        fits = leaf.kind == kind.__name__
+    else:
+        fits = leaf.shape == () and leaf.kind != "key" and _PYTHON_KINDS.get(leaf_dtype(leaf).kind, float) is kind
+    if not fits:
+        refuse(leaf, f"a Python {kind.__name__}")
+    return Want(leaf, "value")
+
+
+def _match_key(leaf: LeafRecord, like: Any) -> Want:
+    impl = str(jax.random.key_impl(like)) if isinstance(like, jax.Array) else like.dtype._impl.name
+    if leaf.kind != "key" or leaf.impl != impl or leaf.shape[:-1] != tuple(like.shape):
+        refuse(leaf, f"key<{impl}>{list(like.shape)}")
+    return Want(leaf, "jax", sharding=_sharding_of(jax.random.key_data(like) if isinstance(like, jax.Array) else like))
+
+
+def _sharding_of(like: Any) -> Sharding | None:
+    """Returns where a leaf is to lie; None, where jax puts what is not committed."""
+    sharding = getattr(like, "sharding", None)
+    if not isinstance(sharding, Sharding) or not getattr(like, "committed", True):
+        return None
+    return sharding
+
+
+def show_leaf(leaf: LeafRecord) -> str:
+    """Returns dtype and shape, or the type of a value, for people."""
+    if leaf.grid is None:
+        return f"a Python {leaf.kind}"
+    return f"key<{leaf.impl}>{list(leaf.shape[:-1])}" if leaf.kind == "key" else f"{leaf.dtype}{list(leaf.shape)}"

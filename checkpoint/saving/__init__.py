@@ -1,0 +1,1 @@
+"""From a live tree to a committed record."""

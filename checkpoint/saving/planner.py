@@ -1,0 +1,198 @@
+"""Makes plans of trees of arrays, and keeps the last ones: reads from jax what the pure plan needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, Sharding
+from jax.tree_util import PyTreeDef
+
+from ..errors import UnsupportedLeaf
+from ..format.dtypes import can_store, name_of
+from ..format.sharding import axes_of, describe_sharding
+from ..format.tree import VALUE_TYPES, describe, flatten, is_key, paused_gc, type_name
+from .plan import Layout, Leaf, Plan, make_plan
+
+KEPT_PLANS = 8
+
+
+class _Kept(NamedTuple):
+    treedef: PyTreeDef
+    facts: list[tuple[type, Any, Any]]
+    plan: Plan
+
+
+class Planner:
+    """Makes the plans of a manager's saves; plans are cached by (treedef, avals, shardings). For one thread at a time.
+
+    `index` and `count` are the group's; `processes[rank]` is the runtime index of each member (default: range(count)). Plans depend on
+    `max_file_bytes` (the store's) too, so all processes pass the same. `per_process` says of a leaf's path whether each keeps its own.
+    """
+
+    def __init__(
+        self,
+        index: int = 0,
+        count: int = 1,
+        *,
+        processes: Sequence[int] | None = None,
+        max_file_bytes: int | None = None,
+        per_process: Callable[[str], bool] | None = None,
+    ) -> None:
+        self._index, self._count, self._max_file_bytes, self._per_process = index, count, max_file_bytes, per_process
+        self._rows: dict[int, Layout] = {}
+        self._ranks = {process: rank for rank, process in enumerate(processes if processes is not None else range(count))}
+        self._kept: list[_Kept] = []
+        self._layouts: dict[tuple[Sharding, tuple[int, ...]], tuple[Layout, Any]] = {}
+        self._described: dict[Sharding, Any] = {}
+
+    def plan(self, tree: Any) -> Plan:
+        """Returns the plan of a tree; raises UnsupportedLeaf naming the leaf's path and what to do."""
+        leaves, treedef = flatten(tree)
+        for kept in self._kept:
+            if kept.treedef == treedef and _same(kept.facts, leaves):
+                return kept.plan
+        with paused_gc():
+            plan = self._make(tree, leaves)
+            self._kept = [_Kept(treedef, [_facts(leaf) for leaf in leaves], plan), *self._kept[: KEPT_PLANS - 1]]
+        return plan
+
+    def _make(self, tree: Any, leaves: Sequence[Any]) -> Plan:
+        self._layouts, self._described = {}, {}
+        description, paths = describe(tree)
+        assert len(paths) == len(leaves)
+        described = [self._leaf(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
+        return make_plan(description, described, self._index, self._count, max_file_bytes=self._max_file_bytes)
+
+    def _leaf(self, path: str, leaf: Any) -> Leaf:
+        mine = self._per_process is not None and self._per_process(path)
+        made = self._jax_leaf(path, leaf, local=mine or self._count > 1) if isinstance(leaf, jax.Array) else _host_leaf(path, leaf)
+        return self._kept_per_process(made) if mine else made
+
+    def _kept_per_process(self, leaf: Leaf) -> Leaf:
+        """Returns a leaf of which every process writes its own."""
+        if leaf.is_value:
+            return replace(leaf, per_process=True)
+        if leaf.layout is not None:
+            message = (
+                f"the leaf {leaf.path!r} is one array of several processes, and cannot be kept per process; leave it out of per_process"
+            )
+            raise UnsupportedLeaf(message, leaf=leaf.path, found=str(leaf.sharding))
+        rows = self._rows.setdefault(len(leaf.shape), row_layout(self._count, len(leaf.shape)))
+        return replace(leaf, shape=(self._count, *leaf.shape), layout=rows, per_process=True)
+
+    def _jax_leaf(self, path: str, leaf: jax.Array, *, local: bool) -> Leaf:
+        if isinstance(leaf, jax.core.Tracer):
+            raise UnsupportedLeaf(f"the leaf {path!r} is a tracer: save outside of jit and grad", leaf=path, found="tracer")
+        if leaf.is_deleted():
+            raise UnsupportedLeaf(f"the leaf {path!r} was deleted or donated: save it before that", leaf=path, found="deleted array")
+        kind, impl = "array", ""
+        if is_key(leaf):
+            kind, impl = "key", str(jax.random.key_impl(leaf))
+            leaf = jax.random.key_data(leaf)
+        dtype = np.dtype(leaf.dtype)
+        _check_dtype(path, dtype)
+        if local and leaf.is_fully_addressable:
+            return Leaf(path, kind, dtype.name, leaf.shape, dtype.itemsize, impl=impl)
+        layout, sharding = self._layout(path, leaf)
+        return Leaf(path, kind, name_of(dtype), leaf.shape, dtype.itemsize, layout, sharding, impl)
+
+    def _layout(self, path: str, leaf: jax.Array) -> tuple[Layout, Any]:
+        """Returns the layout and the description of a leaf's sharding, made once for all leaves of that shape and sharding."""
+        key = (leaf.sharding, leaf.shape)
+        if key not in self._layouts:
+            layout = make_layout(leaf, self._ranks)
+            if (layout.holders[1] == 0).any():
+                message = f"parts of the leaf {path!r} are on processes outside of this group; save it with a group that holds all of it"
+                raise UnsupportedLeaf(message, leaf=path, found=str(leaf.sharding))
+            self._layouts[key] = layout, self._described.setdefault(leaf.sharding, describe_sharding(leaf.sharding))
+        return self._layouts[key]
+
+
+def _host_leaf(path: str, leaf: Any) -> Leaf:
+    if isinstance(leaf, np.generic) or type(leaf) in (np.ndarray, np.memmap):
+        _check_dtype(path, leaf.dtype)
+        kind = "numpy" if isinstance(leaf, np.ndarray) else "scalar"
+        return Leaf(path, kind, leaf.dtype.name, leaf.shape, leaf.dtype.itemsize)
+    if type(leaf) in VALUE_TYPES:
+        return Leaf(path, type(leaf).__name__)
+    advice = "save its arrays, or register its class as a pytree (jax.tree_util.register_dataclass)"
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        advice = "it has no values: save the array that it describes"
+    message = f"the leaf {path!r} is a {type_name(type(leaf))}, which cannot be saved; {advice}"
+    raise UnsupportedLeaf(message, leaf=path, found=type_name(type(leaf)))
+
+
+def _facts(leaf: Any) -> tuple[type, Any, Any]:
+    """Returns a type and two objects whose equality means the same plan; those of jax arrays are often identical from save to save."""
+    if isinstance(leaf, jax.Array):
+        return type(leaf), leaf.aval, leaf.sharding
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return type(leaf), leaf.dtype, leaf.shape
+    return type(leaf), None, None
+
+
+def _same(kept: list[tuple[Any, Any, Any]], leaves: list[Any]) -> bool:
+    for leaf, (cls, first, second) in zip(leaves, kept, strict=True):
+        if type(leaf) is not cls:
+            return False
+        if hasattr(cls, "aval"):
+            if leaf.sharding is not second and leaf.sharding != second:
+                return False
+            if leaf.aval is not first and leaf.aval != first:
+                return False
+        elif second is not None and (leaf.dtype != first or leaf.shape != second):
+            return False
+    return True
+
+
+def _check_dtype(path: str, dtype: np.dtype[Any]) -> None:
+    if not can_store(dtype):
+        message = f"the leaf {path!r} has dtype {dtype!s} ({dtype.str}), which cannot be saved; convert it to a little-endian number dtype"
+        raise UnsupportedLeaf(message, leaf=path, found=str(dtype))
+
+
+def row_layout(count: int, rank: int) -> Layout:
+    """Returns the layout of [count, ...]: a row a process, `rank` more axes. The rows are the host's."""
+    return Layout((count, *(1,) * rank), np.arange(count)[:, None], np.full((count, 1), -1))
+
+
+def make_layout(array: jax.Array, ranks: dict[int, int]) -> Layout:
+    """Returns where the shards of an array lie, by arithmetic on mesh and spec where it has them."""
+    slots = {shard.device: slot for slot, shard in enumerate(array.addressable_shards)}
+    sharding, shape = array.sharding, array.shape
+    if isinstance(sharding, NamedSharding):
+        parts, devices = _named_cells(sharding, len(shape))
+    else:
+        parts, devices = _general_cells(sharding, shape)
+    flat = devices.reshape(-1).tolist()
+    held = np.array([ranks.get(device.process_index, -1) for device in flat], np.int64).reshape(devices.shape)
+    slot = np.array([slots.get(device, -1) for device in flat], np.int64).reshape(devices.shape)
+    return Layout(parts, held, slot)
+
+
+def _named_cells(sharding: NamedSharding, rank: int) -> tuple[tuple[int, ...], Any]:
+    """Returns the parts of each axis, and the devices as [cells, replicas]."""
+    mesh, names = sharding.mesh, list(sharding.mesh.axis_names)
+    sizes = dict(zip(names, mesh.devices.shape, strict=True))
+    used = [axes_of(entry) for entry in tuple(sharding.spec) + (None,) * (rank - len(sharding.spec))]
+    order = [names.index(name) for axes in used for name in axes]
+    order += [axis for axis in range(len(names)) if axis not in order]
+    parts = tuple(int(np.prod([sizes[name] for name in axes], dtype=int)) for axes in used)
+    return parts, mesh.devices.transpose(order).reshape(int(np.prod(parts, dtype=int)), -1)
+
+
+def _general_cells(sharding: Sharding, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Any]:
+    shard = sharding.shard_shape(shape)
+    parts = tuple(size // part if part else 1 for size, part in zip(shape, shard, strict=True))
+    cells: list[list[Any]] = [[] for _ in range(int(np.prod(parts, dtype=int)))]
+    for device, index in sharding.devices_indices_map(shape).items():
+        starts = [(piece.start or 0) // part if part else 0 for piece, part in zip(index or (), shard, strict=False)]
+        cells[int(np.ravel_multi_index(starts, parts)) if starts else 0].append(device)
+    devices = np.empty((len(cells), len(cells[0])), object)
+    for row, cell in enumerate(cells):
+        devices[row, :] = cell
+    return parts, devices

@@ -1,0 +1,78 @@
+"""Whether to save now: the save policy, the preemption sync point, and what one process alone can know, agreed on by all.
+
+In a group only the primary's clock and load count. When they ask for a save, the primary proposes one; the sync point makes it hold from
+one step on, ahead of all, and each process answers True at the first step it asks about from there on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from holdfast.coordination import CoordinationError
+from holdfast.multihost import Group, agree_on_step, reached_preemption
+
+from ..policy import Facts, SavePolicy, asks_preemption, uses_clock
+
+_log = logging.getLogger(__name__)
+
+
+class Decider:
+    """Answers `should_save` alike on every process. For the thread that trains."""
+
+    def __init__(self, policy: SavePolicy | None, group: Group, name: str, *, skips: bool, busy: Callable[[], bool]) -> None:
+        self._policy = policy
+        self._group = group
+        self._skips = skips
+        self._busy = busy
+        self._asks = group.count > 1 or asks_preemption(policy)
+        self._last_step: int | None = None
+        self._last = time.monotonic()
+        self._due = self._proposed = False
+        agreed = group.count > 1 and (skips or (policy is not None and uses_clock(policy)))
+        self._soon = agree_on_step(group, name) if agreed else None
+
+    def started(self, step: int) -> None:
+        """Takes note that a save of `step` begins."""
+        self._last_step, self._last = step, time.monotonic()
+        self._due = self._proposed = False
+
+    def preempted(self, step: int) -> bool:
+        """Asks the preemption sync point; from then on `reason` does so too."""
+        self._asks = True
+        return reached_preemption(step)
+
+    def reason(self, step: int) -> str:
+        """Returns why `step` is to be saved, or ""."""
+        preempted = self._asks and reached_preemption(step)
+        if preempted and self._last_step != step:
+            return "the job is preempted"
+        if self._soon is None:
+            clock = self._wants(step, time.monotonic() - self._last, preempted)
+            return "" if self._skips and self._busy() else clock
+        wanted = self._wants(step, 0.0, preempted)
+        if self._group.index == 0 and not self._proposed:
+            self._due = self._due or (bool(wanted) and self._skips) or bool(self._wants(step, time.monotonic() - self._last, preempted))
+            if self._due and not (self._skips and self._busy()) and not (wanted and not self._skips):
+                self._propose()
+        agreed = "all agreed to save here" if self._soon.reached(step) else ""
+        return agreed if self._skips else wanted or agreed
+
+    def _wants(self, step: int, elapsed_s: float, preempted: bool) -> str:
+        if self._policy is None:
+            return "there is no save policy: every call saves"
+        return self._policy.wants(Facts(step, self._last_step, elapsed_s, preempted))
+
+    def _propose(self) -> None:
+        assert self._soon is not None
+        try:
+            self._soon.propose("save")
+            self._proposed = True
+        except CoordinationError as error:
+            _log.warning("a save that is due could not be proposed, it is tried again at the next step: %s", error)
+
+    def close(self) -> None:
+        """Ends the sync point."""
+        if self._soon is not None:
+            self._soon.close()

@@ -1,0 +1,160 @@
+"""Takes what a process owns of a tree off the caller's hands, as views where the host's memory is the device's.
+
+On CPU a snapshot of a jax.Array is a numpy view: XLA declines to reuse a buffer while a view lives, so the caller may donate. Elsewhere all
+shards are sent to pinned host memory at once, ordered before whatever the caller does next, and `save` need not wait for the bytes. What
+would take more host memory than allowed, or has no such memory to go to, stays on the device until it is written.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from ..format.tree import flatten, is_key, paused_gc
+from .plan import Plan
+
+_PINNED = "pinned_host"
+
+
+class Shard:
+    """Is a shard on its way to the host; `get` waits for it. Packs that share a shard share this object."""
+
+    def __init__(self, array: jax.Array, moved: Callable[[], None] | None = None) -> None:
+        self._array: jax.Array | None = array
+        self._host: np.ndarray[Any, Any] | None = None
+        self._moved = moved
+        self._lock = threading.Lock()
+
+    def get(self) -> np.ndarray[Any, Any]:
+        """Returns the shard on the host; blocks. Safe for several threads."""
+        with self._lock:
+            if self._host is None:
+                self._host, self._array = np.asarray(self._array), None
+                if self._moved is not None:
+                    self._moved()
+            return self._host
+
+
+class Snapshot:
+    """Holds this process's share of a tree until it is written."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.local: list[np.ndarray[Any, Any]] = []  # host-local leaves that another rank writes
+        self.values: list[Any] = []  # the Python values, in leaf order
+        self.packs: dict[int, list[Any]] = {}
+        self._on_device = 0  # shards that still need the caller's arrays
+        self._lock = threading.Lock()
+        self._moved = threading.Event()
+        self._moved.set()
+
+    def take_pack(self, pack: int) -> list[Any]:
+        """Hands over the shards of a pack's chunks, in their order: numpy arrays or Shards. The snapshot holds them no longer."""
+        return self.packs.pop(pack)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Blocks until the caller may donate or overwrite its arrays; at once unless the host memory bound was below the bytes owned.
+
+        `write_snapshot` must be running meanwhile: it frees the memory that the rest needs.
+        """
+        return self._moved.wait(timeout_s)
+
+    def release(self) -> None:
+        """Drops whatever is still held; for a snapshot that will not be written. May be called twice."""
+        self.packs.clear()
+        self.local.clear()
+        self._moved.set()
+
+    def keep_on_device(self, array: jax.Array) -> Shard:
+        """Returns a shard that `wait` waits for: the writer copies it when its turn comes."""
+        self._on_device += 1
+        self._moved.clear()
+        return Shard(array, self._one_moved)
+
+    def _one_moved(self) -> None:
+        with self._lock:
+            self._on_device -= 1
+            if not self._on_device:
+                self._moved.set()
+
+
+def take_snapshot(plan: Plan, tree: Any, *, host_memory_bytes: int | None = None, views: bool | None = None) -> Snapshot:
+    """Starts copying this process's chunks of `tree` to the host and returns; on CPU they are views, numpy leaves are copied.
+
+    `tree` must be the one that `plan` was made of, or one with equal avals and shardings. Of arrays on devices with memory of their own
+    at most `host_memory_bytes` are on the host at a time (None: all). `views` says whether shards may be views (None: by their device).
+    """
+    leaves, _ = flatten(tree)
+    snapshot = Snapshot(plan)
+    with paused_gc():
+        if views is None:
+            views = _may_view(plan, leaves)
+        shards: dict[tuple[int, int], Any] = {}
+        for pack, chunks in plan.own.items():
+            snapshot.packs[pack] = taken = []
+            for chunk in chunks:
+                key = chunk.leaf, chunk.slot
+                shard = shards.get(key)
+                if shard is None:
+                    shard = shards[key] = _take(plan, leaves[chunk.leaf], chunk.leaf, chunk.slot, views)
+                taken.append(shard)
+        if not views:
+            sent = _send(snapshot, [shard for shard in shards.values() if isinstance(shard, jax.Array)], host_memory_bytes)
+            for taken in snapshot.packs.values():
+                taken[:] = [sent.get(id(shard), shard) for shard in taken]
+        if plan.process != 0:
+            snapshot.local = [_host_copy(leaves[index]) for index in local_leaves(plan)]
+        snapshot.values = [leaf for leaf, described in zip(leaves, plan.leaves, strict=True) if described.is_value]
+    return snapshot
+
+
+def local_leaves(plan: Plan) -> list[int]:
+    """Returns the indices of the leaves that every process has a copy of and rank 0 writes."""
+    return [index for index, leaf in enumerate(plan.leaves) if leaf.dtype and leaf.layout is None]
+
+
+def _may_view(plan: Plan, leaves: Sequence[Any]) -> bool:
+    """Says whether all arrays lie in the host's memory; the same for all trees of one plan."""
+    if "views" not in plan.cache:
+        devices: set[Any] = {device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.sharding.device_set}
+        plan.cache["views"] = all(device.platform == "cpu" for device in devices)
+    return bool(plan.cache["views"])
+
+
+def _take(plan: Plan, leaf: Any, index: int, slot: int, views: bool) -> Any:
+    """Returns a shard: a view, a copy of what is the host's own, or the array on its device."""
+    if slot < 0:
+        return _host_copy(leaf)[None] if plan.leaves[index].per_process else _host_copy(leaf)
+    if plan.leaves[index].kind == "key":
+        leaf = jax.random.key_data(leaf)
+    shard = leaf.addressable_data(slot)
+    return np.asarray(shard) if views else shard
+
+
+def _host_copy(leaf: Any) -> np.ndarray[Any, Any]:
+    if isinstance(leaf, jax.Array):
+        return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+    return np.array(leaf, order="C")
+
+
+def _send(snapshot: Snapshot, arrays: Sequence[jax.Array], limit_bytes: int | None) -> dict[int, Shard]:
+    """Starts the copies that the limit allows, all together; returns the shards by the identity of their arrays."""
+    sent, places, kept, held = [], [], [], 0
+    for array in arrays:
+        (device,) = array.devices()
+        pinned = any(memory.kind == _PINNED for memory in device.addressable_memories())
+        if pinned and (limit_bytes is None or held + array.nbytes <= limit_bytes):
+            held += array.nbytes
+            sent.append(array)
+            places.append(SingleDeviceSharding(device, memory_kind=_PINNED))
+        else:
+            kept.append(array)
+    found = {id(array): Shard(copy) for array, copy in zip(sent, jax.device_put(sent, places), strict=True)}
+    for array in kept:
+        found[id(array)] = snapshot.keep_on_device(array)
+    return found

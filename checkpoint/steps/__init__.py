@@ -1,0 +1,1 @@
+"""Which steps there are, and who may write or delete them."""

@@ -1,0 +1,285 @@
+"""Claims: the right of one writer to commit into one root, and how it is taken away.
+
+A claim is the folder `.holdfast/<id>/` with `claim.json` (who) and, on POSIX, `lock`: a file lock held for the writer's life. It is made
+under another name, complete with its lock, and renamed into place, so that no claim is ever seen unlocked while its writer lives. No pack
+exists before its claim; so a pack whose writer has no claim belongs to nobody who could still commit it.
+
+To fence a writer is to rename its claim away (POSIX) or to delete it (object stores, where a tombstone in each step that has its packs
+stops a commit that was already under way). A writer may be fenced when it is surely dead, when its job has moved on to a higher attempt,
+or by force.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import socket
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from holdfast.coordination import Fenced
+
+from ..errors import CheckpointError
+from ..storage.base import Storage
+
+FOLDER = ".holdfast"
+LOCK_TRIES = 16  # each loss means that a sweep took the unfinished claim for that of a dead writer
+_ID = re.compile(r"[0-9a-f]{8}")
+_CLAIM_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Who holds a claim. `job` is "" outside of a launched job; `renewed_s` is Unix time by the writer's clock."""
+
+    id: str
+    job: str = ""
+    attempt: int = 0
+    host: str = ""
+    pid: int = 0
+    renewed_s: float = 0.0
+
+
+def this_writer(job: str = "", attempt: int = 0) -> Writer:
+    """Returns a new writer for this process, with an id of its own."""
+    return Writer(secrets.token_hex(4), job, attempt, socket.gethostname(), os.getpid(), time.time())
+
+
+def may_fence(other: Writer, me: Writer, *, dead: bool) -> str:
+    """Returns why `me` may fence `other`, or "". Raises Fenced when it is the other way round: a higher attempt of our job is at work."""
+    if dead:
+        return f"writer {other.id} (pid {other.pid} on {other.host}) is dead"
+    if not me.job or other.job != me.job or other.attempt == me.attempt:
+        return ""
+    if other.attempt > me.attempt:
+        raise Fenced(f"attempt {other.attempt} of job {me.job!r} writes here (on {other.host}); this is attempt {me.attempt}: stop")
+    return f"writer {other.id} is attempt {other.attempt} of job {me.job!r}, which is now at attempt {me.attempt}"
+
+
+class Claims(Protocol):
+    """Is the whole of what a manager asks of a root's claims. Blocking; raises the store's OSError."""
+
+    def take(self, writer: Writer) -> None:
+        """Makes the claim; called again, shows that the writer lives. Raises CheckpointError when the store cannot be written safely."""
+
+    def others(self, me: str) -> list[tuple[Writer, bool]]:
+        """Returns the other claims, and whether each one's writer is surely dead."""
+
+    def fence(self, writer_id: str) -> None:
+        """Takes a claim away, one's own or another's: no later commit of that writer succeeds. One that is gone is done."""
+
+    def standing(self) -> set[str]:
+        """Returns the ids of all claims that stand."""
+
+    def bury(self, step: int, names: list[str], writers: set[str]) -> list[str]:
+        """Makes sure that writers without a claim can no longer commit `step`; returns those of `names` that may be deleted then."""
+
+    def forget_fenced(self, steps: Sequence[int] = ()) -> None:
+        """Removes what fenced claims have left, once their files are swept; `steps` are those that have no packs now."""
+
+
+class LocalClaims:
+    """Claims in a POSIX folder: the lock says who lives."""
+
+    def __init__(self, storage: Storage, *, single_writer: bool = False) -> None:
+        self._folder = Path(storage.root) / FOLDER
+        self._single_writer = single_writer
+        self._locks: dict[str, _Lock] = {}
+
+    def take(self, writer: Writer) -> None:
+        """Makes the claim; its lock, held by this process and by no child of it, says that the writer lives."""
+        if writer.id in self._locks:
+            return
+        made = self._folder / f"new-{writer.id}"
+        lock: _Lock | None = None
+        try:
+            lock = _lock_in(made)
+            (made / "claim.json").write_text(json.dumps(asdict(writer)))
+            if not self._single_writer:
+                _check_links(made)
+            made.rename(self._folder / writer.id)
+        except OSError as error:
+            if lock:
+                lock.close()
+            _remove(made)
+            raise CheckpointError(
+                f"cannot write a checkpoint in {self._folder.parent}: {error.strerror or error} ({error.filename or made}); "
+                "expected a folder that this process may write to. To only read, pass Options(read_only=True)",
+                path=str(self._folder.parent),
+            ) from error
+        except CheckpointError:
+            lock.close() if lock else None
+            _remove(made)
+            raise
+        self._locks[writer.id] = lock
+
+    def others(self, me: str) -> list[tuple[Writer, bool]]:
+        """Reads each other claim, and tries its lock."""
+        return [(writer, _is_free(self._folder / id / "lock")) for id in sorted(self.standing() - {me}) if (writer := self._read(id))]
+
+    def fence(self, writer_id: str) -> None:
+        """Renames the claim: its writer's next commit finds no folder to link from. One's own is removed, and its lock freed anyway."""
+        fenced = self._folder / f"fenced-{writer_id}"
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                (self._folder / writer_id).rename(fenced)
+            if writer_id in self._locks:
+                _remove(fenced)
+        finally:
+            if lock := self._locks.pop(writer_id, None):
+                lock.close()
+
+    def standing(self) -> set[str]:
+        """Lists the claims."""
+        with contextlib.suppress(FileNotFoundError):
+            return {name for name in os.listdir(self._folder) if _ID.fullmatch(name)}
+        return set()
+
+    def bury(self, step: int, names: list[str], writers: set[str]) -> list[str]:
+        """Does nothing: without its claim's folder a writer has nothing to link from."""
+        return names
+
+    def forget_fenced(self, steps: Sequence[int] = ()) -> None:
+        """Removes what is left of fenced claims, and of claims that were never completed."""
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self._folder):
+                kind, _, writer_id = name.partition("-")
+                if _ID.fullmatch(writer_id) and kind == "fenced":
+                    _remove(self._folder / name)
+                elif _ID.fullmatch(writer_id) and kind == "new":
+                    _remove_half_made(self._folder / name)
+
+    def _read(self, writer_id: str) -> Writer | None:
+        try:
+            return parse_writer((self._folder / writer_id / "claim.json").read_bytes(), writer_id)
+        except FileNotFoundError:
+            return None
+
+
+def parse_writer(data: bytes, writer_id: str) -> Writer:
+    """Reads a claim; one that cannot be read is that of an unknown writer."""
+    try:
+        found: Any = json.loads(data)
+        return Writer(writer_id, str(found["job"]), int(found["attempt"]), str(found["host"]), int(found["pid"]), float(found["renewed_s"]))
+    except (ValueError, TypeError, KeyError):
+        return Writer(writer_id)
+
+
+class _Lock:
+    """A file lock that a forked child does not keep alive: `flock` belongs to the open file, which a child shares."""
+
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        self._file = -1
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o666)
+        _open_locks.add(self)
+
+    def try_hold(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def is_at(self, path: Path) -> bool:
+        """Says whether the locked file is still the one of that name."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self._file), os.stat(path))
+        return False
+
+    def close(self) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+_open_locks: weakref.WeakSet[_Lock] = weakref.WeakSet()
+
+
+def _drop_locks_in_child() -> None:
+    for lock in list(_open_locks):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_drop_locks_in_child)
+
+
+def _lock_in(folder: Path) -> _Lock:
+    """Makes a folder with a lock in it, held; again when a sweep removes the one or takes the other in between."""
+    for _ in range(LOCK_TRIES):
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            lock = _Lock(folder / "lock")
+            if lock.try_hold() and lock.is_at(folder / "lock"):
+                return lock
+            lock.close()
+    raise OSError(errno.ENOLCK, "its lock was taken by others again and again", str(folder))
+
+
+def _remove_half_made(folder: Path) -> None:
+    """Removes a claim whose writer died while making it; one that lives holds the lock, or is about to and begins again."""
+    try:
+        lock = _Lock(folder / "lock", create=False)
+    except FileNotFoundError:
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
+        return
+    if lock.try_hold():
+        _remove(folder)
+    lock.close()
+
+
+def _is_free(path: Path) -> bool:
+    """Says whether nobody holds the lock; a claim without its lock file has just been taken away."""
+    try:
+        lock = _Lock(path, create=False)
+    except FileNotFoundError:
+        return False
+    free = lock.try_hold()
+    lock.close()
+    return free
+
+
+def _check_links(folder: Path) -> None:
+    """Makes sure that link() works and refuses a name that exists: commits rest on it."""
+    source, target = folder / "probe", folder / "probe-link"
+    source.touch()
+    reason = ""
+    try:
+        os.link(source, target)
+        try:
+            os.link(source, target)
+            reason = "link() replaced a name that exists"
+        except FileExistsError:
+            pass
+    except OSError as error:
+        reason = f"link() is refused: {error.strerror}"
+    finally:
+        for path in (source, target):
+            path.unlink(missing_ok=True)
+    if reason:
+        root = folder.parent.parent
+        raise CheckpointError(
+            f"{root} is on a file system where a commit cannot be made safe against a second writer ({reason}). "
+            "If you promise that only one manager writes here, pass Options(single_writer=True)",
+            path=str(root),
+        )
+
+
+def _remove(folder: Path) -> None:
+    """Removes a flat folder that is no claim, or no longer one; what cannot be removed stays for the next sweep."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            os.unlink(folder / name)
+        os.rmdir(folder)

@@ -1,0 +1,55 @@
+"""Holds: a reader's wish that a step stays for a while. Files under `.holdfast/holds/` that keep policies honour.
+
+A hold's name says all: `<step>-<seconds>-<id>`; it counts from when it was made, by the store's clock where it tells the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import time
+from collections.abc import Iterator
+
+from ..storage.base import Storage
+from .claims import FOLDER
+
+HOLDS = f"{FOLDER}/holds"
+_NAME = re.compile(r"(\d{1,18})-(\d{1,9})-(\d{1,12})-[0-9a-f]{8}")
+
+
+def add_hold(storage: Storage, step: int, seconds: float) -> str:
+    """Holds a step for `seconds` (rounded up) and returns the hold's name."""
+    name = f"{HOLDS}/{step}-{int(seconds) + 1}-{int(time.time())}-{secrets.token_hex(4)}"
+    storage.write(name, 1, [(0, [memoryview(b"\n")])])
+    return name
+
+
+def drop_hold(storage: Storage, name: str) -> None:
+    """Ends a hold before its time."""
+    storage.delete([name])
+
+
+@contextlib.contextmanager
+def hold(storage: Storage, step: int, seconds: float) -> Iterator[None]:
+    """Holds a step while the block runs, for at most `seconds`."""
+    name = add_hold(storage, step, seconds)
+    try:
+        yield
+    finally:
+        drop_hold(storage, name)
+
+
+def held_steps(storage: Storage) -> set[int]:
+    """Returns the steps that are held now, and forgets holds that are long over."""
+    held, over, now = set(), [], time.time()
+    for entry in storage.list(HOLDS):
+        if match := _NAME.fullmatch(entry.name.rpartition("/")[2]):
+            step, seconds, made = int(match[1]), int(match[2]), int(match[3])
+            if now < (entry.modified_s or made) + seconds:
+                held.add(step)
+            else:
+                over.append(entry.name)
+    if over:
+        storage.delete(over)
+    return held

@@ -1,0 +1,104 @@
+"""The steps that a manager knows of, and the keep policy at work on them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+from ..errors import CheckpointError
+from ..format.record import read_record
+from ..options import Statistics
+from ..policy import KeepAll, KeepPolicy, StepFacts, to_delete
+from ..storage.base import Storage
+from ..storage.tombstone import RECORD_NAME
+from .garbage import Cleaner, delete_files, pack_names
+from .holds import held_steps
+
+_log = logging.getLogger(__name__)
+
+
+class Shelf:
+    """Knows the steps of a root, alike on every process of a group; the primary's deletes them. Thread-safe."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        keep: KeepPolicy,
+        steps: Iterable[int],
+        cleaner: Cleaner,
+        statistics: Statistics,
+        *,
+        deletes: bool,
+    ) -> None:
+        self._storage = storage
+        self._keep = keep
+        self._cleaner = cleaner
+        self._statistics = statistics
+        self._deletes = deletes
+        self._facts: dict[int, StepFacts | None] = dict.fromkeys(steps)  # None: the record was not read yet
+        self._lock = threading.Lock()
+
+    def __contains__(self, step: int) -> bool:
+        with self._lock:
+            return step in self._facts
+
+    def steps(self) -> list[int]:
+        """Returns the known steps, ascending."""
+        with self._lock:
+            return sorted(self._facts)
+
+    def add(self, facts: StepFacts) -> None:
+        """Takes note of a committed step."""
+        with self._lock:
+            self._facts[facts.step] = facts
+
+    def superfluous(self, new: StepFacts) -> list[int]:
+        """Returns the steps that the keep policy lets go once `new` is committed, which stays. Reads the store: for the primary."""
+        if isinstance(self._keep, KeepAll):
+            return []
+        with self._lock:
+            facts = self._facts | {new.step: new}
+        known = [found for step in facts if (found := facts[step] or self._read(step)) is not None]
+        return to_delete(self._keep, known, held=held_steps(self._storage) | {new.step})
+
+    def _read(self, step: int) -> StepFacts | None:
+        """Reads what the keep policy needs; None for a step whose record is damaged: it is never touched."""
+        try:
+            found = StepFacts(step, dict(read_record(self._storage, str(step)).metrics))
+        except (CheckpointError, OSError):
+            return None
+        self.add(found)
+        return found
+
+    def let_go(self, steps: Sequence[int]) -> list[int]:
+        """Forgets steps; the primary deletes their records now, and their packs while nobody waits. Returns what could not be deleted."""
+        stuck = [step for step in steps if self._deletes and not self._delete(step)]
+        with self._lock:
+            for step in set(steps) - set(stuck):
+                self._facts.pop(step, None)
+        return stuck
+
+    def _delete(self, step: int) -> bool:
+        """Deletes a step's record, and says whether it is gone; one that cannot be deleted stays a step, for the policy's next turn."""
+        try:
+            names = self._file_names(step)
+            self._storage.delete([f"{step}/{RECORD_NAME}"])
+        except OSError as error:
+            _log.warning("step %d could not be deleted, it is tried again after the next save: %s", step, error)
+            return False
+        self._cleaner.put(f"deleting step {step}", lambda: self._delete_files(step, names))
+        return True
+
+    def _file_names(self, step: int) -> list[str]:
+        """Returns the files of a step, by its record; where that does not read, all that look like ours."""
+        with contextlib.suppress(CheckpointError):
+            return read_record(self._storage, str(step)).file_names()
+        return pack_names(self._storage, step)
+
+    def _delete_files(self, step: int, names: Sequence[str]) -> None:
+        began = time.perf_counter()
+        delete_files(self._storage, step, names)
+        self._statistics.add(steps_deleted=1, delete_s=time.perf_counter() - began)

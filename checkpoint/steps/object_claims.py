@@ -1,0 +1,125 @@
+"""Claims in an object store: objects that their writers renew, and tombstones that keep the fenced out."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from ..errors import CheckpointError
+from ..format.record import parse_record
+from ..options import DAY_S
+from ..storage.base import Storage
+from ..storage.local import LocalStorage
+from ..storage.object import ObjectStorage
+from ..storage.tombstone import RECORD_NAME, TOMBSTONE, buried, marked_record, tombstone
+from .claims import FOLDER, Claims, LocalClaims, Writer, parse_writer
+
+
+class ObjectClaims:
+    """Claims in an object store: objects that their writers renew."""
+
+    def __init__(self, storage: ObjectStorage, *, claim_age_s: float = DAY_S) -> None:
+        self._storage = storage
+        self._age_s = claim_age_s
+        self._renewed = time.monotonic()
+        self._taken: set[str] = set()
+
+    def take(self, writer: Writer) -> None:
+        """Makes the claim, once the store has shown that it honours conditions; again when it is a twentieth of the way to its age."""
+        if writer.id in self._taken:
+            self._renew(writer)
+            return
+        try:
+            if not self._storage.single_writer:
+                self._check_conditions(f"{FOLDER}/probe-{secrets.token_hex(4)}")
+            self._storage.put(_name(writer.id), json.dumps(asdict(writer)).encode())
+            self._taken.add(writer.id)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write a checkpoint in {self._storage.root}: {error}; expected a bucket that this process may write to. "
+                "To only read, pass Options(read_only=True)",
+                path=self._storage.root,
+            ) from error
+
+    def _check_conditions(self, name: str) -> None:
+        _, absent = self._storage.get(name)
+        try:
+            first, second = self._storage.put(name, b"1", absent), self._storage.put(name, b"2", absent)
+        finally:
+            self._storage.delete([name])
+        if not first or second:
+            raise CheckpointError(
+                f"{self._storage.root} is on a store that ignores the condition of a conditional write (create-if-absent "
+                f"{'replaced an object that exists' if second else 'failed on a new name'}): a commit cannot be made safe against a second "
+                "writer. If you promise that only one manager writes here, pass Options(single_writer=True)",
+                path=self._storage.root,
+            )
+
+    def _renew(self, writer: Writer) -> None:
+        if time.monotonic() - self._renewed < self._age_s / 20:
+            return
+        self._renewed = time.monotonic()
+        found, generation = self._storage.get(_name(writer.id))
+        if found is not None:
+            self._storage.put(_name(writer.id), json.dumps(asdict(replace(writer, renewed_s=time.time()))).encode(), generation)
+
+    def others(self, me: str) -> list[tuple[Writer, bool]]:
+        """Reads the other claims; one that was not renewed for long counts as dead."""
+        found = []
+        for writer_id in sorted(self.standing() - {me}):
+            data, _ = self._storage.get(_name(writer_id))
+            if data is not None:
+                writer = parse_writer(data, writer_id)
+                found.append((writer, time.time() - writer.renewed_s > self._age_s))
+        return found
+
+    def fence(self, writer_id: str) -> None:
+        """Deletes the claim: its writer's next commit finds none."""
+        self._taken.discard(writer_id)
+        self._storage.delete([_name(writer_id)])
+
+    def standing(self) -> set[str]:
+        """Lists the claims."""
+        return {name.split("/")[1] for name in self._storage.keys(f"{FOLDER}/") if name.endswith("/claim.json")}
+
+    def bury(self, step: int, names: list[str], writers: set[str]) -> list[str]:
+        """Writes a tombstone where there is no record; else the record anew, since an overwrite of it may be under way."""
+        name = f"{step}/{RECORD_NAME}"
+        found, generation = self._storage.get(name)
+        if found is not None and not found.startswith(TOMBSTONE):
+            try:
+                named = set(parse_record(found, name).file_names())
+            except CheckpointError:
+                return []  # damaged: what it named stays until somebody looks
+            names = [each for each in names if each not in named]
+        known = buried(found) if found is not None else set()
+        if not names or (found is not None and writers <= known):
+            return names
+        marked = tombstone(writers | known) if found is None or found.startswith(TOMBSTONE) else marked_record(found, writers | known)
+        return names if self._storage.put(name, marked, generation) else []
+
+    def forget_fenced(self, steps: Sequence[int] = ()) -> None:
+        """Deletes old tombstones of steps without packs; a fenced claim itself leaves nothing."""
+        standing = self.standing()
+        for step in steps if self._storage.deletes_on_condition else ():
+            name = f"{step}/{RECORD_NAME}"
+            found, generation = self._storage.get(name)
+            if found is None or not found.startswith(TOMBSTONE) or buried(found) & standing:
+                continue
+            if time.time() - float(json.loads(found).get("since_s", 0.0)) > self._age_s:
+                self._storage.remove(name, generation)
+
+
+def _name(writer_id: str) -> str:
+    return f"{FOLDER}/{writer_id}/claim.json"
+
+
+def open_claims(storage: Storage, *, single_writer: bool = False, claim_age_s: float = DAY_S) -> Claims:
+    """Returns the claims of a root, by the kind of its store. Reads and writes nothing yet."""
+    if isinstance(storage, ObjectStorage):
+        return ObjectClaims(storage, claim_age_s=claim_age_s)
+    assert isinstance(storage, LocalStorage)
+    return LocalClaims(storage, single_writer=single_writer)

@@ -1,0 +1,1 @@
+"""Bytes and names, on disks and in object stores."""

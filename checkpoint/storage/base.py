@@ -1,0 +1,87 @@
+"""The seam between a checkpoint and the bytes of its store: six verbs, for POSIX folders and object stores alike.
+
+Names are relative to the store's root, with `/` between their parts. A store knows nothing of trees, packs or steps; all calls block and
+may come from several threads at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+
+def run_side_by_side(work: Callable[[Any], Any], items: list[Any], lanes: int) -> list[Any]:
+    """Does `work` on each item, on up to `lanes` threads that end with the call; the first error is raised, after all have ended."""
+    if len(items) <= 1:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(min(lanes, len(items)), thread_name_prefix="holdfast-io") as pool:
+        return list(pool.map(work, items))
+
+
+Part: TypeAlias = tuple[int, Sequence[memoryview]]
+
+
+def counted(parts: Iterable[Part], heard: Callable[[int], None]) -> Iterator[Part]:
+    """Yields parts, and tells how many bytes each had once it has been written."""
+    for offset, buffers in parts:
+        yield offset, buffers
+        heard(sum(buffer.nbytes for buffer in buffers))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One name in a listing. A folder's name ends in `/` and its size is 0; `modified_s` is the store's clock, 0.0 where unknown."""
+
+    name: str
+    size: int
+    modified_s: float = 0.0
+
+
+class Storage(Protocol):
+    """Is the whole of what the checkpoint room asks of a store.
+
+    Errors are the operating system's: FileNotFoundError for a missing name, FileExistsError from `commit`, OSError for the rest; `commit`
+    alone may also raise `Fenced`. `root` is how messages show the store. A file longer than `max_file_bytes` cannot be written (None: no
+    bound), and `lanes` is how many reads or writes are worth running side by side.
+    """
+
+    @property
+    def root(self) -> str: ...
+
+    @property
+    def max_file_bytes(self) -> int | None: ...
+
+    @property
+    def lanes(self) -> int: ...
+
+    def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
+        """Writes a file of exactly `size` bytes, durably, name and folders included.
+
+        `parts` are (offset, buffers): they cover the file once, in any order (the head of a pack comes last, at 0), and are made while the
+        file is written, so that a store may begin before the last is known. Missing folders are made. A file of that name is replaced.
+        An error, from `parts` too, leaves at most a file that no record names.
+        """
+
+    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        """Fills the buffers in turn with the bytes from `offset` on; returns how many there were, fewer only at the end of the file."""
+
+    def fetch(self, name: str, limit_bytes: int) -> bytes:
+        """Returns a whole small file; raises OverflowError, having read nothing, when it is longer than `limit_bytes`."""
+
+    def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
+        """Makes `name` exist with `data`, whole and durable, if no such file is there (FileExistsError) and the claim stands (Fenced).
+
+        With `replace` a file that is there is replaced in one step. `claim` is the folder of the writer's claim; on POSIX the data is
+        written and fsynced inside it and linked from there, so that a claim that was renamed away stops the commit.
+        """
+
+    def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
+        """Lists a folder ("" is the root; a missing one is empty): its files and folders, or with `recursive` all files below it.
+
+        Entry names are relative to the root and sorted.
+        """
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Deletes files, and folders (names that end in `/`) if they are empty, in the order given; durable on return; missing is done."""

@@ -1,0 +1,58 @@
+"""A store that tells how many bytes go through it: for progress bars and for tests that count reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from .base import Entry, Part, Storage, counted
+
+
+class CountingStorage:
+    """Passes everything on to another store, and the number of bytes read or written to `heard`, from several threads."""
+
+    def __init__(self, storage: Storage, heard: Callable[[int], None]) -> None:
+        self._storage, self._heard = storage, heard
+
+    @property
+    def inner(self) -> Storage:
+        """Is the store behind this one."""
+        return self._storage
+
+    @property
+    def heard(self) -> Callable[[int], None]:
+        """Takes bytes that went past this store, which a driver read by itself."""
+        return self._heard
+
+    @property
+    def root(self) -> str:
+        return self._storage.root
+
+    @property
+    def max_file_bytes(self) -> int | None:
+        return self._storage.max_file_bytes
+
+    @property
+    def lanes(self) -> int:
+        return self._storage.lanes
+
+    def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
+        self._storage.write(name, size, counted(parts, self._heard))
+
+    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        done = self._storage.read(name, offset, buffers)
+        self._heard(done)
+        return done
+
+    def fetch(self, name: str, limit_bytes: int) -> bytes:
+        data = self._storage.fetch(name, limit_bytes)
+        self._heard(len(data))
+        return data
+
+    def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
+        self._storage.commit(name, data, claim, replace=replace)
+
+    def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
+        return self._storage.list(folder, recursive=recursive)
+
+    def delete(self, names: Sequence[str]) -> None:
+        self._storage.delete(names)

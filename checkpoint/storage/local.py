@@ -1,0 +1,232 @@
+"""A folder of a POSIX file system as a store: positional vectored I/O, early write-back, fsync of files and of folders, commit by link."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from holdfast.coordination import Fenced
+
+from .base import Entry, Part
+
+IOV_MAX = 1000  # buffers in one vectored call; Linux allows 1,024
+FOLDER_TRIES = 16
+WRITEBACK_BYTES = 1 << 20  # dirty bytes after which the kernel is asked to start writing them out
+_SYNC_FILE_RANGE_WRITE = 2
+T = TypeVar("T")
+
+
+class LocalStorage:
+    """Is a store in a local (or shared POSIX) folder, which need not exist yet. Safe for use from several threads.
+
+    With `single_writer` a commit is a rename after a look, for file systems without hard links: only safe while nobody else writes.
+    """
+
+    max_file_bytes: int | None = None
+    lanes: int = 4
+
+    def __init__(self, root: str | os.PathLike[str], *, single_writer: bool = False) -> None:
+        self._root = Path(os.path.abspath(os.fspath(root)))
+        self._single_writer = single_writer
+
+    @property
+    def root(self) -> str:
+        return str(self._root)
+
+    def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
+        path = self._root / name
+        file = _in_folder(path, lambda: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666))
+        try:
+            dirty = 0
+            for offset, buffers in parts:
+                written = _write_all(file, buffers, offset)
+                dirty += written
+                if dirty >= WRITEBACK_BYTES:
+                    _start_writeback(file, offset + written - dirty if dirty > written else offset, max(written, dirty))
+                    dirty = 0
+            found = os.fstat(file).st_size
+            assert found == size, f"{path}: the parts made {found} bytes of {size}"
+            os.fsync(file)
+        finally:
+            os.close(file)
+        _sync_folder(path.parent)
+
+    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        file = os.open(self._root / name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            done = 0
+            for got in _transfer(os.preadv, file, buffers, offset):
+                done += got
+            return done
+        finally:
+            os.close(file)
+
+    def fetch(self, name: str, limit_bytes: int) -> bytes:
+        with open(self._root / name, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > limit_bytes:
+                raise OverflowError(f"{self._root / name} has {size} bytes; at most {limit_bytes} are read")
+            return file.read(limit_bytes)
+
+    def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
+        path, source = self._root / name, self._root / claim / f"{uuid.uuid4().hex}.record"
+        with self._fenced_if_gone(claim):
+            file = os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            try:
+                _write_all(file, [memoryview(data)], 0)
+                os.fsync(file)
+            finally:
+                os.close(file)
+        try:
+            with self._fenced_if_gone(claim):
+                _in_folder(path, lambda: self._publish(source, path, replace))
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(source)
+        _sync_folder(path.parent)
+
+    def _publish(self, source: Path, path: Path, replace: bool) -> None:
+        if replace:
+            os.rename(source, path)
+        elif not self._single_writer:
+            os.link(source, path)
+        elif path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        else:
+            os.rename(source, path)
+
+    @contextlib.contextmanager
+    def _fenced_if_gone(self, claim: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            if (self._root / claim).exists():
+                raise
+            raise fenced(f"{self._root / claim}") from error
+
+    def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
+        return sorted(self._entries(folder.strip("/"), recursive), key=lambda entry: entry.name)
+
+    def _entries(self, folder: str, recursive: bool) -> Iterator[Entry]:
+        try:
+            found = list(os.scandir(self._root / folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for item in found:
+            name = f"{folder}/{item.name}" if folder else item.name
+            if item.is_dir(follow_symlinks=False):
+                if recursive:
+                    yield from self._entries(name, True)
+                else:
+                    yield Entry(name + "/", 0)
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                stat = item.stat()
+                yield Entry(name, stat.st_size, stat.st_mtime)
+
+    def delete(self, names: Sequence[str]) -> None:
+        folders: dict[Path, None] = {}
+        for name in names:
+            path = self._root / name
+            try:
+                if name.endswith("/"):
+                    os.rmdir(path)
+                else:
+                    os.unlink(path)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                if name.endswith("/") and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                    continue
+                raise
+            folders[path.parent] = None
+            folders.pop(path, None)
+        for folder in folders:
+            with contextlib.suppress(FileNotFoundError):
+                _sync_folder(folder)
+
+
+def fenced(claim: str) -> Fenced:
+    """Returns the error of a writer whose claim is gone."""
+    return Fenced(f"the claim {claim} was taken away: another writer has fenced this one; open a new manager to write again")
+
+
+def _write_all(file: int, buffers: Sequence[memoryview], offset: int) -> int:
+    total = sum(buffer.nbytes for buffer in buffers)
+    done = sum(_transfer(os.pwritev, file, buffers, offset))
+    if done != total:
+        raise OSError(errno.EIO, f"only {done} of {total} bytes were written")
+    return total
+
+
+def _transfer(
+    call: Callable[[int, Sequence[memoryview], int], int], file: int, buffers: Sequence[memoryview], offset: int
+) -> Iterator[int]:
+    """Makes vectored calls until all buffers are done or one moves nothing; yields the bytes that each moved."""
+    left = [buffer.cast("B") if buffer.ndim != 1 or buffer.format != "B" else buffer for buffer in buffers if buffer.nbytes]
+    start = 0
+    while start < len(left):
+        moved = call(file, left[start : start + IOV_MAX], offset)
+        if moved == 0:
+            return
+        yield moved
+        offset += moved
+        while start < len(left) and moved >= left[start].nbytes:
+            moved -= left[start].nbytes
+            start += 1
+        if moved:
+            left[start] = left[start][moved:]
+
+
+def _make_folders(folder: Path) -> None:
+    """Makes a folder and those above it; each new one is durable in its parent."""
+    if folder.is_dir():
+        return
+    _make_folders(folder.parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder)
+    _sync_folder(folder.parent)
+
+
+def _in_folder(path: Path, make: Callable[[], T]) -> T:
+    """Makes something in a folder that is made for it, again when a sweep removes the empty folder in between."""
+    for _ in range(FOLDER_TRIES):
+        with contextlib.suppress(FileNotFoundError):
+            _make_folders(path.parent)
+            return make()
+    _make_folders(path.parent)
+    return make()
+
+
+def _sync_folder(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _no_writeback(file: int, offset: int, size: int) -> None:
+    """Does nothing: only Linux can be asked to start early."""
+
+
+def _find_writeback() -> Callable[[int, int, int], None]:
+    if not sys.platform.startswith("linux"):
+        return _no_writeback
+    function = ctypes.CDLL(None, use_errno=True).sync_file_range
+    function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+
+    def start(file: int, offset: int, size: int) -> None:
+        function(file, offset, size, _SYNC_FILE_RANGE_WRITE)  # a hint: fsync reports what goes wrong
+
+    return start
+
+
+_start_writeback = _find_writeback()

@@ -1,0 +1,82 @@
+"""Paths: which store a path or URL means, and folders in a store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import Corrupt
+from .base import Entry, Storage
+from .local import LocalStorage
+from .object import ObjectStorage
+
+
+def join(*parts: str) -> str:
+    """Returns a store's name of its parts; empty ones are left out."""
+    return "/".join(part for part in parts if part)
+
+
+SMALL_FILE_BYTES = 256 << 20  # other people's metadata: one JSON file for a whole tree
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder in a store: `name` is relative to the store's root, "" for the root itself."""
+
+    storage: Storage
+    name: str = ""
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> Place:
+        """Returns the place that a path or URL means, in the store of its parent folder."""
+        parent, name = split(os.fspath(path))
+        return cls(open_storage(parent), name)
+
+    def __truediv__(self, name: str) -> Place:
+        return Place(self.storage, join(self.name, name))
+
+    def __str__(self) -> str:
+        return join(self.storage.root, self.name)
+
+    @property
+    def basename(self) -> str:
+        """Is the last part of the name."""
+        return str(self).rstrip("/").rsplit("/", 1)[-1]
+
+    def names(self) -> dict[str, Entry]:
+        """Returns what is in the folder, by its name there; folders end in `/`. Empty for a missing folder."""
+        skip = len(self.name) + 1 if self.name else 0
+        return {entry.name[skip:]: entry for entry in self.storage.list(self.name)}
+
+    def fetch(self, name: str, limit_bytes: int = SMALL_FILE_BYTES) -> bytes:
+        """Returns a small file; raises Corrupt where it is missing or too large to be one."""
+        path = f"{self}/{name}"
+        try:
+            return self.storage.fetch(join(self.name, name), limit_bytes)
+        except FileNotFoundError:
+            raise Corrupt(f"{path} is missing", path=path, file=path) from None
+        except OverflowError as error:
+            raise Corrupt(f"{path} is no metadata file: {error}", path=path, file=path) from None
+
+    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        """Fills `buffers` with bytes of a file, from `offset` on; returns how many there were."""
+        return self.storage.read(join(self.name, name), offset, buffers)
+
+
+def split(path: str) -> tuple[str, str]:
+    """Returns the parent folder of a path or URL, and the last part; what follows a `?` in a URL stays with the folder."""
+    if "://" not in path:
+        parent, _, name = os.path.abspath(path).rpartition("/")
+        return parent or "/", name
+    url, mark, query = path.partition("?")
+    parent, _, name = url.rstrip("/").rpartition("/")
+    return f"{parent}{mark}{query}", name
+
+
+def open_storage(path: str | os.PathLike[str], *, single_writer: bool = False) -> Storage:
+    """Returns the store of a root: a folder, or a URL (gs://, s3://, memory://). Reads and writes nothing yet."""
+    text = os.fspath(path)
+    if "://" in text and not text.startswith("file://"):
+        return ObjectStorage(text, single_writer=single_writer)
+    return LocalStorage(text.removeprefix("file://"), single_writer=single_writer)

@@ -1,0 +1,50 @@
+"""What a store has to understand of a record: its name, its seal, and which writers were fenced from it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+from crc32c import crc32c
+
+RECORD_NAME = "checkpoint.json"
+
+_SEAL = b',"crc32c":"'
+
+
+def sealed(body: bytes) -> bytes:
+    """Returns a record's bytes: its JSON without the last brace, and the checksum of that as the last member."""
+    return body + _SEAL + b'%08x"}\n' % crc32c(body)
+
+
+def body_of(record: bytes) -> bytes:
+    """Returns what `sealed` was given, b"" where there is no seal."""
+    return record.rpartition(_SEAL)[0]
+
+
+TOMBSTONE = b'{"format":"holdfast/tombstone"'
+
+_FENCED_MEMBER = re.compile(
+    rb',"fenced":\[[0-9a-f",]*\]$'
+)  # the last member of a record that a sweep has written anew, before its checksum
+
+
+def tombstone(writers: set[str]) -> bytes:
+    """Returns what stops the commits of writers where no record is."""
+    return TOMBSTONE + b"," + json.dumps({"fenced": sorted(writers), "since_s": time.time()}).encode()[1:]
+
+
+def marked_record(record: bytes, writers: set[str]) -> bytes:
+    """Returns a record that says the same, and which writers were fenced from it."""
+    body = _FENCED_MEMBER.sub(b"", body_of(record))
+    body += b',"fenced":%s' % json.dumps(sorted(writers), separators=(",", ":")).encode()
+    return sealed(body)
+
+
+def buried(value: bytes) -> set[str]:
+    """Returns the writers that a tombstone or a record names as fenced."""
+    if value.startswith(TOMBSTONE):
+        return set(json.loads(value)["fenced"])
+    found = _FENCED_MEMBER.search(body_of(value))
+    return set(json.loads(found[0].removeprefix(b',"fenced":'))) if found else set()

@@ -1,0 +1,1 @@
+"""One checkpoint to another place or shape."""

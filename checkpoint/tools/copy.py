@@ -1,0 +1,183 @@
+"""Copies checkpoints between stores, file by file: what is there already is not copied again, and the record comes last."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from ..errors import CheckpointError, Corrupt, StepExists
+from ..format.record import Record, parse_record, read_record
+from ..layouts.detect import recognise
+from ..layouts.orbax import metadata as orbax
+from ..restoring.restore import verify_step
+from ..steps.claims import FOLDER, Claims, this_writer
+from ..steps.garbage import fence_others
+from ..storage.base import Part, run_side_by_side
+from ..storage.path import Place
+from ..storage.tombstone import RECORD_NAME
+from .repack import CopyJob, resplit
+
+PIECE_BYTES = 16 << 20
+HEAD_BYTES = 1 << 20  # of a file whose size no listing tells: most are shorter
+_LAST = (orbax.MARKER, orbax.CHECKPOINT_METADATA, orbax.COMMITTED)  # what makes a folder of Orbax's count as finished
+Progress = Callable[[int], None]
+
+
+@dataclass
+class Copied:
+    """What a copy did: files written, files that were there already, bytes written."""
+
+    written: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    bytes: int = 0
+
+
+def copy_checkpoint(source: Place, target: Place, claims: Claims, progress: Progress = lambda done_bytes: None) -> Copied:
+    """Copies the checkpoint in `source` to `target`, in whose store `claims` are, and verifies the copy by reading it back.
+
+    Files of the right size that are there already are kept, so a copy that was cut off goes on where it was. A step of ours is verified
+    before it gets its record: a damaged one never appears. Where the target takes no files as long as a pack, its chunks go into more.
+    Blocks; raises StepExists, Corrupt naming the file that does not fit, the stores' OSErrors.
+    """
+    if RECORD_NAME in source.names():
+        return _copy_ours(source, target, claims, progress)
+    files = file_sizes(source)
+    done = Copied()
+    for name in sorted(files, key=lambda name: (name in _LAST, name)):
+        _check_size(target, name, files[name])
+        _copy_file(source, target, CopyJob(name, name, 0, files[name]), done, progress)
+    copy = recognise(target)
+    if copy is None:
+        raise CheckpointError(f"{target} is not a checkpoint after the copy of {source}: is the source one?", path=str(target))
+    copy.verify()
+    return done
+
+
+def _copy_ours(source: Place, target: Place, claims: Claims, progress: Progress) -> Copied:
+    record = read_record(source.storage, source.name)
+    jobs, data = resplit(source.storage, source.name, record, source.fetch(RECORD_NAME), target.storage.max_file_bytes)
+    copied, done = parse_record(data, f"{target}/{RECORD_NAME}"), Copied()
+    is_there = RECORD_NAME in target.names()
+    if is_there:
+        _refuse_other(target, source, data)
+    with _claimed(source, target, claims, record.writer) as claim:
+        for job in jobs:
+            _copy_file(source, target, job, done, progress)
+        _verify(source, record, target, copied)
+        if not is_there:
+            try:
+                target.storage.commit((target / RECORD_NAME).name, data, claim)
+            except FileExistsError:
+                _refuse_other(target, source, data)
+            done.written.append(RECORD_NAME)
+    return done
+
+
+@contextlib.contextmanager
+def _claimed(source: Place, target: Place, claims: Claims, tag: str) -> Iterator[str]:
+    """Holds a claim to commit by, and one by the name that is in the packs: no sweep takes them for a dead writer's."""
+    me = this_writer()
+    holder = replace(me, id=tag[:8])
+    fence_others(claims, me)
+    claims.forget_fenced()
+    if holder.id in claims.standing():
+        raise CheckpointError(f"somebody else is copying {source} to {target}, or saving there; wait until they are done", path=str(target))
+    claims.take(me)
+    try:
+        claims.take(holder)
+        yield f"{FOLDER}/{me.id}"
+    finally:
+        claims.fence(holder.id)
+        claims.fence(me.id)
+        target.storage.delete([f"{FOLDER}/"])
+
+
+def _verify(source: Place, record: Record, target: Place, copied: Record) -> None:
+    """Reads the copy back; where it is not as it should be, says which of the two is damaged."""
+    try:
+        verify_step(target.storage, target.name, copied)
+    except Corrupt as error:
+        verify_step(source.storage, source.name, record)  # raises if it is the source
+        message = f"{error}. The source is whole: delete this file of the copy and copy again"
+        raise Corrupt(message, path=error.path, file=error.file, leaf=error.leaf) from error
+
+
+def _copy_file(source: Place, target: Place, job: CopyJob, done: Copied, progress: Progress) -> None:
+    if _has_size(target, job.name, job.size):
+        done.skipped.append(job.name)
+        progress(job.size)
+        return
+    target.storage.write((target / job.name).name, job.size, _pieces(source, job, progress))
+    done.written.append(job.name)
+    done.bytes += job.size
+
+
+def file_sizes(place: Place) -> dict[str, int]:
+    """Returns the files of a checkpoint with their sizes; where listings tell none (object stores), the record's, or by trying."""
+    entries = place.storage.list(place.name, recursive=True)
+    sizes = {entry.name.removeprefix(f"{place.name}/"): entry.size for entry in entries}
+    sizes = {name: size for name, size in sizes.items() if not name.startswith(f"{FOLDER}/")}
+    if "://" not in place.storage.root:
+        return sizes
+    if RECORD_NAME in sizes:
+        record = read_record(place.storage, place.name)
+        return {file.name: file.size for item in record.items.values() for file in item.files} | {RECORD_NAME: 0}
+    return dict(zip(sizes, run_side_by_side(lambda name: _size_of(place, name), list(sizes), place.storage.lanes), strict=True))
+
+
+def _size_of(place: Place, name: str) -> int:
+    """Returns a file's size: its head is read, and of a longer one single bytes, until its end is found."""
+    low = place.read(name, 0, [memoryview(bytearray(HEAD_BYTES))])
+    if low < HEAD_BYTES:
+        return low
+    high = 2 * low
+    while _has_byte(place, name, high - 1):
+        low, high = high, 2 * high
+    while high - low > 1:  # bytes below `low` are there, the one before `high` is not
+        middle = (low + high) // 2
+        low, high = (middle, high) if _has_byte(place, name, middle - 1) else (low, middle)
+    return low
+
+
+def _has_byte(place: Place, name: str, at: int) -> bool:
+    return place.read(name, at, [memoryview(bytearray(1))]) == 1
+
+
+def _has_size(place: Place, name: str, size: int) -> bool:
+    """Tells whether there is a file that ends exactly after `size` bytes."""
+    end = memoryview(bytearray(2))
+    try:
+        return place.read(name, max(0, size - 1), [end]) == (1 if size else 0)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _refuse_other(target: Place, source: Place, data: bytes) -> None:
+    if target.fetch(RECORD_NAME) != data:
+        raise StepExists(f"{target} is another checkpoint than {source}; choose another place or delete it first", path=str(target))
+
+
+def _check_size(target: Place, name: str, size: int) -> None:
+    limit = target.storage.max_file_bytes
+    if limit is not None and size > limit:
+        hint = "--to safetensors" if name.endswith(".safetensors") else "--to orbax"
+        message = f"{name} has {size} bytes, and {target} takes files of at most {limit}: use `holdfast convert {hint}`, which divides them"
+        raise CheckpointError(message, path=str(target))
+
+
+def _pieces(source: Place, job: CopyJob, progress: Progress) -> Iterable[Part]:
+    if job.head:
+        yield 0, [memoryview(job.head)]
+    for at in range(0, job.length, PIECE_BYTES):
+        buffer = memoryview(bytearray(min(PIECE_BYTES, job.length - at)))
+        try:
+            got = source.read(job.source, job.offset + at, [buffer])
+        except FileNotFoundError:
+            path = f"{source}/{job.source}"
+            raise Corrupt(f"{path}: the file is missing, and the record names it", path=path, file=path) from None
+        if got != len(buffer):
+            path = f"{source}/{job.source}"
+            raise Corrupt(f"{path} ends after {job.offset + at + got} bytes; it was longer when it was written", path=path, file=path)
+        yield len(job.head) + at, [buffer]
+        progress(len(buffer))

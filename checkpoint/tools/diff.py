@@ -1,0 +1,156 @@
+"""Compares two checkpoints of any layouts, leaf by leaf, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..format.record import LeafRecord
+from ..layouts.base import Source
+from ..restoring.match import show_leaf
+from ..restoring.reader import Filler, Target
+from ..restoring.restore import allocate
+
+BATCH_BYTES = 64 << 20
+PIECE = 1 << 20  # elements that are compared at once
+
+
+@dataclass(frozen=True)
+class LeafDifference:
+    """One leaf that differs. `what` is "only in A", "only in B", "type", "shape", "dtype" or "value"; the numbers are those of "value".
+
+    `max_abs` and `max_rel` are over the elements that are finite on both sides; `count` is how many elements differ, of `size`. A NaN
+    differs from anything but the same bits.
+    """
+
+    item: str
+    path: str
+    what: str
+    a: str = ""
+    b: str = ""
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    count: int = 0
+    size: int = 0
+
+
+def compare(a: Source, b: Source) -> Iterator[LeafDifference]:
+    """Yields what differs between two checkpoints, item by item. Blocks; raises Corrupt naming file and leaf."""
+    items_a, items_b = _paired_items(a, b)
+    for name in sorted(items_a.keys() | items_b.keys()):
+        if name not in items_a or name not in items_b:
+            yield LeafDifference(name, "", "only in B" if name not in items_a else "only in A")
+        elif a.info.items[items_a[name]] == "json" or b.info.items[items_b[name]] == "json":
+            yield from _compare_json(a, b, items_a[name], items_b[name])
+        else:
+            yield from _compare_trees(a, b, items_a[name], items_b[name])
+
+
+def _paired_items(a: Source, b: Source) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns the items of both by a common name: where each has one tree alone, these are compared whatever they are called."""
+    names_a = {name: name for name, kind in a.info.items.items() if kind != "unknown"}
+    names_b = {name: name for name, kind in b.info.items.items() if kind != "unknown"}
+    if len(names_a) == len(names_b) == 1 and names_a != names_b:
+        only = next(iter(names_a))
+        return names_a, {only: next(iter(names_b))}
+    return names_a, names_b
+
+
+def _compare_json(a: Source, b: Source, item_a: str, item_b: str) -> Iterator[LeafDifference]:
+    kinds = a.info.items[item_a], b.info.items[item_b]
+    if kinds != ("json", "json"):
+        yield LeafDifference(item_a, "", "type", *kinds)
+        return
+    value_a, value_b = a.json(item_a), b.json(item_b)
+    if value_a != value_b:
+        yield LeafDifference(item_a, "", "value", repr(value_a)[:200], repr(value_b)[:200], count=1, size=1)
+
+
+def _compare_trees(a: Source, b: Source, item_a: str, item_b: str) -> Iterator[LeafDifference]:
+    leaves_a = {leaf.path: leaf for leaf in a.item(item_a).leaves}
+    leaves_b = {leaf.path: leaf for leaf in b.item(item_b).leaves}
+    both: list[tuple[LeafRecord, LeafRecord]] = []
+    for path in [*leaves_a, *(path for path in leaves_b if path not in leaves_a)]:
+        one, other = leaves_a.get(path), leaves_b.get(path)
+        found = _compare_kinds(item_a, path, one, other)
+        if found is not None:
+            yield found
+        elif one is not None and other is not None and one.grid is not None:
+            both.append((one, other))
+    readers = a.reader(item_a), b.reader(item_b)
+    for batch in _batches(both):
+        yield from _compare_batch(item_a, readers, batch)
+
+
+def _compare_kinds(item: str, path: str, a: LeafRecord | None, b: LeafRecord | None) -> LeafDifference | None:
+    if a is None or b is None:
+        present = a or b
+        assert present is not None
+        return LeafDifference(
+            item, path, "only in A" if b is None else "only in B", *((show_leaf(present), "") if b is None else ("", show_leaf(present)))
+        )
+    shown = show_leaf(a), show_leaf(b)
+    if (a.grid is None) != (b.grid is None):
+        return LeafDifference(item, path, "type", *shown)
+    if a.grid is None:
+        same = type(a.value) is type(b.value) and (a.value == b.value or repr(a.value) == repr(b.value))
+        return None if same else LeafDifference(item, path, "value", repr(a.value)[:80], repr(b.value)[:80], count=1, size=1)
+    if a.shape != b.shape:
+        return LeafDifference(item, path, "shape", *shown)
+    return LeafDifference(item, path, "dtype", *shown) if a.dtype != b.dtype else None
+
+
+def _batches(pairs: Sequence[tuple[LeafRecord, LeafRecord]]) -> Iterator[list[tuple[LeafRecord, LeafRecord]]]:
+    batch: list[tuple[LeafRecord, LeafRecord]] = []
+    held = 0
+    for pair in pairs:
+        if batch and held + pair[0].nbytes > BATCH_BYTES:
+            yield batch
+            batch, held = [], 0
+        batch.append(pair)
+        held += pair[0].nbytes
+    if batch:
+        yield batch
+
+
+def _compare_batch(item: str, readers: tuple[Filler, Filler], batch: Sequence[tuple[LeafRecord, LeafRecord]]) -> Iterator[LeafDifference]:
+    sides = []
+    for reader, leaves in zip(readers, zip(*batch, strict=True), strict=True):
+        targets = [Target(leaf, tuple((0, size) for size in leaf.shape)) for leaf in leaves]
+        reader.fill(targets, allocate)
+        sides.append([target.array for target in targets])
+    for (leaf, other), one, two in zip(batch, *sides, strict=True):
+        assert one is not None and two is not None
+        found = difference(one, two)
+        if found is not None:
+            yield LeafDifference(item, leaf.path, "value", show_leaf(leaf), show_leaf(other), *found, size=one.size)
+
+
+def difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> tuple[float, float, int] | None:
+    """Returns the largest absolute and relative difference of two arrays alike in shape and dtype, and how many elements differ.
+
+    None if they are equal. Equal means equal bits, so that a NaN equals itself and 0.0 does not equal -0.0.
+    """
+    bytes_a, bytes_b = a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8)
+    if np.array_equal(bytes_a, bytes_b):
+        return None
+    flat_a, flat_b = a.reshape(-1), b.reshape(-1)
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
+    max_abs = max_rel = 0.0
+    count = 0
+    for start in range(0, flat_a.size, PIECE):
+        piece = slice(start * a.itemsize, (start + PIECE) * a.itemsize)
+        unequal = (bytes_a[piece] != bytes_b[piece]).reshape(-1, a.itemsize).any(axis=1)
+        count += int(unequal.sum())
+        if not unequal.any():
+            continue
+        x = flat_a[start : start + PIECE][unequal].astype(wide)
+        y = flat_b[start : start + PIECE][unequal].astype(wide)
+        finite = np.isfinite(x) & np.isfinite(y)
+        gap, scale = np.abs(x - y)[finite], np.maximum(np.abs(x), np.abs(y))[finite]
+        max_abs = max(max_abs, float(gap.max(initial=0.0)))
+        max_rel = max(max_rel, float(np.divide(gap, scale, out=np.zeros_like(gap), where=scale > 0).max(initial=0.0)))
+    return max_abs, max_rel, count

@@ -1,0 +1,136 @@
+"""Divides packs that are longer than a store takes: the same chunks in more files, and the record that names them.
+
+Nothing but headers is read for it, and it is the same each time, so that a copy that was cut off goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+
+from ..format.files import pack_name
+from ..format.grid import chunk_name
+from ..format.pack_header import HEADER_BYTES, Stored, header_around, join_header
+from ..format.record import ItemRecord, Record, cell_runs, parse_record
+from ..restoring.reader import ItemReader
+from ..storage.base import Storage
+from ..storage.path import join
+from ..storage.tombstone import sealed
+
+
+@dataclass(frozen=True)
+class CopyJob:
+    """One file of a copy: `head`, and then `length` bytes of the source's file from `offset` on."""
+
+    name: str
+    source: str
+    offset: int
+    length: int
+    head: bytes = b""
+
+    @property
+    def size(self) -> int:
+        return len(self.head) + self.length
+
+
+class _File(NamedTuple):
+    """A file of the new record, and the names of its chunks (None: those of the old file)."""
+
+    job: CopyJob
+    entry: list[Any]
+    chunks: Sequence[str] | None
+
+
+def resplit(storage: Storage, step_dir: str, record: Record, data: bytes, limit_bytes: int | None) -> tuple[list[CopyJob], bytes]:
+    """Returns the files of a copy of a step, none longer than `limit_bytes`, and the bytes of its record (`data` is the source's).
+
+    Raises Corrupt or HostileCheckpoint where a pack's header is not what it was.
+    """
+    jobs: list[CopyJob] = []
+    about: dict[str, Any] | None = None
+    for item in record.items.values():
+        if item.kind != "tree" or limit_bytes is None or all(file.size <= limit_bytes for file in item.files):
+            jobs += [CopyJob(file.name, file.name, 0, file.size) for file in item.files]
+            continue
+        about = json.loads(data) if about is None else about
+        files = _divide(storage, step_dir, item, limit_bytes)
+        _rewrite(about["items"][item.name], item, files)
+        jobs += [file.job for found in files for file in found]
+    if about is None:
+        return jobs, data
+    del about["crc32c"]
+    new = sealed(json.dumps(about, separators=(",", ":")).encode()[:-1])
+    parse_record(new, join(storage.root, step_dir))
+    return jobs, new
+
+
+def _divide(storage: Storage, step_dir: str, item: ItemRecord, limit_bytes: int) -> list[list[_File]]:
+    """Returns what becomes of each file of an item; a process's packs are numbered anew."""
+    large = [index for index, file in enumerate(item.files) if file.size > limit_bytes]
+    headers = ItemReader(storage, step_dir, item).load_headers(large)
+    numbers: Counter[int] = Counter()
+    divided = []
+    for index, file in enumerate(item.files):
+        process, _, tag = file.name.rpartition("/")[2].removesuffix(".safetensors").split("-")
+        found = []
+        for chunks in _groups(headers[index], limit_bytes - HEADER_BYTES) if index in headers else [None]:
+            name = f"{item.name}/{pack_name(int(process), numbers[int(process)], tag)}"
+            numbers[int(process)] += 1
+            if chunks is None:
+                found.append(_File(CopyJob(name, file.name, 0, file.size), [name, file.size, file.head, file.crc], None))
+                continue
+            head = _head(chunks)
+            length = sum(stored.nbytes for _, stored in chunks)
+            job = CopyJob(name, file.name, chunks[0][1].start, length, head)
+            found.append(_File(job, [name, job.size, len(head), crc32c(head)], [chunk for chunk, _ in chunks]))
+        divided.append(found)
+    return divided
+
+
+def _groups(header: Mapping[str, Stored], limit_bytes: int) -> Iterator[list[tuple[str, Stored]]]:
+    """Yields runs of a pack's chunks, in its order, of at most so many bytes."""
+    group: list[tuple[str, Stored]] = []
+    held = 0
+    for name, stored in sorted(header.items(), key=lambda pair: (pair[1].start, pair[1].nbytes)):
+        if group and held + stored.nbytes > limit_bytes:
+            yield group
+            group, held = [], 0
+        group.append((name, stored))
+        held += stored.nbytes
+    yield group
+
+
+def _head(chunks: Sequence[tuple[str, Stored]]) -> bytes:
+    """Returns the length and the header of a pack of these chunks."""
+    head, tail = header_around([(name, stored.dtype, stored.shape, stored.nbytes) for name, stored in chunks])
+    return join_header(head, (stored.crc for _, stored in chunks), tail)
+
+
+def _rewrite(about: dict[str, Any], item: ItemRecord, files: Sequence[Sequence[_File]]) -> None:
+    """Puts the new files into the record of an item, and for each leaf which of them holds which cell."""
+    about["files"] = [file.entry for found in files for file in found]
+    first, of_chunk = [], {}
+    at = 0
+    for found in files:
+        first.append(at)
+        for file in found:
+            of_chunk.update(dict.fromkeys(file.chunks or (), at))
+            at += 1
+    tables: dict[bytes, int] = {}
+    about["cells"] = []
+    for leaf, facts in zip(item.leaves, about["leaves"], strict=True):
+        if leaf.grid is None or leaf.files is None:
+            continue
+        names = [chunk_name(leaf.path, leaf.grid.region(cell), leaf.shape) for cell in range(leaf.grid.cells)]
+        where = np.array([of_chunk.get(name, first[int(old)]) for name, old in zip(names, leaf.files, strict=True)], np.int64)
+        key = where.tobytes()
+        if key not in tables:
+            tables[key] = len(about["cells"])
+            about["cells"].append(cell_runs(where))
+        facts["cells"] = tables[key]

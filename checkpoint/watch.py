@@ -1,0 +1,63 @@
+"""For whoever reads what another job writes: waiting for new steps, and going through them, each held while it is used."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+from .format.files import has_record, list_steps
+from .steps.holds import add_hold, drop_hold
+from .storage.base import Storage
+from .storage.path import open_storage
+
+POLL_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # the store is asked again after these times, the last one for ever
+
+
+def wait_for_new_step(directory: str | os.PathLike[str], after: int | None = None, *, timeout_s: float = 3600.0) -> int | None:
+    """Waits for a step newer than `after` (None: for any) and returns the newest there is; None when none came in `timeout_s`. Blocks.
+
+    Asks the store itself: for one process that evaluates what a job trains. It needs no manager and no claim.
+    """
+    return _wait(open_storage(directory), after, time.monotonic() + timeout_s)
+
+
+def iterate_steps(
+    directory: str | os.PathLike[str],
+    *,
+    after: int | None = None,
+    timeout_s: float = 3600.0,
+    hold_s: float = 3600.0,
+    skip_to_newest: bool = True,
+) -> Iterator[int]:
+    """Yields steps as they come, ascending, and ends when none has come for `timeout_s`.
+
+    Each step is held while the loop's body runs, for at most `hold_s`: no keep policy deletes it meanwhile (0: it is not held, for a
+    store that this process cannot write to). With `skip_to_newest` steps that were overtaken are left out; else each one is yielded that
+    is still there.
+    """
+    storage = open_storage(directory)
+    while (newest := _wait(storage, after, time.monotonic() + timeout_s)) is not None:
+        fresh = [step for step in list_steps(storage) if after is None or step > after]
+        for step in [newest] if skip_to_newest else fresh:
+            name = add_hold(storage, step, hold_s) if hold_s > 0 else ""
+            try:
+                if has_record(storage, step):  # it may have gone before it was held
+                    yield step
+            finally:
+                if name:
+                    drop_hold(storage, name)
+            after = step
+
+
+def _wait(storage: Storage, after: int | None, deadline: float) -> int | None:
+    turn = 0
+    while True:
+        newest = max(list_steps(storage), default=None)
+        if newest is not None and (after is None or newest > after):
+            return newest
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return None
+        time.sleep(min(left, POLL_S[min(turn, len(POLL_S) - 1)]))
+        turn += 1

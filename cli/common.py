@@ -1,0 +1,128 @@
+"""What the commands share: exit codes, errors as sentences, JSON output, progress bars."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from typing import IO, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from holdfast.coordination import HoldfastError
+
+EXIT_DIFFERENT = 1  # `diff` has found differences
+EXIT_USAGE = 2  # click's own
+EXIT_NOTHING = 3  # there is no such checkpoint, step or item
+EXIT_DAMAGED = 4  # bytes are not what was written
+EXIT_FAILED = 5  # anything else: refused, not permitted, no space
+EXIT_INTERRUPTED = 130
+SHOW_AFTER_S = 1.0
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+single_writer_option = click.option(
+    "--single-writer", is_flag=True, help="Promise that nobody else writes there: for stores that cannot make a commit safe."
+)
+
+
+class Failure(click.ClickException):
+    """Ends a command with a sentence on stderr and an exit code; with --json also with {"error", "exit_code"} on stdout.
+
+    `told` says that the command has printed its JSON already.
+    """
+
+    def __init__(self, message: str, code: int = EXIT_FAILED, *, told: bool = False) -> None:
+        super().__init__(message)
+        self.exit_code: int = code  # type: ignore[misc]
+        self._tells_json = wants_json() and not told
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Prints the sentence."""
+        if self._tells_json:
+            print_json({"error": self.message, "exit_code": self.exit_code})
+        super().show(file)
+        if self.exit_code == EXIT_DAMAGED:
+            click.echo("What is damaged cannot be mended: take another step (`holdfast ls` lists them), or a copy of this one.", err=True)
+
+
+def wants_json() -> bool:
+    """Says whether the command that runs was given --json."""
+    context = click.get_current_context(silent=True)
+    return bool(context and context.params.get("as_json"))
+
+
+@contextlib.contextmanager
+def sentences() -> Iterator[None]:
+    """Turns errors into sentences and exit codes: no traceback reaches a user. Ctrl-C is 130, as of a shell."""
+    from holdfast.checkpoint import Corrupt, HostileCheckpoint, StepGone, StepNotFound
+
+    try:
+        yield
+    except (StepNotFound, StepGone) as error:
+        raise Failure(str(error), EXIT_NOTHING) from error
+    except (Corrupt, HostileCheckpoint) as error:
+        raise Failure(str(error), EXIT_DAMAGED) from error
+    except (HoldfastError, ValueError) as error:
+        raise Failure(str(error).replace("Options(single_writer=True)", "--single-writer")) from error
+    except KeyboardInterrupt:
+        raise Failure("interrupted", EXIT_INTERRUPTED) from None
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise Failure(f"{where}{error.strerror or error}") from error
+
+
+def print_json(value: Any) -> None:
+    """Prints one JSON value on stdout."""
+    click.echo(json.dumps(value, indent=2, default=str))
+
+
+def console() -> Console:
+    """Returns where tables go."""
+    return Console(soft_wrap=True, highlight=False)
+
+
+class Meter:
+    """Takes how many more bytes are done, from any thread; `expect` says how many there will be."""
+
+    def __init__(self, bar: Progress, what: str, total_bytes: int | None) -> None:
+        self._bar, self._task = bar, bar.add_task(what, total=total_bytes)
+
+    def __call__(self, done_bytes: int) -> None:
+        """Moves the bar."""
+        self._bar.advance(self._task, done_bytes)
+
+    def expect(self, total_bytes: int) -> None:
+        """Says how many bytes make the bar full."""
+        self._bar.update(self._task, total=total_bytes)
+
+
+@contextlib.contextmanager
+def progress_bar(what: str, total_bytes: int | None = None, *, counts: bool = True) -> Iterator[Meter]:
+    """Shows a bar on stderr once the block has lasted a second: on a terminal only, and not with --json.
+
+    Without `counts` nobody says how far it has come: the bar only shows that something is going on.
+    """
+    known = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()) if counts else (TimeElapsedColumn(),)
+    bar = Progress(TextColumn("{task.description}"), BarColumn(), *known, console=Console(stderr=True), transient=True)
+    timer = threading.Timer(SHOW_AFTER_S, bar.start)
+    timer.daemon = True
+    if bar.console.is_terminal and not wants_json():
+        timer.start()
+    try:
+        yield Meter(bar, what, total_bytes)
+    finally:
+        timer.cancel()
+        if timer.ident is not None:
+            timer.join()
+        if bar.live.is_started:
+            bar.stop()
+
+
+def shown_time(seconds: float | None) -> str:
+    """Returns a time as people read it, in their own zone."""
+    import datetime
+
+    return "" if not seconds else datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")

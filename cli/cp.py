@@ -1,0 +1,95 @@
+"""`holdfast cp SRC DST`: copies checkpoints between stores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from rich.filesize import decimal
+
+from .common import EXIT_DAMAGED, Failure, json_option, print_json, progress_bar, sentences, single_writer_option
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  holdfast cp /ckpt/run7 gs://bucket/run7               every step
+  holdfast cp /ckpt/run7 s3://bucket/run7 --step 1000   one step
+  holdfast cp /ckpt/run7/1000 /elsewhere/1000           a single checkpoint
+
+A copy that was cut off is continued by the same command.
+
+Exit codes: 0 done and verified, 3 nothing there, 4 damaged (the other steps are copied), 5 refused or failed."""
+)
+@click.argument("src")
+@click.argument("dst")
+@click.option("--step", type=int, default=None, help="Copy this step of the root SRC alone.")
+@single_writer_option
+@json_option
+def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool) -> None:
+    """Copy the checkpoint SRC, or every step of the root SRC, to DST, and verify the copy by reading it back."""
+    from holdfast.checkpoint import Corrupt, HostileCheckpoint
+    from holdfast.checkpoint.steps.object_claims import open_claims
+    from holdfast.checkpoint.storage.path import Place, open_storage
+    from holdfast.checkpoint.tools.copy import Copied, copy_checkpoint
+
+    total, failed = Copied(), []
+    with sentences(), progress_bar("copying") as meter:
+        storage = open_storage(src)
+        folders = _folders(src, storage, step)
+        target = open_storage(dst, single_writer=single_writer)
+        claims = open_claims(target, single_writer=single_writer)
+        meter.expect(_size(storage, folders))
+        for name in folders:
+            try:
+                done = copy_checkpoint(Place(storage, name), Place(target, name), claims, meter)
+            except (Corrupt, HostileCheckpoint) as error:
+                failed.append(str(error))
+                continue
+            total.written += [f"{name}/{file}" if name else file for file in done.written]
+            total.skipped += [f"{name}/{file}" if name else file for file in done.skipped]
+            total.bytes += done.bytes
+    if as_json:
+        facts = {"written": total.written, "skipped": total.skipped, "bytes": total.bytes, "verified": not failed}
+        print_json(facts | ({"errors": failed} if failed else {}))
+    elif len(folders) > len(failed):
+        kept = f", {len(total.skipped)} were there already" if total.skipped else ""
+        click.echo(f"{len(total.written)} files copied ({decimal(total.bytes)}){kept}; what was copied was read back and is whole")
+    if failed:
+        several = [f"{len(failed)} of {len(folders)} steps could not be copied"] if len(folders) > 1 else []
+        raise Failure("\n".join([*failed, *several]), EXIT_DAMAGED, told=True)
+
+
+def _folders(src: str, storage: Any, step: int | None) -> list[str]:
+    """Returns the folders of the checkpoints to copy, relative to the store's root."""
+    from holdfast.checkpoint import Corrupt, HostileCheckpoint
+    from holdfast.checkpoint.layouts.detect import find_steps, open_source, recognise
+    from holdfast.checkpoint.storage.path import Place
+
+    folders = [name for number, (name, _) in find_steps(storage).items() if step in (None, number)]
+    if step is None:
+        try:
+            single = recognise(Place(storage)) is not None
+        except (Corrupt, HostileCheckpoint):
+            if not folders:
+                raise
+            single = False
+        folders = [""] if single else folders
+    if not folders:
+        open_source(src, step)  # raises, saying what is there instead
+        raise Failure(f"{src} is a single file: copy it as you copy files; `holdfast verify` checks the copy")
+    return folders
+
+
+def _size(storage: Any, folders: list[str]) -> int:
+    from holdfast.checkpoint import CheckpointError
+    from holdfast.checkpoint.storage.path import Place
+    from holdfast.checkpoint.tools.copy import file_sizes
+
+    total = 0
+    for name in folders:
+        try:
+            total += sum(file_sizes(Place(storage, name)).values())
+        except CheckpointError:
+            continue  # a damaged record: the copy says so
+    return total

@@ -1,0 +1,126 @@
+"""`holdfast ls ROOT`: the steps of a root."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from rich.filesize import decimal
+from rich.markup import escape
+from rich.table import Table
+
+from .common import console, json_option, print_json, progress_bar, sentences, shown_time
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  holdfast ls /ckpt/run7
+  holdfast ls gs://bucket/run7 --json
+
+Exit codes: 0 listed (also when a step is damaged), 3 nothing there, 5 could not be read."""
+)
+@click.argument("root")
+@json_option
+def ls(root: str, as_json: bool) -> None:
+    """List the steps of ROOT: sizes, times, metrics, and what was begun and never finished."""
+    with sentences(), progress_bar("listing", counts=False):
+        rows = _rows(root)
+    if as_json:
+        print_json(rows)
+        return
+    table = Table(title=escape(root), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("step", "state", "layout", "saved", "size", "items", "metrics"):
+        narrow = column in ("items", "metrics")
+        table.add_column(column, justify="right" if column in ("step", "size") else "left", overflow="fold", no_wrap=not narrow)
+    for row in rows:
+        metrics = ", ".join(
+            f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}" for name, value in row["metrics"].items()
+        )
+        cells = (row["state"], row["layout"], shown_time(row["saved_s"])[:-3], decimal(row["bytes"]))
+        table.add_row(escape(str(row["name"])), *cells, escape(", ".join(row["items"])), escape(metrics))
+    console().print(table)
+    for row in rows:
+        if row["note"]:
+            click.echo(f"{row['name']}: {row['note']}")
+
+
+def _rows(root: str) -> list[dict[str, Any]]:
+    from holdfast.checkpoint.layouts.detect import find_steps, recognise
+    from holdfast.checkpoint.storage.path import Place, open_storage
+
+    storage = open_storage(root)
+    steps = find_steps(storage)
+    folders = {name: step for step, (name, _) in steps.items()}
+    rows = [_row(Place(storage, name), name, step) for name, step in folders.items()]
+    if not rows and recognise(Place(storage)) is not None:
+        return [_row(Place(storage), Place(storage).basename, None)]
+    if not rows and root.endswith(".safetensors"):
+        return [_file_row(root)]
+    rows += [_unfinished(Place(storage, name), name) for name in _begun(storage, set(folders))]
+    if not rows:
+        from holdfast.checkpoint import StepNotFound
+        from holdfast.checkpoint.layouts.detect import nothing_at
+
+        raise StepNotFound(nothing_at(storage), path=root)
+    return rows
+
+
+def _file_row(path: str) -> dict[str, Any]:
+    """Returns the row of a single safetensors file."""
+    from holdfast.checkpoint.layouts.detect import open_source
+
+    source = open_source(path)
+    size = sum(leaf.nbytes for leaf in source.item("state").leaves)
+    row: dict[str, Any] = {"name": path.rpartition("/")[2], "step": None, "state": "whole", "layout": "safetensors", "saved_s": None}
+    return row | {"bytes": size, "files": 1, "items": ["state"], "metrics": {}, "note": ""}
+
+
+def _row(place: Any, name: str, step: int | None) -> dict[str, Any]:
+    from holdfast.checkpoint import CheckpointError
+    from holdfast.checkpoint.layouts.detect import recognise
+    from holdfast.checkpoint.layouts.holdfast import HoldfastSource
+    from holdfast.checkpoint.tools.copy import file_sizes
+
+    try:
+        sizes = list(file_sizes(place).values())
+    except CheckpointError:
+        sizes = []
+    row: dict[str, Any] = {"name": name, "step": step, "state": "whole", "layout": "", "saved_s": None, "bytes": sum(sizes)}
+    row |= {"files": len(sizes), "items": [], "metrics": {}, "note": ""}
+    try:
+        source = recognise(place)
+        if source is None:
+            return row | {"state": "gone", "note": "it was deleted while it was listed"}
+        info = source.info
+        wrong = source.misfits() if isinstance(source, HoldfastSource) else []
+    except CheckpointError as error:
+        return row | {"state": "damaged", "note": str(error)}
+    facts = {"layout": info.layout, "saved_s": info.finished_s, "items": list(info.items), "metrics": dict(info.metrics)}
+    if wrong:
+        facts |= {"state": "damaged", "note": f"{'; '.join(wrong[:3])}{' ...' if len(wrong) > 3 else ''}"}
+    return row | facts | {"step": info.step if step is None else step}
+
+
+def _begun(storage: Any, finished: set[str]) -> list[str]:
+    """Returns the folders that look like steps but hold no finished checkpoint."""
+    found = []
+    for entry in storage.list(""):
+        name = entry.name[:-1]
+        looks = entry.name.endswith("/") and (name.isdigit() or ".orbax-checkpoint-tmp" in name)
+        if not looks or name in finished:
+            continue
+        if "://" not in storage.root or storage.list(name, recursive=True):  # else a hidden tombstone: there are no empty folders
+            found.append(name)
+    return found
+
+
+def _unfinished(place: Any, name: str) -> dict[str, Any]:
+    entries = place.storage.list(place.name, recursive=True)
+    by_orbax = ".orbax-checkpoint-tmp" in name
+    note = (
+        "begun by Orbax and never finished" if by_orbax else "no finished checkpoint: a save is under way, or `holdfast sweep` removes it"
+    )
+    sizes = [entry.size for entry in entries]
+    row: dict[str, Any] = {"name": name, "step": None, "state": "unfinished", "layout": "orbax" if by_orbax else "", "saved_s": None}
+    return row | {"bytes": sum(sizes), "files": len(sizes), "items": [], "metrics": {}, "note": note}

@@ -1,0 +1,109 @@
+"""`holdfast prune ROOT --keep RULES`: deletes the steps that no rule keeps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .common import json_option, print_json, progress_bar, sentences, single_writer_option
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint import KeepPolicy
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  holdfast prune /ckpt/run7 --keep last:3 --dry-run
+  holdfast prune /ckpt/run7 --keep last:3,every:1000,best:2:loss
+  holdfast prune /ckpt/run7 --keep best:5:accuracy:max
+
+Exit codes: 0 done, 2 a rule is wrong, 3 nothing there, 5 refused or failed."""
+)
+@click.argument("root")
+@click.option("--keep", "rules", required=True, help="Rules, joined by commas: last:N, every:N, best:N:METRIC[:min|:max].")
+@click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
+@single_writer_option
+@json_option
+def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bool) -> None:
+    """Delete the steps of ROOT that none of the rules keeps.
+
+    The newest step always stays, and so do steps that a reader holds, those of Orbax, and damaged ones, which no rule counts.
+    """
+    from holdfast.checkpoint import CheckpointManager, Options, StepNotFound
+    from holdfast.checkpoint.layouts.detect import find_steps, nothing_at
+    from holdfast.checkpoint.policy import to_delete
+    from holdfast.checkpoint.steps.holds import held_steps
+    from holdfast.checkpoint.storage.path import open_storage
+
+    policy = parse_rules(rules)
+    with sentences(), progress_bar("looking and deleting", counts=False):
+        storage = open_storage(root)
+        steps, damaged = _readable(storage)
+        if not steps and not damaged:
+            others = "steps, but none of holdfast's, and prune deletes no others"
+            raise StepNotFound(f"{storage.root} has {others}" if find_steps(storage) else nothing_at(storage), path=root)
+        going = to_delete(policy, steps, held=held_steps(storage))
+        if going and not dry_run:
+            with CheckpointManager(root, options=Options(single_writer=single_writer)) as manager:
+                for step in going:
+                    manager.delete(step)
+    kept = [facts.step for facts in steps if facts.step not in going]
+    if as_json:
+        print_json({"deleted": going, "kept": kept, "damaged": damaged, "dry_run": dry_run})
+        return
+    click.echo(f"{'would delete' if dry_run else 'deleted'}: {_listed(going)}")
+    click.echo(f"{'would keep' if dry_run else 'kept'}: {_listed(kept)}")
+    if damaged:
+        click.echo(f"left alone, since they are damaged (`holdfast ls` says how): {_listed(damaged)}")
+
+
+def _readable(storage: Any) -> tuple[list[Any], list[int]]:
+    """Returns the steps with their metrics, and those that a look shows to be damaged: they must not count for the last or the best."""
+    from holdfast.checkpoint import CheckpointError, StepFacts
+    from holdfast.checkpoint.format.files import list_steps
+    from holdfast.checkpoint.layouts.holdfast import HoldfastSource
+    from holdfast.checkpoint.storage.path import Place
+
+    steps, damaged = [], []
+    for step in list_steps(storage):
+        try:
+            source = HoldfastSource(Place(storage, str(step)))
+        except CheckpointError:
+            damaged.append(step)
+            continue
+        if source.misfits():
+            damaged.append(step)
+        else:
+            steps.append(StepFacts(step, dict(source.record.metrics)))
+    return steps, damaged
+
+
+def _listed(steps: list[int]) -> str:
+    return ", ".join(map(str, steps)) or "nothing"
+
+
+def parse_rules(text: str) -> KeepPolicy:
+    """Returns the keep policy that the rules of `--keep` mean; raises click.UsageError naming the rule that is wrong."""
+    from holdfast.checkpoint import KeepAnyOf
+
+    return KeepAnyOf(*(_parse_rule(rule.strip()) for rule in text.split(",")))
+
+
+def _parse_rule(rule: str) -> KeepPolicy:
+    from holdfast.checkpoint import KeepBest, KeepEvery, KeepLast
+
+    try:
+        match rule.split(":"):
+            case ["last", count]:
+                return KeepLast(int(count))
+            case ["every", count]:
+                return KeepEvery(int(count))
+            case ["best", count, metric]:
+                return KeepBest(int(count), metric)
+            case ["best", count, metric, "min" | "max" as mode]:
+                return KeepBest(int(count), metric, mode=mode)
+    except ValueError as error:
+        raise click.UsageError(f"--keep {rule}: {error}") from None
+    raise click.UsageError(f"--keep {rule}: expected last:N, every:N or best:N:METRIC[:min|:max]")

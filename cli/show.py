@@ -1,0 +1,160 @@
+"""`holdfast show PATH`: what is in a checkpoint, of any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.filesize import decimal
+from rich.markup import escape
+from rich.table import Table
+
+from .common import EXIT_NOTHING, Failure, console, json_option, print_json, progress_bar, sentences, shown_time
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.format.record import LeafRecord
+    from holdfast.checkpoint.layouts.base import Source
+
+_BARS = " ▁▂▃▄▅▆▇█"
+BINS = 12
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  holdfast show /ckpt/run7                         the latest step
+  holdfast show /ckpt/run7 --step 1000 --path params.dense
+  holdfast show /orbax/run7/1000 --stats           Orbax's checkpoints too, and safetensors
+
+Exit codes: 0 shown, 3 nothing there, 4 damaged, 5 could not be read."""
+)
+@click.argument("path")
+@click.option("--step", type=int, default=None, help="Show this step of a root.")
+@click.option("--item", default=None, help="Show this item alone.")
+@click.option("--path", "under", default="", help="Show the leaves below this path alone.")
+@click.option("--stats", is_flag=True, help="Read the arrays: min, max, mean, NaNs and a histogram of each.")
+@click.option("--verify", "check", is_flag=True, help="Read every byte and check it, too.")
+@json_option
+def show(path: str, step: int | None, item: str | None, under: str, stats: bool, check: bool, as_json: bool) -> None:
+    """Show the tree of the checkpoint in PATH (of a root of steps: the latest) and its totals."""
+    from holdfast.checkpoint.layouts.base import total_bytes
+    from holdfast.checkpoint.layouts.detect import open_source
+    from holdfast.checkpoint.storage.counting import CountingStorage
+
+    with sentences(), progress_bar("reading") as meter:
+        source = open_source(path, step, wrap=lambda storage: CountingStorage(storage, meter))
+        meter.expect(total_bytes(source) * (stats + check))
+        rows = list(_rows(source, item, under, stats))
+        if check:
+            source.verify()
+    if under and not rows:
+        raise Failure(f"{source.info.path} has no leaf below '{under}'", EXIT_NOTHING)
+    if as_json:
+        print_json(_as_json(source, rows, check))
+    else:
+        _print(source, rows, stats, check)
+
+
+def _rows(source: Source, only: str | None, under: str, stats: bool) -> Iterator[dict[str, Any]]:
+    from holdfast.checkpoint.format.sharding import show_sharding
+    from holdfast.checkpoint.layouts.base import find
+    from holdfast.checkpoint.restoring.match import show_leaf
+
+    if only is not None:
+        find(source.info, source.info.items, only)
+    for name, kind in source.info.items.items():
+        if only not in (None, name) or kind == "unknown":
+            continue
+        if kind == "json":
+            if not under:
+                yield {"item": name, "path": "", "dtype": "json", "value": source.json(name)}
+            continue
+        leaves = [leaf for leaf in source.item(name).leaves if not under or leaf.path == under or leaf.path.startswith(f"{under}.")]
+        found = dict(_statistics(source, name, leaves)) if stats else {}
+        for leaf in leaves:
+            if leaf.grid is None:
+                yield {"item": name, "path": leaf.path, "dtype": leaf.kind, "value": leaf.value}
+                continue
+            shape = leaf.shape[:-1] if leaf.kind == "key" else leaf.shape
+            row = {"item": name, "path": leaf.path, "dtype": show_leaf(leaf).partition("[")[0], "shape": list(shape)}
+            yield row | {"bytes": leaf.nbytes, "sharding": show_sharding(leaf.sharding), "stats": found.get(leaf.path)}
+
+
+def _statistics(source: Source, item: str, leaves: list[LeafRecord]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the statistics of each array, read a few at a time."""
+    from holdfast.checkpoint.layouts.base import read_leaves
+
+    for leaf, array in read_leaves(source.reader(item), [leaf for leaf in leaves if leaf.grid is not None]):
+        yield leaf.path, statistics(array)
+
+
+def statistics(array: Any) -> dict[str, Any]:
+    """Returns min, max, mean, how many NaNs and infinities, and the counts of a small histogram of the finite values."""
+    import numpy as np
+
+    flat = np.asarray(array).reshape(-1)
+    values = np.abs(flat).astype(np.float64) if flat.dtype.kind == "c" else flat.astype(np.float64)
+    finite = values[np.isfinite(values)]
+    nans = int(np.isnan(values).sum())
+    found: dict[str, Any] = {"nan": nans, "inf": int(values.size - finite.size) - nans, "min": None, "max": None, "mean": None, "bins": []}
+    if finite.size:
+        low, high = float(finite.min()), float(finite.max())
+        found |= {"min": low, "max": high, "mean": float(finite.mean())}
+        if low < high:
+            found["bins"] = np.histogram(finite / max(abs(low), abs(high)), BINS)[0].tolist()
+    return found
+
+
+def bars(counts: list[int]) -> str:
+    """Returns counts as a row of blocks."""
+    most = max(counts, default=0)
+    return "".join(_BARS[0 if not count else 1 + (count * (len(_BARS) - 2)) // most] for count in counts)
+
+
+def _print(source: Source, rows: list[dict[str, Any]], stats: bool, check: bool) -> None:
+    info, out = source.info, console()
+    when = f", saved {shown_time(info.finished_s)}" if info.finished_s else ""
+    step = f"step {info.step} of " if info.step is not None else ""
+    out.print(f"{step}{escape(info.path)} ({info.layout}){when}")
+    for name, kind in info.items.items():
+        mine = [row for row in rows if row["item"] == name]
+        if mine:
+            out.print(_table(name, kind, mine, stats))
+    for label, facts in (("metrics", info.metrics), ("metadata", info.metadata)):
+        if facts:
+            out.print(f"{label}: {escape(str(facts))}")
+    leaves = [row for row in rows if row["dtype"] != "json"]
+    out.print(f"{len(leaves)} leaves, {decimal(sum(row.get('bytes', 0) for row in leaves))}")
+    if check:
+        out.print(
+            "every byte is as it was written" if info.layout == "holdfast" else "everything can be read; this layout has no checksums"
+        )
+
+
+def _table(name: str, kind: str, rows: list[dict[str, Any]], stats: bool) -> Table:
+    table = Table(title=f"{name} ({kind})", title_justify="left")
+    columns = ("path", "shape", "dtype", "size") + (("min", "max", "mean", "NaN", "histogram") if stats else ("sharding",))
+    for column in columns:
+        right, wide = column in ("size", "min", "max", "mean", "NaN"), column in ("path", "sharding")
+        table.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=not wide)
+    for row in rows:
+        if "value" in row:
+            shown = escape(repr(row["value"])[:60])
+            table.add_row(escape(row["path"]), shown if stats else "", row["dtype"], *([] if stats else ["", shown]))
+            continue
+        cells = [escape(row["path"]), escape(str(row["shape"])), row["dtype"], decimal(row["bytes"])]
+        table.add_row(*cells, *(_stat_cells(row["stats"]) if stats else [escape(row["sharding"])]))
+    return table
+
+
+def _stat_cells(found: dict[str, Any]) -> list[str]:
+    numbers = [f"{found[name]:.4g}" if found[name] is not None else "" for name in ("min", "max", "mean")]
+    return [*numbers, str(found["nan"] or ""), bars(found["bins"])]
+
+
+def _as_json(source: Source, rows: list[dict[str, Any]], check: bool) -> dict[str, Any]:
+    info = source.info
+    facts = {"path": info.path, "layout": info.layout, "step": info.step, "saved_s": info.finished_s, "items": dict(info.items)}
+    plain = [{key: value for key, value in row.items() if value is not None} for row in rows]
+    return facts | {"metrics": dict(info.metrics), "metadata": info.metadata, "leaves": plain, "verified": check}

@@ -1,0 +1,43 @@
+"""`holdfast sweep ROOT`: removes what dead writers left unfinished."""
+
+from __future__ import annotations
+
+import click
+
+from .common import json_option, print_json, progress_bar, sentences
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  holdfast sweep /ckpt/run7
+  holdfast sweep /ckpt/run7 --force    take the right to write from every writer first, dead or alive
+
+Exit codes: 0 done, 3 nothing there, 5 refused or failed."""
+)
+@click.argument("root")
+@click.option("--force", is_flag=True, help="Fence every writer, also one that lives: its next save fails.")
+@json_option
+def sweep(root: str, force: bool, as_json: bool) -> None:
+    """Delete the unfinished saves in ROOT whose writers are dead. Steps that are there, and other people's files, are never touched."""
+    from holdfast.checkpoint import StepNotFound
+    from holdfast.checkpoint import sweep as run
+    from holdfast.checkpoint.format.files import step_folders
+    from holdfast.checkpoint.layouts.detect import nothing_at
+    from holdfast.checkpoint.steps.claims import FOLDER
+    from holdfast.checkpoint.storage.path import open_storage
+
+    with sentences(), progress_bar("sweeping", counts=False):
+        storage = open_storage(root)
+        if not step_folders(storage) and not storage.list(FOLDER, recursive=True):
+            raise StepNotFound(nothing_at(storage), path=root)
+        swept = run(root, force=force)
+    if as_json:
+        print_json({"fenced": swept.fenced, "files": swept.files, "standing": swept.standing})
+        return
+    for reason in swept.fenced:
+        click.echo(f"fenced: {reason}")
+    for name in swept.files:
+        click.echo(f"deleted: {name}")
+    living = f"; {len(swept.standing)} writer(s) still at work" if swept.standing else ""
+    click.echo(f"{len(swept.files)} file(s) of unfinished saves deleted{living}")

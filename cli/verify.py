@@ -1,0 +1,86 @@
+"""`holdfast verify PATH`: is every byte what was written."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+from rich.filesize import decimal
+
+from .common import EXIT_DAMAGED, Failure, json_option, print_json, progress_bar, sentences
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  holdfast verify /ckpt/run7               the latest step
+  holdfast verify /ckpt/run7 --step 1000   one step
+  holdfast verify gs://bucket/run7 --all   every step
+
+Exit codes: 0 whole, 3 nothing there, 4 damaged, 5 could not be read."""
+)
+@click.argument("path")
+@click.option("--step", type=int, default=None, help="Verify this step of a root.")
+@click.option("--all", "every", is_flag=True, help="Verify every step of a root.")
+@json_option
+def verify(path: str, step: int | None, every: bool, as_json: bool) -> None:
+    """Read every byte of the checkpoint in PATH (of a root of steps: the latest) and check it.
+
+    holdfast's own checkpoints carry a checksum of every chunk. Orbax's and safetensors files do not: they are read and decoded whole.
+    """
+    with sentences():
+        steps = _steps(path) if every else [step]
+        reports = [_verify_one(path, number) for number in steps]
+    failed = [report for report in reports if "error" in report]
+    if as_json:
+        print_json(reports if every else reports[0])
+    for report in reports if not as_json else ():
+        if "error" not in report:
+            rate = f"{decimal(int(report['bytes'] / report['seconds']))}/s" if report["seconds"] > 0.01 else "at once"
+            files = f"{report['leaves']} leaves in {report['files']} files, {decimal(report['bytes'])}, {rate}"
+            click.echo(f"{report['path']}: whole ({report['layout']}: {files})")
+            if report["layout"] != "holdfast":
+                click.echo("  this layout keeps no checksums of its arrays: they can be read, which is all that can be said", err=True)
+    if failed:
+        several = [f"{len(failed)} of {len(reports)} steps are damaged"] if every else []
+        raise Failure("\n".join([*(str(report["error"]) for report in failed), *several]), EXIT_DAMAGED, told=True)
+
+
+def _steps(path: str) -> list[int | None]:
+    from holdfast.checkpoint import StepNotFound
+    from holdfast.checkpoint.layouts.detect import find_steps, nothing_at, recognise
+    from holdfast.checkpoint.storage.path import Place, open_storage
+
+    storage = open_storage(path)
+    steps: list[int | None] = [*find_steps(storage)]
+    if not steps:
+        single = recognise(Place(storage)) is not None
+        hint = f"{storage.root} is a checkpoint, not a root of steps: leave --all out"
+        raise StepNotFound(hint if single else nothing_at(storage), path=storage.root)
+    return steps
+
+
+def _verify_one(path: str, step: int | None) -> dict[str, Any]:
+    from holdfast.checkpoint import Corrupt, HostileCheckpoint
+    from holdfast.checkpoint.layouts.base import total_bytes
+    from holdfast.checkpoint.layouts.detect import open_source
+    from holdfast.checkpoint.storage.counting import CountingStorage
+
+    began = time.perf_counter()
+    try:
+        with progress_bar("verifying") as meter:
+            source = open_source(path, step, wrap=lambda storage: CountingStorage(storage, meter))
+            meter.expect(total_bytes(source))
+            report = source.verify()
+    except (Corrupt, HostileCheckpoint) as error:
+        return {"path": path, "step": step, "error": str(error), "file": error.file, "leaf": getattr(error, "leaf", "")}
+    return {
+        "path": report.path,
+        "step": source.info.step,
+        "layout": source.info.layout,
+        "files": report.files,
+        "leaves": report.leaves,
+        "bytes": report.bytes,
+        "seconds": round(time.perf_counter() - began, 3),
+    }

@@ -1,0 +1,352 @@
+"""The client of the coordination service: jaxlib's method names over the wire profile A or our own session.
+
+Every call has a bound, raises exceptions of `holdfast.coordination` and never ends the process. Three layers: this face counts barriers
+and names errors; `_link` keeps the connection alive and retries; `_unary` and `_session` are the two wires.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from holdfast.proto import coordination_pb2 as pb
+from holdfast.proto import session_pb2 as spb
+
+from ..credentials import Credentials
+from ..deadline import Deadline
+from ..errors import BarrierTimeout, CoordinationError
+from ..names import barrier_counter
+from .connection import Link
+from .processes import ProcessInfo, ProcessWatch
+from .session import ANSWER_GRACE_S
+
+DISPLACED_MOST = 3
+"""How often a barrier is asked for again after CANCELLED without a counter: an earlier sending of ours, late on a connection that was given
+up, has taken this one's place."""
+
+REPORT_PREFIX = "holdfast/progress/"
+
+
+class CoordinationClient:
+    """Speaks to the coordination service at `address` ("host:port") as process `process_id`.
+
+    It works against `holdfast coordinator` and against the service inside jaxlib, and takes the same calls as jaxlib's
+    `DistributedRuntimeClient`, so it can stand where that one stands in Python code. Safe from several threads. A context manager:
+    entering connects, leaving shuts down; a client that is forgotten while connected warns with ResourceWarning.
+
+    `num_processes`, `job` and `attempt` are held against the service's, where it has sessions: another one is Fenced.
+    `heartbeat_timeout_s` is the budget of every outage: a service silent for so long is lost
+    (CoordinatorLost), a shorter outage is ridden out. `rpc_timeout_s` bounds the calls that take no time-out of their own.
+
+    `on_process_change(processes)` gets the complete list of ProcessInfo whenever it changes; `on_error(error)` gets ProcessLost for
+    another process, CoordinatorLost or Fenced for this one. Both run on threads of the client and must not block for long.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        process_id: int,
+        *,
+        num_processes: int | None = None,
+        job: str = "",
+        attempt: int = 0,
+        host: str | None = None,
+        heartbeat_timeout_s: float = 100.0,
+        init_timeout_s: float = 300.0,
+        shutdown_timeout_s: float = 300.0,
+        rpc_timeout_s: float = 120.0,
+        credentials: Credentials | None = None,
+        session: bool | None = None,
+        on_process_change: Callable[[Sequence[ProcessInfo]], None] | None = None,
+        on_error: Callable[[CoordinationError], None] | None = None,
+    ) -> None:
+        if process_id < 0 or (num_processes is not None and process_id >= num_processes):
+            raise ValueError(f"process_id must be in 0..{(num_processes or 0) - 1 if num_processes else 'N-1'}, found {process_id}")
+        if ":" not in address:
+            raise ValueError(f"address must be host:port, found {address!r}")
+        self.address = address
+        self.process_id = process_id
+        self._init_timeout_s = init_timeout_s
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._rpc_timeout_s = rpc_timeout_s
+        self._watch = ProcessWatch()
+        if on_process_change is not None:
+            self._watch.add(on_process_change)
+        self._link = Link(
+            address,
+            process_id,
+            num_processes,
+            job,
+            attempt,
+            host if host is not None else socket.gethostname(),
+            credentials=credentials or Credentials(),
+            heartbeat_timeout_s=heartbeat_timeout_s,
+            session=session,
+            watch=self._watch,
+            on_error=on_error,
+        )
+        self._lock = threading.Lock()
+        self._counters: dict[str, int] = {}
+        self._ongoing: set[str] = set()
+        self._barriers_passed = 0
+        self._connected = False
+
+    # Life
+
+    def connect(self) -> None:
+        """Joins the job: blocks until all processes have come, at most `init_timeout_s` (and 5 s for the answer).
+
+        Raises BarrierTimeout with those `missing` (DEADLINE_EXCEEDED; empty over unary calls), CoordinatorLost when nobody answers at the
+        address, Fenced when the service is another job's. A client that failed to connect is closed.
+        """
+        with self._lock:
+            if self._connected or self._link.closed:
+                raise CoordinationError("the client is connected or has been shut down; make a new one", code="FAILED_PRECONDITION")
+            self._connected = True
+        try:
+            self._link.connect(Deadline(self._init_timeout_s))
+        except BaseException:
+            self.close()
+            raise
+
+    def shutdown(self) -> None:
+        """Leaves the job in order: waits for all other processes to leave too, at most `shutdown_timeout_s`, then closes.
+
+        The client is closed afterwards, whatever happens. Raises CoordinationError when the others did not come, CoordinatorLost
+        when there is nobody to take leave of. A second call does nothing.
+        """
+        if self._link.closed or not self._connected:
+            self.close()
+            return
+        try:
+            self._link.leave(Deadline(self._shutdown_timeout_s))
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Releases threads and connection without taking leave: the others will see this process die. Never raises or blocks for long."""
+        self._link.close()
+        self._connected = False
+
+    def __enter__(self) -> Self:
+        self.connect()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.shutdown()
+            return
+        with contextlib.suppress(CoordinationError):  # the caller's own error says more
+            self.report_error(f"{type(error).__name__}: {error}")
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_connected", False):
+            warnings.warn(f"{self!r} was never shut down", ResourceWarning, source=self, stacklevel=2)
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"CoordinationClient({self.address!r}, {self.process_id})"
+
+    # Barriers
+
+    def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int, process_ids: Sequence[int] | None = None) -> None:
+        """Waits until all processes (or those of `process_ids`) have come to `barrier_id`, at most `timeout_in_ms`.
+
+        An id may be used again; the nth call of one process matches the nth of the others. Raises BarrierTimeout with `missing`,
+        ProcessLost when a participant is dead, CoordinatorLost.
+        """
+        _check(barrier_id=(barrier_id, str), timeout_in_ms=(timeout_in_ms, int))
+        with self._lock:
+            if barrier_id in self._ongoing:
+                raise CoordinationError(f"barrier {barrier_id!r} is already ongoing in this process", code="FAILED_PRECONDITION")
+            self._ongoing.add(barrier_id)
+            counter = self._counters.get(barrier_id, -1) + 1
+        try:
+            self._barrier(barrier_id, counter, timeout_in_ms, process_ids)
+        finally:
+            with self._lock:
+                self._ongoing.discard(barrier_id)
+
+    def _barrier(self, barrier_id: str, counter: int, timeout_in_ms: int, process_ids: Sequence[int] | None) -> None:
+        request = pb.BarrierRequest(
+            barrier_id=barrier_id,
+            barrier_timeout_in_ms=timeout_in_ms,
+            task_ids=process_ids or (),
+            source_task_id=self.process_id,
+            counter=counter,
+        )
+        self._counters[barrier_id] = counter
+        deadline = Deadline(max(0.0, timeout_in_ms / 1000) + ANSWER_GRACE_S)
+        for _ in range(DISPLACED_MOST):
+            try:
+                reply = self._link.call("Barrier", request, deadline, grace_s=ANSWER_GRACE_S)
+                self._counters[barrier_id] = reply.counter
+                self._barriers_passed += 1
+                return
+            except CoordinationError as error:
+                failure = error
+                found = barrier_counter(error)
+                if found is not None:
+                    self._counters[barrier_id] = found
+                if error.code != "CANCELLED" or found is not None:
+                    break
+        if failure.code == "DEADLINE_EXCEEDED":
+            raise _barrier_timeout(barrier_id, failure) from failure
+        raise failure
+
+    def cancel_barrier(self, barrier_id: str) -> None:
+        """Fails the ongoing barrier `barrier_id` for all its participants, with code CANCELLED. Unknown: INVALID_ARGUMENT or NOT_FOUND."""
+        counter = max(0, self._counters.get(barrier_id, 0))
+        request = pb.CancelBarrierRequest(barrier_id=barrier_id, counter=counter, source_task_id=self.process_id)
+        self._call("CancelBarrier", request)
+
+    # Keys
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
+        """Sets `key` to a string. A key that exists is ALREADY_EXISTS unless `allow_overwrite`."""
+        _check(value=(value, str))
+        self.key_value_set_bytes(key, value.encode(), allow_overwrite)
+
+    def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
+        """Sets `key` to bytes. A key that exists is ALREADY_EXISTS unless `allow_overwrite`.
+
+        When a broken connection hides whether the first sending arrived, it is sent again; a key that then exists with this very
+        value counts as set.
+        """
+        _check(key=(key, str), value=(value, bytes))
+        request = pb.InsertKeyValueRequest(kv=pb.KeyValueEntry(key=key, value=value), allow_overwrite=allow_overwrite)
+        sent_before = False
+
+        def note_retry() -> None:
+            nonlocal sent_before
+            sent_before = True
+
+        deadline = Deadline(self._rpc_timeout_s)
+        try:
+            self._link.call("InsertKeyValue", request, deadline, idempotent=True, on_retry=note_retry)
+        except CoordinationError as error:
+            if not (sent_before and error.code == "ALREADY_EXISTS" and self.key_value_try_get_bytes(key) == value):
+                raise
+
+    def blocking_key_value_get(self, key: str, timeout_in_ms: int, *, needs: Sequence[int] = ()) -> str:
+        """Returns the string at `key`, waiting for it as `blocking_key_value_get_bytes` does."""
+        return self.blocking_key_value_get_bytes(key, timeout_in_ms, needs=needs).decode()
+
+    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int, *, needs: Sequence[int] = ()) -> bytes:
+        """Returns the bytes at `key`, waiting for them at most `timeout_in_ms`; DEADLINE_EXCEEDED when they do not come.
+
+        `needs` names the processes that alone can set the key: when one of them is lost, the call raises ProcessLost at once (where the
+        service has sessions; others wait for the time-out).
+        """
+        _check(key=(key, str), timeout_in_ms=(timeout_in_ms, int))
+        late = f"key {key!r} was not set within {timeout_in_ms} ms; find the process that should have set it"
+        if timeout_in_ms <= 0:
+            raise CoordinationError(late, code="DEADLINE_EXCEEDED")
+        try:
+            deadline = Deadline(timeout_in_ms / 1000 + ANSWER_GRACE_S)
+            reply = self._link.call("GetKeyValue", pb.GetKeyValueRequest(key=key), deadline, grace_s=ANSWER_GRACE_S, needs=needs)
+        except CoordinationError as error:
+            if error.code == "DEADLINE_EXCEEDED":
+                raise CoordinationError(late, code="DEADLINE_EXCEEDED") from error
+            raise
+        return bytes(reply.kv.value)
+
+    def key_value_try_get(self, key: str) -> str:
+        """Returns the string at `key`, or raises NOT_FOUND at once."""
+        return self.key_value_try_get_bytes(key).decode()
+
+    def key_value_try_get_bytes(self, key: str) -> bytes:
+        """Returns the bytes at `key`, or raises NOT_FOUND at once."""
+        _check(key=(key, str))
+        return bytes(self._call("TryGetKeyValue", pb.TryGetKeyValueRequest(key=key)).kv.value)
+
+    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
+        """Returns the (key, string) pairs below the directory `key`, sorted; empty when there are none."""
+        return [(name, value.decode()) for name, value in self.key_value_dir_get_bytes(key)]
+
+    def key_value_dir_get_bytes(self, key: str) -> list[tuple[str, bytes]]:
+        """Returns the (key, bytes) pairs below the directory `key`, sorted; empty when there are none."""
+        _check(key=(key, str))
+        reply = self._call("GetKeyValueDir", pb.GetKeyValueDirRequest(directory_key=key))
+        return sorted((entry.key, bytes(entry.value)) for entry in reply.kv)
+
+    def key_value_delete(self, key: str) -> None:
+        """Deletes `key` and all below it. A key that does not exist is no error."""
+        _check(key=(key, str))
+        self._call("DeleteKeyValue", pb.DeleteKeyValueRequest(key=key, is_directory=True))
+
+    def key_value_increment(self, key: str, increment: int) -> int:
+        """Adds to the number at `key` (0 when unset) and returns the sum; FAILED_PRECONDITION when it holds no number.
+
+        Never sent twice: CoordinatorLost when its answer is lost, and then it may or may not have been applied.
+        """
+        _check(key=(key, str), increment=(increment, int))
+        return int(self._call("IncrementKeyValue", pb.IncrementKeyValueRequest(key=key, increment=increment)).kv.value)
+
+    # Processes
+
+    def get_live_nodes(self, process_ids: Sequence[int]) -> dict[int, int]:
+        """Returns {process: incarnation} of those of `process_ids` that live; a barrier over the living, at most `rpc_timeout_s`."""
+        request = pb.GetAliveTasksRequest(requesting_task_id=self.process_id, task_ids=process_ids)
+        reply = self._call("GetAliveTasks", request)
+        return dict(zip(reply.alive_task_ids, reply.incarnations, strict=True))
+
+    def process_info(self) -> list[ProcessInfo]:
+        """Returns all processes of the job, as the service sees them now."""
+        return self._link.processes(Deadline(self._rpc_timeout_s))
+
+    def watch_processes(self, listener: Callable[[Sequence[ProcessInfo]], None]) -> Callable[[], None]:
+        """Calls `listener` with the complete list of ProcessInfo, now and at every change; returns a function that ends it."""
+        self._require_connected()
+        stop = self._watch.add(listener)
+        self._link.start_watch()
+        return stop
+
+    def report_error(self, message: str) -> None:
+        """Says that this process has failed: the others get ProcessLost with `message`, at once."""
+        self._link.report_error(message, Deadline(min(5.0, self._rpc_timeout_s)))
+
+    def report(self, *, step: int | None = None, saved_step: int | None = None, **values: float) -> None:
+        """Publishes this process's progress, for `holdfast status` and the launcher. What is left out keeps its value.
+
+        A service without our session keeps it as JSON under `holdfast/progress/<process>`.
+        """
+        if self._link.has_session:
+            self._link.call("Report", spb.ReportRequest(step=step, saved_step=saved_step, values=values), Deadline(5.0), idempotent=True)
+        else:
+            progress = {"step": step, "saved_step": saved_step} | values
+            self.key_value_set(f"{REPORT_PREFIX}{self.process_id}", json.dumps(progress), allow_overwrite=True)
+
+    def statistics(self) -> dict[str, int | float | str]:
+        """Returns counts of calls, retries, reconnections, barriers passed, and the seconds since the service was last heard."""
+        return self._link.statistics() | {"barriers_passed": self._barriers_passed}
+
+    # Inside
+
+    def _call(self, method: str, request: Any) -> Any:
+        return self._link.call(method, request, Deadline(self._rpc_timeout_s))
+
+    def _require_connected(self) -> None:
+        if not self._connected:
+            raise CoordinationError("the client is not connected: call connect() first", code="FAILED_PRECONDITION")
+
+
+def _check(**arguments: tuple[object, type]) -> None:
+    for name, (value, kind) in arguments.items():
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} must be {kind.__name__}, found {type(value).__name__}")
+
+
+def _barrier_timeout(barrier_id: str, error: CoordinationError) -> BarrierTimeout:
+    if isinstance(error, BarrierTimeout):
+        return error
+    lines = re.findall(r"^(\d+)$", error.message, re.MULTILINE)  # jaxlib's service names up to two stragglers, a line each
+    return BarrierTimeout(error.message, name=barrier_id, missing=tuple(int(line) for line in lines))

@@ -1,0 +1,276 @@
+"""The stream under a session: frames of bytes out and in, over gRPC's completion queue, or its public face where that is untested.
+
+`grpc._cython.cygrpc` is private, but it is what grpc's own calls are made of. On it, whoever sends starts the sending itself, and
+whoever waits for an answer reads: no thread stands between the wire and the caller. The public face puts three there
+(benchmarks/RESULTS-coordination.md has the difference).
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import grpc
+from grpc._cython import cygrpc
+
+from ..names import SESSION, status_name, tested
+
+LOOK_S = 0.02
+"""How long no caller has to have read before a stream's own thread does."""
+
+OnFrame = Callable[[bytes], None]
+OnEnd = Callable[[str, str], None]
+Metadata = tuple[tuple[str, str], ...]
+Inbox = queue.SimpleQueue[Any]
+
+
+class FrameStream(Protocol):
+    """One bidirectional stream of frames. Safe from several threads.
+
+    `on_frame` and `on_end` are called by one thread at a time, `on_end` once and last. They must not block: what may goes to `later`.
+    """
+
+    def send(self, frame: bytes) -> None:
+        """Sends a frame, without waiting."""
+
+    def ask(self, frame: bytes, inbox: Inbox, timeout_s: float) -> Any:
+        """Sends a frame and returns what `on_frame` or `on_end` puts into `inbox` for it; raises queue.Empty after `timeout_s`."""
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Has the stream's own thread make a call, after all that it was asked before."""
+
+    def cancel(self) -> None:
+        """Ends the stream; `on_end` follows."""
+
+
+def open_stream(channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd) -> FrameStream:
+    """Opens a Session's stream on a channel, which is closed when the stream ends."""
+    kind = QueueStream if tested() else PublicStream
+    return kind(channel, metadata, on_frame, on_end)
+
+
+_READ = object()
+"""Put into the inbox of one who waits: the reading is now yours."""
+
+
+class QueueStream:
+    """A stream on a completion queue of its own.
+
+    Senders start their operation themselves; gRPC takes one at a time, the rest queue. Readers take turns: one who waits reads for all
+    until its own answer has come, then another who waits goes on. When nobody waits the stream's own thread reads. It cannot be
+    called off the queue by a time-out, so a caller whose time is over is freed by the own thread ending the stream: the service
+    answers in time, so by then the connection is as good as lost.
+    """
+
+    def __init__(self, channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd) -> None:
+        self._channel, self._on_frame, self._on_end = channel, on_frame, on_end
+        self._lock = threading.Lock()
+        self._outbox: deque[bytes] = deque()
+        self._sending = True  # until the initial metadata is out
+        self._over = False
+        self._reading = False
+        self._receiving = False
+        self._turns = 0  # of callers at reading
+        self._until = math.inf  # when the time of the caller that reads is over
+        self._waiting: dict[Inbox, float] = {}  # callers that do not read, and until when
+        self._own: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._asleep = False  # the own thread, until the caller that reads is overdue
+        begin = (cygrpc.SendInitialMetadataOperation(metadata, 0),)
+        status, initial = (cygrpc.ReceiveStatusOnClientOperation(0),), (cygrpc.ReceiveInitialMetadataOperation(0),)
+        operations = ((begin, self._sent), (status, self._ended), (initial, _ignore))
+        self._call = channel._channel.segregated_call(0, SESSION.encode(), None, None, metadata, None, operations, None)
+        threading.Thread(target=self._keep, name="holdfast-session", daemon=True).start()
+
+    # ---- Callers
+
+    def send(self, frame: bytes) -> None:
+        with self._lock:
+            if self._over:
+                return
+            if self._sending:
+                self._outbox.append(frame)
+                return
+            self._sending = True
+            self._call.operate((cygrpc.SendMessageOperation(frame, 0),), self._sent)
+
+    def ask(self, frame: bytes, inbox: Inbox, timeout_s: float) -> Any:
+        until = time.monotonic() + timeout_s
+        with self._lock:
+            reads = not self._reading and not self._over
+            if reads:
+                self._begin_turn(until)
+            else:
+                self._waiting[inbox] = until
+        return self._read_for(inbox, frame) if reads else self._wait_for(inbox, frame, timeout_s)
+
+    def _wait_for(self, inbox: Inbox, frame: bytes, timeout_s: float) -> Any:
+        """Sends a frame and waits for an answer that another thread reads, or for the turn to read."""
+        found = None
+        try:
+            self.send(frame)
+            found = inbox.get(timeout=timeout_s)
+        finally:
+            if found is not _READ:
+                with self._lock:
+                    chosen = self._waiting.pop(inbox, None) is None
+                if chosen:  # to read, at the same moment
+                    self._pass_on()
+        return self._read_for(inbox) if found is _READ else found
+
+    def _read_for(self, inbox: Inbox, frame: bytes | None = None) -> Any:
+        """Sends a frame, if any, and reads until an inbox has its answer."""
+        try:
+            if frame is not None:
+                self.send(frame)
+            while inbox.empty():
+                self._handle_next()
+        finally:
+            self._pass_on()
+        return inbox.get_nowait()
+
+    def _begin_turn(self, until: float) -> None:
+        self._reading, self._until = True, until
+        self._turns += 1
+
+    def _pass_on(self) -> None:
+        """Ends a turn at reading: the next is one who waits, if any."""
+        with self._lock:
+            if self._waiting:
+                inbox = next(iter(self._waiting))
+                self._begin_turn(self._waiting.pop(inbox))
+                inbox.put(_READ)
+                return
+            self._reading = False
+            asleep, self._asleep = self._asleep, False
+        if asleep:
+            self._own.put(_nothing)
+
+    def later(self, call: Callable[[], None]) -> None:
+        self._own.put(call)
+
+    def cancel(self) -> None:
+        self._call.cancel(cygrpc.StatusCode.cancelled, "the client ends")
+
+    # ---- The stream's own thread
+
+    def _keep(self) -> None:
+        """Reads while no caller does, makes the calls left for later, and ends the stream when a caller is overdue."""
+        seen = -1
+        while True:
+            with self._lock:
+                self._asleep = self._reading and self._turns == seen
+                nap_s = max(LOOK_S, self._until - time.monotonic()) if self._asleep else LOOK_S
+                seen = self._turns
+            try:
+                call = self._own.get(timeout=min(nap_s, threading.TIMEOUT_MAX))
+                if call is None:
+                    self._channel.close()
+                    return
+                call()
+            except queue.Empty:
+                self._take_turn(seen)
+
+    def _take_turn(self, seen: int) -> None:
+        with self._lock:
+            idle = not self._reading and not self._over and self._turns == seen
+            overdue = self._reading and time.monotonic() > self._until
+            if idle:
+                self._reading, self._until = True, math.inf
+        if overdue:
+            self.cancel()
+        if idle:
+            while not self._waiting and not self._over:
+                if self._own.empty():
+                    self._handle_next()
+                elif (call := self._own.get()) is not None:
+                    call()
+            self._pass_on()
+
+    # ---- Events, handled by who reads
+
+    def _handle_next(self) -> None:
+        if not self._receiving:
+            self._receiving = True
+            self._call.operate((cygrpc.ReceiveMessageOperation(0),), self._received)
+        try:
+            event = self._call.next_event()
+            event.tag(event)
+        except BaseException:  # the handler of a signal raised; gRPC lets go of a call whose reading was interrupted
+            self._finish("CANCELLED", "the reading of the session was interrupted")
+            raise
+
+    def _sent(self, event: Any) -> None:
+        with self._lock:
+            if self._outbox and not self._over and event.success:
+                self._call.operate((cygrpc.SendMessageOperation(self._outbox.popleft(), 0),), self._sent)
+            else:
+                self._sending = False
+
+    def _received(self, event: Any) -> None:
+        frame = event.batch_operations[0].message()
+        if frame is not None:  # None is the end; the status follows
+            self._receiving = False
+            self._on_frame(frame)
+
+    def _ended(self, event: Any) -> None:
+        status = event.batch_operations[0]
+        details = status.details()
+        self._finish(status_name(status.code()), details.decode(errors="replace") if isinstance(details, bytes) else details or "")
+
+    def _finish(self, code: str, details: str) -> None:
+        with self._lock:
+            self._over = True
+        self._on_end(code, details)
+        self._own.put(None)
+
+
+def _ignore(event: Any) -> None:
+    pass
+
+
+def _nothing() -> None:
+    pass
+
+
+class PublicStream:
+    """A stream over grpc's public face, read by its own thread."""
+
+    def __init__(self, channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd) -> None:
+        self._channel, self._on_frame, self._on_end = channel, on_frame, on_end
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._call = channel.stream_stream(SESSION)(self._frames(), metadata=metadata)
+        threading.Thread(target=self._read, name="holdfast-session", daemon=True).start()
+
+    def _frames(self) -> Iterator[bytes]:
+        while (frame := self._outbox.get()) is not None:
+            yield frame
+
+    def send(self, frame: bytes) -> None:
+        self._outbox.put(frame)
+
+    def ask(self, frame: bytes, inbox: Inbox, timeout_s: float) -> Any:
+        self._outbox.put(frame)
+        return inbox.get(timeout=timeout_s)
+
+    def later(self, call: Callable[[], None]) -> None:
+        call()  # who reads is the own thread
+
+    def cancel(self) -> None:
+        self._outbox.put(None)
+        self._call.cancel()
+
+    def _read(self) -> None:
+        code, details = "OK", ""
+        try:
+            for frame in self._call:
+                self._on_frame(frame)
+        except grpc.RpcError as error:
+            code, details = error.code().name, error.details() or ""
+        self._outbox.put(None)
+        self._on_end(code, details)
+        self._channel.close()

@@ -1,0 +1,115 @@
+"""The processes of a job as the service sees them, and the listeners that hear of changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from holdfast.proto import coordination_pb2 as pb
+from holdfast.proto import session_pb2 as spb
+
+from ..names import status_name
+
+log = logging.getLogger("holdfast.coordination")
+
+
+@dataclass(frozen=True)
+class ProcessInfo:
+    """One process of the job. `state` is "UNINITIALIZED", "CONNECTED", "DISCONNECTED" or "ERROR"; `code` and `message` tell the error.
+
+    `incarnation` changes when the process was restarted. `host` is "" and `pid` 0 where the service does not know them.
+    """
+
+    process_id: int
+    state: str
+    incarnation: int
+    code: str = "OK"
+    message: str = ""
+    host: str = ""
+    pid: int = 0
+
+    @property
+    def alive(self) -> bool:
+        """Tells whether the process has come and is neither gone nor failed."""
+        return self.state == "CONNECTED"
+
+
+Listener = Callable[[Sequence[ProcessInfo]], None]
+
+
+def process_info(info: pb.TaskInfo, host: str = "", pid: int = 0) -> ProcessInfo:
+    """Returns the wire's TaskInfo as a ProcessInfo."""
+    state = pb.TaskState.Name(info.state)
+    return ProcessInfo(info.task_id, state, info.incarnation, status_name(info.error_code), info.error_message, host, pid)
+
+
+class ProcessWatch:
+    """Keeps the table of processes and tells each listener the complete list at every change. Safe from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._telling = threading.RLock()  # one list at a time, in order of versions
+        self._table: dict[int, ProcessInfo] = {}
+        self._listeners: dict[object, Listener] = {}
+
+    @property
+    def wanted(self) -> bool:
+        """Tells whether anyone listens."""
+        return bool(self._listeners)
+
+    def add(self, listener: Listener) -> Callable[[], None]:
+        """Adds a listener, tells it the table when there is one, and returns a function that removes it."""
+        key = object()
+        with self._telling:
+            with self._lock:
+                self._listeners[key] = listener
+                processes = self._sorted()
+            if processes:
+                _tell(listener, processes)
+        return lambda: void(self._listeners.pop(key, None))
+
+    def apply(self, delta: spb.Delta) -> None:
+        """Takes a Delta of our session."""
+        news = [process_info(task.info, task.host, task.pid) for task in delta.tasks]
+        self._take(news, full=delta.full)
+
+    def replace(self, infos: Iterable[pb.TaskInfo]) -> None:
+        """Takes a complete list of profile A."""
+        self._take([process_info(info) for info in infos], full=True)
+
+    def _take(self, news: Sequence[ProcessInfo], *, full: bool) -> None:
+        with self._telling:
+            with self._lock:
+                before = self._table
+                self._table = ({} if full else dict(before)) | {process.process_id: process for process in news}
+                if self._table == before:
+                    return
+                listeners, processes = list(self._listeners.values()), self._sorted()
+            for listener in listeners:
+                _tell(listener, processes)
+
+    def with_hosts(self, infos: Iterable[pb.TaskInfo]) -> list[ProcessInfo]:
+        """Returns profile A's list with the hosts that the watch has learnt."""
+        with self._lock:
+            known = dict(self._table)
+        fresh = [process_info(info) for info in infos]
+        unseen = ProcessInfo(-1, "", 0)
+        hosts = [known.get(process.process_id, unseen) for process in fresh]
+        return [dataclasses.replace(process, host=seen.host, pid=seen.pid) for process, seen in zip(fresh, hosts, strict=True)]
+
+    def _sorted(self) -> list[ProcessInfo]:
+        return sorted(self._table.values(), key=lambda process: process.process_id)
+
+
+def _tell(listener: Listener, processes: Sequence[ProcessInfo]) -> None:
+    try:
+        listener(processes)
+    except Exception:
+        log.exception("a listener of process changes failed")
+
+
+def void(_: object) -> None:
+    """Returns None."""

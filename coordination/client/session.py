@@ -1,0 +1,245 @@
+"""The other wire: one bidirectional stream to our own service, with replies matched to requests and changes pushed.
+
+A `_Stream` is one life of a connection; `SessionWire` holds the present one and opens the next when it breaks. The service remembers
+a task by its incarnation, so a request sent again on the next stream meets what the first sending left behind.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+
+from holdfast.proto import coordination_pb2 as pb
+from holdfast.proto import session_pb2 as spb
+
+from ..credentials import Credentials
+from ..deadline import Deadline
+from ..errors import CoordinationError, Fenced
+from ..names import SESSION_METHODS, make_error, status_name
+from .frame_transport import Metadata, open_stream
+from .retry import TRANSIENT
+from .unary import CHANNEL_OPTIONS, Broken, Identity
+
+ANSWER_GRACE_S = 5.0
+"""How much longer than a call's own time a client waits for the service to say that the time is over, and who was missing."""
+
+RECONNECTABLE = TRANSIENT | {"CANCELLED", "INTERNAL", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
+"""How a stream may end without ending the session: resets, a dying service, or being dropped as a slow reader."""
+
+
+class SessionWire:
+    """Carries calls over a stream that it opens again when it breaks. Safe from several threads.
+
+    `on_broken()` is called when the stream ends and another should be opened by `join`; `on_fenced(error)` when the
+    service has ended the session for good; `on_delta(delta)` with each change of processes.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        identity: Identity,
+        credentials: Credentials,
+        on_delta: Callable[[spb.Delta], None],
+        on_broken: Callable[[], None],
+        on_fenced: Callable[[CoordinationError], None],
+    ) -> None:
+        self._address, self._identity, self._credentials = address, identity, credentials
+        self._on_delta, self._on_broken, self._on_fenced = on_delta, on_broken, on_fenced
+        self._metadata = credentials.metadata()
+        self._lock = threading.Lock()
+        self._stream: _Stream | None = None
+        self._service = 0
+        self._arrived = False
+        self._closed = False
+        self.heartbeat_timeout_s = math.inf
+
+    def join(self, deadline: Deadline) -> None:
+        """Opens a stream, the first time waiting for all other processes. Raises Broken when nobody answers."""
+        with self._lock:
+            if self._closed:
+                raise Broken("the client is closed", sent=False)
+            old, self._stream = self._stream, None
+        if old is not None:
+            old.end()
+        channel = self._credentials.channel(self._address, CHANNEL_OPTIONS)
+        stream = _Stream(channel, self._metadata, self)
+        try:
+            self._welcome(stream.open(self._open_frame(), deadline))
+        except BaseException:
+            stream.end()
+            raise
+        with self._lock:
+            self._stream = stream
+            closed = self._closed
+        if closed:
+            stream.end()
+        if not self._arrived:
+            grace = Deadline(deadline.remaining_s() + ANSWER_GRACE_S)  # who is missing comes when the time is over
+            self.call("RegisterTask", pb.RegisterTaskRequest(), grace, ANSWER_GRACE_S)
+            self._arrived = True
+
+    def _open_frame(self) -> spb.ClientFrame:
+        me = self._identity
+        return spb.ClientFrame(
+            open=spb.Open(
+                job=me.job,
+                attempt=me.attempt,
+                process_id=me.process_id,
+                incarnation=me.incarnation,
+                num_processes=me.num_processes or 0,
+                host=me.host,
+                pid=os.getpid(),
+            )
+        )
+
+    def _welcome(self, opened: spb.Opened) -> None:
+        if self._service not in (0, opened.service_incarnation):
+            what = f"the coordinator at {self._address} was restarted without its journal: its keys and barriers are gone; restart the job"
+            raise Fenced(what)
+        self._service = opened.service_incarnation
+        self.heartbeat_timeout_s = opened.heartbeat_timeout_ms / 1000
+
+    def beat(self, deadline: Deadline) -> None:
+        """Sends one heartbeat and waits for its echo."""
+        self.call("Heartbeat", pb.HeartbeatRequest(), deadline)
+
+    def call(self, method: str, request: Any, deadline: Deadline, grace_s: float = 0.0, needs: Sequence[int] = ()) -> Any:
+        """Sends one call and returns its response. Raises Broken, or the exception for the service's answer."""
+        stream = self._stream
+        if stream is None:
+            raise Broken("the session is being opened again", sent=False)
+        timeout_s = 0.0 if method == "Barrier" else deadline.remaining_s() - grace_s
+        reply = stream.ask(method, request, max(0, int(timeout_s * 1000)), needs, deadline)
+        if reply.code:
+            raise make_error(status_name(reply.code), reply.message, dict(reply.payloads), request)
+        return SESSION_METHODS[method].response.FromString(reply.body)
+
+    def take(self, stream: _Stream, frame: spb.ServerFrame) -> None:
+        """Takes a frame that is no reply; called by the stream's own thread."""
+        kind = frame.WhichOneof("frame")
+        if kind == "delta":
+            self._on_delta(frame.delta)
+        elif kind == "ask" and frame.ask.what == "stacks":
+            stream.send(spb.ClientFrame(answer=spb.Answer(id=frame.ask.id, body=_stacks().encode())))
+
+    def ended(self, stream: _Stream, code: str, details: str) -> None:
+        """Hears from a stream's own thread that it has ended."""
+        with self._lock:
+            if self._closed or stream is not self._stream:
+                return
+            self._stream = None
+        if code in RECONNECTABLE or code == "OK":
+            self._on_broken()
+        else:
+            self._on_fenced(_refusal(code, details))
+
+    def close(self) -> None:
+        """Ends the stream; calls in flight raise Broken."""
+        with self._lock:
+            self._closed = True
+            stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.end()
+
+
+class _Stream:
+    """One life of the connection: frames out and in, and the calls that wait."""
+
+    def __init__(self, channel: grpc.Channel, metadata: Metadata, owner: SessionWire) -> None:
+        self._owner = owner
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._waiting: dict[int, queue.SimpleQueue[spb.Reply | None]] = {}
+        self._opened: queue.SimpleQueue[spb.Opened | None] = queue.SimpleQueue()
+        self._over = False
+        self._status: tuple[str, str] = ("UNAVAILABLE", "")
+        self._frames = open_stream(channel, metadata, self._take, self._ended)
+
+    def open(self, first: spb.ClientFrame, deadline: Deadline) -> spb.Opened:
+        """Sends the client's first frame and waits for the service's."""
+        try:
+            opened: spb.Opened | None = self._frames.ask(first.SerializeToString(), self._opened, deadline.remaining_s())
+        except queue.Empty:
+            raise Broken("no answer to the opening of a session") from None
+        if opened is not None:
+            return opened
+        code, details = self._status
+        if code in RECONNECTABLE:
+            raise Broken(details)
+        raise _refusal(code, details)
+
+    def send(self, frame: spb.ClientFrame) -> None:
+        """Sends a frame, without waiting."""
+        self._frames.send(frame.SerializeToString())
+
+    def ask(self, method: str, request: Any, timeout_ms: int, needs: Sequence[int], deadline: Deadline) -> spb.Reply:
+        """Sends a request and waits for its reply."""
+        number = next(self._ids)
+        inbox: queue.SimpleQueue[spb.Reply | None] = queue.SimpleQueue()
+        with self._lock:
+            if self._over:
+                raise Broken("the session was lost", sent=False)
+            self._waiting[number] = inbox
+        body = request.SerializeToString()
+        frame = spb.ClientFrame(request=spb.Request(id=number, method=method, body=body, timeout_ms=timeout_ms, needs=needs))
+        try:
+            reply: spb.Reply | None = self._frames.ask(frame.SerializeToString(), inbox, deadline.remaining_s())
+        except queue.Empty:
+            self.send(spb.ClientFrame(cancel=spb.Cancel(id=number)))
+            raise _unanswered(method, deadline) from None
+        finally:
+            self._waiting.pop(number, None)
+        if reply is None and deadline.passed():
+            raise _unanswered(method, deadline)
+        if reply is None:
+            raise Broken("the session was lost before the answer came")
+        return reply
+
+    def _ended(self, code: str, details: str) -> None:
+        self._status = code, details
+        with self._lock:
+            self._over = True
+            waiting = list(self._waiting.values())
+        for inbox in waiting:
+            inbox.put(None)
+        self._opened.put(None)
+        self._frames.later(lambda: self._owner.ended(self, code, details))
+
+    def _take(self, data: bytes) -> None:
+        frame = spb.ServerFrame.FromString(data)
+        if frame.HasField("reply"):
+            if (inbox := self._waiting.get(frame.reply.id)) is not None:
+                inbox.put(frame.reply)
+        elif frame.HasField("opened"):
+            self._opened.put(frame.opened)
+        else:
+            self._frames.later(lambda: self._owner.take(self, frame))
+
+    def end(self) -> None:
+        """Ends the connection; those who wait are then told."""
+        self._frames.cancel()
+
+
+def _unanswered(method: str, deadline: Deadline) -> CoordinationError:
+    return CoordinationError(f"{method}: no answer within {deadline.timeout_s:g} s", code="DEADLINE_EXCEEDED")
+
+
+def _refusal(code: str, details: str) -> CoordinationError:
+    if code in {"ABORTED", "FAILED_PRECONDITION", "PERMISSION_DENIED"}:
+        return Fenced(details, code=code)
+    return CoordinationError(details, code=code)
+
+
+def _stacks() -> str:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames().items()
+    return "\n".join(f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames)

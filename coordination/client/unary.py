@@ -1,0 +1,99 @@
+"""One wire: profile A's unary calls, as jaxlib's service and ours answer them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from holdfast.proto import coordination_pb2 as pb
+
+from ..credentials import Credentials
+from ..deadline import Deadline
+from ..errors import HoldfastError
+from ..names import METHODS, SERVICE, make_error, payloads_of
+from .retry import TRANSIENT
+
+CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_http_proxy", 0),  # a proxy between the processes of one job is always a mistake of the environment
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 2000),  # also the time-out of one attempt to connect
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),  # two clients in one process share no connection
+)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Says who a client is: the process, what it believes of its job, and its incarnation, drawn once."""
+
+    process_id: int
+    num_processes: int | None
+    job: str
+    attempt: int
+    host: str
+    incarnation: int
+
+
+class Broken(HoldfastError):
+    """Says that the connection failed before an answer came; `sent` is False when the request surely never left. Internal."""
+
+    sent: bool = True
+
+
+class UnaryWire:
+    """Sends unary calls over a channel of its own. Safe from several threads; `close` ends the calls in flight."""
+
+    def __init__(self, address: str, identity: Identity, credentials: Credentials) -> None:
+        self._identity = identity
+        self._metadata = credentials.metadata()
+        self._channel = credentials.channel(address, CHANNEL_OPTIONS)
+        self._calls = {
+            name: self._channel.unary_unary(
+                SERVICE + name,
+                request_serializer=method.request.SerializeToString,
+                response_deserializer=method.response.FromString,
+            )
+            for name, method in METHODS.items()
+        }
+        self._service = 0
+        self.heartbeat_timeout_s = math.inf  # the service does not tell
+        self._stamp = pb.Incarnations(task_id=identity.process_id, task_incarnation=identity.incarnation)
+
+    def join(self, deadline: Deadline) -> None:
+        """Registers and waits for all others; may be called again after Broken."""
+        request = pb.RegisterTaskRequest(incarnation=self._identity.incarnation, source_task_id=self._identity.process_id)
+        self._service = self.call("RegisterTask", request, deadline).service_incarnation
+        self._stamp.service_incarnation = self._service
+
+    def beat(self, deadline: Deadline) -> None:
+        """Sends one heartbeat."""
+        me = self._identity
+        self.call("Heartbeat", pb.HeartbeatRequest(incarnation=me.incarnation, source_task_id=me.process_id), deadline)
+
+    def call(self, method: str, request: Any, deadline: Deadline, grace_s: float = 0.0, needs: Sequence[int] = ()) -> Any:
+        """Sends one call and returns its response. Raises Broken, or the exception for the service's answer."""
+        if method != "RegisterTask":
+            request.incarnations.CopyFrom(self._stamp)
+        timeout_s = deadline.remaining_s() - (0 if method == "Barrier" else grace_s)
+        try:
+            return self._calls[method](request, timeout=max(0.0, timeout_s), metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise self._explain(error, request) from None
+        except ValueError:  # "Cannot invoke RPC on closed channel!"
+            raise Broken("the client is closed", sent=False) from None
+
+    def _explain(self, error: grpc.RpcError, request: Any) -> HoldfastError:
+        code, details, payloads = error.code().name, error.details() or "", payloads_of(error)
+        if code in TRANSIENT and not payloads:
+            return Broken(details)
+        return make_error(code, details, payloads, request)
+
+    def close(self) -> None:
+        """Ends all calls in flight with Broken and releases the connection."""
+        self._channel.close()

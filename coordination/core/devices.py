@@ -1,0 +1,55 @@
+"""The devices of all nodes, as profile D enumerates them: told by each, numbered when all have told. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .status import Refusal, Reply
+
+
+@dataclass(slots=True)
+class Node:
+    """What one node has told: its devices, in order of their local ordinals, and the id of its boot."""
+
+    devices: list[Any]
+    boot_id: str = ""
+
+
+@dataclass(slots=True)
+class Devices:
+    """Waits for every node of the job."""
+
+    num_nodes: int
+    replies: list[Reply]
+    nodes: dict[int, Node] = field(default_factory=dict)
+    versions: dict[int, int] = field(default_factory=dict)  # node: the version of profile D that it speaks
+    waiting: list[Any] = field(default_factory=list)
+
+    def tell(self, call: Any, node_id: int, node: Node) -> None:
+        """Takes a node's devices; answers all when the last has told. Telling again replaces, and gives the same global ids."""
+        self.nodes[node_id] = node
+        self.waiting.append(call)
+        if len(self.nodes) == self.num_nodes:
+            waiting, self.waiting = self.waiting, []
+            self.replies += [Reply(each, self.numbered(), None) for each in waiting]
+
+    def numbered(self) -> list[tuple[int, Node, int]]:
+        """Returns (node id, node, global id of its first device) in node order."""
+        first, found = 0, []
+        for node_id in sorted(self.nodes):
+            found.append((node_id, self.nodes[node_id], first))
+            first += len(self.nodes[node_id].devices)
+        return found
+
+    def fail(self, refusal: Refusal) -> None:
+        """Fails all who wait."""
+        waiting, self.waiting = self.waiting, []
+        self.replies += [Reply(each, None, refusal) for each in waiting]
+
+    def drop(self, call: Any) -> bool:
+        """Forgets a call whose client has gone; says whether it waited here."""
+        if call in self.waiting:
+            self.waiting.remove(call)
+            return True
+        return False

@@ -1,0 +1,202 @@
+"""What the processes of a job have told each other: keys with values, and those who wait for one. Pure."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..limits import Limits
+from .status import Code, Missing, Refusal, Reply, name_processes
+from .timers import Timers
+
+_INT64 = 2**63
+
+
+def normalise(key: str) -> str:
+    """Drops leading, trailing and doubled slashes, as jaxlib does: "/a//b/" is "a/b"."""
+    if "/" not in key:
+        return key
+    return "/".join(part for part in key.split("/") if part)
+
+
+@dataclass(slots=True)
+class Getter:
+    """A call that waits for a key."""
+
+    call: Any
+    task_id: int
+    key: str
+    since: float
+    needs: frozenset[int]
+    keys: Keys
+    late: Refusal | None = None
+    done: bool = False
+
+    def expire(self, now: float) -> None:
+        """Ends the wait: its time is over."""
+        sentence = f"key {self.key!r} was not set within {now - self.since:.1f} s"
+        self.keys.end(self, self.late or Refusal(Code.DEADLINE_EXCEEDED, sentence, from_service=False))
+
+
+class Keys:
+    """Holds values by normalised key, within limits. Replies go to `replies`; keys written or deleted, to `dirty`."""
+
+    def __init__(self, limits: Limits, timers: Timers, replies: list[Reply]) -> None:
+        self._limits, self._timers, self._replies = limits, timers, replies
+        self.values: dict[str, bytes] = {}
+        self._order: list[str] = []
+        self._getters: dict[str, dict[Any, Getter]] = {}
+        self._by_call: dict[Any, Getter] = {}
+        self.total_bytes = 0
+        self.dirty: set[str] = set()
+
+    def insert(self, call: Any, key: str, value: bytes, allow_overwrite: bool) -> None:
+        """Sets a key and answers all who wait for it."""
+        key = normalise(key)
+        if not allow_overwrite and key in self.values:
+            sentence = f"key {key!r} already exists; expected a new key, or allow_overwrite"
+            self._replies.append(Reply(call, None, Refusal(Code.ALREADY_EXISTS, sentence, from_service=False)))
+            return
+        self._replies.append(Reply(call, None, self._put(key, value)))
+
+    def _put(self, key: str, value: bytes) -> Refusal | None:
+        refusal = self._too_much(key, value)
+        if refusal is not None:
+            return refusal
+        old = self.values.get(key)
+        if old is None:
+            bisect.insort(self._order, key)
+            self.total_bytes += len(key)
+        self.total_bytes += len(value) - len(old or b"")
+        self.values[key] = value
+        self.dirty.add(key)
+        for getter in list(self._getters.get(key, {}).values()):
+            self.end(getter, None)
+        return None
+
+    def _too_much(self, key: str, value: bytes) -> Refusal | None:
+        limits = self._limits
+        if len(key.encode()) > limits.key_bytes:
+            return _exhausted(f"a key of {len(key.encode())} bytes; expected at most {limits.key_bytes}")
+        if len(value) > limits.value_bytes:
+            return _exhausted(f"key {key!r}: a value of {len(value)} bytes; expected at most {limits.value_bytes}")
+        old = self.values.get(key)
+        total = self.total_bytes + len(value) + (len(key) if old is None else -len(old))
+        if total > limits.total_bytes:
+            return _exhausted(f"key {key!r}: all keys would hold {total} bytes; expected at most {limits.total_bytes}; delete some")
+        if old is None and len(self.values) >= limits.keys:
+            return _exhausted(f"key {key!r}: there are {len(self.values)} keys, the most that this service holds; delete some")
+        return None
+
+    def get(
+        self,
+        call: Any,
+        task_id: int,
+        key: str,
+        now: float,
+        deadline: float,
+        needs: frozenset[int] = frozenset(),
+        late: Refusal | None = None,
+    ) -> None:
+        """Answers with the value, now or when it is set; with `late` once the time is over."""
+        key = normalise(key)
+        if key in self.values:
+            self._replies.append(Reply(call, (key, self.values[key]), None))
+            return
+        getter = Getter(call, task_id, key, now, needs, self, late)
+        self._getters.setdefault(key, {})[call] = getter
+        self._by_call[call] = getter
+        self._timers.add(deadline, getter)
+
+    def end(self, getter: Getter, refusal: Refusal | None) -> None:
+        """Answers one who waits, with the value unless there is a refusal."""
+        self._forget(getter)
+        value = None if refusal is not None else (getter.key, self.values[getter.key])
+        self._replies.append(Reply(getter.call, value, refusal))
+
+    def _forget(self, getter: Getter) -> None:
+        getter.done = True
+        del self._by_call[getter.call]
+        waiting = self._getters[getter.key]
+        del waiting[getter.call]
+        if not waiting:
+            del self._getters[getter.key]
+
+    def drop(self, call: Any) -> bool:
+        """Forgets a call whose client has gone, without an answer; says whether it was waiting here."""
+        getter = self._by_call.get(call)
+        if getter is not None:
+            self._forget(getter)
+        return getter is not None
+
+    def waiting(self) -> Iterable[Getter]:
+        """Returns all who wait."""
+        return list(self._by_call.values())
+
+    def fail_needing(self, lost: Missing) -> None:
+        """Fails all waits that say they need a task which is lost."""
+        for getter in self.waiting():
+            if lost.task_id in getter.needs:
+                sentence = f"key {getter.key!r} will not be set: {name_processes([lost])} is lost"
+                self.end(getter, Refusal(Code.UNAVAILABLE, sentence, missing=(lost,)))
+
+    def try_get(self, call: Any, key: str) -> None:
+        """Answers at once, NOT_FOUND where there is no such key."""
+        key = normalise(key)
+        value = self.values.get(key)
+        refusal = None if value is not None else Refusal(Code.NOT_FOUND, f"key {key!r} is not set", from_service=False)
+        self._replies.append(Reply(call, (key, value), refusal))
+
+    def increment(self, call: Any, key: str, by: int) -> None:
+        """Adds to a counter, kept as decimal text, that begins at 0."""
+        key = normalise(key)
+        text = self.values.get(key, b"0")
+        try:
+            number = int(text) + by
+        except ValueError:
+            number = _INT64
+        if not -_INT64 <= number < _INT64:
+            sentence = f"key {key!r} cannot be incremented by {by}: expected a 64-bit decimal number, found {text[:40]!r}"
+            self._replies.append(Reply(call, None, Refusal(Code.FAILED_PRECONDITION, sentence, from_service=False)))
+            return
+        value = str(number).encode()
+        refusal = self._put(key, value)
+        self._replies.append(Reply(call, (key, value), refusal))
+
+    def list_dir(self, call: Any, key: str) -> None:
+        """Answers with all keys below a directory, in order."""
+        self._replies.append(Reply(call, [(name, self.values[name]) for name in self._below(normalise(key))], None))
+
+    def _below(self, key: str) -> list[str]:
+        first = bisect.bisect_left(self._order, key + "/")
+        return self._order[first : bisect.bisect_left(self._order, key + "0")]  # "0" follows "/"
+
+    def delete(self, call: Any, key: str) -> None:
+        """Deletes a key and all below it; it is no error if there is none."""
+        key = normalise(key)
+        below = self._below(key)
+        if below:
+            first = bisect.bisect_left(self._order, below[0])
+            del self._order[first : first + len(below)]
+        for name in below:
+            self._drop_value(name)
+        if key in self.values:
+            del self._order[bisect.bisect_left(self._order, key)]
+            self._drop_value(key)
+        self._replies.append(Reply(call, None, None))
+
+    def _drop_value(self, key: str) -> None:
+        self.total_bytes -= len(key) + len(self.values.pop(key))
+        self.dirty.add(key)
+
+    def load(self, values: dict[str, bytes]) -> None:
+        """Takes over what a journal holds."""
+        self.values = dict(values)
+        self._order = sorted(values)
+        self.total_bytes = sum(len(key) + len(value) for key, value in values.items())
+
+
+def _exhausted(found: str) -> Refusal:
+    return Refusal(Code.RESOURCE_EXHAUSTED, found, from_service=False)

@@ -1,0 +1,205 @@
+"""How tasks come: agents register, Sessions open, and all are answered once the job is complete. Pure.
+
+A task that comes while a former life of it is still there ends that life first, where the job is recoverable; else it is refused, and the
+refusal is everyone's. A Session that opens beside an agent, or an agent that registers beside a Session, is the same life (`_tasks`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ..limits import Config
+from .status import Code, Refusal, Reply, name_processes
+from .task_table import Roster, Task, TaskState
+from .timers import Timers, Wait
+
+
+class Lose(Protocol):
+    """Moves a task out of CONNECTED, and fails what can no longer be."""
+
+    def __call__(self, task: Task, state: TaskState, now: float) -> None: ...
+
+
+class Coming:
+    """Holds who waits for the job to be complete; `gathered` says whether all tasks have been there at one time.
+
+    `lose` ends a life, `propagate` makes an error everyone's, `connected` is called when tasks have been connected.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        roster: Roster,
+        timers: Timers,
+        replies: list[Reply],
+        *,
+        lose: Lose,
+        propagate: Callable[[Refusal], None],
+        connected: Callable[[], None],
+    ) -> None:
+        self._config, self._roster, self._timers, self._replies = config, roster, timers, replies
+        self._lose, self._propagate, self._connected = lose, propagate, connected
+        self.gathered = False
+        self._registering: dict[int, Wait] = {}
+        self._gathering: dict[Any, Wait] = {}
+
+    def _reply(self, call: Any, value: Any = None, refusal: Refusal | None = None) -> None:
+        self._replies.append(Reply(call, value, refusal))
+
+    # ---- Agents --------------------------------------------------------------------------------------------------------------------
+
+    def register(self, call: Any, task_id: int, incarnation: int, now: float, deadline: float = math.inf) -> None:
+        """Registers an agent; answers when every task of the job has come."""
+        task = self._roster.get(task_id)
+        if task is None:
+            self._reply(call, refusal=self._roster.no_task(task_id))
+            return
+        if self._roster.by_agent.get(incarnation, task_id) != task_id:  # by which profile A knows who calls
+            sentence = f"process {task_id} came with the incarnation of another; expected a random number"
+            self._reply(call, refusal=Refusal(Code.INVALID_ARGUMENT, sentence))
+            return
+        older = self._registering.pop(task_id, None)
+        if older is not None:
+            older.done = True
+            code = Code.ALREADY_EXISTS if older.incarnation != incarnation else Code.CANCELLED
+            self._reply(older.call, refusal=Refusal(code, f"process {task_id} has registered anew; this registration is void"))
+        refusal = self._may_register(task, incarnation)
+        if refusal is not None:
+            self._reply(call, refusal=refusal)
+            self._propagate(refusal)
+            return
+        if not task.session:
+            task.last_seen = now
+        wait = self._registering[task_id] = Wait(call, task_id, now, self, incarnation)
+        self._timers.add(deadline, wait)
+        self._gather(now)
+
+    def _may_register(self, task: Task, incarnation: int) -> Refusal | None:
+        if self._config.recoverable or task.state in (TaskState.UNINITIALIZED, TaskState.DISCONNECTED):
+            return None
+        if task.state is TaskState.CONNECTED and task.agent in (0, incarnation):
+            return None
+        if task.state is TaskState.ERROR:
+            assert task.error is not None
+            sentence = f"process {task.task_id} cannot come back, the job is not recoverable: {task.error.message}"
+        else:
+            sentence = f"process {task.task_id} has been restarted, and the job is not recoverable"
+        return Refusal(Code.ABORTED, sentence, source_task=task.task_id)
+
+    # ---- Sessions ------------------------------------------------------------------------------------------------------------------
+
+    def open_session(self, task_id: int, incarnation: int, host: str, pid: int, now: float) -> Refusal | None:
+        """Lets a process come over a Session, or come back with the same incarnation."""
+        task = self._roster.get(task_id)
+        if task is None:
+            return self._roster.no_task(task_id)
+        if len(host.encode()) > self._config.limits.host_bytes:
+            return Refusal(
+                Code.RESOURCE_EXHAUSTED, f"a host name of {len(host.encode())} bytes; expected at most {self._config.limits.host_bytes}"
+            )
+        if incarnation == 0:
+            return Refusal(Code.INVALID_ARGUMENT, "an incarnation of 0; expected a random number")
+        if task.session != incarnation or task.state is not TaskState.CONNECTED:
+            refusal = self._may_come_back(task, incarnation)
+            if refusal is not None:
+                return refusal
+            self._begin_life(task, now)
+        task.session, task.host, task.pid, task.last_seen = incarnation, host, pid, now
+        self._roster.touch(task)
+        self._gather(now)
+        return None
+
+    def _may_come_back(self, task: Task, incarnation: int) -> Refusal | None:
+        fresh = task.state is not TaskState.ERROR and task.session in (0, incarnation)
+        if fresh or self._config.recoverable or not self.gathered or task.state is TaskState.DISCONNECTED:
+            return None
+        cause = task.error.message if task.error else "it has been restarted"
+        refusal = Refusal(
+            Code.ABORTED, f"process {task.task_id} cannot come back, the job is not recoverable: {cause}", source_task=task.task_id
+        )
+        if task.error is None:
+            self._propagate(refusal)
+        return refusal
+
+    def _begin_life(self, task: Task, now: float) -> None:
+        """Connects a task; whatever waits for its former life fails."""
+        if task.state is TaskState.CONNECTED and (task.session or task.agent) and not self._same_process(task):
+            self._lose(task, TaskState.DISCONNECTED, now)
+            self._roster.set_agent(task, 0)
+        elif task.state is not TaskState.CONNECTED:
+            self._roster.set_agent(task, 0)
+        self._roster.move(task, TaskState.CONNECTED, now)
+
+    @staticmethod
+    def _same_process(task: Task) -> bool:
+        """An agent alone: the Session that opens beside it is its own process's."""
+        return task.session == 0
+
+    # ---- All of them ---------------------------------------------------------------------------------------------------------------
+
+    def held(self, task_id: int) -> bool:
+        """Says whether a task is connected or waits to be."""
+        return self._roster.connected(task_id) or task_id in self._registering
+
+    def wait_for_all(self, call: Any, task_id: int, now: float, deadline: float) -> None:
+        """Answers a Session when every task of the job has come."""
+        wait = self._gathering[call] = Wait(call, task_id, now, self)
+        self._timers.add(deadline, wait)
+        self._gather(now)
+
+    def _gather(self, now: float) -> None:
+        """Connects those who register, once all tasks have come."""
+        if not self.gathered:
+            here = self._roster.connected_count + sum(not self._roster.connected(task_id) for task_id in self._registering)
+            if here < len(self._roster):
+                return
+            self.gathered = True
+        for wait in self._registering.values():
+            wait.done = True
+            self._connect_agent(self._roster.tasks[wait.task_id], wait.incarnation, now)
+            self._reply(wait.call, self._config.incarnation)
+        for call, wait in self._gathering.items():
+            wait.done = True
+            self._reply(call, self._config.incarnation)
+        self._registering, self._gathering = {}, {}
+        self._connected()
+
+    def _connect_agent(self, task: Task, incarnation: int, now: float) -> None:
+        if task.state is TaskState.CONNECTED and task.agent == incarnation:
+            return
+        if task.state is TaskState.CONNECTED and task.agent and not task.session:
+            self._lose(task, TaskState.DISCONNECTED, now)
+        self._roster.set_agent(task, incarnation)
+        if task.state is not TaskState.CONNECTED:
+            task.session = 0
+            self._roster.move(task, TaskState.CONNECTED, now)
+        else:
+            self._roster.touch(task)
+
+    def time_out(self, wait: Wait, now: float) -> None:
+        """Ends a wait with the names of those who have not come."""
+        absent = [t.task_id for t in self._roster.tasks if t.state is not TaskState.CONNECTED and t.task_id not in self._registering]
+        missing = self._roster.missing(absent, now)
+        total = len(self._roster)
+        self._end(wait)
+        sentence = f"{total - len(missing)} of {total} registered, missing {name_processes(missing)}; waited {now - wait.since:.1f} s"
+        self._reply(wait.call, refusal=Refusal(Code.DEADLINE_EXCEEDED, sentence, missing=missing))
+
+    def waiting(self) -> list[int]:
+        """Returns the task of each call that waits."""
+        return [*self._registering, *(wait.task_id for wait in self._gathering.values())]
+
+    def drop(self, call: Any) -> bool:
+        """Forgets a call whose client has gone away; False where it is not one of ours."""
+        wait = self._gathering.get(call) or next((each for each in self._registering.values() if each.call is call), None)
+        if wait is not None:
+            self._end(wait)
+        return wait is not None
+
+    def _end(self, wait: Wait) -> None:
+        wait.done = True
+        self._gathering.pop(wait.call, None)
+        if self._registering.get(wait.task_id) is wait:
+            del self._registering[wait.task_id]

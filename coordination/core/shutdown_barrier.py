@@ -1,0 +1,85 @@
+"""How tasks take leave together: the shutdown barrier, of all that have not gone alone. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .status import Code, Refusal, Reply, name_processes
+from .task_table import Roster, Task, TaskState
+from .timers import Timers, Wait
+
+
+class Leaving:
+    """Holds who waits to leave. `leave` lets a task go, `propagate` makes an error everyone's."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        timers: Timers,
+        replies: list[Reply],
+        *,
+        leave: Callable[[Task, float], None],
+        propagate: Callable[[Refusal], None],
+    ) -> None:
+        self._roster, self._timers, self._replies = roster, timers, replies
+        self._leave, self._propagate = leave, propagate
+        self._waits: dict[int, Wait] = {}
+
+    def come(self, call: Any, task_id: int, now: float, timeout_s: float) -> None:
+        """Lets a task come to the shutdown barrier."""
+        older = self._waits.pop(task_id, None)
+        if older is not None:
+            older.done = True
+            sentence = f"a newer call of process {task_id} took this one's place"
+            self._replies.append(Reply(older.call, None, Refusal(Code.CANCELLED, sentence)))
+        wait = self._waits[task_id] = Wait(call, task_id, now, self)
+        self._timers.add(now + timeout_s, wait)
+        self.look(now)
+
+    def look(self, now: float) -> None:
+        """Lets all go together, once all who have not gone alone have come; or fails, where one of them is in error."""
+        if not self._waits:
+            return
+        dead = [task.task_id for task in self._roster.tasks if task.state is TaskState.ERROR]
+        if dead:
+            self._fail(dead, Code.INTERNAL, now)
+        elif not self._absent():
+            for wait in (waits := self._take()):
+                self._replies.append(Reply(wait.call, None, None))
+            for wait in waits:
+                self._leave(self._roster.tasks[wait.task_id], now)
+
+    def _absent(self) -> list[int]:
+        gone = TaskState.DISCONNECTED
+        return [task.task_id for task in self._roster.tasks if task.state is not gone and task.task_id not in self._waits]
+
+    def _take(self) -> list[Wait]:
+        waits, self._waits = list(self._waits.values()), {}
+        for wait in waits:
+            wait.done = True
+        return waits
+
+    def time_out(self, wait: Wait, now: float) -> None:
+        """Fails the barrier with the names of those who have not come."""
+        self._fail(self._absent(), Code.DEADLINE_EXCEEDED, now)
+
+    def _fail(self, absent: Sequence[int], code: Code, now: float) -> None:
+        missing = self._roster.missing(absent, now)
+        came = f"{len(self._waits)} of {len(self._roster)} had come"
+        refusal = Refusal(code, f"Shutdown barrier has failed: {came}, missing {name_processes(missing)}", missing=missing)
+        self._replies += [Reply(wait.call, None, refusal) for wait in self._take()]
+        self._propagate(refusal)
+
+    def waiting(self) -> dict[int, float]:
+        """Returns who waits, and since when."""
+        return {task_id: wait.since for task_id, wait in self._waits.items()}
+
+    def drop(self, call: Any) -> bool:
+        """Forgets a call whose client has gone away; False where it is not one of ours."""
+        for task_id, wait in self._waits.items():
+            if wait.call is call:
+                wait.done = True
+                del self._waits[task_id]
+                return True
+        return False

@@ -1,0 +1,126 @@
+"""Who takes part: the tasks of a job with their lives, channels, signs of life and errors. Pure.
+
+A task has up to two channels, which are one task (docs/concepts.md): an agent (jaxlib's, over profile A or B) that registers, and a
+Session of ours that opens. Each carries an incarnation of its own. Where there is a Session, the task lives and dies with it.
+
+    UNINITIALIZED --arrive--> CONNECTED --shut down--> DISCONNECTED --arrive--> CONNECTED
+                                  |---silent too long, or reported an error---> ERROR --arrive (recoverable)--> CONNECTED
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from .status import Code, Missing, Refusal
+
+
+class TaskState(IntEnum):
+    """The states of profile A."""
+
+    UNINITIALIZED = 1
+    DISCONNECTED = 2
+    CONNECTED = 3
+    ERROR = 4
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a process last reported of its own work."""
+
+    step: int | None = None
+    saved_step: int | None = None
+    values: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Task:
+    """One process of the job, by its distributed id. An incarnation of 0 says that there is no such channel."""
+
+    task_id: int
+    state: TaskState = TaskState.UNINITIALIZED
+    agent: int = 0
+    session: int = 0
+    host: str = ""
+    pid: int = 0
+    last_seen: float | None = None
+    state_since: float = 0.0
+    error: Refusal | None = None
+    owner: str = ""  # in a secured service: a digest of the key that this task's calls hold
+    version: int = 0  # of the roster, when this task last changed
+    progress: Progress = field(default_factory=Progress)
+
+
+class Roster:
+    """All tasks of the job. Each change of a task's state raises `version`."""
+
+    def __init__(self, num_tasks: int) -> None:
+        self.tasks = [Task(task_id) for task_id in range(num_tasks)]
+        self.everyone = frozenset(range(num_tasks))
+        self.by_agent: dict[int, int] = {}  # incarnation of an agent: its task
+        self.connected_count = 0
+        self.version = 0
+        self.lost: set[int] = set()  # tasks that have been there and are gone: no barrier can wait for them
+        self.dirty: set[int] = set()  # tasks that the journal has yet to write
+        self.owned = Counter({"": num_tasks})  # owner: how many tasks are its
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def get(self, task_id: int) -> Task | None:
+        """Returns the task, None where the job has none of that number."""
+        return self.tasks[task_id] if 0 <= task_id < len(self.tasks) else None
+
+    def no_task(self, task_id: int) -> Refusal:
+        """Returns the refusal of a call that names a task that the job does not have."""
+        return Refusal(Code.INVALID_ARGUMENT, f"there is no process {task_id}: the job has {len(self)}, 0 to {len(self) - 1}")
+
+    def connected(self, task_id: int) -> bool:
+        """Says whether the task is there and in order."""
+        task = self.get(task_id)
+        return task is not None and task.state is TaskState.CONNECTED
+
+    def set_agent(self, task: Task, incarnation: int) -> None:
+        """Gives a task its agent, 0 for none."""
+        self.by_agent.pop(task.agent, None)
+        task.agent = incarnation
+        if incarnation:
+            self.by_agent[incarnation] = task.task_id
+
+    def set_owner(self, task: Task, owner: str) -> None:
+        """Gives a task to whoever holds a key."""
+        self.owned[task.owner] -= 1
+        if not self.owned[task.owner]:
+            del self.owned[task.owner]
+        task.owner = owner
+        self.owned[owner] += 1
+
+    def move(self, task: Task, state: TaskState, now: float, error: Refusal | None = None) -> None:
+        """Moves a task into a state, with the error that put it there."""
+        self.connected_count += (state is TaskState.CONNECTED) - (task.state is TaskState.CONNECTED)
+        task.state, task.error, task.state_since = state, error, now
+        if state is TaskState.CONNECTED:
+            self.lost.discard(task.task_id)
+        elif state is not TaskState.UNINITIALIZED:
+            self.lost.add(task.task_id)
+        self.touch(task)
+
+    def touch(self, task: Task) -> None:
+        """Notes that something about a task has changed that its watchers see."""
+        self.version += 1
+        task.version = self.version
+        self.dirty.add(task.task_id)
+
+    def missing(self, task_ids: Iterable[int], now: float) -> tuple[Missing, ...]:
+        """Describes tasks as an error names them, in order of their ids."""
+        return tuple(self._describe(self.tasks[task_id], now) for task_id in sorted(task_ids))
+
+    def _describe(self, task: Task, now: float) -> Missing:
+        silent_s = None if task.last_seen is None else max(0.0, now - task.last_seen)
+        return Missing(task.task_id, task.host, silent_s, task.task_id in self.lost)
+
+    def changed_since(self, version: int) -> list[Task]:
+        """Returns the tasks that have changed after `version`."""
+        return [task for task in self.tasks if task.version > version]

@@ -1,0 +1,77 @@
+"""What a client shows to a secured coordinator: a certificate and a token, both optional, and the key of its process."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from .errors import CoordinationError
+
+TOKEN_HEADER = "authorization"
+"""Holds "Bearer <token>"."""
+KEY_HEADER = "holdfast-key"
+"""Holds the key of the process that a call speaks for."""
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Names the files that hold a client's proof of identity. All None: plaintext, no token.
+
+    `tls_ca` alone trusts the server without a client certificate; `tls_cert` and `tls_key` go together. Files are read when a
+    channel is made, so a token may be renewed between a job's attempts. An empty or unreadable file is a CoordinationError.
+
+    Each object draws a `key`, a secret that goes with every call to a secured coordinator: a process id belongs to whoever came with it
+    first, and is known by this key. What speaks for one process (its client and its relay) shares one object.
+    """
+
+    token_file: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_ca: str | None = None
+    key: str = field(default_factory=lambda: secrets.token_hex(16), repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together: give both or neither")
+        if self.tls_cert is not None and self.tls_ca is None:
+            raise ValueError("a client certificate needs tls_ca as well, to know the coordinator by")
+
+    @property
+    def empty(self) -> bool:
+        """Tells whether there is nothing to show."""
+        return self.token_file is None and self.tls_ca is None
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Returns the call metadata that carries key and token; nothing where there is nobody to show them to."""
+        if self.empty:
+            return ()
+        key = (KEY_HEADER, self.key)
+        if self.token_file is None:
+            return (key,)
+        return ((TOKEN_HEADER, f"Bearer {_read(self.token_file, 'token').decode().strip()}"), key)
+
+    def tls(self) -> grpc.ChannelCredentials | None:
+        """Returns what a channel is secured with, None for plaintext."""
+        if self.tls_ca is None:
+            return None
+        key = _read(self.tls_key, "TLS key") if self.tls_key else None
+        certificate = _read(self.tls_cert, "TLS certificate") if self.tls_cert else None
+        return grpc.ssl_channel_credentials(_read(self.tls_ca, "TLS CA"), key, certificate)
+
+    def channel(self, address: str, options: tuple[tuple[str, int | str], ...]) -> grpc.Channel:
+        """Opens a channel: TLS where a CA is named, plaintext otherwise."""
+        tls = self.tls()
+        return grpc.insecure_channel(address, options) if tls is None else grpc.secure_channel(address, tls, options)
+
+
+def _read(path: str, what: str) -> bytes:
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise CoordinationError(f"cannot read the {what} file {path}: {error.strerror}", code="UNAUTHENTICATED") from error
+    if not content.strip():
+        raise CoordinationError(f"the {what} file {path} is empty", code="UNAUTHENTICATED")
+    return content

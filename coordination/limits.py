@@ -1,0 +1,63 @@
+"""Limits of the service, each with its reason, and its settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+_KIB, _MIB = 1024, 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds what one service holds. Past a bound a call ends with RESOURCE_EXHAUSTED; nothing grows without end."""
+
+    tasks: int = 65_536
+    """The largest job that the protocol has been seen with is about 10,000 processes."""
+    key_bytes: int = 4 * _KIB
+    """Keys are names. The longest that jax makes, gloo's, lists device ids: under 1 KiB at 100 devices."""
+    value_bytes: int = 64 * _MIB
+    """jax puts topologies (a few MiB on large slices) and compiled-program caches here; one value never needs more."""
+    total_bytes: int = 512 * _MIB
+    """All keys and values together: the service shares a host with a trainer."""
+    keys: int = 500_000
+    """A key costs about 300 bytes besides its value: 150 MB at this count."""
+    barrier_name_bytes: int = 4 * _KIB
+    """As for keys."""
+    barriers_open: int = 10_000
+    """Barriers waited at: each process would have to run many at once."""
+    barriers_kept: int = 10_000
+    """Passed barriers whose result can be asked for again; the oldest go first."""
+    waiters_per_task: int = 10_000
+    """Calls of one task that wait at a time; each holds about 2 KiB of gRPC state."""
+    host_bytes: int = 256
+    """A host name has at most 253 characters."""
+    report_values: int = 64
+    """Values of one progress report."""
+    error_bytes: int = 2_048
+    """jaxlib cuts messages at 3,072 bytes; a reported error appears inside a sentence of ours."""
+    calls_per_second: int = 20_000
+    """From one connection: a busy agent makes hundreds, one that floods makes more than this."""
+    backlog_bytes: int = 8 * _MIB
+    """What a Session's client may leave unread before it is dropped."""
+    idle_connection_s: int = 30
+    """A connection that has not finished its handshake after so long is closed."""
+
+    @property
+    def message_bytes(self) -> int:
+        """Is the largest request that gRPC lets in: the largest value, its key, and room for the rest."""
+        return self.value_bytes + self.key_bytes + 64 * _KIB
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a service is started with."""
+
+    num_tasks: int
+    incarnation: int
+    job: str = ""
+    attempt: int = 0
+    heartbeat_timeout_s: float = 100.0
+    shutdown_timeout_s: float = 300.0
+    recoverable: bool = False
+    survivable: bool = False
+    limits: Limits = field(default_factory=Limits)

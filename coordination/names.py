@@ -1,0 +1,101 @@
+"""Names on the wire: rpc paths, headers, payload types; and the releases of grpcio whose private module was tested."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import grpc
+
+from holdfast.proto import coordination_pb2 as pb
+from holdfast.proto import session_pb2 as spb
+
+from .errors import BarrierTimeout, CoordinationError, ProcessLost
+
+TESTED = ((1, 66), (1, 90))
+
+"""Releases of grpcio, from the first to before the second, whose private module was tested. Outside it gRPC's public face serves."""
+
+
+def tested() -> bool:
+    """Says whether the installed grpcio is one of them."""
+    version = tuple(int(part) for part in grpc.__version__.split(".")[:2])
+    return TESTED[0] <= version < TESTED[1]
+
+
+SERVICE = "/xla.coordination.CoordinationService/"
+
+SESSION = "/holdfast.Coordination/Session"
+
+STATUS_DETAILS = "grpc-status-details-bin"
+
+PAYLOAD = "type.googleapis.com/"
+
+
+class Method(NamedTuple):
+    """Names one unary call: its messages, by which both wires speak it."""
+
+    request: Any
+    response: Any
+
+
+METHODS = {
+    name: Method(getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response"))
+    for name in (
+        *("RegisterTask", "Heartbeat", "PollForError", "ShutdownTask", "WatchTasks", "GetAliveTasks", "Barrier", "CancelBarrier"),
+        *("InsertKeyValue", "GetKeyValue", "TryGetKeyValue", "IncrementKeyValue", "GetKeyValueDir", "DeleteKeyValue"),
+    )
+}
+
+SESSION_METHODS = METHODS | {
+    name: Method(getattr(spb, f"{name}Request"), getattr(spb, f"{name}Response")) for name in ("Report", "ReportError", "Stacks")
+}
+
+
+_GATHERINGS = {pb.RegisterTaskRequest: "connect", pb.ShutdownTaskRequest: "shutdown", pb.GetAliveTasksRequest: "live"}
+
+
+_NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
+
+
+def status_name(number: int) -> str:
+    """Returns the name of a gRPC status code, "UNKNOWN" for a number that is none."""
+    return _NAMES.get(number, "UNKNOWN")
+
+
+def payloads_of(error: grpc.RpcError) -> dict[str, bytes]:
+    """Returns the payloads that a failed unary call carries in its trailing metadata."""
+    for key, value in error.trailing_metadata() or ():
+        if key == STATUS_DETAILS:
+            return dict(pb.StatusDetails.FromString(value).payloads)
+    return {}
+
+
+def make_error(code: str, message: str, payloads: dict[str, bytes], request: Any) -> CoordinationError:
+    """Returns the exception for a status of the service: BarrierTimeout and ProcessLost where the payloads name processes."""
+    missing = spb.Missing.FromString(payloads.get(f"{PAYLOAD}holdfast.Missing", b"")).tasks
+    lost = [task for task in missing if task.lost]
+    error: CoordinationError
+    if code == "DEADLINE_EXCEEDED" and (missing or isinstance(request, pb.BarrierRequest)):
+        name = getattr(request, "barrier_id", "") or _GATHERINGS.get(type(request), "")
+        error = BarrierTimeout(message, name=name, missing=tuple(task.task_id for task in missing))
+    elif lost:
+        silent_s = lost[0].silent_s if lost[0].silent_s >= 0 else None
+        error = ProcessLost(message, code=code, process=lost[0].task_id, host=lost[0].host or None, silent_s=silent_s)
+    else:
+        error = CoordinationError(message, code=code)
+    if (barrier := payloads.get(f"{PAYLOAD}tensorflow.BarrierError")) is not None:
+        error.__dict__["_barrier_counter"] = pb.BarrierError.FromString(barrier).counter
+    if f"{PAYLOAD}tensorflow.ServiceMismatchError" in payloads:
+        error.__dict__["_service_mismatch"] = True
+    return error
+
+
+def barrier_counter(error: CoordinationError) -> int | None:
+    """Returns the service's counter of the barrier that failed, from which the client's own resynchronises."""
+    found = error.__dict__.get("_barrier_counter")
+    return found if isinstance(found, int) else None
+
+
+def is_service_mismatch(error: CoordinationError) -> bool:
+    """Tells whether the service says that it is another than the one that this client joined."""
+    return "_service_mismatch" in error.__dict__

@@ -1,0 +1,1 @@
+"""Servers as processes of their own."""

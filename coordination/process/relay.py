@@ -1,0 +1,163 @@
+"""A process that speaks plaintext to this process's agent, and certificate, token and key to the coordinator.
+
+Released jaxlib speaks none of these, so with TLS or a token on, each process has a relay (docs/adr/0005). It listens at a socket in a
+folder that only its own user can enter, and forwards every call of profiles A, B and D and our Session byte for byte, with its errors and
+their payloads. It lets through the task ids that it was started for, and ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import grpc
+
+from holdfast.proto import coordination_b_pb2, coordination_pb2, distributed_runtime_pb2, session_pb2
+
+from ..client.unary import CHANNEL_OPTIONS
+from ..credentials import Credentials
+from ..names import SESSION, STATUS_DETAILS
+from .spawn import Started, start
+
+PROFILES = {
+    "xla.coordination.CoordinationService": coordination_pb2,
+    "tensorflow.CoordinationService": coordination_b_pb2,
+    "xla.DistributedRuntimeService": distributed_runtime_pb2,
+}
+NUMBERS = ("source_task_id", "requesting_task_id", "node_id", "process_id")
+HOLDERS = ("source_task", "requesting_task", "error_origin")
+_UNIX = "unix:"
+_LONGEST_FOLDER = 70  # characters: a socket's path has at most 107
+_SERVER_OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+
+
+class Relay(Started):
+    """Is a relay that this process has started; `address` is what this process's agent connects to. A context manager."""
+
+    @classmethod
+    def spawn(cls, coordinator: str, credentials: Credentials, process_ids: Sequence[int], *, timeout_s: float = 30.0) -> Self:
+        """Starts a relay to `coordinator` ("host:port") for the tasks `process_ids`, and returns when it listens.
+
+        A client of ours for the same task must be given the same `credentials` object: its key says that both are one process. Raises
+        CoordinationError with what the relay printed where it does not listen within `timeout_s`, or where a credential cannot be read.
+        """
+        credentials.metadata()  # a file that cannot be read is told here, by its name
+        credentials.tls()
+        told = {"coordinator": coordinator, "process_ids": list(process_ids), "credentials": dataclasses.asdict(credentials)}
+        command = [sys.executable, "-c", "from holdfast.coordination.process.relay import main; main()"]
+        return cls(*start("relay", command, timeout_s, told=json.dumps(told).encode() + b"\n"))  # every user could read an argument
+
+    def close(self) -> None:
+        """Ends the relay, at once. Does nothing where it has ended."""
+        super().close()
+        shutil.rmtree(Path(self.address.removeprefix(_UNIX)).parent, ignore_errors=True)
+
+
+def task_ids(message: Any) -> list[int]:
+    """Returns the tasks that a request names as its caller."""
+    names = {field.name for field in message.DESCRIPTOR.fields}
+    found = [getattr(message, name) for name in NUMBERS if name in names]
+    holders = [getattr(message, name) for name in HOLDERS if name in names]
+    return found + [holder.task_id for holder in holders if hasattr(holder, "task_id")]  # a repeated one asks about tasks, for none
+
+
+def request_of(path: str, body: bytes) -> Any | None:
+    """Returns a unary request's message, None for a path that no profile has. DecodeError for garbage."""
+    _, service, method = path.split("/") if path.count("/") == 2 else ("", "", "")
+    kind = getattr(PROFILES.get(service), f"{method}Request", None)
+    return None if kind is None else kind.FromString(body)
+
+
+class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Forwards whatever it is asked for."""
+
+    def __init__(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...], allowed: frozenset[int]) -> None:
+        self._channel, self._metadata, self._allowed = channel, metadata, allowed
+        self._lives: set[int] = set()  # incarnations that registered here
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        path = details.method
+        if path == SESSION:
+            return grpc.stream_stream_rpc_method_handler(self._stream)
+
+        async def unary(body: bytes, context: grpc.aio.ServicerContext) -> bytes:  # grpc.aio looks whether it is a coroutine function
+            return await self._unary(path, body, context)
+
+        return grpc.unary_unary_rpc_method_handler(unary)
+
+    async def _check(self, message: Any, context: grpc.aio.ServicerContext) -> None:
+        """Refuses a request for another process. Profile A's calls name their task by the incarnation that it registered with."""
+        strangers = [task_id for task_id in task_ids(message) if task_id not in self._allowed]
+        if strangers:
+            what = f"process {strangers[0]} is not of this relay, which speaks for {sorted(self._allowed)}"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, what)
+        if isinstance(message, coordination_pb2.RegisterTaskRequest):
+            self._lives.add(message.incarnation)
+        elif hasattr(message, "incarnations") and message.incarnations.task_incarnation not in self._lives:
+            what = f"the caller has not registered through this relay, which speaks for {sorted(self._allowed)}"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, what)
+
+    async def _unary(self, path: str, body: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        try:
+            message = request_of(path, body)
+        except Exception:  # DecodeError, whose class differs between protobuf's implementations
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{path}: the request is not a message of this rpc")
+        if message is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{path} is not relayed")
+        await self._check(message, context)
+        left_s = context.time_remaining()
+        call = self._channel.unary_unary(path)(body, timeout=left_s, metadata=self._metadata)
+        try:
+            return bytes(await call)
+        except grpc.aio.AioRpcError as error:
+            await self._pass_on(error, context)
+
+    async def _stream(self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        first = session_pb2.ClientFrame.FromString(await anext(frames))
+        await self._check(first.open, context)
+
+        async def forward() -> AsyncIterator[bytes]:
+            yield first.SerializeToString()
+            async for frame in frames:
+                yield frame
+
+        try:
+            async for frame in self._channel.stream_stream(SESSION)(forward(), metadata=self._metadata):
+                yield frame
+        except grpc.aio.AioRpcError as error:
+            await self._pass_on(error, context)
+
+    @staticmethod
+    async def _pass_on(error: grpc.aio.AioRpcError, context: grpc.aio.ServicerContext) -> NoReturn:
+        trailing = tuple((key, value) for key, value in error.trailing_metadata() or () if key == STATUS_DETAILS)
+        await context.abort(error.code(), error.details() or "", trailing)
+        raise AssertionError("abort raises")
+
+
+async def _serve(coordinator: str, process_ids: Sequence[int], credentials: Credentials, folder: str) -> None:
+    tls = credentials.tls()
+    options = CHANNEL_OPTIONS
+    channel = grpc.aio.secure_channel(coordinator, tls, options) if tls else grpc.aio.insecure_channel(coordinator, options)
+    server = grpc.aio.server(options=_SERVER_OPTIONS)
+    server.add_generic_rpc_handlers((_Forwarder(channel, credentials.metadata(), frozenset(process_ids)),))
+    address = f"{_UNIX}{folder}/relay"
+    server.add_insecure_port(address)
+    await server.start()
+    print(f"relay at {address}", flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)  # ends with whoever started it
+    await server.stop(0)
+
+
+def main() -> None:
+    """Runs a relay: the first line of its input says for whom, as JSON."""
+    told = json.loads(sys.stdin.buffer.readline())
+    base = tempfile.gettempdir()
+    with tempfile.TemporaryDirectory(prefix="holdfast-", dir=base if len(base) <= _LONGEST_FOLDER else "/tmp") as folder:  # for us alone
+        asyncio.run(_serve(told["coordinator"], told["process_ids"], Credentials(**told["credentials"]), folder))

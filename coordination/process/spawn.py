@@ -1,0 +1,162 @@
+"""The coordinator as a process of its own: a child that prints its address, and outlives whoever spawned it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import IO, Self
+
+from ..errors import CoordinationError
+
+
+class Started:
+    """Is a server that this process has started; `address` is where it listens. A context manager."""
+
+    def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
+        self._process, self.address = process, address
+
+    def close(self) -> None:
+        """Ends the server, at once. Does nothing where it has ended."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(5)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        self._process.wait()
+        _close_pipes(self._process)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def start(
+    what: str, command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None, told: bytes | None = None
+) -> tuple[subprocess.Popen[bytes], str]:
+    """Starts a server, and returns it with the address that it prints: "`what` at ADDRESS".
+
+    `told` is written to its input, which then stays open, so that it learns when this process ends. Raises CoordinationError with what it
+    said where it prints no address within `timeout_s`.
+    """
+    # A file, not a pipe: a server that has much to say must not wait for somebody to read it.
+    with tempfile.TemporaryFile() as said:
+        stdin = subprocess.DEVNULL if told is None else subprocess.PIPE
+        process = subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            start_new_session=True,
+            env=None if environment is None else dict(environment),
+        )
+        if told is not None:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and has said why
+                process.stdin.write(told)
+                process.stdin.flush()
+        return process, _address_of(process, what, said, timeout_s)
+
+
+def _address_of(process: subprocess.Popen[bytes], what: str, said: IO[bytes], timeout_s: float) -> str:
+    line, prefix = _first_line(process, timeout_s), f"{what} at "
+    if line.startswith(prefix):
+        return line.removeprefix(prefix)
+    process.kill()
+    process.wait()
+    _close_pipes(process)
+    said.seek(0)
+    found = said.read(10_000).decode(errors="replace").strip() or line
+    why = f"it said: {found}" if found else f"it said nothing within {timeout_s:g} s"
+    raise CoordinationError(f"the {what} did not start; {why}", code="UNAVAILABLE")
+
+
+def _first_line(process: subprocess.Popen[bytes], timeout_s: float) -> str:
+    assert process.stdout is not None
+    deadline, printed = time.monotonic() + timeout_s, b""
+    while not printed.endswith(b"\n"):
+        readable, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        piece = os.read(process.stdout.fileno(), 4096) if readable else b""
+        if not piece:
+            break
+        printed += piece
+    return printed.decode(errors="replace").strip()
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+class CoordinationService(Started):
+    """Is a coordinator that this process has started. It outlives this process, unless `close` ends it before.
+
+    `address` is host:port. Use `spawn`; the object is a context manager. Safe to use from several threads.
+    """
+
+    @classmethod
+    def spawn(
+        cls,
+        num_processes: int,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        advertise: str | None = None,
+        job: str = "",
+        attempt: int = 0,
+        recoverable: bool = False,
+        survivable: bool = False,
+        journal: str | None = None,
+        heartbeat_timeout_s: float = 100.0,
+        shutdown_timeout_s: float = 300.0,
+        linger_s: float = 60.0,
+        startup_timeout_s: float = 600.0,
+        timeout_s: float = 60.0,
+        arguments: tuple[str, ...] = (),
+    ) -> Self:
+        """Starts a coordinator and returns when it serves, within `timeout_s`.
+
+        It ends by itself once every process has shut down or stayed dead for `linger_s` seconds, or when none comes within
+        `startup_timeout_s`. `arguments` are further options of `holdfast coordinator`. Raises CoordinationError with what it printed where
+        it does not serve.
+        """
+        options: dict[str, object] = {
+            "num-processes": num_processes,
+            "host": host,
+            "port": port,
+            "job": job,
+            "attempt": attempt,
+            "heartbeat-timeout-s": heartbeat_timeout_s,
+            "shutdown-timeout-s": shutdown_timeout_s,
+            "linger-s": linger_s,
+            "startup-timeout-s": startup_timeout_s,
+        }
+        command = [sys.executable, "-c", "from holdfast.cli import main; main()", "coordinator"]
+        command += [f"--{name}={value}" for name, value in options.items()]
+        command += [f"--advertise={advertise}"] if advertise else []
+        command += [f"--journal={journal}"] if journal else []
+        command += ["--recoverable"] * recoverable + ["--survivable"] * survivable + list(arguments)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("GRPC_", "JAX_", "XLA_"))}
+        return cls(*start("coordinator", command, timeout_s, environment))
+
+    @property
+    def pid(self) -> int:
+        """Is the coordinator's process id."""
+        return self._process.pid
+
+    def wait(self, timeout_s: float) -> int:
+        """Waits until the coordinator has ended by itself and returns its exit code; TimeoutError after `timeout_s`."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"the coordinator at {self.address} still runs after {timeout_s:g} s") from None

@@ -1,0 +1,93 @@
+"""What `holdfast status` tells of a machine: tasks, barriers with who waits and who is missing, keys. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+from holdfast.proto import session_pb2
+
+from ..core.barriers import Barrier
+from ..core.machine import Machine
+from ..core.task_table import Task
+
+_SHOWN_PREFIXES = 50
+_STACKS_PREFIX = "holdfast/stacks/"  # where the watchdog of holdfast.multihost leaves its report as JSON
+
+
+def status_of(machine: Machine, calls: int, now: float, with_stream: set[int]) -> session_pb2.StatusResponse:
+    """Returns the state of the whole service at `now`."""
+    config = machine.config
+    status = session_pb2.StatusResponse(
+        job=config.job,
+        attempt=config.attempt,
+        num_processes=config.num_tasks,
+        up_s=now - machine.started,
+        phase=_phase(machine),
+        tasks=[_task(task, now, task.task_id in with_stream) for task in machine.roster.tasks],
+        barriers=[_barrier(barrier, now) for barrier in machine.barriers.open.values()],
+        keys=len(machine.keys.values),
+        key_bytes=machine.keys.total_bytes,
+        prefixes=_prefixes(machine.keys.values),
+        calls=calls,
+        barriers_passed=machine.barriers.passed,
+        barriers_failed=machine.barriers.failed,
+        recoverable=config.recoverable,
+        survivable=config.survivable,
+    )
+    if leaving := machine.leaving.waiting():
+        missing = sorted(machine.roster.everyone - set(leaving))
+        waiting = [session_pb2.Waiting(task_id=task_id, since_s=now - since) for task_id, since in leaving.items()]
+        status.barriers.add(barrier_id="shutdown", waiting=waiting, missing=missing, left_s=-1)
+    for task_id, count in machine.waiting_calls().items():
+        status.tasks[task_id].waiting_calls = count
+    return status
+
+
+def left_stacks(machine: Machine, task_id: int) -> str:
+    """Returns what the watchdog of a process has left before it went, "" where there is nothing."""
+    try:
+        left = json.loads(machine.keys.values.get(f"{_STACKS_PREFIX}{task_id}", b""))
+        return f"Left by its watchdog: {left['why']}\n{left['stacks']}"
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _phase(machine: Machine) -> str:
+    if not machine.coming.gathered:
+        return "gathering"
+    return "ending" if machine.leaving.waiting() or machine.roster.lost else "running"
+
+
+def _task(task: Task, now: float, has_session: bool) -> session_pb2.TaskStatus:
+    return session_pb2.TaskStatus(
+        task_id=task.task_id,
+        state=int(task.state),  # type: ignore[arg-type]
+        host=task.host,
+        pid=task.pid,
+        heartbeat_age_s=-1.0 if task.last_seen is None else now - task.last_seen,
+        error=task.error.message if task.error else "",
+        has_session=has_session,
+        has_agent=task.agent != 0,
+        progress=session_pb2.ReportRequest(step=task.progress.step, saved_step=task.progress.saved_step, values=task.progress.values),
+    )
+
+
+def _barrier(barrier: Barrier, now: float) -> session_pb2.BarrierStatus:
+    return session_pb2.BarrierStatus(
+        barrier_id=barrier.name,
+        counter=barrier.counter,
+        waiting=[session_pb2.Waiting(task_id=task_id, since_s=now - came) for task_id, (_, came) in barrier.arrived.items()],
+        missing=sorted(barrier.missing()),
+        left_s=max(0.0, barrier.deadline - now) if barrier.deadline != float("inf") else -1.0,
+    )
+
+
+def _prefixes(values: dict[str, bytes]) -> list[session_pb2.KeyPrefix]:
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for key, value in values.items():
+        prefix = key.split("/", 1)[0]
+        counts[prefix] += 1
+        sizes[prefix] += len(value)
+    return [session_pb2.KeyPrefix(prefix=name, keys=count, bytes=sizes[name]) for name, count in counts.most_common(_SHOWN_PREFIXES)]

@@ -1,0 +1,167 @@
+"""The service over grpc.aio: public gRPC API only. The fallback where `_transport` (faster, over a private module) has not been tested."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from ..core.status import Code
+from .admission import Admission, Refused
+from .service import SESSION, Service
+from .sessions import Session
+from .transports import NAMES, Listening, channel_options, server_credentials
+
+DETAILS = "grpc-status-details-bin"
+
+
+def _names(context: Any) -> Sequence[bytes]:
+    found: Sequence[bytes] = context.auth_context().get(NAMES, ())
+    return found
+
+
+class _Unary:
+    """A unary call: its outcome is set by the service, and awaited by gRPC's handler."""
+
+    def __init__(self, context: Any, key: str) -> None:
+        self._context, self.key = context, key
+        self.outcome: asyncio.Future[tuple[int, str, bytes]] = asyncio.get_running_loop().create_future()
+
+    def names(self) -> Sequence[bytes]:
+        return _names(self._context)
+
+    def succeed(self, body: bytes) -> None:
+        if not self.outcome.done():
+            self.outcome.set_result((0, "", body))
+
+    def fail(self, code: int, message: str, details: bytes) -> None:
+        if not self.outcome.done():
+            self.outcome.set_result((code, message, details))
+
+
+class _Stream:
+    """A Session's stream: frames to write wait in a queue."""
+
+    def __init__(self, context: Any, key: str) -> None:
+        self._context, self.key = context, key
+        self.session: Session | None = None
+        self.queue: asyncio.Queue[bytes | tuple[int, str]] = asyncio.Queue()
+        self.backlog_bytes = 0
+
+    def names(self) -> Sequence[bytes]:
+        return _names(self._context)
+
+    def write(self, frame: bytes) -> None:
+        self.backlog_bytes += len(frame)
+        self.queue.put_nowait(frame)
+
+    def finish(self, code: int, message: str) -> None:
+        self.queue.put_nowait((code, message))
+
+
+class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Serves a Service until it is over."""
+
+    def __init__(self, service: Service, listening: Listening) -> None:
+        self._service, self._listening = service, listening
+        self._admission = Admission(listening.token, service.config.limits, keys=listening.secured)
+        self._flushing = False
+        self._woken = asyncio.Event()
+        self._server = grpc.aio.server(handlers=(self,), options=channel_options(service.config.limits))
+
+    def bind(self) -> int:
+        """Binds the port; OSError where it is taken."""
+        address, credentials = self._listening.address, server_credentials(self._listening)
+        try:
+            port = self._server.add_secure_port(address, credentials) if credentials else self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen at {address}: {error}") from None
+        if not port:
+            raise OSError(f"cannot listen at {address}")
+        return int(port)
+
+    def service(self, handler_call_details: Any) -> Any:
+        path = handler_call_details.method
+        if path == SESSION:
+            return grpc.stream_stream_rpc_method_handler(self._session)
+
+        async def unary(body: bytes, context: Any) -> bytes:
+            return await self._unary(path, body, context)
+
+        return grpc.unary_unary_rpc_method_handler(unary)
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        self._service.flush()
+        self._woken.set()
+
+    async def _admit(self, context: Any) -> str:
+        try:
+            return self._admission.admit(context.peer, context.invocation_metadata(), self._listening.clock())
+        except Refused as refused:
+            await context.abort(_STATUS[refused.code], str(refused))
+            raise AssertionError("abort raises") from refused
+
+    async def _unary(self, path: str, body: bytes, context: Any) -> bytes:
+        wire = _Unary(context, await self._admit(context))
+        call = self._service.unary(path, body, wire)
+        self._flush_soon()
+        try:
+            code, message, body = await wire.outcome
+        except asyncio.CancelledError:
+            if call is not None:
+                self._service.drop(call)
+            raise
+        if code:
+            await context.abort(_STATUS[code], message, ((DETAILS, body),) if body else ())
+        return body
+
+    async def _session(self, request_iterator: Any, context: Any) -> None:
+        stream = _Stream(context, await self._admit(context))
+        reader = asyncio.create_task(self._read(stream, request_iterator))
+        try:
+            while True:
+                item = await stream.queue.get()
+                if isinstance(item, tuple):
+                    await context.abort(_STATUS[item[0]], item[1])
+                else:
+                    await context.write(item)
+                    stream.backlog_bytes -= len(item)
+        finally:
+            reader.cancel()
+            self._service.stream_closed(stream)
+            self._flush_soon()
+
+    async def _read(self, stream: _Stream, frames: Any) -> None:
+        async for frame in frames:
+            self._service.stream_frame(stream, frame)
+            self._flush_soon()
+        stream.finish(Code.OK, "")
+
+    async def serve(self, over: Any) -> str:
+        """Serves until `over()` gives a reason, which it returns."""
+        await self._server.start()
+        while (reason := over()) is None:
+            due_s = self._service.next_due() - self._listening.clock()
+            self._woken.clear()
+            if due_s > 0:
+                try:
+                    await asyncio.wait_for(self._woken.wait(), min(due_s, 0.5))
+                except TimeoutError:
+                    continue
+            if self._service.next_due() <= self._listening.clock():
+                self._service.tick()
+                self._service.flush()
+        self._service.close()
+        await self._server.stop(0.5)
+        return str(reason)
+
+
+_STATUS = {status.value[0]: status for status in grpc.StatusCode}

@@ -1,0 +1,277 @@
+"""The service over gRPC's completion queue, on one thread: what gRPC's own Python server is built on, without its thread pool.
+
+`grpc._cython.cygrpc` is private; outside the range that was tested (`_private`) `_transport_aio` serves instead. What it costs and
+saves is in benchmarks/RESULTS-coordination.md. Each operation that is started ends as one event of the queue, whose tag is a function
+to call with the event. A unary call is three events: it comes, its request is read, its reply is sent. Calls that wait long are
+told when their client goes away by a fourth.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from grpc._cython import cygrpc
+
+from ..core.status import Code
+from .admission import Admission, Refused
+from .service import SESSION, Service, UnaryCall
+from .sessions import Session
+from .transports import NAMES, Listening, channel_options, server_credentials
+
+log = logging.getLogger("holdfast.coordination")
+
+_DETAILS = "grpc-status-details-bin"
+_UNASKED = 64  # calls that may come before the next look at the queue
+_BATCH = 256  # events that share one transaction of the journal
+_LOOK_S = 0.25  # between two looks at whether the service is over
+_NONE: tuple[Any, ...] = ()
+_RECEIVE_MESSAGE = cygrpc.ReceiveMessageOperation
+_SEND_MESSAGE = cygrpc.SendMessageOperation
+_RECEIVE_CLOSE = cygrpc.ReceiveCloseOnServerOperation
+_TIMED_OUT = cygrpc.CompletionType.queue_timeout
+_OK = cygrpc.StatusCode.ok
+_SEND_INITIAL = cygrpc.SendInitialMetadataOperation(None, 0)
+_SEND_OK = cygrpc.SendStatusFromServerOperation(None, _OK, b"", 0)
+_NO_COMPRESSION = 0
+
+
+def _ignore(event: Any) -> None:
+    pass
+
+
+def _names(call: Any) -> Sequence[bytes]:
+    found: Sequence[bytes] = (cygrpc.auth_context(call) or {}).get(NAMES.encode(), ())
+    return found
+
+
+class _Unary:
+    """One unary call."""
+
+    __slots__ = ("_call", "_held", "_transport", "key", "over", "path")
+
+    def __init__(self, transport: CompletionQueueTransport, call: Any, path: str, key: str) -> None:
+        self._transport, self._call, self.path, self.key = transport, call, path, key
+        self._held: UnaryCall | None = None
+        self.over = False
+        call.start_server_batch((_RECEIVE_MESSAGE(0),), self._on_request)
+
+    def names(self) -> Sequence[bytes]:
+        """Returns the alternative names in the caller's certificate."""
+        return _names(self._call)
+
+    def _on_request(self, event: Any) -> None:
+        body = event.batch_operations[0].message()
+        if body is None:
+            self.over = True
+            return
+        self._held = self._transport.service.unary(self.path, body, self)
+        if self._held is not None and self._held.watch:
+            self._transport.unanswered.append(self)
+
+    def watch(self) -> None:
+        """Has the queue tell when the client goes away, unless the call has been answered."""
+        if not self.over:
+            self._call.start_server_batch((_RECEIVE_CLOSE(0),), self._on_close)
+
+    def _on_close(self, event: Any) -> None:
+        if not self.over and self._held is not None:
+            self.over = True
+            self._transport.service.drop(self._held)
+
+    def succeed(self, body: bytes) -> None:
+        if not self.over:
+            self.over = True
+            self._call.start_server_batch((_SEND_INITIAL, _SEND_MESSAGE(body, _NO_COMPRESSION), _SEND_OK), _ignore)
+
+    def fail(self, code: int, message: str, details: bytes) -> None:
+        if not self.over:
+            self.over = True
+            trailing = ((_DETAILS, details),) if details else None
+            status = cygrpc.SendStatusFromServerOperation(trailing, int(code), message.encode(), 0)
+            self._call.start_server_batch((_SEND_INITIAL, status), _ignore)
+
+
+class _Stream:
+    """One Session's stream. gRPC takes one write at a time: the others wait in a queue."""
+
+    __slots__ = ("_call", "_ended", "_queue", "_transport", "_writing", "backlog_bytes", "key", "session")
+
+    def __init__(self, transport: CompletionQueueTransport, call: Any, key: str) -> None:
+        self._transport, self._call, self.key = transport, call, key
+        self.session: Session | None = None
+        self.backlog_bytes = 0
+        self._queue: deque[bytes | tuple[int, str]] = deque()
+        self._writing = True
+        self._ended = False
+        call.start_server_batch((_SEND_INITIAL,), self._on_written)
+        call.start_server_batch((_RECEIVE_CLOSE(0),), self._on_close)
+        self._read()
+
+    def names(self) -> Sequence[bytes]:
+        """Returns the alternative names in the caller's certificate."""
+        return _names(self._call)
+
+    def _read(self) -> None:
+        self._call.start_server_batch((_RECEIVE_MESSAGE(0),), self._on_frame)
+
+    def _on_frame(self, event: Any) -> None:
+        frame = event.batch_operations[0].message()
+        if frame is None or self._ended:  # the client has said all
+            self.finish(Code.OK, "")
+            return
+        self._read()
+        self._transport.service.stream_frame(self, frame)
+
+    def _on_close(self, event: Any) -> None:
+        self._ended = True
+        self._queue.clear()
+        self._transport.open_streams -= 1
+        self._transport.service.stream_closed(self)
+
+    def write(self, frame: bytes) -> None:
+        if self._ended:
+            return
+        self.backlog_bytes += len(frame)
+        if self._writing:
+            self._queue.append(frame)
+        else:
+            self._start(frame)
+
+    def _start(self, frame: bytes) -> None:
+        self._writing = True
+        self.backlog_bytes -= len(frame)
+        self._call.start_server_batch((_SEND_MESSAGE(frame, _NO_COMPRESSION),), self._on_written)
+
+    def _on_written(self, event: Any) -> None:
+        self._writing = False
+        if self._queue and not self._ended:
+            item = self._queue.popleft()
+            if isinstance(item, bytes):
+                self._start(item)
+            else:
+                self._finish(*item)
+
+    def finish(self, code: int, message: str) -> None:
+        if self._ended:
+            return
+        if self._writing and code == Code.RESOURCE_EXHAUSTED:
+            self._ended = True
+            self._call.cancel(int(code), message)  # a client that does not read does not get to its end
+        elif self._writing:
+            self._queue.append((int(code), message))
+        else:
+            self._finish(int(code), message)
+
+    def _finish(self, code: int, message: str) -> None:
+        self._ended = True
+        status = cygrpc.SendStatusFromServerOperation(None, code, message.encode(), 0)
+        self._call.start_server_batch((status,), _ignore)
+
+
+class CompletionQueueTransport:
+    """Serves a Service on the calling thread until it is over."""
+
+    def __init__(self, service: Service, listening: Listening) -> None:
+        self.service, self._listening = service, listening
+        self.unanswered: list[_Unary] = []
+        self.open_streams = 0
+        self._admission = Admission(listening.token, service.config.limits, keys=listening.secured)
+        self._queue = cygrpc.CompletionQueue()
+        self._server = cygrpc.Server(tuple(channel_options(service.config.limits)), False)
+        self._server.register_completion_queue(self._queue)
+
+    def bind(self) -> int:
+        """Binds the port; OSError where it is taken."""
+        credentials = server_credentials(self._listening)
+        address = self._listening.address.encode()
+        try:
+            port = self._server.add_http2_port(address, credentials._credentials) if credentials else self._server.add_http2_port(address)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen at {self._listening.address}: {error}") from None
+        if not port:
+            raise OSError(f"cannot listen at {self._listening.address}")
+        self._server.start()
+        for _ in range(_UNASKED):
+            self._ask()
+        return int(port)
+
+    def _ask(self) -> None:
+        self._server.request_call(self._queue, self._queue, self._on_call)
+
+    def _on_call(self, event: Any) -> None:
+        call = event.call
+        if call is None or not event.success:
+            return
+        self._ask()
+        path = event.call_details.method.decode("latin-1")
+        try:
+            key = self._admission.admit(call.peer, event.invocation_metadata, self._listening.clock())
+        except Refused as refused:
+            status = cygrpc.SendStatusFromServerOperation(None, int(refused.code), str(refused).encode(), 0)
+            call.start_server_batch((_SEND_INITIAL, status), _ignore)
+            return
+        if path == SESSION:
+            self.open_streams += 1
+            _Stream(self, call, key)
+        else:
+            _Unary(self, call, path, key)
+
+    def serve(self, over: Callable[[], str | None]) -> str:
+        """Serves until `over()` gives a reason, which it returns."""
+        service, clock, poll = self.service, self._listening.clock, self._queue.poll
+        next_look = 0.0
+        batch = _BATCH if service.journaled else 1
+        while True:
+            now = clock()
+            if now >= next_look:
+                if (reason := over()) is not None:
+                    break
+                next_look = now + _LOOK_S
+            due = service.next_due()
+            if now >= due:
+                service.tick()
+                self._flush()
+                continue
+            event = poll(time.time() + min(due, next_look) - now)
+            left = batch
+            while event.completion_type != _TIMED_OUT:
+                self._handle(event)
+                left -= 1
+                if not left:
+                    break
+                event = poll(0)
+            self._flush()
+        self._stop()
+        return reason
+
+    @staticmethod
+    def _handle(event: Any) -> None:
+        """Handles one event. A defect of ours met by one request is logged, and leaves the others alone."""
+        try:
+            event.tag(event)
+        except Exception:
+            log.exception("an event of the queue was not handled")
+
+    def _flush(self) -> None:
+        self.service.flush()
+        if self.unanswered:
+            unanswered, self.unanswered = self.unanswered, []
+            for unary in unanswered:
+                unary.watch()
+
+    def _stop(self) -> None:
+        """Ends what waits, lets the last replies go out, and closes the port."""
+        self.service.close()
+        self._flush()
+        stopped: list[Any] = []
+        self._server.shutdown(self._queue, stopped.append)
+        deadline = time.time() + 1.0
+        while not stopped and time.time() < deadline:
+            event = self._queue.poll(time.time() + 0.05)
+            if event.completion_type != _TIMED_OUT:
+                event.tag(event) if event.tag == stopped.append else None
+        self._server.cancel_all_calls()

@@ -1,0 +1,60 @@
+"""What both transports agree on: gRPC's settings, each with its reason, and where to listen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from ..limits import Limits
+
+NAMES = "x509_subject_alternative_name"
+"""Where gRPC keeps the names in a client's certificate."""
+
+
+@dataclass(frozen=True)
+class Tls:
+    """PEM bytes: the service's key and certificate, and the authority that its clients' certificates must come from."""
+
+    key: bytes
+    certificate: bytes
+    authority: bytes
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where to listen, and how."""
+
+    address: str  # host:port
+    tls: Tls | None = None
+    token: str | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    @property
+    def secured(self) -> bool:
+        """Says whether strangers are kept out."""
+        return self.tls is not None or self.token is not None
+
+
+def channel_options(limits: Limits) -> list[tuple[str, int]]:
+    """Returns gRPC's settings for a server."""
+    return [
+        ("grpc.so_reuseport", 0),  # a second server on the port is refused; the default binds both, silently
+        ("grpc.max_receive_message_length", limits.message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_concurrent_streams", 65_536),  # a process may wait in many calls
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # our own clients keep idle connections alive by pings
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.server_handshake_timeout_ms", limits.idle_connection_s * 1000),
+    ]
+
+
+def server_credentials(listening: Listening) -> grpc.ServerCredentials | None:
+    """Returns mutual TLS credentials, None without TLS."""
+    tls = listening.tls
+    if tls is None:
+        return None
+    return grpc.ssl_server_credentials([(tls.key, tls.certificate)], tls.authority, require_client_auth=True)

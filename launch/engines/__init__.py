@@ -1,0 +1,1 @@
+"""What runs the processes of a job: this machine, Slurm, Ray."""

@@ -1,0 +1,1 @@
+"""Runs the processes of a job as Ray actors."""

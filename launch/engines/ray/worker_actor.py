@@ -1,0 +1,100 @@
+"""What runs inside Ray's actors: one seat holds one process of the job, as a child; one holds the coordinator.
+
+The process is a child of the actor, not the actor itself: its environment is complete before it imports jax, its signals are its
+own (Ray's worker handles SIGTERM by leaving), and on Linux the kernel ends it when the actor dies.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.multihost import ProcessSpec
+
+from ...workers.coordinator import Coordinator
+from ...workers.environment import worker_env
+from ...workers.process import Child, Guard
+from .cluster import load_ray
+
+
+@dataclass(frozen=True)
+class News:
+    """Is what a seat has to tell: lines of output and, at the end, the exit code and the pickled outcome of a call."""
+
+    lines: tuple[str, ...]
+    code: int | None = None
+    outcome: bytes | None = None
+
+
+class Seat:
+    """Holds one process of the job. Its methods are called one after the other, and none blocks for longer than it is told."""
+
+    def __init__(self) -> None:
+        self._guard = Guard()
+        self._news: queue.SimpleQueue[str | int] = queue.SimpleQueue()
+        self._child: Child | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="holdfast-")
+
+    def pid(self) -> int:
+        """Returns the actor's process id: the seat is there."""
+        return os.getpid()
+
+    def start(self, command: Sequence[str] | None, call: bytes | None, spec: ProcessSpec, extra: Mapping[str, str]) -> list[str]:
+        """Starts the command, or the pickled call; returns one line for each stale MEGASCALE_* value that was replaced."""
+        env, lines = worker_env({**os.environ, **extra}, spec)
+        if call is not None:
+            path = Path(self._folder.name) / "call"
+            path.write_bytes(call)
+            command = [sys.executable, str(Path(__file__).with_name("_call.py")), str(path), str(self._result)]
+            env["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+        assert command is not None
+        self._child = Child(command, env, self._guard, on_line=self._news.put, on_exit=self._news.put)
+        return lines
+
+    @property
+    def _result(self) -> Path:
+        return Path(self._folder.name) / "result"
+
+    def news(self, timeout_s: float) -> News:
+        """Returns what has happened since the last call; waits up to `timeout_s` seconds for the first of it."""
+        lines: list[str] = []
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                item = self._news.get(timeout=0.02 if lines else max(0.0, deadline - time.monotonic()) or 0.001)
+            except queue.Empty:
+                return News(tuple(lines))
+            if isinstance(item, int):
+                return News(tuple(lines), item, self._result.read_bytes() if self._result.exists() else None)
+            lines.append(item)
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the process."""
+        if self._child is not None:
+            self._child.signal(number)
+
+    def kill(self) -> None:
+        """Ends the process and all that it started, now."""
+        if self._child is not None:
+            self._child.kill()
+
+
+class CoordinatorSeat:
+    """Holds the coordinator of one attempt."""
+
+    def __init__(self, job_id: str, attempt: int, count: int) -> None:
+        self._coordinator = Coordinator(job_id, attempt, count, host=load_ray().util.get_node_ip_address())
+
+    def address(self) -> str:
+        """Returns HOST:PORT."""
+        return self._coordinator.address
+
+    def close(self) -> None:
+        """Ends the coordinator."""
+        self._coordinator.close()

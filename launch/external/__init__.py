@@ -1,0 +1,1 @@
+"""Jobs that another launcher starts: tasks, Kubernetes."""

@@ -1,0 +1,157 @@
+"""Renders Kubernetes manifests: an Indexed Job for one slice, a JobSet for more, with the coordinator as a Job and a Service of its own.
+
+Held against golden files; not run on a cluster. Sources: kubernetes.io, "Indexed Job for parallel processing" and "Pod failure policy";
+jobset.sigs.k8s.io, labels and failure policy. Exit codes: 75 (preempted) and a disrupted pod do not count as failures, 93 ends the job.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..supervisor.job import DO_NOT_RESTART, PREEMPTED
+
+_PORT = 8476
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
+
+
+@dataclass(frozen=True)
+class KubernetesJob:
+    """Says what to render. `processes` are of one job of the set, `jobs` is the number of slices; `resources` are of one pod."""
+
+    name: str
+    image: str
+    command: Sequence[str]
+    processes: int
+    jobs: int = 1
+    namespace: str = "default"
+    resources: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    max_restarts: int = 10
+    grace_s: int = 120
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"name={self.name!r}: expected at most 40 of a-z, 0-9 and -, with no - at an end")
+        if self.processes < 1 or self.jobs < 1:
+            raise ValueError(f"processes={self.processes}, jobs={self.jobs}: expected 1 or more of each")
+        if not self.command:
+            raise ValueError("no command to run")
+
+
+def render(job: KubernetesJob) -> str:
+    """Returns the manifest as YAML, for `kubectl apply -f -`. Kubernetes starts pods again as its own policies say."""
+    worker = _indexed_job(job)
+    top: dict[str, Any]
+    if job.jobs == 1:
+        top = {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(job, job.name), "spec": worker}
+    else:
+        replicated = {"name": "workers", "replicas": job.jobs, "template": {"spec": worker}}
+        spec = {"failurePolicy": {"maxRestarts": job.max_restarts}, "network": {"enableDNSHostnames": True}, "replicatedJobs": [replicated]}
+        top = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _metadata(job, job.name), "spec": spec}
+    return "---\n".join(_yaml(document) for document in (_service(job), _coordinator(job), top))
+
+
+def _metadata(job: KubernetesJob, name: str) -> dict[str, Any]:
+    return {"name": name, "namespace": job.namespace, "labels": {"app.kubernetes.io/part-of": job.name}}
+
+
+def _coordinator_name(job: KubernetesJob) -> str:
+    return f"{job.name}-coordinator"
+
+
+def _service(job: KubernetesJob) -> dict[str, Any]:
+    name = _coordinator_name(job)
+    spec = {"selector": {"app.kubernetes.io/name": name}, "ports": [{"name": "grpc", "port": _PORT, "targetPort": _PORT}]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(job, name), "spec": spec}
+
+
+def _coordinator(job: KubernetesJob) -> dict[str, Any]:
+    """The coordinator serves one attempt of all pods after another: it is started again by its Deployment when an attempt is over."""
+    name = _coordinator_name(job)
+    labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": job.name}
+    command = ["holdfast", "coordinator", f"--num-processes={job.processes * job.jobs}", "--host=0.0.0.0", f"--port={_PORT}"]
+    command += [f"--advertise={name}", "--recoverable", "--survivable", "--linger-s=10", "--startup-timeout-s=0"]
+    container = {"name": "coordinator", "image": job.image, "command": command, "ports": [{"containerPort": _PORT}]}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+    spec = {
+        "replicas": 1,
+        "selector": {"matchLabels": {"app.kubernetes.io/name": name}},
+        "strategy": {"type": "Recreate"},
+        "template": template,
+    }
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": _metadata(job, name), "spec": spec}
+
+
+def _indexed_job(job: KubernetesJob) -> dict[str, Any]:
+    rules: list[dict[str, Any]] = [
+        {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [DO_NOT_RESTART]}},
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+        {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [PREEMPTED]}},
+    ]
+    return {
+        "completionMode": "Indexed",
+        "completions": job.processes,
+        "parallelism": job.processes,
+        "backoffLimit": job.max_restarts * job.processes if job.jobs == 1 else 0,
+        "podFailurePolicy": {"rules": rules},
+        "template": {"spec": _pod(job)},
+    }
+
+
+def _pod(job: KubernetesJob) -> dict[str, Any]:
+    task = ["holdfast", "task", f"--coordinator={_coordinator_name(job)}:{_PORT}", "--", *job.command]
+    container: dict[str, Any] = {"name": "process", "image": job.image, "command": task, "env": _environment(job)}
+    if job.resources:
+        container["resources"] = {"limits": dict(job.resources)}
+    pod: dict[str, Any] = {"restartPolicy": "Never", "terminationGracePeriodSeconds": job.grace_s, "containers": [container]}
+    if job.node_selector:
+        pod["nodeSelector"] = dict(job.node_selector)
+    return pod
+
+
+def _environment(job: KubernetesJob) -> list[dict[str, Any]]:
+    fixed = {"JOB_ID": job.name, "PODS_PER_JOB": str(job.processes), "JOBS": str(job.jobs)}
+    variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in fixed.items()]
+    if job.jobs > 1:
+        variables.append({"name": "FIRST_HOST", "value": f"{job.name}-workers-0-0.{job.name}"})
+        for name, label in (("JOB_INDEX", "jobset.sigs.k8s.io/job-index"), ("RESTART_ATTEMPT", "jobset.sigs.k8s.io/restart-attempt")):
+            variables.append({"name": name, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}})
+    return variables
+
+
+def _yaml(value: Any, indent: int = 0) -> str:
+    """Writes plain YAML: mappings and lists as blocks, strings quoted where they must be."""
+    pad = "  " * indent
+    lines: list[str] = []
+    items = value.items() if isinstance(value, dict) else ((None, item) for item in value)
+    for key, item in items:
+        head = f"{pad}{key}:" if key is not None else f"{pad}-"
+        if isinstance(item, dict | list) and item:
+            body = _yaml(item, indent + 1)
+            lines.append(f"{head} {body.lstrip()}" if key is None else f"{head}\n{body}")
+        else:
+            lines.append(f"{head} {_scalar(item)}\n")
+    return "".join(lines)
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    text = str(value)
+    plain = re.fullmatch(r"[A-Za-z/][A-Za-z0-9_./-]*", text) and text.lower() not in (
+        "true",
+        "false",
+        "null",
+        "yes",
+        "no",
+        "on",
+        "off",
+        "y",
+        "n",
+    )
+    return text if plain else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

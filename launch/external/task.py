@@ -1,0 +1,110 @@
+"""`holdfast task`: becomes a process of a job that Slurm, mpirun or Kubernetes started, with a ProcessSpec in its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from holdfast.multihost import ProcessSpec, StartupTimeout
+
+from ..workers.coordinator import Coordinator
+from ..workers.environment import worker_env
+from .detect import Found, detect
+
+MARK = "\x1eholdfast "
+"""Begins a line by which a task tells the engine that started it: `started STEP` and `exited CODE`."""
+
+_RENDEZVOUS_S = 300.0
+
+
+def run_task(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    coordinator: str | None = None,
+    host: str | None = None,
+    rendezvous: Path | None = None,
+    job_id: str | None = None,
+    attempt: int | None = None,
+    report: bool = False,
+) -> int:
+    """Runs `command` as the process that the engine's environment says this is; does not return unless `report` is set.
+
+    The coordinator is at `coordinator`; without one, process 0 starts it, reachable at `host`, and the others find its address in
+    the folder `rendezvous`, which all must see (default: this machine's temporary folder, where all processes are on this machine).
+    Raises ValueError where no engine is found, StartupTimeout where no address appears.
+    """
+    found = detect(environment)
+    if found is None:
+        raise ValueError(
+            "no engine is found: expected the environment of srun, mpirun, or a Kubernetes Indexed Job (see docs/engines-*.md)"
+        )
+    job, number = job_id or found.job_id, found.attempt if attempt is None else attempt
+    address = coordinator or _meet(found, job, number, host, rendezvous)
+    spec = ProcessSpec(
+        job_id=job,
+        attempt=number,
+        process_id=found.process_id,
+        num_processes=found.num_processes,
+        coordinator=address,
+        slice_id=found.slice_id,
+        num_slices=found.num_slices,
+        slice_address=(found.first_host or None) if found.num_slices > 1 else None,
+    )
+    env, lines = worker_env(environment, spec)
+    for line in lines:
+        print(f"holdfast: {line}", file=sys.stderr, flush=True)
+    if not report:
+        os.execvpe(command[0], list(command), env)
+    return _watched(command, env)
+
+
+def _meet(found: Found, job: str, attempt: int, host: str | None, rendezvous: Path | None) -> str:
+    if rendezvous is None and found.local_size != found.num_processes:
+        raise ValueError(
+            f"{found.engine} runs this job on several machines: give --coordinator HOST:PORT, or --rendezvous with a shared folder"
+        )
+    folder = rendezvous or Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"{job}.{attempt}.json"
+    if found.process_id == 0:
+        address = Coordinator(job, attempt, found.num_processes, host=host or "127.0.0.1").address
+        whole = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+        whole.write_text(json.dumps({"coordinator": address}))
+        whole.replace(path)
+        return address
+    return _published(path)
+
+
+def _published(path: Path) -> str:
+    deadline = time.monotonic() + _RENDEZVOUS_S
+    while time.monotonic() < deadline:
+        try:
+            return str(json.loads(path.read_text())["coordinator"])
+        except FileNotFoundError:
+            time.sleep(0.05)
+    raise StartupTimeout(
+        f"process 0 has not published a coordinator in {path} within {_RENDEZVOUS_S:g} s", timeout_s=_RENDEZVOUS_S, knob="--rendezvous"
+    )
+
+
+def _watched(command: Sequence[str], env: Mapping[str, str]) -> int:
+    """Runs the command as a child and tells the engine how it ended. The engine signals the whole step, so we only have to outlive it."""
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    print(f"{MARK}started {env.get('SLURM_STEP_ID', '')}", flush=True)
+    try:
+        code = subprocess.Popen(list(command), env=dict(env)).wait()
+    except OSError as error:
+        print(f"holdfast: cannot run {command[0]!r}: {error.strerror}", file=sys.stderr, flush=True)
+        code = 127
+    print(f"{MARK}exited {code}", flush=True)
+    return code if code >= 0 else 128 - code

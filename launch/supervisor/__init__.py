@@ -1,0 +1,1 @@
+"""Decides when a job starts, restarts and ends."""

@@ -1,0 +1,102 @@
+"""The seam between the supervisor and a place where processes run, and the loop that turns between the two."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from holdfast.multihost import JobError, Preempted
+
+from .decide import decide
+from .job import Action, Decision, Event, Job, Launch, Reserve, Start, StartFailed, State, Tick
+
+
+class Engine(Protocol):
+    """Carries out actions and reports what happens: the whole of what a place to run processes has to offer."""
+
+    def carry_out(self, action: Action) -> None:
+        """Begins what `action` says, without waiting for its end. What comes of it is told by `events`."""
+
+    def events(self, timeout_s: float | None) -> Sequence[Event]:
+        """Returns what has happened since the last call; waits up to `timeout_s` seconds for the first event, None for ever."""
+
+    def close(self) -> None:
+        """Ends whatever is left, waits for it, and gives everything back."""
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """Says how a job ended. `outcome` is "done", "preempted" (to be run again by whoever has machines) or "failed"."""
+
+    outcome: str
+    job_id: str
+    attempts: int
+    exit_code: int
+    error: JobError | None
+    step: int
+    saved_step: int
+    reasons: tuple[str, ...]
+    elapsed_s: float
+    interrupted: bool = False  # by SIGINT
+
+    def raise_for_outcome(self) -> None:
+        """Raises the error that ended the job, if one did."""
+        if self.error is not None:
+            raise self.error
+
+
+def supervise(
+    job: Job,
+    engine: Engine,
+    *,
+    on_decision: Callable[[Job, Decision], None] = lambda before, decision: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> JobResult:
+    """Runs `job` on `engine` to its end, and closes the engine. Blocks. `on_decision` sees each decision, with the job before it."""
+    began, first = clock(), job.attempt
+    reasons: list[str] = []
+    pending: deque[Event] = deque([Start()])
+    try:
+        while not job.final:
+            if not pending:
+                timeout_s = None if job.wake_at is None else max(0.0, job.wake_at - clock())
+                pending.extend([*engine.events(timeout_s), Tick()])
+            decision = decide(job, pending.popleft(), clock())
+            if decision.job.state is not job.state or decision.actions:
+                reasons.append(decision.reason)
+            on_decision(job, decision)
+            job = decision.job
+            pending.extendleft(_carry_out(engine, decision))  # a start that failed is decided upon before anything else
+    finally:
+        engine.close()
+    return _result(job, reasons, clock() - began, job.attempt - first)
+
+
+def _carry_out(engine: Engine, decision: Decision) -> list[Event]:
+    for action in decision.actions:
+        try:
+            engine.carry_out(action)
+        except Exception as error:
+            if not isinstance(action, Reserve | Launch):
+                raise
+            return [StartFailed(decision.job.attempt, f"{type(error).__name__}: {error}")]
+    return []
+
+
+def _result(job: Job, reasons: list[str], elapsed_s: float, attempts: int) -> JobResult:
+    outcome = "done" if job.state is State.FINISHED else "preempted" if isinstance(job.error, Preempted) else "failed"
+    return JobResult(
+        outcome,
+        job.job_id,
+        attempts,
+        job.exit_code,
+        job.error,
+        job.step,
+        job.saved_step,
+        tuple(reasons),
+        elapsed_s,
+        "SIGINT" in job.notices,
+    )

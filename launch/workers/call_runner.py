@@ -1,0 +1,43 @@
+"""Calls a pickled function in a process of its own. Run as a script by its path: `python call_runner.py CALL RESULT`.
+
+CALL holds (function, arguments, keyword arguments); RESULT gets ("value", what it returned) or ("error", what it raised), pickled. The
+exit code tells how it ended, in the words that every launcher understands.
+"""
+
+import importlib
+import pickle
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Returns the exit code that says what `error` says: 75 preempted, 93 do not restart, 124 hang, else 1."""
+    from holdfast.launch import DO_NOT_RESTART, HANG, PREEMPTED
+    from holdfast.multihost import Fatal, Hang, Preempted
+
+    codes: list[tuple[type[BaseException], int]] = [(Preempted, PREEMPTED), (Fatal, DO_NOT_RESTART), (Hang, HANG)]
+    return next((code for kind, code in codes if isinstance(error, kind)), 1)
+
+
+def main(call_path: str, result_path: str) -> int:
+    cloudpickle: Any = importlib.import_module("ray.cloudpickle")
+    function, arguments, keywords = cloudpickle.loads(Path(call_path).read_bytes())
+    outcome: tuple[str, Any]
+    try:
+        outcome, code = ("value", function(*arguments, **keywords)), 0
+    except Exception as error:
+        traceback.print_exc()
+        outcome, code = ("error", error), exit_code_of(error)
+    try:
+        data = cloudpickle.dumps(outcome)
+    except (pickle.PicklingError, TypeError) as error:
+        data = cloudpickle.dumps(("error", TypeError(f"the result cannot be pickled: {error}")))
+        code = code or 1
+    Path(result_path).write_bytes(data)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

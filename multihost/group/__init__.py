@@ -1,0 +1,1 @@
+"""The processes of a job as a group: ids, barriers, collectives, slices."""

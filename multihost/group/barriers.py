@@ -1,0 +1,101 @@
+"""Barriers over all processes or some of them, always through the coordination client, so that a time-out always holds."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Collection
+from typing import Protocol
+
+import jax
+
+from .group_client import Channel, Deadline
+from .ids import is_runtime_to_distributed_ids_initialized, runtime_to_distributed_ids
+from .runtime import current_channel, process_index, use_experimental_distributed_process_id
+
+_log = logging.getLogger(__name__)
+
+SYNC_EVENT = "/jax/checkpoint/sync_global_devices_duration_sec"
+_TIMEOUT_S = 300
+
+
+def coordination_timeout() -> int:
+    """Returns the seconds that a call waits for other processes when it is not told how long."""
+    return _TIMEOUT_S
+
+
+class BarrierSyncFn(Protocol):
+    """Is a barrier as a function: blocks until the others have called it with the same `key`, or raises BarrierTimeout."""
+
+    def __call__(self, *, key: str, timeout_ms: int) -> None: ...
+
+
+def should_skip_process_sync(processes: Collection[int] | None = None) -> bool:
+    """Tells whether there is nobody to wait for: the job has one process, or `processes` is this one alone."""
+    alone = processes is not None and len(processes) == 1 and process_index() in processes
+    return alone or jax.process_count() == 1
+
+
+def unique_barrier_key(key: str, *, prefix: str | None = None, suffix: str | None = None) -> str:
+    """Returns `key` with `prefix_` before it and `.suffix` after it, where given."""
+    return ("" if prefix is None else f"{prefix}_") + key + ("" if suffix is None else f".{suffix}")
+
+
+def get_barrier_sync_fn(*, processes: Collection[int] | None = None) -> BarrierSyncFn:
+    """Returns the barrier of all processes (None), or of those given by their numbers; one that does nothing where it may be skipped.
+
+    The function is safe from several threads: different keys never wait for each other, one key may be used again. It raises
+    BarrierTimeout naming who is missing, ProcessLost, CoordinatorLost. Raises ValueError when this process is not among `processes`.
+    """
+    if should_skip_process_sync(processes):
+        return lambda *, key, timeout_ms: None
+    if processes and process_index() not in processes:
+        raise ValueError(f"barrier of processes {sorted(processes)}: this is process {process_index()}, which is not one of them")
+    channel = current_channel()
+    members = _runtime_indices(processes) if processes else None
+    return lambda *, key, timeout_ms: _wait(channel, key, timeout_ms / 1000, members)
+
+
+def sync_global_processes(
+    name: str,
+    *,
+    timeout: float | None = None,
+    processes: Collection[int] | None = None,
+    barrier_sync_fn: BarrierSyncFn | None = None,
+    record_event_name: str = SYNC_EVENT,
+) -> None:
+    """Waits until all processes (or those of `processes`) have called it with this name, at most `timeout` seconds (default 300).
+
+    A name may be used again: the nth call in one process meets the nth in the others. Safe from several threads, where different names
+    never wait for each other. The seconds waited are recorded with jax.monitoring under `record_event_name`. Raises BarrierTimeout
+    naming every process that is missing, ProcessLost, CoordinatorLost. Never runs a computation on the devices.
+    """
+    if should_skip_process_sync(processes):
+        return
+    start = time.monotonic()
+    barrier = barrier_sync_fn or get_barrier_sync_fn(processes=processes)
+    barrier(key=name, timeout_ms=max(1, int((timeout or _TIMEOUT_S) * 1000)))
+    waited_s = time.monotonic() - start
+    _log.debug("barrier %r: waited %.3f s", name, waited_s)
+    jax.monitoring.record_event_duration_secs(record_event_name, waited_s)
+
+
+def _wait(channel: Channel, name: str, timeout_s: float, members: list[int] | None) -> None:
+    deadline = Deadline(timeout_s)
+    kind = "all" if members is None else f"some.{_label(members)}"
+    with channel.turn(kind, name, deadline) as turn:
+        channel.barrier(turn, deadline, members)
+
+
+def _runtime_indices(processes: Collection[int]) -> list[int]:
+    """Returns runtime indices, sorted: where Orbax's flag asks for distributed ids, `processes` are those."""
+    if use_experimental_distributed_process_id() and is_runtime_to_distributed_ids_initialized():
+        runtime = {task: index for index, task in enumerate(runtime_to_distributed_ids())}
+        return sorted(runtime[process] for process in processes)
+    return sorted(set(processes))
+
+
+def _label(members: list[int]) -> str:
+    text = "-".join(map(str, members))
+    return text if len(text) <= 40 else hashlib.sha256(text.encode()).hexdigest()[:32]

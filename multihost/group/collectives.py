@@ -1,0 +1,169 @@
+"""Values that all processes compute together, on the devices, from a helper thread: a dead peer is an error, never a hang."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from holdfast.coordination import BarrierTimeout, CoordinationError
+
+from .barriers import coordination_timeout
+from .group_client import Channel, Deadline
+from .runtime import current_channel, is_jax_distributed_client_initialized, process_index
+
+T = TypeVar("T")
+
+PartitionSpec: Any = jax.sharding.PartitionSpec  # jax does not type it
+
+# Between two looks at whether everybody still lives.
+_LOOK_S = 0.5
+
+
+def global_max(values: Sequence[int], *, timeout: float | None = None) -> list[int]:
+    """Returns the largest of each of the integers over all processes: `values` has the same length everywhere, within 32 bits.
+
+    Every process calls it. Blocks for at most `timeout` seconds (default 300). Raises ProcessLost when a peer is dead, BarrierTimeout,
+    and ValueError for what does not fit into int32.
+    """
+    limits = np.iinfo(np.int32)
+    outside = [value for value in values if not limits.min <= value <= limits.max]
+    if outside:
+        raise ValueError(f"global_max of {outside[0]}: expected integers from {limits.min} to {limits.max}")
+    row = np.array([values], dtype=np.int32)
+    if jax.process_count() == 1 or not values:
+        return [int(value) for value in values]
+    return bounded("global_max", lambda: [int(value) for value in _reduced(row, "max")], timeout)
+
+
+def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None, *, timeout: float | None = None) -> Any:
+    """Returns the source's tree, as numpy arrays, in every process; the source is process 0 unless `is_source` says otherwise.
+
+    Leaves are arrays, numpy arrays, Python numbers or typed PRNG keys, of the same shapes and dtypes everywhere; bits are kept
+    exactly, 64-bit ones too. Every process calls it: one computation on the devices for the whole tree. Blocks for at most `timeout`
+    seconds (default 300). Raises ProcessLost when a peer is dead, BarrierTimeout, and TypeError naming a leaf of another kind.
+    """
+    paths, treedef = jax.tree_util.tree_flatten_with_path(in_tree)
+    leaves = [_to_numpy(jax.tree_util.keystr(path), leaf) for path, leaf in paths]
+    if jax.process_count() > 1 and leaves:
+        source = process_index() == 0 if is_source is None else is_source
+        sizes = [-(-leaf.nbytes // 4) for leaf in leaves]
+        words = np.zeros((1, sum(sizes)), np.uint32)
+        if source:
+            words[0] = np.concatenate([_to_words(leaf) for leaf in leaves])
+        result = bounded("broadcast_one_to_all", lambda: _reduced(words, "sum"), timeout)
+        parts = np.split(result, np.cumsum(sizes)[:-1])
+        leaves = [part.view(np.uint8)[: leaf.nbytes].view(leaf.dtype).reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+    results = [_like(leaf, original) for leaf, (_, original) in zip(leaves, paths, strict=True)]
+    return jax.tree_util.tree_unflatten(treedef, results)
+
+
+def bounded(what: str, compute: Callable[[], T], timeout: float | None = None) -> T:
+    """Runs `compute` on a helper thread and returns its result, for at most `timeout` seconds and as long as all processes live.
+
+    Raises ProcessLost naming a dead process, also where the backend's own error came first, and BarrierTimeout. A computation that the
+    backend cannot end stays behind on its thread: make no more collective calls after such an error.
+    """
+    deadline = Deadline(timeout or coordination_timeout())
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            outcome.append(compute())
+        except BaseException as error:
+            failure.append(error)
+        done.set()
+
+    threading.Thread(target=run, name=f"holdfast-{what}", daemon=True).start()
+    channel = current_channel() if is_jax_distributed_client_initialized() else None
+    while not done.wait(min(_LOOK_S, deadline.remaining_s())):
+        _raise_if_anybody_is_lost(channel, what)
+        if not deadline.remaining_s():
+            raise BarrierTimeout(f"{what} did not end in {deadline.timeout_s:g} s: a process has not called it, or hangs", name=what)
+    if failure:
+        raise _explained(channel, what, failure[0]) from failure[0]
+    return outcome[0]
+
+
+def _explained(channel: Channel | None, what: str, error: BaseException) -> BaseException:
+    """Returns the loss of the process that made the backend fail, once the coordinator knows of it; else the backend's error."""
+    if not isinstance(error, (jax.errors.JaxRuntimeError, ValueError)):
+        return error
+    end = time.monotonic() + (channel.loss_known_s if channel else 0.0)
+    while time.monotonic() < end:
+        try:
+            _raise_if_anybody_is_lost(channel, what)
+        except CoordinationError as lost:
+            return lost
+        time.sleep(0.1)
+    return error
+
+
+def _raise_if_anybody_is_lost(channel: Channel | None, what: str) -> None:
+    if channel is not None:
+        channel.raise_if_lost(range(jax.process_count()), what)
+
+
+def _reduced(row: np.ndarray[Any, Any], how: str) -> np.ndarray[Any, Any]:
+    """Reduces one row `[1, n]` of each process over all of them; returns `[n]`."""
+    mesh = _host_mesh(tuple(jax.devices()))
+    sharding = NamedSharding(mesh, PartitionSpec("host", None))
+    make: Any = jax.make_array_from_process_local_data  # jax does not type it
+    rows: jax.Array = make(sharding, row, (mesh.shape["host"], row.shape[1]))
+    result: np.ndarray[Any, Any] = np.asarray(_reduction(mesh, how)(rows).addressable_data(0))[0]
+    return result
+
+
+@functools.cache
+def _host_mesh(devices: tuple[jax.Device, ...]) -> Mesh:
+    """Returns the (host, device) mesh; one device a host where hosts have different numbers of them."""
+    by_host: dict[int, list[jax.Device]] = {}
+    for device in sorted(devices, key=lambda device: (device.process_index, device.id)):
+        by_host.setdefault(device.process_index, []).append(device)
+    width = len(devices) // len(by_host) if len({len(row) for row in by_host.values()}) == 1 else 1
+    grid = np.empty((len(by_host), width), dtype=object)
+    for index, row in enumerate(by_host.values()):
+        grid[index] = row[:width]
+    return Mesh(grid, ("host", "device"))
+
+
+@functools.cache
+def _reduction(mesh: Mesh, how: str) -> Callable[[jax.Array], jax.Array]:
+    reduce = {"max": jax.lax.pmax, "sum": jax.lax.psum}[how]
+    body = functools.partial(reduce, axis_name="host")
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=PartitionSpec("host", None), out_specs=PartitionSpec())
+    return jax.jit(mapped)
+
+
+def _to_numpy(path: str, leaf: Any) -> np.ndarray[Any, Any]:
+    if _is_key(leaf):
+        leaf = jax.random.key_data(leaf)
+    array = np.asarray(leaf)
+    if array.dtype.hasobject or array.dtype.kind in "SUMm":
+        raise TypeError(
+            f"broadcast_one_to_all: leaf {path or 'at the root'} is {type(leaf).__name__} {array.dtype}, expected an array of numbers"
+        )
+    return array
+
+
+def _to_words(leaf: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    data = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+    return np.pad(data, (0, -data.size % 4)).view(np.uint32)
+
+
+def _like(leaf: np.ndarray[Any, Any], original: Any) -> Any:
+    if _is_key(original):
+        return jax.random.wrap_key_data(jax.numpy.asarray(leaf), impl=jax.random.key_impl(original))
+    return leaf
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -1,0 +1,123 @@
+"""Which runtime index, distributed id and devices belong together. On TPU the first two differ, because the runtime counts by topology."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from .group import ClusterGroup
+from .group_client import Client, channel_of
+from .runtime import current_client, distributed_process_id, use_experimental_distributed_process_id
+
+_EXCHANGE_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class ProcessIds:
+    """Holds the numbers of one process: `runtime` as jax counts, `distributed` as the coordination service does, and its device ids."""
+
+    runtime: int
+    distributed: int
+    devices: tuple[int, ...]
+
+
+_runtime_to_distributed: list[int] | None = None
+_distributed_to_devices: list[list[int]] | None = None
+
+
+def own_ids() -> ProcessIds:
+    """Reads this process's numbers from jax. Brings the backend up."""
+    return ProcessIds(jax.process_index(), distributed_process_id(), tuple(device.id for device in jax.local_devices()))
+
+
+def exchange_ids(client: Client, own: ProcessIds, count: int, timeout_s: float = _EXCHANGE_TIMEOUT_S) -> list[ProcessIds]:
+    """Returns the numbers of all `count` processes, in order of their distributed ids. Every process calls it; blocks for them.
+
+    Raises BarrierTimeout or ProcessLost, and ValueError when two processes claim one number.
+    """
+    group = ClusterGroup(client, own.distributed, count)
+    everybody = group.gather("ids", json.dumps(asdict(own)).encode(), timeout_s=timeout_s)
+    table = group.broadcast("ids", None if everybody is None else b"[" + b",".join(everybody) + b"]", timeout_s=timeout_s)
+    ids = [ProcessIds(entry["runtime"], entry["distributed"], tuple(entry["devices"])) for entry in json.loads(table)]
+    for field in ("runtime", "distributed"):
+        found = sorted(getattr(entry, field) for entry in ids)
+        if found != list(range(count)):
+            raise ValueError(f"the {field} numbers of the processes are {found}, expected 0 to {count - 1}: two processes claim one number")
+    return ids
+
+
+def initialize_ids(own: ProcessIds | None = None, *, client: Client | None = None, timeout_s: float = _EXCHANGE_TIMEOUT_S) -> None:
+    """Learns both maps in one exchange. Every process calls it; does nothing when both are known.
+
+    `own` defaults to what jax says; a test gives numbers that differ.
+    """
+    global _runtime_to_distributed, _distributed_to_devices
+    if _runtime_to_distributed is not None and _distributed_to_devices is not None:
+        return
+    client = current_client() if client is None else client
+    ids = exchange_ids(client, own or own_ids(), jax.process_count(), timeout_s)
+    _distributed_to_devices = [list(entry.devices) for entry in ids]
+    _runtime_to_distributed = [entry.distributed for entry in sorted(ids, key=lambda entry: entry.runtime)]
+    channel_of(client).tasks = _runtime_to_distributed
+
+
+def forget_ids() -> None:
+    """Drops the maps, as `shutdown()` does."""
+    global _runtime_to_distributed, _distributed_to_devices
+    _runtime_to_distributed = _distributed_to_devices = None
+
+
+def initialize_runtime_to_distributed_ids() -> None:
+    """Learns the map from runtime index to distributed id. Every process calls it; `initialize()` has done so already."""
+    initialize_ids()
+
+
+def initialize_distributed_to_device_ids() -> None:
+    """Learns the map from distributed id to device ids. Every process calls it; `initialize()` has done so already."""
+    initialize_ids()
+
+
+def is_runtime_to_distributed_ids_initialized() -> bool:
+    """Tells whether the map from runtime index to distributed id is known."""
+    return _runtime_to_distributed is not None
+
+
+def is_distributed_to_device_ids_initialized() -> bool:
+    """Tells whether the map from distributed id to device ids is known."""
+    return _distributed_to_devices is not None
+
+
+def runtime_to_distributed_ids() -> list[int]:
+    """Returns the distributed ids in order of runtime index. Raises ValueError before they are known."""
+    if _runtime_to_distributed is None:
+        raise ValueError("the distributed ids are not known yet: call initialize_runtime_to_distributed_ids() in every process")
+    return _runtime_to_distributed
+
+
+def runtime_to_distributed_process_id(pid: int) -> int:
+    """Returns the distributed id of the process with runtime index `pid`. Raises ValueError before the map is known."""
+    return runtime_to_distributed_ids()[pid]
+
+
+def distributed_to_device_ids() -> list[list[int]]:
+    """Returns the device ids of every process in order of distributed id. Raises ValueError before they are known."""
+    if _distributed_to_devices is None:
+        raise ValueError("the device ids are not known yet: call initialize_distributed_to_device_ids() in every process")
+    return _distributed_to_devices
+
+
+def process_index_from_device(device: jax.Device) -> int:
+    """Returns the number of the process that a device belongs to, counted as `process_index()` counts."""
+    if use_experimental_distributed_process_id():
+        return runtime_to_distributed_process_id(device.process_index)
+    return int(device.process_index)
+
+
+def unique_processes_from_devices(device_array: np.ndarray[Any, Any] | Sequence[jax.Device]) -> set[int]:
+    """Returns the numbers of the processes that the devices of an array of any shape belong to."""
+    return {process_index_from_device(device) for device in np.asarray(device_array).flat}

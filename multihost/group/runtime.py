@@ -1,0 +1,78 @@
+"""What this process knows of its job: its number, the size of the job, and the coordination client to reach the others through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from absl import flags
+from jax._src import distributed  # the only place where jax keeps its client and its distributed process id
+
+from ..spec import ProcessSpec
+from .group_client import Channel, Client, channel_of
+
+_own_client: Client | None = None
+_spec: ProcessSpec | None = None
+
+
+def set_client(client: Client | None, spec: ProcessSpec | None = None) -> None:
+    """Makes `client` the one that this room's functions use, and `spec` who we are; None goes back to jax.distributed's own."""
+    global _own_client, _spec
+    _own_client, _spec = client, spec
+
+
+def current_spec() -> ProcessSpec | None:
+    """Returns who this process is in the job that `initialize()` has joined, else None."""
+    return _spec
+
+
+def current_client() -> Client:
+    """Returns `initialize()`'s client, else jax.distributed's own. Raises ValueError where there is neither."""
+    client: Client | None = _own_client if _own_client is not None else distributed.global_state.client
+    if client is None:
+        raise ValueError("this process has no coordination client: call holdfast.multihost.initialize() first")
+    return client
+
+
+def current_channel() -> Channel:
+    """Returns the channel over `current_client()`, shared by all of this process."""
+    return channel_of(current_client())
+
+
+def is_jax_distributed_client_initialized() -> bool:
+    """Tells whether jax.distributed has a client."""
+    return distributed.global_state.client is not None
+
+
+def get_jax_distributed_client() -> Any:
+    """Returns jax.distributed's own client. Raises ValueError when jax.distributed was not initialized."""
+    client = distributed.global_state.client
+    if client is None:
+        raise ValueError("jax.distributed has no client: call holdfast.multihost.initialize() or jax.distributed.initialize() first")
+    return client
+
+
+def distributed_process_id() -> int:
+    """Returns this process's task id, by which the coordination service knows it."""
+    return int(distributed.global_state.process_id)
+
+
+def use_experimental_distributed_process_id() -> bool:
+    """Tells whether the flag `experimental_orbax_use_distributed_process_id` is registered, parsed and set. We never define it."""
+    name = "experimental_orbax_use_distributed_process_id"
+    return name in flags.FLAGS and flags.FLAGS.is_parsed() and bool(flags.FLAGS[name].value)
+
+
+def process_index() -> int:
+    """Returns this process's number: its runtime index, or its distributed id where Orbax's flag asks for that."""
+    return distributed_process_id() if use_experimental_distributed_process_id() else int(jax.process_index())
+
+
+def process_count() -> int:
+    """Returns the number of processes of the job."""
+    return int(jax.process_count())
+
+
+def is_primary_host(primary_host: int | None) -> bool:
+    """Tells whether this process is the primary: number `primary_host`, or every process when that is None."""
+    return primary_host is None or primary_host == process_index()

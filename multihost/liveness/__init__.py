@@ -1,0 +1,1 @@
+"""Who is alive, and whether this process gets on."""

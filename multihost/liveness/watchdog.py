@@ -1,0 +1,194 @@
+"""Notices that a process makes no progress, and says where each of its threads is.
+
+Three clocks, because a hang may hold the GIL. A Python thread acts after T: stacks to the log and to the coordinator, exit 124 if asked.
+Where it cannot run, because some thread holds the GIL, faulthandler's C timer writes the stacks to the log after 1.25 T, and a POSIX timer
+that calls `_exit(124)` in a thread of libc ends the process after 1.25 T + 5 s.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+HANG_EXIT_CODE = 124
+STACKS_PREFIX = "holdfast/stacks/"
+# What one process may put on the coordinator: the stacks of about 200 threads.
+_STACKS_BYTES = 256 * 1024
+_LAST_RESORT_S = 5.0
+
+
+@contextmanager
+def watchdog(timeout_s: float, *, exit: bool = False) -> Iterator[Watchdog]:
+    """Watches over a block: without progress for `timeout_s` seconds it writes the stacks of all threads to the log and to the coordinator.
+
+    Progress is the entry, `progress()` on what it gives, and every `reached_preemption(step)`. After a hang was reported it waits for the
+    next progress before it reports again. With `exit` it then ends the process with exit code 124, which launchers take for a hang. The
+    stacks stay with the coordinator under `holdfast/stacks/<task>`, for `holdfast status --stacks`. Blocks may nest, in any thread.
+    """
+    dog = Watchdog(timeout_s, exit=exit)
+    try:
+        yield dog
+    finally:
+        dog.close()
+
+
+class Watchdog:
+    """Watches from its making until `close()`; see `watchdog`. Thread-safe."""
+
+    def __init__(self, timeout_s: float, *, exit: bool = False) -> None:
+        if timeout_s <= 0:
+            raise ValueError(f"watchdog: expected a timeout_s above 0, found {timeout_s}")
+        self.timeout_s = timeout_s
+        self._exit = exit
+        self._progress_s = time.monotonic()
+        self._reported_s: float | None = None
+        self._closed = threading.Event()
+        self.hangs = 0
+        with _lock:
+            _watching.append(self)
+        _arm()  # before the block begins: it may take the GIL at once and never give it back
+        self._thread = threading.Thread(target=self._watch, name="holdfast-watchdog", daemon=True)
+        self._thread.start()
+
+    def progress(self) -> None:
+        """Says that the program gets on. Takes less than a microsecond."""
+        self._progress_s = time.monotonic()
+
+    def close(self) -> None:
+        """Stops watching."""
+        self._closed.set()
+        with _lock:
+            if self in _watching:
+                _watching.remove(self)
+        _arm()
+
+    def statistics(self) -> dict[str, Any]:
+        """Returns the seconds since the last progress and how many hangs were reported."""
+        return {"idle_s": time.monotonic() - self._progress_s, "hangs": self.hangs}
+
+    def _watch(self) -> None:
+        while True:
+            idle_s = time.monotonic() - self._progress_s
+            hanging = idle_s >= self.timeout_s
+            if hanging and self._reported_s != self._progress_s:
+                self._reported_s = self._progress_s
+                self._hang(idle_s)
+            # Four looks in T keep the C timers, which cannot see progress, at least T away from the last one.
+            if self._closed.wait(self.timeout_s / 4 if hanging else min(self.timeout_s - idle_s, self.timeout_s / 4)):
+                return
+            _arm()
+
+    def _hang(self, idle_s: float) -> None:
+        self.hangs += 1
+        text = f"no progress for {idle_s:.0f} s (watchdog of {self.timeout_s:g} s)"
+        found = stacks()
+        _log.error("%s; stacks of all threads:\n%s", text, found)
+        teller = threading.Thread(target=_tell_coordinator, args=(text, found, self._exit), name="holdfast-stacks", daemon=True)
+        teller.start()
+        if self._exit:
+            teller.join(_LAST_RESORT_S)
+            os.write(2, f"holdfast: {text}: exit {HANG_EXIT_CODE}\n{found}\n".encode())
+            os._exit(HANG_EXIT_CODE)
+
+
+def stacks() -> str:
+    """Returns where each thread of this process is, the main thread last."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] == main)
+    return "\n".join(f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames)
+
+
+def progress() -> None:
+    """Says to all watchdogs of this process that the program gets on."""
+    for dog in _watching:
+        dog.progress()
+
+
+def _tell_coordinator(text: str, found: str, ending: bool) -> None:
+    """Leaves the stacks with the coordinator, and where this process ends, the reason. Says nothing where there is no coordinator."""
+    with suppress(Exception):
+        from ..group.runtime import current_client, distributed_process_id
+
+        client: Any = current_client()
+        task = distributed_process_id()
+        body = json.dumps({"unix_s": time.time(), "why": text, "stacks": found[-_STACKS_BYTES:]})
+        client.key_value_set(f"{STACKS_PREFIX}{task}", body, True)
+        if ending and hasattr(client, "report_error"):
+            client.report_error(f"hang: {text}")
+
+
+_lock = threading.Lock()  # guards _watching and the two timers of C
+_watching: list[Watchdog] = []
+_exit_timer: ctypes.c_void_p | None = None
+
+
+def _arm() -> None:
+    """Sets both timers of C for the watchdog that would act first, or stops them."""
+    with _lock:
+        if not _watching:
+            faulthandler.cancel_dump_traceback_later()
+            _set_exit_timer(0.0)
+            return
+        now = time.monotonic()
+        fresh = [dog for dog in _watching if dog._reported_s != dog._progress_s]
+        if fresh:
+            faulthandler.dump_traceback_later(max(0.1, min(map(_late_s, fresh)) - now), file=2)
+        else:
+            faulthandler.cancel_dump_traceback_later()
+        ending = [_late_s(dog) for dog in _watching if dog._exit]
+        _set_exit_timer(max(0.1, min(ending) - now) + _LAST_RESORT_S if ending else 0.0)
+
+
+def _late_s(dog: Watchdog) -> float:
+    """Returns when the C timers may act for `dog`: later than its own thread would."""
+    return dog._progress_s + 1.25 * dog.timeout_s
+
+
+class _SigEvent(ctypes.Structure):
+    """Is Linux's `struct sigevent` with SIGEV_THREAD: sigevent(7)."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signo", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("function", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("padding", ctypes.c_char * 32),
+    )
+
+
+class _TimerSpec(ctypes.Structure):
+    """Is `struct itimerspec`: an interval, left 0, and the time until the one expiry."""
+
+    _fields_ = (("interval", ctypes.c_long * 2), ("value", ctypes.c_long * 2))
+
+
+def _set_exit_timer(after_s: float) -> None:
+    """Makes libc call `_exit(124)` after so many seconds without needing the GIL (0: never). Does nothing but on Linux."""
+    global _exit_timer
+    if sys.platform != "linux" or (_exit_timer is None and not after_s):
+        return
+    libc: Any = ctypes.CDLL(None)
+    if _exit_timer is None:
+        function = ctypes.cast(libc._exit, ctypes.c_void_p)
+        event = _SigEvent(value=HANG_EXIT_CODE, notify=2, function=function)  # 2: SIGEV_THREAD, which calls function(value)
+        timer = ctypes.c_void_p()
+        if libc.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
+            return
+        _exit_timer = timer
+    whole_s = int(after_s)
+    spec = _TimerSpec(value=(whole_s, int((after_s - whole_s) * 1e9)))
+    libc.timer_settime(_exit_timer, 0, ctypes.byref(spec), None)

@@ -1,0 +1,1 @@
+"""Notices of preemption, and one step at which all stop."""

@@ -1,0 +1,300 @@
+"""The preemption sync point: notices of all processes in, one step out at which every process stops.
+
+A notice belongs to the process and source that got it and stands until that source withdraws it. Each process with a standing notice
+writes it below `holdfast/sync/preemption/notices/`; the sync point's log only carries "raised" and "lowered". Both are settled by level,
+not by edge: after each decided round every process compares what it has with what the log says, so a notice that comes in while another is
+being withdrawn is not lost, and a thousand processes told at once make one round, not a thousand.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from ..group.group_client import Channel, Client, channel_of
+from ..liveness.watchdog import progress
+from .sources import Notice, Polled, Signals, Source, default_sources
+from .step_agreement import SyncPoint
+
+_log = logging.getLogger(__name__)
+
+EVENT = "/jax/orbax/write/preemption"
+RAISED, LOWERED = "raised", "lowered"
+# The key by which JAX's own sync point (TSL's PreemptionSyncManager) tells its processes of a notice.
+_JAX_KEY = "RECEIVED_PREEMPTION_NOTICE"
+_RETRY_S = 0.5
+
+
+class Preemption:
+    """Is the preemption sync point of one process: its sources, its notices and the log they feed. Thread-safe."""
+
+    def __init__(
+        self,
+        client: Client | None,
+        *,
+        process_id: int = 0,
+        tasks: Sequence[int] = (0,),
+        sources: Sequence[Source] | None = None,
+        timeout_s: float = 60.0,
+        lost: Callable[[], Collection[int]] = tuple,
+    ) -> None:
+        self._channel: Channel | None = None if client is None else channel_of(client)
+        self._process_id = process_id
+        self._mine: dict[Source | None, Notice] = {}
+        self._lock = threading.Lock()  # guards _mine
+        self._published: Notice | None = None
+        self._unsettled = threading.Event()
+        self._closed = False
+        self._told = False  # whether the log has this sync point
+        self._asked_s = time.monotonic()
+        self._sync = SyncPoint(
+            client,
+            "preemption",
+            process_id=process_id,
+            tasks=tasks,
+            timeout_s=timeout_s,
+            lost=lost,
+            on_change=lambda value: self._unsettled.set(),
+        )
+        # A thread of its own: settling calls the coordinator, and a signal's reader thread must stay free for the next signal.
+        self._settler = threading.Thread(target=self._settle_on_news, name="holdfast-preemption", daemon=True)
+        self._settler.start()
+        self._sources: list[Source] = []
+        for source in default_sources() if sources is None else sources:
+            self.add_source(source)
+        if self._channel is not None and process_id == min(tasks):
+            self.add_source(Polled("jax", self._from_jax, every_s=1.0))
+
+    def add_source(self, source: Source) -> None:
+        """Starts a source. Signals only from the main thread."""
+        if isinstance(source, Signals):
+            source.seconds_idle = lambda: time.monotonic() - self._asked_s
+        self._sources.append(source)
+        source.start(lambda notice: self.notify(notice, source))
+
+    def notify(self, notice: Notice | None, source: Source | None = None) -> None:
+        """Gives the notice of one source as it now stands, or withdraws it (None). Returns at once."""
+        with self._lock:
+            if notice is None:
+                self._mine.pop(source, None)
+            else:
+                self._mine[source] = notice
+        _log.warning("preemption notice: %s", notice.reason if notice else f"{source.name if source else 'program'} withdraws")
+        self._unsettled.set()
+
+    def reached(self, step: int) -> bool:
+        """Says whether the job has to stop at `step`: see `reached_preemption`."""
+        self._asked_s = time.monotonic()
+        try:
+            reached = self._sync.ask(step).value == RAISED
+        finally:
+            self._asked_s = time.monotonic()
+        if reached and not self._told:
+            _log.warning("preemption sync point reached at step %d", step)
+        self._told = reached
+        return reached
+
+    def notice(self) -> Notice | None:
+        """Returns the standing notices of all processes as one: the earliest deadline wins. Asks the coordinator."""
+        notices = list(self._published_everywhere().values()) or ([mine] if (mine := self._merged()) else [])
+        return merge(notices)
+
+    def statistics(self) -> dict[str, Any]:
+        """Returns the sync point's counts and the notices of this process."""
+        with self._lock:
+            return self._sync.statistics() | {"notices": [notice.reason for notice in self._mine.values()]}
+
+    def close(self) -> None:
+        """Stops the sources and the threads. From the main thread, where signals are to be given back."""
+        for source in reversed(self._sources):
+            source.close()
+        self._closed = True
+        self._unsettled.set()
+        self._sync.close()
+        self._settler.join(2.0)
+
+    def _merged(self) -> Notice | None:
+        with self._lock:
+            return merge(list(self._mine.values()))
+
+    def _settle_on_news(self) -> None:
+        while True:
+            self._unsettled.wait()
+            if self._closed:
+                return
+            self._unsettled.clear()
+            try:
+                self._settle()
+            except Exception as error:
+                _log.warning("the notice cannot be passed on: %s; trying again", error)
+                time.sleep(_RETRY_S)
+                self._unsettled.set()
+
+    def _settle(self) -> None:
+        """Makes the log agree with the notices: raises while any stands, lowers when none is left."""
+        mine, raised = self._merged(), self._sync.latest == RAISED
+        if mine != self._published:
+            self._publish(mine)
+        if mine and not raised:
+            if self._sync.propose(RAISED):
+                self._to_jax()
+        elif raised and not mine and not self._published_everywhere():
+            self._sync.propose(LOWERED)
+
+    def _publish(self, mine: Notice | None) -> None:
+        if self._channel is not None and mine:
+            self._channel.set(f"{self._sync.folder}/notices/{self._process_id}", json.dumps(asdict(mine)).encode())
+        elif self._channel is not None:
+            self._channel.delete(f"{self._sync.folder}/notices/{self._process_id}")
+        self._published = mine
+
+    def _published_everywhere(self) -> dict[str, Notice]:
+        if self._channel is None:
+            return {}
+        found = self._channel.list(f"{self._sync.folder}/notices")
+        return {task: Notice(**json.loads(text)) for task, text in found.items()}
+
+    def _to_jax(self) -> None:
+        """Tells JAX's own sync point, where its service was left on, of a notice that its C handler did not get."""
+        if self._channel is None or _jax_client() is None:
+            return
+        now = datetime.now(UTC).isoformat()
+        with suppress(Exception):  # somebody else has told it already, or it is shutting down
+            self._channel.set(f"{self._sync.folder}/told-jax", now.encode())
+            _jax_client().key_value_set(_JAX_KEY, now)
+
+    def _from_jax(self) -> Notice | None:
+        """Asks whether JAX's own sync point was told of a notice by somebody else than us."""
+        client = _jax_client()
+        if self._channel is None or client is None:
+            return None
+        try:
+            seen = str(client.key_value_try_get(_JAX_KEY))
+        except Exception as error:
+            if str(error).startswith("NOT_FOUND"):
+                return None
+            raise
+        ours = self._channel.list(self._sync.folder).get("told-jax", b"").decode()
+        return None if seen == ours else Notice("JAX's preemption service was told")
+
+
+def merge(notices: Sequence[Notice]) -> Notice | None:
+    """Returns several notices as one: the one with the earliest deadline, or any where none has one; None for none."""
+    return min(notices, key=lambda notice: notice.deadline_unix_s if notice.deadline_unix_s is not None else float("inf"), default=None)
+
+
+def _jax_client() -> Any:
+    """Returns jax.distributed's client where JAX's preemption service was left on, else None."""
+    state = _jax_distributed()
+    return None if state is None or state.preemption_sync_manager is None else state.client
+
+
+_current: Preemption | None = None
+_local = False  # `current()` started it for this process alone
+_current_lock = threading.Lock()
+
+
+def start(
+    client: Client | None,
+    process_id: int = 0,
+    process_count: int = 1,
+    *,
+    sources: Sequence[Source] | None = None,
+    timeout_s: float = 60.0,
+    lost: Callable[[], Collection[int]] = tuple,
+) -> Preemption:
+    """Starts the preemption sync point of this process; `initialize()` calls it, from the main thread.
+
+    `process_id` is the task id, `sources` default to those that fit this machine (`default_sources`), `lost()` gives dead tasks. A sync
+    point that already runs is closed first.
+    """
+    global _current, _local
+    stop()
+    with _current_lock:
+        _current = Preemption(client, process_id=process_id, tasks=range(process_count), sources=sources, timeout_s=timeout_s, lost=lost)
+        return _current
+
+
+def stop() -> None:
+    """Stops it, gives the signals back, and lets the next `reached_preemption` start anew. Does nothing when none runs."""
+    global _current
+    with _current_lock:
+        if _current is not None:
+            _current.close()
+        _current = None
+
+
+atexit.register(stop)
+
+
+def current() -> Preemption:
+    """Returns the running sync point; starts one over jax.distributed's client, or for this process alone, when none runs.
+
+    One that was started here for this process alone, before jax.distributed was there, gives way to one over its client.
+    """
+    global _current, _local
+    running = _current
+    if running is not None and not _local:
+        return running
+    with _current_lock:
+        state = _jax_distributed()
+        if _current is None or (_local and state is not None):
+            earlier, _local = _current, state is None
+            if state is None:
+                _current = Preemption(None)
+            else:
+                _current = Preemption(state.client, process_id=state.process_id, tasks=range(state.num_processes))
+            if earlier is not None:
+                earlier.close()  # only now: between two owners a signal would end the process
+        return _current
+
+
+def _jax_distributed() -> Any:
+    """Returns the state of jax.distributed where it has a client, else None. Never imports jax."""
+    distributed = sys.modules.get("jax._src.distributed")
+    return None if distributed is None or distributed.global_state.client is None else distributed.global_state
+
+
+def reached_preemption(step: int) -> bool:
+    """Says whether a preemption notice holds at `step`: save and stop. Alike in every process that asks about the same step.
+
+    First true, everywhere, at the first step asked about that is not below the agreed one, which is ahead of every step that any process
+    had been told False for; then true until the notice is withdrawn. Takes a few microseconds; while a notice is being agreed on it waits
+    for the other processes' background threads (never for their main threads). Every process has to ask, or at least to have called
+    `initialize()`. Steps may grow in any stride. Thread-safe. Raises BarrierTimeout when the agreement does not come about.
+
+    Without jax.distributed it speaks of this process alone.
+    """
+    reached = current().reached(step)
+    progress()
+    if reached:
+        import jax
+
+        jax.monitoring.record_event(EVENT)
+    return reached
+
+
+def preemption_notice() -> Notice | None:
+    """Returns the notices that stand in all processes as one, the earliest deadline first; None when there is none. Asks the
+    coordinator.
+    """
+    return current().notice()
+
+
+def notify_preemption(notice: Notice | None) -> None:
+    """Gives the program's own notice, or withdraws it (None). Returns at once; thread-safe."""
+    current().notify(notice)
+
+
+def add_preemption_source(source: Source) -> None:
+    """Adds a source of notices to the running sync point. Signals only from the main thread."""
+    current().add_source(source)

@@ -1,0 +1,89 @@
+"""The coordinator of a job that no launcher of ours started: process 0 starts it, and nobody joins one of an earlier start."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import grpc
+
+from holdfast.coordination import CoordinationService, Credentials
+from holdfast.proto import session_pb2
+
+from ..errors import StartupFailed
+from ..group.group_client import Deadline
+from ..spec import ProcessSpec
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 0.5
+# A coordinator whose processes have all died ends so soon: the next start of the program wants its address.
+_LINGER_S = 2.0
+_started: list[CoordinationService] = []  # they end by themselves, after all have left
+
+
+def find_coordinator(spec: ProcessSpec, deadline: Deadline, heartbeat_timeout_s: float) -> None:
+    """Returns when a coordinator that has not yet had all its processes may be joined at the address; process 0 starts it.
+
+    One that has had them is of an earlier start, whose processes died without leave: waits until it ends. Raises StartupFailed when
+    it does not, CoordinationError when the address cannot be bound.
+    """
+    waited = False
+    while (phase := phase_at(spec.coordinator)) not in (None, "", "gathering"):
+        if not deadline.remaining_s():
+            raise StartupFailed(
+                f"the coordinator at {spec.coordinator} is {phase}: it belongs to an earlier start; let it end, or take another port",
+                elapsed_s=deadline.elapsed_s(),
+                timeout_s=deadline.timeout_s,
+                knob="timeout_s",
+            )
+        if not waited:
+            _log.warning("the coordinator at %s belongs to an earlier start; waiting for it to end", spec.coordinator)
+            waited = True
+        time.sleep(min(_LOOK_S, deadline.remaining_s()))
+    if phase is None and spec.process_id == 0:
+        _start(spec, heartbeat_timeout_s)
+
+
+def phase_at(address: str) -> str | None:
+    """Returns how far the job at an address is ("gathering", "running", "ending"), "" where that is not told, None where nobody answers."""
+    try:
+        return str(_status_at(address, Credentials()).phase)
+    except grpc.RpcError as error:
+        return None if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED) else ""
+
+
+def progress_at(address: str, credentials: Credentials) -> dict[int, str]:
+    """Returns what each task last reported of itself, such as "step 40, saved_step 30"; empty where nobody answers."""
+    try:
+        tasks = _status_at(address, credentials).tasks
+    except grpc.RpcError:
+        return {}
+    told = {
+        task.task_id: ", ".join(f"{field.name} {value}" for field, value in task.progress.ListFields() if field.name != "values")
+        for task in tasks
+    }
+    return {task: text for task, text in told.items() if text}
+
+
+def _status_at(address: str, credentials: Credentials, timeout_s: float = 2.0) -> session_pb2.StatusResponse:
+    with credentials.channel(address, ()) as channel:
+        ask = channel.unary_unary("/holdfast.Coordination/GetStatus", response_deserializer=session_pb2.StatusResponse.FromString)
+        status: session_pb2.StatusResponse = ask(b"", timeout=timeout_s, metadata=credentials.metadata())
+        return status
+
+
+def _start(spec: ProcessSpec, heartbeat_timeout_s: float) -> None:
+    host, _, port = spec.coordinator.rpartition(":")
+    service = CoordinationService.spawn(
+        spec.num_processes,
+        host=host.strip("[]"),
+        port=int(port),
+        job=spec.job_id,
+        attempt=spec.attempt,
+        recoverable=True,
+        survivable=True,
+        heartbeat_timeout_s=heartbeat_timeout_s,
+        linger_s=_LINGER_S,
+    )
+    _started.append(service)

@@ -1,0 +1,74 @@
+"""Finding out who this process is, and preparing its environment before the backend comes up."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import logging
+import math
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jax._src import clusters
+
+from ..spec import ProcessSpec, apply_changes, slice_changes
+
+_log = logging.getLogger(__name__)
+
+GIVEN = ("coordinator", "num_processes", "process_id")
+_COLLECTIVE_TIMEOUT_FLAG = "xla_cpu_collective_timeout_seconds"
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """Is who we are, whether a launcher of ours says so, and which devices are ours (None: all of this machine's)."""
+
+    spec: ProcessSpec | None
+    launched: bool = False
+    devices: Sequence[int] | None = None
+
+
+def find_process(spec: ProcessSpec | None, given: dict[str, Any], devices: Sequence[int] | None, timeout_s: float) -> Found:
+    """Finds out who we are: from a spec, from what was given, from our launcher's environment, from what jax detects."""
+    if spec is not None:
+        if given:
+            raise ValueError(f"initialize() takes a spec or {', '.join(given)}, not both")
+        return Found(spec, True, devices)
+    if len(given) < len(GIVEN) and (found := ProcessSpec.from_env(os.environ)) is not None:
+        return Found(dataclasses.replace(found, **given), True, devices)
+    if len(given) < len(GIVEN):
+        detect: Any = clusters.ClusterEnv.auto_detect_unset_distributed_params
+        *detected, devices = detect(*(given.get(field) for field in GIVEN), devices, None, math.ceil(timeout_s))
+        given = {field: value for field, value in zip(GIVEN, detected, strict=True) if value is not None}
+    if not given:
+        return Found(None)
+    if missing := [field for field in GIVEN if field not in given]:
+        raise ValueError(f"initialize() knows {given} but not {', '.join(missing)}: give them, or start with `holdfast run`")
+    return Found(ProcessSpec(**given), False, devices)
+
+
+def set_slices(spec: ProcessSpec) -> None:
+    changes, lines = slice_changes(os.environ, spec)
+    for line in lines:
+        _log.warning("stale variable %s", line)
+    apply_changes(os.environ, changes)
+
+
+def set_collective_timeout(timeout_s: float) -> None:
+    """Sets XLA's flag, where this jaxlib knows it (an unknown flag would end the process) and the user has not."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _COLLECTIVE_TIMEOUT_FLAG not in flags and _jaxlib_knows(_COLLECTIVE_TIMEOUT_FLAG):
+        os.environ["XLA_FLAGS"] = f"{flags} --{_COLLECTIVE_TIMEOUT_FLAG}={math.ceil(timeout_s)}".strip()
+
+
+def _jaxlib_knows(flag: str) -> bool:
+    found = importlib.util.find_spec("jaxlib")
+    for folder in found.submodule_search_locations or () if found else ():
+        for library in sorted(Path(folder).glob("*.so"), key=lambda path: -path.stat().st_size):
+            with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+                if text.find(flag.encode()) >= 0:
+                    return True
+    return False

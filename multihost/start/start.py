@@ -1,0 +1,289 @@
+"""Joining a job and leaving it: our client first, jax.distributed on top of the same coordinator, and the checks that all are there."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import logging
+import math
+import sys
+import threading
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from typing import Any
+
+import jax
+from jax._src import distributed, xla_bridge
+
+from holdfast.coordination import CoordinationClient, CoordinationError, Credentials, ProcessInfo, Relay
+
+from ..errors import StartupFailed, StartupTimeout
+from ..group.group_client import Deadline, channel_of, forget_channel
+from ..group.ids import forget_ids, initialize_ids
+from ..group.runtime import set_client
+from ..liveness.health import health
+from ..preemption import preemption
+from ..preemption.sources import Source
+from ..spec import ProcessSpec
+from .coordinator import find_coordinator, progress_at
+from .discovery import GIVEN, Found, find_process, set_collective_timeout, set_slices
+
+_log = logging.getLogger(__name__)
+
+# jaxlib's agent ends its process when the coordinator is silent for so long; ours decides about that instead.
+_AGENT_HEARTBEAT_S = 86400
+# How long an interpreter that exits without shutdown() waits for the others.
+_EXIT_TIMEOUT_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Times:
+    """Is how long silence, a collective and the leave of a job may take."""
+
+    heartbeat_s: float
+    collective_s: float
+    shutdown_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """Is what `initialize()` leaves for `shutdown()`."""
+
+    spec: ProcessSpec
+    client: CoordinationClient
+    shutdown_timeout_s: float
+    relay: Relay | None
+
+
+_job: _Job | None = None
+
+
+def initialize(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    local_device_ids: int | Sequence[int] | None = None,
+    spec: ProcessSpec | None = None,
+    timeout_s: float = 300.0,
+    heartbeat_timeout_s: float = 100.0,
+    shutdown_timeout_s: float = 300.0,
+    collective_timeout_s: float | None = None,
+    preemption_sources: Sequence[Source] | None = None,
+) -> None:
+    """Joins the other processes of the job; alone, it only starts to listen for preemption notices.
+
+    Who we are comes from the arguments (a whole `spec`, or the three that `jax.distributed.initialize` takes), then from the environment
+    of `holdfast run` or another launcher of ours, then from what jax detects (Slurm, Open MPI, TPU, Kubernetes). A launcher of ours has
+    started the coordinator; else process 0 does, as a process of its own, unless one listens at the address already.
+
+    Call it once, from the main thread, before any computation. It blocks until all are there, at most `timeout_s`, and logs how many are
+    missing. A process that is silent for `heartbeat_timeout_s` is dead to the others. On CPU a collective ends with an error
+    when a peer has not come for `collective_timeout_s` (default: the heartbeat timeout), unless XLA_FLAGS says otherwise.
+
+    Raises StartupTimeout naming the missing processes, StartupFailed for a job that is smaller than asked for, CoordinatorLost, Fenced when
+    the coordinator belongs to another job or attempt, and RuntimeError when called twice or too late.
+    """
+    if _job is not None or distributed.global_state.client is not None:
+        raise RuntimeError("this process has joined a job already: call initialize() once, and jax.distributed.initialize() never")
+    if xla_bridge.backends_are_initialized():
+        raise RuntimeError("initialize() comes before any computation, jax.devices() and the like: the backend is up already")
+    deadline = Deadline(timeout_s)
+    given = dict(zip(GIVEN, (coordinator_address, num_processes, process_id), strict=True))
+    devices = [local_device_ids] if isinstance(local_device_ids, int) else local_device_ids
+    found = find_process(spec, {field: value for field, value in given.items() if value is not None}, devices, timeout_s)
+    if found.spec is None or (found.spec.num_processes == 1 and not found.launched):
+        preemption.start(None, sources=preemption_sources)
+        return
+    times = _Times(heartbeat_timeout_s, collective_timeout_s or heartbeat_timeout_s, shutdown_timeout_s)
+    _join(found, found.spec, times, deadline, preemption_sources)
+
+
+def shutdown(timeout_s: float | None = None) -> None:
+    """Leaves the job in order: waits until all have come here (at most `timeout_s`, default as `initialize()` was told), then disconnects.
+
+    Whoever is alone, or has never joined, only stops listening for notices. Never raises because of another process: what went wrong
+    is logged. A second call does nothing.
+    """
+    global _job
+    preemption.stop()
+    job, _job = _job, None
+    if job is None:
+        return
+    health().close()  # from the barrier on the others leave, which is no loss
+    deadline = Deadline(job.shutdown_timeout_s if timeout_s is None else timeout_s)
+    try:
+        job.client.wait_at_barrier("holdfast/shutdown", deadline.left_ms())
+    except CoordinationError as error:
+        _log.warning("leaving without the others: %s", error)
+    _leave(job)
+
+
+def is_initialized() -> bool:
+    """Tells whether `initialize()` has joined a job of several processes."""
+    return _job is not None
+
+
+def _join(found: Found, spec: ProcessSpec, times: _Times, deadline: Deadline, sources: Sequence[Source] | None) -> None:
+    """Does what `initialize()` promises, once it is known who we are."""
+    global _job
+    set_collective_timeout(times.collective_s)
+    if found.launched:
+        set_slices(spec)
+    else:
+        find_coordinator(spec, deadline, times.heartbeat_s)
+    credentials = Credentials(spec.token_file, spec.tls_cert, spec.tls_key, spec.tls_ca)
+    client = _connect(spec, credentials, deadline, times)
+    # jaxlib speaks neither TLS nor token: with either on, its agent reaches the coordinator through a process of ours on loopback.
+    relay = None if credentials.empty else Relay.spawn(spec.coordinator, credentials, [spec.process_id])
+    _job = _Job(spec, client, times.shutdown_s, relay)
+    set_client(client, spec)
+    channel = channel_of(client)
+    channel.loss_known_s = times.heartbeat_s + 1
+    channel.progress = lambda: progress_at(spec.coordinator, credentials)
+    try:
+        _start_jax(spec, relay.address if relay else spec.coordinator, found.devices, deadline, times.shutdown_s)
+        initialize_ids(client=client, timeout_s=deadline.remaining_s())
+        health()  # listens from here on: a life that ends before somebody asks is noticed too
+        preemption.start(client, spec.process_id, spec.num_processes, sources=sources, lost=_lost_tasks)
+    except BaseException as error:
+        _give_up(f"{type(error).__name__}: {error}")
+        raise
+    _log.info("process %d of %d, coordinator %s, attempt %d", spec.process_id, spec.num_processes, spec.coordinator, spec.attempt)
+
+
+def _connect(spec: ProcessSpec, credentials: Credentials, deadline: Deadline, times: _Times) -> CoordinationClient:
+    came = _Arrivals(spec.num_processes)
+    client = CoordinationClient(
+        spec.coordinator,
+        spec.process_id,
+        num_processes=spec.num_processes,
+        job=spec.job_id,
+        attempt=spec.attempt,
+        heartbeat_timeout_s=times.heartbeat_s,
+        init_timeout_s=deadline.remaining_s(),
+        shutdown_timeout_s=times.shutdown_s,
+        credentials=credentials,
+        on_process_change=came.tell,
+    )
+    try:
+        client.connect()
+    except CoordinationError as error:
+        if error.code != "DEADLINE_EXCEEDED":
+            raise
+        raise StartupTimeout(
+            f"the job did not start in {deadline.timeout_s:g} s: {came}",
+            attempt=spec.attempt,
+            processes=came.missing,
+            elapsed_s=deadline.elapsed_s(),
+            timeout_s=deadline.timeout_s,
+            knob="timeout_s",
+        ) from error
+    came.all()
+    return client
+
+
+class _Arrivals:
+    """Logs how many processes have come, until all have. `tell` is called from a thread of the client."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._here: frozenset[int] = frozenset()
+        self._lock = threading.Lock()
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        return tuple(process for process in range(self._count) if process not in self._here)
+
+    def __str__(self) -> str:
+        return arrivals(self._here, self._count)
+
+    def tell(self, processes: Sequence[ProcessInfo]) -> None:
+        self._take(frozenset(process.process_id for process in processes if process.alive))
+
+    def all(self) -> None:
+        self._take(frozenset(range(self._count)))
+
+    def _take(self, here: frozenset[int]) -> None:
+        with self._lock:
+            if here == self._here or len(self._here) == self._count:
+                return
+            self._here = here
+        _log.info("%s", self)
+
+
+def arrivals(here: Collection[int], count: int) -> str:
+    """Returns how far a start is, such as "3 of 4 processes, waiting for 2"."""
+    missing = [str(process) for process in range(count) if process not in here]
+    return f"{len(here)} of {count} processes" + (f", waiting for {', '.join(missing)}" if missing else "")
+
+
+def _start_jax(spec: ProcessSpec, address: str, devices: Sequence[int] | None, deadline: Deadline, shutdown_timeout_s: float) -> None:
+    """Puts jax.distributed on our coordinator, and refuses a job that is smaller than asked for (INIT-1). Brings the backend up."""
+    configure: Any = jax.config.update  # jax does not type it
+    configure("jax_enable_preemption_service", False)
+    jax.distributed.initialize(
+        address,
+        spec.num_processes,
+        spec.process_id,
+        local_device_ids=devices,
+        cluster_detection_method="deactivate",
+        initialization_timeout=max(1, math.ceil(deadline.remaining_s())),
+        heartbeat_timeout_seconds=_AGENT_HEARTBEAT_S,
+        shutdown_timeout_seconds=math.ceil(shutdown_timeout_s),
+        coordinator_bind_address="127.0.0.1:0",  # process 0's own service idles on a spare port
+        partition_index=spec.slice_id if spec.num_slices > 1 else None,
+    )
+    if (found := jax.process_count()) != spec.num_processes:
+        raise StartupFailed(
+            f"{spec.num_processes} processes were asked for, but jax sees {found}: its platform {jax.default_backend()!r} has not joined; "
+            "look at JAX_PLATFORMS and, on CPU, at jax_cpu_collectives_implementation",
+            attempt=spec.attempt,
+            processes=(spec.process_id,),
+        )
+
+
+def _lost_tasks() -> Collection[int]:
+    """Returns the task ids of processes that the coordinator knows to be gone."""
+    if _job is None:
+        return ()
+    return [info.process_id for info in _job.client.process_info() if info.state in ("ERROR", "DISCONNECTED")]
+
+
+def _leave(job: _Job, why: str = "") -> None:
+    """Takes leave: jaxlib's agent first, which would end the process if its task were in error; then, with a reason, as a failure."""
+    with suppress(Exception):  # whatever the agent says, the process goes on
+        distributed.global_state.shutdown()  # type: ignore[no-untyped-call]
+    if job.relay is not None:
+        job.relay.close()
+    set_client(None)
+    forget_channel(job.client)
+    forget_ids()
+    try:
+        if why:
+            job.client.report_error(why)
+        else:
+            job.client.shutdown()
+    except CoordinationError as error:
+        _log.warning("the coordinator did not take leave of us: %s", error)
+    finally:
+        job.client.close()
+
+
+def _give_up(why: str) -> None:
+    """Leaves at once, and tells the others why."""
+    global _job
+    preemption.stop()
+    job, _job = _job, None
+    if job is not None:
+        _leave(job, why)
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Leaves in order after a program that ended well, at once after one that died of an exception."""
+    error = getattr(sys, "last_value", None)
+    if _job is not None and error is not None:
+        _give_up(f"the process ends with {type(error).__name__}: {error}")
+    elif _job is not None:
+        shutdown(_EXIT_TIMEOUT_S)

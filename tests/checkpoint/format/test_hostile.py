@@ -1,0 +1,131 @@
+"""Hostile checkpoints: files made to hurt whoever opens them, with checksums that fit."""
+
+from __future__ import annotations
+
+import ast
+import json
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from crc32c import crc32c
+
+import holdfast.checkpoint
+from holdfast.checkpoint import Corrupt, HostileCheckpoint, load, save, verify
+
+Header = dict[str, Any]
+
+
+def seal(folder: Path, record: dict[str, Any]) -> None:
+    record.pop("crc32c", None)
+    body = json.dumps(record, separators=(",", ":")).encode()[:-1]
+    (folder / "checkpoint.json").write_bytes(body + b',"crc32c":"%08x"}\n' % crc32c(body))
+
+
+def rewrite(folder: Path, change: Callable[[Header], Any], record: Callable[[dict[str, Any]], None] = lambda _: None) -> None:
+    """Changes the header of the one pack, and makes sizes and checksums fit, as an attacker would."""
+    (pack,) = folder.glob("state/*.safetensors")
+    data = pack.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    changed = change(header)
+    text = changed if isinstance(changed, bytes) else json.dumps(header).encode()
+    head = len(text).to_bytes(8, "little") + text
+    pack.write_bytes(head + data[8 + length :])
+    told = json.loads((folder / "checkpoint.json").read_text())
+    told["items"]["state"]["files"][0][1:] = [pack.stat().st_size, len(head), crc32c(head)]
+    record(told)
+    seal(folder, told)
+
+
+def entry(name: str, **facts: Any) -> Callable[[Header], None]:
+    return lambda header: header[name].update(facts)
+
+
+HEADERS: dict[str, Callable[[Header], Any]] = {
+    "offsets outside the file": entry("b", data_offsets=[32, 1 << 40]),
+    "offsets before the file": entry("a", data_offsets=[-32, 32]),
+    "overlapping chunks": entry("b", data_offsets=[16, 48]),
+    "a hole": entry("b", data_offsets=[40, 72]),
+    "backwards": entry("a", data_offsets=[32, 0]),
+    "offsets of text": entry("a", data_offsets=["0", "32"]),
+    "offsets of floats": entry("a", data_offsets=[0.0, 32.0]),
+    "three offsets": entry("a", data_offsets=[0, 32, 64]),
+    "another shape": entry("a", shape=[1 << 40]),
+    "a shape of text": entry("a", shape=["4"]),
+    "another dtype": entry("a", dtype="F16"),
+    "a dtype of a list": entry("a", dtype=[]),
+    "an unknown dtype": entry("a", dtype="PICKLE"),
+    "no chunk": lambda header: header.pop("a"),
+    "renamed chunk": lambda header: header.update(c=header.pop("a")),
+    "no checksums": lambda header: header.pop("__metadata__"),
+    "short checksums": lambda header: header["__metadata__"].update(crc32c="00"),
+    "checksums of numbers": lambda header: header["__metadata__"].update(crc32c=5),
+    "checksums that are none": lambda header: header["__metadata__"].update(crc32c="zzzzzzzz" * 2),
+    "no JSON": lambda _: b"not json",
+    "deep JSON": lambda _: b"[" * 100_000,
+    "a list": lambda _: b"[]" + b" " * 30,
+    "bytes that are no text": lambda _: b"\xff" * 64,
+}
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_hostile_headers(tmp_path: Path, kind: str) -> None:
+    """A pack whose header lies is a typed error naming it, for load and for verify, whatever its checksums say."""
+    save(tmp_path / "c", {"a": np.arange(4), "b": np.arange(4)})
+    rewrite(tmp_path / "c", HEADERS[kind])
+    for read in (load, verify):
+        with pytest.raises((HostileCheckpoint, Corrupt)) as caught:
+            read(tmp_path / "c")
+        assert ".safetensors" in str(caught.value)
+
+
+def test_memory_is_bounded_by_what_is_there(tmp_path: Path) -> None:
+    """A record of a terabyte over a pack of a few bytes is refused before memory is taken for it."""
+    save(tmp_path / "c", {"a": np.arange(4), "b": np.arange(4)})
+    big = 1 << 37
+
+    def lie(record: dict[str, Any]) -> None:
+        item = record["items"]["state"]
+        for leaf in item["leaves"]:
+            leaf |= {"shape": [big], "grid": [[big], [big]]}
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    rewrite(tmp_path / "c", lambda header: [header[name].update(shape=[big], data_offsets=[0, 8 * big]) for name in "ab"], lie)
+    with pytest.raises((HostileCheckpoint, Corrupt)):
+        load(tmp_path / "c")
+    rewrite(tmp_path / "c", lambda _: None, lambda record: record["items"]["state"]["files"][0].__setitem__(1, 16 * big))
+    with pytest.raises((HostileCheckpoint, Corrupt)):
+        load(tmp_path / "c")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
+
+
+def test_nothing_outside_the_root_is_read(tmp_path: Path) -> None:
+    """Names that lead out of the step's folder, absolute, by dots, or through another item, are refused before anything is opened."""
+    save(tmp_path / "c", {"a": np.arange(4)})
+    (pack,) = (tmp_path / "c").glob("state/*.safetensors")
+    outside = tmp_path / pack.name
+    outside.write_bytes(pack.read_bytes())
+    record = json.loads((tmp_path / "c" / "checkpoint.json").read_text())
+    for name in (str(outside), f"../{pack.name}", f"state/../../{pack.name}", f"state//{pack.name}", f"other/{pack.name}", pack.name, ""):
+        record["items"]["state"]["files"][0][0] = name
+        seal(tmp_path / "c", record)
+        with pytest.raises(HostileCheckpoint, match="not a name of a file"):
+            load(tmp_path / "c")
+
+
+def test_no_pickle_and_no_imports_by_name() -> None:
+    """No module of the room imports pickle or marshal, and none evaluates or imports by a name from a file."""
+    for path in Path(holdfast.checkpoint.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {"pickle", "marshal", "shelve", "dill", "cloudpickle"} & set(names), path
+            if isinstance(node, ast.Call):
+                called = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                assert called not in ("eval", "exec", "__import__", "import_module"), f"{path}: {called}"
+                if called in ("load", "fromfile"):
+                    assert not any(keyword.arg == "allow_pickle" for keyword in node.keywords), path

@@ -1,0 +1,175 @@
+"""The record: what is written is what is read, and no other bytes are accepted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.checkpoint import Corrupt, HostileCheckpoint, SaveFailed
+from holdfast.checkpoint.format.files import ItemReport, decode_value, encode_value
+from holdfast.checkpoint.format.record import parse_record
+from holdfast.checkpoint.saving.pack_writer import write_json, write_snapshot
+from holdfast.checkpoint.saving.plan import Layout, Leaf, make_plan
+from holdfast.checkpoint.saving.plan_mismatch import check_reports
+from holdfast.checkpoint.saving.planner import Planner
+from holdfast.checkpoint.saving.record_builder import build_record
+from holdfast.checkpoint.saving.snapshot import take_snapshot
+from holdfast.checkpoint.storage.local import LocalStorage
+
+TREE = {"w": np.arange(6.0).reshape(2, 3), "n": 3, "none": None}
+
+
+def record_of(tmp_path: Path, **options: Any) -> bytes:
+    storage = LocalStorage(tmp_path)
+    plan = Planner().plan(TREE)
+    report = write_snapshot(take_snapshot(plan, TREE), storage, "7", "state", "ab12cd34")
+    extra = write_json(storage, "7", "data", "ab12cd34", 0, {"at": 5})
+    facts: dict[str, Any] = {"writer": "ab12cd34", "processes": 1, "started_s": 1.0, "finished_s": 2.0} | options
+    return build_record(7, {"state": (plan, [report]), "data": (None, [extra])}, **facts)
+
+
+def sealed(record: dict[str, Any]) -> bytes:
+    """Returns a record with a checksum that fits."""
+    record.pop("crc32c", None)
+    body = json.dumps(record, separators=(",", ":")).encode()[:-1]
+    return body + b',"crc32c":"%08x"}\n' % crc32c(body)
+
+
+def test_a_record_is_read_as_it_was_built(tmp_path: Path) -> None:
+    """All that is put in comes out; the record is one JSON object with its checksum last."""
+    data = record_of(tmp_path, metrics={"loss": 0.5}, metadata={"run": [1, None]})
+    found = parse_record(data, "p")
+    assert (found.step, found.writer, found.processes, found.started_s, found.finished_s) == (7, "ab12cd34", 1, 1.0, 2.0)
+    assert (found.metrics, found.metadata, found.path) == ({"loss": 0.5}, {"run": [1, None]}, "p")
+    assert found.file_names() == ["state/00000-00000-ab12cd34.safetensors", "data/00000-j-ab12cd34.json"]
+    assert [leaf.path for leaf in found.items["state"].leaves] == ["n", "w"] and found.items["state"].leaves[0].value == 3
+    assert list(json.loads(data))[-1] == "crc32c"
+    assert set(found.versions) == {"python", "jax", "numpy", "holdfast"}
+
+
+def test_any_changed_byte_is_found(tmp_path: Path) -> None:
+    """Each byte of a record changed, and each truncation, is Corrupt."""
+    data = record_of(tmp_path)
+    for at in range(len(data)):
+        for changed in (data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], data[:at]):
+            with pytest.raises((Corrupt, HostileCheckpoint)):
+                parse_record(changed, "p")
+    with pytest.raises(Corrupt, match="checksum"):
+        parse_record(data + b" ", "p")
+
+
+@given(st.booleans() | st.integers() | st.floats() | st.complex_numbers() | st.text() | st.binary())
+def test_python_values_are_exact(value: Any) -> None:
+    """Values of any size come back as themselves, bit by bit."""
+    kind, text = json.loads(json.dumps(encode_value(value)))
+    found = decode_value(kind, text)
+    assert type(found) is type(value) and (found == value or found != found) and repr(found) == repr(value)
+
+
+def test_reports_travel_as_bytes(tmp_path: Path) -> None:
+    """A report is the same after the gather; other bytes are a ValueError."""
+    plan = Planner().plan(TREE)
+    report = write_snapshot(take_snapshot(plan, TREE), LocalStorage(tmp_path), "1", "state", "ab")
+    assert ItemReport.from_bytes(report.to_bytes()) == report
+    for data in (b"", b"[]", b'{"process":1}'):
+        with pytest.raises(ValueError):
+            ItemReport.from_bytes(data)
+
+
+def test_differences_between_processes_are_named() -> None:
+    """Another plan names the processes; another value of a host-local leaf names leaf and processes."""
+    layout = Layout((2,), np.array([[0], [1]]), np.array([[0], [-1]]))
+    leaves = [Leaf("w", "array", "float32", (4,), 4, layout), Leaf("count", "numpy", "int64", (), 8), Leaf("name", "str")]
+    plan = make_plan({}, leaves, 0, 2)
+    good = [ItemReport(0, plan.hash, (), (1, 2)), ItemReport(1, plan.hash, (), (1, 2))]
+    check_reports("state", plan, good)
+    with pytest.raises(SaveFailed, match=r"processes \[1\] planned another save") as caught:
+        check_reports("state", plan, [good[0], ItemReport(1, "other", (), (1, 2))])
+    assert caught.value.process == 1
+    with pytest.raises(SaveFailed, match=r"leaf 'name' .* differs on processes \[1\]"):
+        check_reports("state", plan, [good[0], ItemReport(1, plan.hash, (), (1, 3))])
+
+
+def change(path: str, value: Any) -> Any:
+    """Returns a function that sets one place of a record."""
+
+    def apply(record: dict[str, Any]) -> None:
+        *parents, last = path.split("/")
+        place: Any = record
+        for key in parents:
+            place = place[int(key) if isinstance(place, list) else key]
+        place[int(last) if isinstance(place, list) else last] = value
+
+    return apply
+
+
+LEAF = "items/state/leaves/1"
+HOSTILE = {
+    "format": change("format", "holdfast/9"),
+    "step of text": change("step", "7"),
+    "negative step": change("step", -1),
+    "absolute name": change("items/state/files/0/0", "/etc/passwd"),
+    "dots in name": change("items/state/files/0/0", "state/../../x.safetensors"),
+    "other item's folder": change("items/state/files/0/0", "data/00000-00000-ab12cd34.safetensors"),
+    "odd name": change("items/state/files/0/0", "state/x.pickle"),
+    "size of text": change("items/state/files/0/1", "1"),
+    "header beyond file": change("items/state/files/0/2", 1 << 50),
+    "crc too large": change("items/state/files/0/3", 1 << 32),
+    "shape of 2^40": change(f"{LEAF}/shape", [1 << 40, 1 << 40]),
+    "negative shape": change(f"{LEAF}/shape", [-2, 3]),
+    "shape of floats": change(f"{LEAF}/shape", [2.0, 3]),
+    "65 axes": change(f"{LEAF}/shape", [1] * 65),
+    "grid that does not divide": change(f"{LEAF}/grid", [[2, 2], [2, 2]]),
+    "grid of zeros": change(f"{LEAF}/grid", [[0, 0], [0, 0]]),
+    "grid of another rank": change(f"{LEAF}/grid", [[2], [2]]),
+    "2^40 cells": change("items/state/cells/0", [[0, 0, 1 << 40]]),
+    "cells in no file": change("items/state/cells/0", [[5, 0, 1]]),
+    "negative cells": change("items/state/cells/0", [[0, 0, -1]]),
+    "unknown dtype": change(f"{LEAF}/dtype", "object"),
+    "dtype of a class": change(f"{LEAF}/dtype", "os.system"),
+    "unknown kind": change(f"{LEAF}/kind", "pickle"),
+    "path of a number": change(f"{LEAF}/path", 5),
+    "same path twice": change(f"{LEAF}/path", "n"),
+    "no such table": change(f"{LEAF}/cells", 9),
+    "no such sharding": change(f"{LEAF}/sharding", 9),
+    "sharding of text": change("items/state/shardings/0", "x"),
+    "too many values": change("items/state/values", [["int", "0x3"], ["int", "0x3"]]),
+    "no values": change("items/state/values", []),
+    "value of another type": change("items/state/values", [["str", "x"]]),
+    "value that is no number": change("items/state/values", [["int", "zz"]]),
+    "tree without leaves": change("items/state/tree", None),
+    "leaf twice": change("items/state/tree/nodes/0", 1),
+    "tree of text": change("items/state/tree", "x"),
+    "tree of no kind": change("items/state/tree/kind", "eval"),
+    "keys of lists": change("items/state/tree/keys", [[], "none", "w"]),
+    "keys missing": change("items/state/tree/keys", []),
+    "item kind": change("items/state/kind", "pickle"),
+    "item name": lambda record: record["items"].update({"../x": record["items"].pop("state")}),
+    "items of a list": change("items", []),
+    "files of null": change("items/state/files", None),
+    "processes of null": change("processes", None),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_records_are_refused(tmp_path: Path, kind: str) -> None:
+    """A record whose checksum fits but which no writer of ours makes is a typed error that names the file."""
+    record = json.loads(record_of(tmp_path))
+    HOSTILE[kind](record)
+    with pytest.raises((HostileCheckpoint, Corrupt)) as caught:
+        parse_record(sealed(record), "root/7/checkpoint.json")
+    assert "root/7/checkpoint.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":' * 100_000, b"null", b"[]", b'"x"', b"\xff\xfe", b"1e999"])
+def test_json_that_is_no_record(body: bytes) -> None:
+    """JSON nested 100,000 deep, of other types, or none at all, with a checksum that fits."""
+    with pytest.raises((HostileCheckpoint, Corrupt)):
+        parse_record(body + b',"crc32c":"%08x"}\n' % crc32c(body), "p")

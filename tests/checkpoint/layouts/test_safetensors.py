@@ -1,0 +1,272 @@
+"""Plain safetensors folders, read and written, against the safetensors library."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import deserialize, safe_open
+from safetensors.numpy import load_file, save_file
+
+from holdfast.checkpoint import CheckpointError, Corrupt, HostileCheckpoint, StepExists, TreeMismatch, UnsupportedLeaf, load, save, verify
+from holdfast.checkpoint.format.rename import checked, parse_names, renamer
+from holdfast.checkpoint.layouts.detect import open_source
+from holdfast.checkpoint.layouts.safetensors import runs, split_shards
+from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.checkpoint.storage.path import Place
+from holdfast.checkpoint.tools.convert import convert
+from holdfast.checkpoint.tools.to_safetensors import plain_name
+from tests.support.cluster import run_processes
+
+DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn", "float8_e5m2", "bool", "int64")
+
+
+def numbers(dtype: str, shape: tuple[int, ...] = (8, 16)) -> np.ndarray:
+    rng = np.random.default_rng(len(dtype))
+    return rng.integers(0, 2 if dtype == "bool" else 100, shape).astype(getattr(ml_dtypes, dtype, dtype))
+
+
+def write_folder(folder: Path, tensors: dict[str, np.ndarray]) -> None:
+    """Writes a sharded folder as Hugging Face lays it out: two files and an index, by the safetensors library."""
+    names = list(tensors)
+    files = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    folder.mkdir()
+    for file, chosen in files.items():
+        save_file({name: tensors[name] for name in chosen}, folder / file, metadata={"format": "pt"})
+    weight_map = {name: file for file, chosen in files.items() for name in chosen}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    tensors = {f"model.layers.{i}.{dtype}.weight": numbers(dtype) for i, dtype in enumerate(DTYPES)}
+    write_folder(tmp_path / "hf", tensors)
+    return tmp_path / "hf", tensors
+
+
+def nested(tensors: dict[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, value in tensors.items():
+        *parents, last = name.split(".")
+        level = tree
+        for parent in parents:
+            level = level.setdefault(parent, {})
+        level[last] = value
+    return tree
+
+
+def test_a_sharded_folder_loads_flat_or_onto_a_tree(model: tuple[Path, dict[str, np.ndarray]]) -> None:
+    """All dtypes come back bit-exact: without a `like` under the file's names, with one as a flat or as a nested tree."""
+    folder, tensors = model
+    flat = load(folder)
+    assert flat.keys() == tensors.keys()
+    for name, value in tensors.items():
+        assert flat[name].dtype == value.dtype and flat[name].tobytes() == value.tobytes()
+    for like in (tensors, nested(tensors)):
+        back = load(folder, like)
+        for one, two in zip(jax.tree.leaves(back), jax.tree.leaves(like), strict=True):
+            assert one.tobytes() == two.tobytes()
+    with pytest.raises(TreeMismatch, match="not in `like`"):
+        load(folder, {"model": {}})
+    assert verify(folder).leaves == len(tensors)
+    one = load(folder / "model-00001-of-00002.safetensors")
+    assert set(one) < set(tensors)
+
+
+def test_each_process_reads_only_its_bytes(tmp_path: Path) -> None:
+    """Sharded over the devices of four processes, along either axis, each process asks the store for its own bytes and no more."""
+    tensors = {f"layers.{i}.{dtype}": numbers(dtype, (16, 32)) for i, dtype in enumerate(DTYPES[:6])}
+    write_folder(tmp_path / "hf", tensors)
+    script = """
+        import sys, jax, numpy as np
+        from holdfast.checkpoint.layouts.detect import open_source, restore_source
+        index, count, path, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+        jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
+        mesh = jax.make_mesh((4,), ("d",))
+        source = open_source(path)
+        item = source.item("state")
+        specs = [jax.P("d"), jax.P(None, "d")]
+        like = {leaf.path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=jax.NamedSharding(mesh, specs[i % 2]))
+                for i, leaf in enumerate(item.leaves)}
+        back = restore_source(source, "state", like)
+        own = sum(leaf.nbytes for leaf in item.leaves) // count
+        assert source.counter.bytes == own, (source.counter, own)
+        plain = restore_source(open_source(path), "state")
+        for name, array in back.items():
+            (shard,) = array.addressable_shards
+            assert np.asarray(shard.data).tobytes() == plain[name][shard.index].tobytes(), name
+        print("own bytes", own)
+    """
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    outputs = run_processes(script, 4, arguments=[tmp_path / "hf", port])
+    assert all("own bytes" in output for output in outputs)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_runs_cover_a_region_exactly(data: st.DataObject) -> None:
+    """The byte runs of any region, laid end to end, are the region's bytes in C order."""
+    shape = tuple(data.draw(st.lists(st.integers(1, 5), max_size=4)))
+    region = []
+    for size in shape:
+        start = data.draw(st.integers(0, size))
+        region.append((start, data.draw(st.integers(start, size))))
+    array = np.arange(int(np.prod(shape)), dtype=np.uint16).reshape(shape)
+    part = array[tuple(slice(*bounds) for bounds in region)]
+    raw = array.tobytes()
+    found = b"".join(raw[offset : offset + length] for offset, length in runs(shape, region, 2)) if part.size else b""
+    assert found == part.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:4], "less than 8 bytes"),
+        (lambda data: data[:-9], "cut off"),
+        (lambda data: struct.pack("<Q", 1 << 60) + data[8:], "claims a header of"),
+        (lambda data: data[:8] + b"[" + data[9:], "is damaged"),
+        (lambda data: data.replace(b'"F32"', b'"F99"'), "a dtype that numpy and jax do not have"),
+        (lambda data: data.replace(b"[0,64]", b"[0,60]"), "gives 'w' 60 bytes for the shape"),
+    ],
+)
+def test_damaged_files_are_typed_errors(tmp_path: Path, damage: Any, message: str) -> None:
+    """A file that is cut off, lies about its sizes or is no safetensors file at all is an error that names it."""
+    save_file({"w": np.arange(16, dtype=np.float32)}, tmp_path / "model.safetensors")
+    data = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(damage(data))
+    with pytest.raises((Corrupt, HostileCheckpoint), match=message) as caught:
+        load(tmp_path)
+    assert caught.value.file.endswith("model.safetensors")
+
+
+def test_an_index_cannot_lead_outside_and_must_be_complete(model: tuple[Path, dict[str, np.ndarray]]) -> None:
+    """An index that names a missing file, or one in another folder, is an error."""
+    folder, _ = model
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": "../../secret.safetensors"}}))
+    with pytest.raises(HostileCheckpoint, match="not in its own folder"):
+        load(folder)
+    index.write_text(json.dumps({"weight_map": {"w": "gone.safetensors"}}))
+    with pytest.raises(Corrupt, match=r"gone\.safetensors is missing"):
+        load(folder)
+
+
+def test_renaming_onto_a_model(model: tuple[Path, dict[str, np.ndarray]]) -> None:
+    """Rules and mappings lead from a file's names to a model's own tree; two leaves never get one name."""
+    folder, tensors = model
+    rules = [(r"model\.layers\.(\d+)\.(\w+)\.weight", r"blocks.\1.kernel")]
+    like = {"blocks": {str(i): {"kernel": value} for i, value in enumerate(tensors.values())}}
+    back = load(folder, like, rename=rules)
+    for i, value in enumerate(tensors.values()):
+        assert back["blocks"][str(i)]["kernel"].tobytes() == value.tobytes()
+    assert set(load(folder, rename={"model.layers.0.float32.weight": "first"})) >= {"first", "model.layers.1.bfloat16.weight"}
+    with pytest.raises(ValueError, match="the same name 'x'"):
+        load(folder, rename=lambda name: "x")
+
+
+def test_rules_of_renaming() -> None:
+    """The first rule that matches the whole name decides; a mapping and its JSON form do the same; nonsense is refused."""
+    rename = renamer([(r"a\.(\d)", r"b.\1"), (r"a.*", "c")])
+    assert [rename(name) for name in ("a.1", "a.x", "z.a.1")] == ["b.1", "c", "z.a.1"]
+    assert parse_names('{"a": "b"}') == {"a": "b"} and parse_names('[["a", "b"]]') == [("a", "b")]
+    assert checked({"a": "b"}, ["a", "c"]) == {"a": "b", "c": "c"}
+    for text in ("{", '{"a": 1}', "[1]"):
+        with pytest.raises(ValueError, match="map"):
+            parse_names(text)
+    with pytest.raises(ValueError, match="no regular expression"):
+        renamer([("(", "x")])
+
+
+def test_export_opens_with_the_library(tmp_path: Path) -> None:
+    """A step exported as one file, and as indexed shards, holds what was saved, under names that people know."""
+    tree = {"params": {"w": jnp.ones((64, 8)), "b": jnp.zeros(8, jnp.bfloat16), "odd.name": jnp.arange(3)}, "step": 7, "text": "hello"}
+    save(tmp_path / "c", tree, step=7)
+    convert(open_source(tmp_path / "c"), Place(LocalStorage(tmp_path / "one")), "safetensors")
+    found = load_file(tmp_path / "one" / "model.safetensors")
+    assert found["params.w"].tobytes() == np.ones((64, 8), np.float32).tobytes()
+    assert found["params.odd.name"].tolist() == [0, 1, 2] and found["step"].item() == 7
+    with safe_open(tmp_path / "one" / "model.safetensors", "np") as file:
+        assert file.metadata() == {"format": "pt", "text": "hello", "step": "7"} or file.metadata()["text"] == "hello"
+    with pytest.raises(StepExists, match="already"):
+        convert(open_source(tmp_path / "c"), Place(LocalStorage(tmp_path / "one")), "safetensors")
+    convert(open_source(tmp_path / "c"), Place(LocalStorage(tmp_path / "many")), "safetensors", under="params", shard_bytes=1024)
+    index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == {"params.w", "params.b", "params.odd.name"} and len(set(index["weight_map"].values())) > 1
+    for name, file in index["weight_map"].items():
+        assert name in load_file(tmp_path / "many" / file)
+    assert load(tmp_path / "many")["params.w"].shape == (64, 8)
+
+
+FP8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+
+
+def all_bytes(dtype: str) -> np.ndarray:
+    """Every value that an 8-bit float has, NaNs and both zeros included."""
+    return np.arange(256, dtype=np.uint8).view(getattr(ml_dtypes, dtype)).reshape(16, 16)
+
+
+def test_fp8_there_and_back(tmp_path: Path) -> None:
+    """All 256 values of each 8-bit float: from the library's file to us, into our own layout, and out again as the library takes it."""
+    tensors = {f"w.{dtype}": all_bytes(dtype) for dtype in FP8}
+    (tmp_path / "hf").mkdir()
+    save_file(tensors, tmp_path / "hf" / "model.safetensors")
+    convert(open_source(tmp_path / "hf"), Place(LocalStorage(tmp_path / "ours")), "holdfast")
+    convert(open_source(tmp_path / "ours"), Place(LocalStorage(tmp_path / "out")), "safetensors")
+    tags = {"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0"}
+    for folder in ("hf", "out"):
+        found = dict(deserialize((tmp_path / folder / "model.safetensors").read_bytes()))
+        assert {entry["dtype"] for entry in found.values()} == tags
+        assert {name: bytes(entry["data"]) for name, entry in found.items()} == {name: value.tobytes() for name, value in tensors.items()}
+    for folder in ("hf", "ours", "out"):
+        for name, value in load(tmp_path / folder).items():
+            assert value.dtype == tensors[name].dtype and value.tobytes() == tensors[name].tobytes()
+
+
+def test_fp8_between_torch_and_jax(tmp_path: Path) -> None:
+    """What torch writes in 8 bits, jax has bit for bit; what we export, torch has."""
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file as load_torch
+    from safetensors.torch import save_file as save_torch
+
+    raw = torch.arange(256, dtype=torch.uint8).reshape(16, 16)
+    dtypes = [dtype for dtype in FP8 if hasattr(torch, dtype)]
+    tensors = {dtype: raw.clone().view(getattr(torch, dtype)) for dtype in dtypes} | {"bfloat16": torch.ones(3, dtype=torch.bfloat16) * 1.5}
+    (tmp_path / "hf").mkdir()
+    save_torch(tensors, tmp_path / "hf" / "model.safetensors")
+    found = load(tmp_path / "hf", {name: jax.ShapeDtypeStruct(tuple(t.shape), getattr(ml_dtypes, name)) for name, t in tensors.items()})
+    for dtype in dtypes:
+        assert np.asarray(found[dtype]).tobytes() == all_bytes(dtype).tobytes()
+    save(tmp_path / "ours", found)
+    convert(open_source(tmp_path / "ours"), Place(LocalStorage(tmp_path / "out")), "safetensors")
+    for name, tensor in load_torch(tmp_path / "out" / "model.safetensors").items():
+        assert tensor.dtype == tensors[name].dtype and torch.equal(tensor.view(torch.uint8), tensors[name].view(torch.uint8))
+
+
+def test_what_a_file_cannot_hold_is_named(tmp_path: Path) -> None:
+    """A dtype that safetensors lacks, or two leaves of one name, are refused with the leaf's name."""
+    save(tmp_path / "c", {"w": {"x": jnp.ones(3, jnp.int4)}})
+    with pytest.raises(UnsupportedLeaf, match=r"'w\.x' of dtype int4"):
+        convert(open_source(tmp_path / "c"), Place(LocalStorage(tmp_path / "out")), "safetensors")
+    save(tmp_path / "d", {"a": {"b": 1}, "a.b": 2})
+    with pytest.raises(UnsupportedLeaf, match=r"two leaves would be called 'a\.b'"):
+        convert(open_source(tmp_path / "d"), Place(LocalStorage(tmp_path / "out")), "safetensors")
+    assert issubclass(UnsupportedLeaf, CheckpointError)
+
+
+def test_names_and_shards() -> None:
+    """Escapes leave a path as people write it; shards fill up in order and a large tensor has its own."""
+    assert plain_name(r"a\.b.c\[0\]") == "a.b.c[0]"
+    assert split_shards({"a": 4, "b": 4, "c": 20, "d": 1}, 8) == [["a", "b"], ["c"], ["d"]]

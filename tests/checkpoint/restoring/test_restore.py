@@ -1,0 +1,194 @@
+"""Restoring: what comes back is what the caller asked for, or an error that names the leaf and both sides."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from holdfast.checkpoint import SAVED, StepNotFound, TreeMismatch, load, save, verify
+from holdfast.checkpoint.format.record import LeafRecord
+from holdfast.checkpoint.format.sharding import show_sharding
+from holdfast.checkpoint.restoring.match import saved_sharding
+from holdfast.checkpoint.restoring.memory_pool import POOL, Pool
+
+TREE = {
+    "params": {"w": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.arange(4, dtype=np.float64)},
+    "step": 7,
+    "count": np.int32(3),
+}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    save(tmp_path / "c", TREE | {"key": jax.random.key(5), "device": jnp.arange(6, dtype=jnp.int32)})
+    return tmp_path / "c"
+
+
+def test_a_leaf_comes_back_as_its_like(saved: Path) -> None:
+    """numpy for numpy (64 bits stay), jax for jax or ShapeDtypeStruct, a scalar for one; values are equal."""
+    like = {
+        "params": {"w": jax.ShapeDtypeStruct((3, 4), jnp.float32), "b": np.zeros(4)},
+        "step": jnp.int32(0),
+        "count": 0,
+        "key": jax.random.key(0),
+        "device": np.zeros(6, np.int32),
+    }
+    found = load(saved, like)
+    assert isinstance(found["params"]["w"], jax.Array) and not found["params"]["w"].committed
+    assert type(found["params"]["b"]) is np.ndarray and found["params"]["b"].dtype == np.float64
+    assert isinstance(found["step"], jax.Array) and found["step"].dtype == jnp.int32 and int(found["step"]) == 7
+    assert type(found["count"]) is int and found["count"] == 3
+    assert (jax.random.key_data(found["key"]) == jax.random.key_data(jax.random.key(5))).all()
+    assert type(found["device"]) is np.ndarray and (found["device"] == np.arange(6)).all()
+    np.testing.assert_array_equal(found["params"]["w"], TREE["params"]["w"])  # type: ignore[index]
+
+
+def test_arrays_that_come_back_can_be_written(saved: Path) -> None:
+    """A numpy leaf is the caller's own memory."""
+    found = load(saved)
+    found["params"]["w"][0, 0] = 99
+    assert load(saved)["params"]["w"][0, 0] == 0
+
+
+FULL = TREE | {"key": jax.ShapeDtypeStruct((), jax.random.key(0).dtype), "device": np.zeros(6, np.int32)}
+
+
+@pytest.mark.parametrize(
+    ("change", "leaf", "parts"),
+    [
+        ({"device": np.zeros(5, np.int32)}, "device", ["int32[5]", "int32[6]"]),
+        ({"device": np.zeros(6, np.float32)}, "device", ["float32[6]", "int32[6]"]),
+        ({"device": 3}, "device", ["Python int", "int32[6]"]),
+        ({"step": 3.5}, "step", ["Python float", "Python int"]),
+        ({"step": np.zeros(3)}, "step", ["float64[3]", "Python int"]),
+        ({"count": 1.0}, "count", ["Python float", "int32[]"]),
+        ({"count": object()}, "count", ["object", "int32[]"]),
+        ({"key": np.zeros(2, np.uint32)}, "key", ["uint32[2]", "key<threefry2x32>[]"]),
+        ({"device": jax.random.key(0)}, "device", ["key<threefry2x32>[]", "int32[6]"]),
+        ({"more": 1}, "more", ["not in the checkpoint"]),
+    ],
+)
+def test_a_misfit_names_the_leaf_and_both_sides(saved: Path, change: dict[str, Any], leaf: str, parts: list[str]) -> None:
+    """Shape, dtype, type and structure are compared before anything is read."""
+    with pytest.raises(TreeMismatch) as caught:
+        load(saved, FULL | change)
+    assert caught.value.leaf == leaf and all(part in str(caught.value) for part in parts), caught.value
+
+
+def test_strict_in_both_directions(saved: Path) -> None:
+    """Missing and unexpected leaves are listed together; partial=True leaves the unexpected out, and still wants the rest."""
+    like = {"params": {"w": np.zeros((3, 4), np.float32), "x": 1}}
+    with pytest.raises(TreeMismatch, match=r"1 leaf of `like` not in the checkpoint: 'params.x'; 5 leaves of the checkpoint not in `like`"):
+        load(saved, like)
+    with pytest.raises(TreeMismatch, match=r"params\.x"):
+        load(saved, like, partial=True)
+    found = load(saved, {"params": {"w": np.zeros((3, 4), np.float32)}}, partial=True)
+    np.testing.assert_array_equal(found["params"]["w"], TREE["params"]["w"])  # type: ignore[index]
+
+
+def test_a_predicate_chooses_leaves(saved: Path) -> None:
+    """With a `like` the others stay as they are in it; without one they are None."""
+    found = load(saved, {"params": {"w": np.zeros((3, 4), np.float32), "b": "mine"}, "new": 1}, partial=lambda path: path == "params.w")
+    assert found["params"]["b"] == "mine" and found["new"] == 1 and found["params"]["w"][2, 3] == 11
+    found = load(saved, partial=lambda path: path.startswith("params."))
+    assert found["step"] is None and found["params"]["b"][3] == 3
+
+
+def test_a_number_that_does_not_fit(tmp_path: Path) -> None:
+    """A large Python int is not cut to the dtype of its `like`."""
+    save(tmp_path, {"n": 2**40})
+    with pytest.raises(TreeMismatch, match="cannot hold it"):
+        load(tmp_path, {"n": jnp.int32(0)})
+    assert load(tmp_path, {"n": np.int64(0)})["n"] == 2**40
+
+
+def test_cast(saved: Path) -> None:
+    """cast=True changes the dtype on request; a complex array is never cut to its real part."""
+    found = load(saved, FULL | {"device": jax.ShapeDtypeStruct((6,), jnp.bfloat16), "count": np.int64(0)}, cast=True)
+    assert found["device"].dtype == jnp.bfloat16 and found["device"][5] == 5 and type(found["count"]) is np.int64
+    save(saved.parent / "complex", {"c": np.array([1j])})
+    with pytest.raises(TreeMismatch, match="complex128"):
+        load(saved.parent / "complex", {"c": np.zeros(1)}, cast=True)
+
+
+def test_64_bits_are_never_lost_in_silence(saved: Path) -> None:
+    """jax without x64 has no float64: asked for as a jax.Array it is an error, and as SAVED it stays numpy, as it was."""
+    like = {"params": {"b": jax.ShapeDtypeStruct((4,), np.float64)}}
+    with pytest.raises(TreeMismatch, match="jax_enable_x64"):
+        load(saved, like, partial=True)
+    assert load(saved, SAVED)["params"]["b"].dtype == np.float64
+
+
+def test_saved_shardings(saved: Path) -> None:
+    """like=SAVED gives arrays back on their devices; a sharding that does not fit is an error."""
+    found = load(saved, SAVED)
+    assert isinstance(found["device"], jax.Array) and type(found["params"]["w"]) is np.ndarray and found["step"] == 7
+    facts = {"axes": ["x"], "sizes": [512], "devices": list(range(512)), "spec": [["x"]]}
+    with pytest.raises(TreeMismatch, match="does not fit this job's"):
+        saved_sharding(LeafRecord("w", "array", "float32", (512,), sharding=facts))
+    assert show_sharding(facts) == "(x) on x=512"
+
+
+def test_a_sharding_that_cannot_divide(saved: Path) -> None:
+    """A `like` whose sharding does not divide the shape is a TreeMismatch with the leaf's path."""
+    mesh = jax.make_mesh((1,), ("x",))
+    like = {"device": jax.ShapeDtypeStruct((6,), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec("x")))}
+    assert load(saved, like, partial=True)["device"].sharding == like["device"].sharding
+
+
+def test_what_is_not_there(saved: Path) -> None:
+    """A missing checkpoint or item says what was looked for, and what is there."""
+    with pytest.raises(StepNotFound, match="nothing"):
+        load(saved.parent / "other")
+    with pytest.raises(StepNotFound, match="state"):
+        load(saved, item="other")
+
+
+def test_a_root_means_its_latest_step(saved: Path, tmp_path: Path) -> None:
+    """load and verify on a folder of steps take the newest that has a record; an empty folder named like a step is no step."""
+    for step in (2, 10, 9):
+        save(tmp_path / "root" / str(step), {"step": step}, step=step)
+    (tmp_path / "root" / "11").mkdir()
+    assert load(tmp_path / "root") == {"step": 10} and verify(tmp_path / "root").step == 10
+
+
+def test_memory_is_used_again() -> None:
+    """A large block goes back to the pool when the last array that looks into it dies, and not before."""
+    pool = Pool()
+    memory = pool.take(3 << 20)
+    assert memory.ctypes.data % 64 == 0 and memory.nbytes == 3 << 20
+    view = memory[5:].view(np.uint8).reshape(-1)[7:]
+    address = memory.ctypes.data
+    del memory
+    assert pool.idle_bytes() == 0
+    del view
+    assert pool.idle_bytes() == 3 << 20
+    assert pool.take(3 << 20).ctypes.data == address
+    small = Pool(idle_bytes=0)
+    small.take(2 << 20)
+    assert small.idle_bytes() == 0
+
+
+def test_restored_memory_is_not_shared(tmp_path: Path) -> None:
+    """Arrays of two restores are independent, also when the first has died and been overwritten meanwhile."""
+    save(tmp_path, {"w": jnp.arange(1 << 20, dtype=jnp.float32)})
+    like = {"w": jax.ShapeDtypeStruct((1 << 20,), jnp.float32)}
+    first, second = load(tmp_path, like)["w"], load(tmp_path, like)["w"]
+    kept = np.asarray(second)
+    double = jax.jit(lambda x: x * 2, donate_argnums=0)
+    for _ in range(3):
+        first = double(first)
+    np.testing.assert_array_equal(kept, np.arange(1 << 20, dtype=np.float32))
+    del first, second
+    gc.collect()
+    third = load(tmp_path, like)["w"]
+    np.testing.assert_array_equal(kept, np.arange(1 << 20, dtype=np.float32))
+    np.testing.assert_array_equal(np.asarray(third), kept)
+    assert POOL.idle_bytes() >= 0

@@ -1,0 +1,186 @@
+"""Claims on a POSIX root: who may write, who may be fenced, what a sweep may touch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.checkpoint import CheckpointError, CheckpointManager, Options, sweep
+from holdfast.checkpoint.steps import claims as claims_module
+from holdfast.checkpoint.steps.claims import LocalClaims, Writer, may_fence, parse_writer, this_writer
+from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.coordination import Fenced
+
+HOLDER = """
+import os, signal, sys
+from holdfast.checkpoint.steps.claims import LocalClaims, this_writer
+from holdfast.checkpoint.storage.local import LocalStorage
+claims, writer = LocalClaims(LocalStorage(sys.argv[1])), this_writer()
+claims.take(writer)
+if sys.argv[2] == "fork" and os.fork() == 0:
+    signal.pause()
+print(writer.id, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("other", "me", "dead", "reason"),
+    [
+        (Writer("a", "j", 1, "h", 7), Writer("b", "j", 2), False, "writer a is attempt 1 of job 'j', which is now at attempt 2"),
+        (Writer("a", "j", 1, "h", 7), Writer("b", "k", 2), False, ""),
+        (Writer("a", "", 1, "h", 7), Writer("b", "", 2), False, ""),
+        (Writer("a", "j", 2, "h", 7), Writer("b", "j", 2), False, ""),
+        (Writer("a", "", 0, "h", 7), Writer("b", "", 0), True, "writer a (pid 7 on h) is dead"),
+    ],
+)
+def test_who_may_be_fenced(other: Writer, me: Writer, dead: bool, reason: str) -> None:
+    """The dead, and lower attempts of the same job; nobody else."""
+    assert may_fence(other, me, dead=dead) == reason
+
+
+def test_a_lower_attempt_must_stop() -> None:
+    """A writer that meets a higher attempt of its own job is the one to stop."""
+    with pytest.raises(Fenced, match=r"attempt 3 of job 'j' writes here .*; this is attempt 2: stop"):
+        may_fence(Writer("a", "j", 3), Writer("b", "j", 2), dead=False)
+
+
+def test_a_claim_lives_as_long_as_its_process(tmp_path: Path) -> None:
+    """A killed writer's claim is free at once, even if a forked child of it lives on; a living one's is not."""
+    for kind in ("plain", "fork"):
+        root = tmp_path / kind
+        with subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(HOLDER), str(root), kind], stdout=subprocess.PIPE, text=True
+        ) as holder:
+            assert holder.stdout is not None
+            writer_id = holder.stdout.readline().strip()
+            claims = LocalClaims(LocalStorage(root))
+            assert claims.standing() == {writer_id} and [dead for _, dead in claims.others("me")] == [False]
+            child = _children(holder.pid)
+            holder.kill()
+            holder.wait()
+            try:
+                assert [(writer.id, dead) for writer, dead in claims.others("me")] == [(writer_id, True)]
+            finally:
+                for pid in child:
+                    os.kill(pid, 9)
+        with CheckpointManager(root) as manager:
+            assert manager._claims.standing() == {manager._writer.id}
+        assert os.listdir(root / ".holdfast") == []
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_higher_attempt_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempt 1 of a job fences attempt 0 though it lives; attempt 0 gets Fenced at its commit, and when it opens again."""
+    spec = {"HOLDFAST_JOB_ID": "j", "HOLDFAST_PROCESS_ID": "0", "HOLDFAST_NUM_PROCESSES": "1", "HOLDFAST_COORDINATOR": "127.0.0.1:1"}
+    for name, value in spec.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOLDFAST_ATTEMPT", "0")
+    first = CheckpointManager(tmp_path)
+    first.save(1, {"w": np.ones(3)})
+    first.wait_until_finished()
+    monkeypatch.setenv("HOLDFAST_ATTEMPT", "1")
+    with CheckpointManager(tmp_path) as second:
+        first.save(2, {"w": np.ones(3)})
+        with pytest.raises(Fenced, match="was taken away: another writer has fenced this one"):
+            first.wait_until_finished()
+        monkeypatch.setenv("HOLDFAST_ATTEMPT", "0")
+        with pytest.raises(Fenced, match="attempt 1 of job 'j' writes here"):
+            CheckpointManager(tmp_path)
+        first.close()
+        assert second.all_steps() == [1] and len(list((tmp_path / ".holdfast").iterdir())) == 1
+        second.save(2, {"w": np.zeros(3)})
+        second.wait_until_finished()
+        assert np.array_equal(second.restore(2)["w"], np.zeros(3))
+
+
+def test_two_managers_live_side_by_side(tmp_path: Path) -> None:
+    """Neither fences the other; a sweep touches neither's unfinished saves."""
+    with CheckpointManager(tmp_path) as one, CheckpointManager(tmp_path) as two:
+        one.save(1, {"w": np.ones(3)})
+        two.save(2, {"w": np.ones(3)})
+        pack = tmp_path / "3" / "state" / f"00000-00000-{one._writer.id}.safetensors"
+        pack.parent.mkdir(parents=True)
+        pack.write_bytes(b"in flight")
+        found = sweep(str(tmp_path))
+        assert (found.fenced, found.files) == ([], []) and set(found.standing) == {one._writer.id, two._writer.id}
+        one.wait_until_finished()
+        two.wait_until_finished()
+        assert one.all_steps() == two.all_steps() == [1, 2]
+    found = sweep(str(tmp_path))
+    assert found.files == [f"3/state/{pack.name}"] and not (tmp_path / "3").exists()
+
+
+def test_sweep_by_force_fences_the_living(tmp_path: Path) -> None:
+    """`sweep(force=True)` takes every claim; the writer hears of it at its next commit, and harms nothing."""
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {"w": np.ones(3)})
+    manager.wait_until_finished()
+    assert sweep(str(tmp_path), force=True).fenced == [f"writer {manager._writer.id} was fenced by force"]
+    manager.save(2, {"w": np.ones(3)})
+    with pytest.raises(Fenced):
+        manager.close()
+    assert sorted(os.listdir(tmp_path)) == [".holdfast", "1"] and os.listdir(tmp_path / ".holdfast") == []
+
+
+def test_what_a_sweep_never_touches(tmp_path: Path) -> None:
+    """Steps with a record, whole or damaged; Orbax's files; foreign files; what is not named like ours."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"w": np.ones(3)})
+        manager.save(2, {"w": np.ones(3)})
+    (tmp_path / "2" / "checkpoint.json").write_text("damaged")
+    kept = [
+        "2/state/00007-00000-00c0ffee.safetensors",
+        "3/_METADATA",
+        "3/default/d/0a1b",
+        "4/state/model.safetensors",
+        "x/state/y",
+        "4.tmp/z",
+    ]
+    gone = ["1/state/00007-00000-00c0ffee.safetensors", "5/state/00000-00000-00c0ffee.safetensors", "5/cfg/00001-j-00c0ffee00000002.json"]
+    for name in kept + gone:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / "6" / "state").mkdir(parents=True)
+    assert sorted(sweep(str(tmp_path)).files) == sorted(gone)
+    assert all((tmp_path / name).exists() for name in kept) and not (tmp_path / "5").exists() and not (tmp_path / "6").exists()
+    with CheckpointManager(tmp_path) as manager:
+        assert {1, 2} <= set(manager.all_steps()) and np.array_equal(manager.restore(1)["w"], np.ones(3))
+
+
+def test_links_that_do_not_hold_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where link() is refused, opening for writing fails unless a single writer is promised; then a commit is a rename."""
+
+    def refused(source: object, target: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(claims_module.os, "link", refused)
+    with pytest.raises(CheckpointError, match=r"link\(\) is refused: Operation not permitted.*Options\(single_writer=True\)"):
+        CheckpointManager(tmp_path)
+    assert os.listdir(tmp_path / ".holdfast") == []
+    with CheckpointManager(tmp_path, options=Options(single_writer=True)) as manager:
+        manager.save(1, {"w": np.ones(3)})
+        manager.wait_until_finished()
+        assert manager.all_steps() == [1]
+
+
+def test_a_claim_that_cannot_be_read_is_nobodys(tmp_path: Path) -> None:
+    """Damage to claim.json is no error: the lock still says who lives."""
+    assert parse_writer(b"{", "0a0b0c0d") == parse_writer(b"[]", "0a0b0c0d") == Writer("0a0b0c0d")
+    assert parse_writer(json.dumps({"job": "j"}).encode(), "0a0b0c0d") == Writer("0a0b0c0d")
+    claims, writer = LocalClaims(LocalStorage(tmp_path)), this_writer()
+    claims.take(writer)
+    (tmp_path / ".holdfast" / writer.id / "claim.json").write_text("{")
+    assert claims.others("") == [(Writer(writer.id), False)]
+    claims.fence(writer.id)
+    assert claims.others("") == [] and os.listdir(tmp_path / ".holdfast") == []

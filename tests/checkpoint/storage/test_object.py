@@ -1,0 +1,219 @@
+"""What is particular to object stores: conditions that must be honoured, claims that age, tombstones."""
+
+from __future__ import annotations
+
+import http.server
+import itertools
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from holdfast.checkpoint import CheckpointError, CheckpointManager, CommitUnknown, Options, SaveFailed, sweep
+from holdfast.checkpoint.format.files import list_steps
+from holdfast.checkpoint.steps.claims import parse_writer, this_writer
+from holdfast.checkpoint.steps.garbage import sweep_files
+from holdfast.checkpoint.steps.object_claims import ObjectClaims
+from holdfast.checkpoint.storage.object import ObjectStorage
+from holdfast.checkpoint.storage.tombstone import buried
+from holdfast.coordination import Fenced
+from tests.support.object_servers import BUCKET, s3_server
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    with s3_server() as query:
+        yield query
+
+
+@pytest.fixture(params=["memory", "s3"])
+def url(request: pytest.FixtureRequest) -> str:
+    number = next(_numbers)
+    return f"memory://object/{number}" if request.param == "memory" else f"s3://{BUCKET}/object/{number}{request.getfixturevalue('s3')}"
+
+
+def test_a_claim_that_was_not_renewed_is_fenced(url: str) -> None:
+    """A writer silent for longer than the claim's age is fenced at the next opening, and its commit is Fenced."""
+    first = CheckpointManager(url)
+    with CheckpointManager(url) as second:
+        assert len(second._claims.standing()) == 2
+    with CheckpointManager(url, options=Options(claim_age_s=1e-6)) as third:
+        assert third._claims.standing() == {third._writer.id}
+        first.save(1, {"w": np.ones(3)})
+        with pytest.raises(Fenced):
+            first.wait_until_finished()
+        assert third.all_steps() == []
+    first.close()
+
+
+def test_a_claim_is_renewed_while_it_stands(url: str) -> None:
+    """Taking it again shows that the writer lives; one that was taken away stays so."""
+    storage = ObjectStorage(url)
+    claims, writer = ObjectClaims(storage, claim_age_s=1e-6), this_writer()
+    claims.take(writer)
+    first = parse_writer(storage.get(f".holdfast/{writer.id}/claim.json")[0] or b"", writer.id)
+    claims.take(writer)
+    again = parse_writer(storage.get(f".holdfast/{writer.id}/claim.json")[0] or b"", writer.id)
+    assert first.renewed_s < again.renewed_s and claims.standing() == {writer.id}
+    ObjectClaims(storage).fence(writer.id)
+    claims.take(writer)
+    assert claims.standing() == set()
+
+
+def test_a_commit_under_way_is_stopped_by_the_tombstone(url: str) -> None:
+    """A fenced writer that had already looked at its claim loses to the tombstone; the next writer of the step replaces it."""
+    storage = ObjectStorage(url)
+    claims, old, new = ObjectClaims(storage), this_writer(), this_writer()
+    claims.take(old)
+    claims.take(new)
+    pack = f"5/state/00000-00000-{old.id}.safetensors"
+    storage.put(pack, b"pack")
+    _, seen = storage.get("5/checkpoint.json")  # what the old writer saw when it was paused
+    claims.fence(old.id)
+    assert sweep_files(storage, claims) == [pack] and list_steps(storage) == []
+    assert not storage.put("5/checkpoint.json", b"late", seen)
+    with pytest.raises(FileNotFoundError):
+        storage.fetch("5/checkpoint.json", 100)
+    storage.put(f".holdfast/{old.id}/claim.json", b"{}")  # even were its claim to come back
+    with pytest.raises(Fenced, match="was fenced from"):
+        storage.commit("5/checkpoint.json", b"late", f".holdfast/{old.id}")
+    storage.commit("5/checkpoint.json", b"good", f".holdfast/{new.id}")
+    assert list_steps(storage) == [5] and storage.fetch("5/checkpoint.json", 100) == b"good"
+
+
+def test_an_overwrite_under_way_is_stopped_by_the_sweep(url: str) -> None:
+    """A fenced writer that had already looked at its claim and at the record loses: the record says the same, and is another."""
+    with CheckpointManager(url) as manager:
+        manager.save(5, {"w": np.arange(3)})
+    storage = ObjectStorage(url)
+    claims = ObjectClaims(storage)
+    for turn in range(2):
+        old = this_writer()
+        claims.take(old)
+        pack = f"5/state/00000-00000-{old.id}.safetensors"
+        storage.put(pack, b"pack")
+        record, seen = storage.get("5/checkpoint.json")
+        claims.fence(old.id)
+        assert sweep_files(storage, claims) == [pack]
+        assert not storage.put("5/checkpoint.json", b"late", seen), turn
+        found, _ = storage.get("5/checkpoint.json")
+        assert record is not None and found is not None and buried(found) == buried(record) | {old.id}
+        assert sweep_files(storage, claims) == [] and storage.get("5/checkpoint.json")[0] == found
+    with CheckpointManager(url) as manager:
+        assert (manager.restore(5)["w"] == np.arange(3)).all()
+
+
+def test_a_commit_that_comes_after_its_tombstone_has_gone_is_taken_back() -> None:
+    """A writer that stood still between its look and its commit for longer than a tombstone lives gets Fenced, and leaves no step."""
+    url = f"memory://object/{next(_numbers)}"
+    storage, still = ObjectStorage(url), []
+
+    class StandingStill(ObjectStorage):
+        def put(self, name: str, data: bytes, generation: bytes | None = None) -> bool:
+            while still and name == "5/checkpoint.json":
+                still.pop()()
+            return super().put(name, data, generation)
+
+    paused, claims, old = StandingStill(url), ObjectClaims(storage, claim_age_s=1e-6), this_writer()
+    claims.take(old)
+    storage.put(f"5/state/00000-00000-{old.id}00000001.safetensors", b"pack")
+    sweeps: list[list[str]] = []
+    still += [lambda: sweeps.append(sweep_files(storage, claims)), lambda: sweeps.append(sweep_files(storage, claims))]
+    still += [lambda: claims.fence(old.id)]
+    with pytest.raises(Fenced, match="its packs were swept"):
+        paused.commit("5/checkpoint.json", b'{"late": 1}', f".holdfast/{old.id}")
+    assert [len(swept) for swept in sweeps] == [1, 0] and list_steps(storage) == []
+    assert buried(storage.get("5/checkpoint.json")[0] or b"") == {old.id}
+
+
+def test_sweep_works_on_urls(url: str) -> None:
+    """`sweep` leaves the saves of a living manager alone; with `force` it takes its claim."""
+    with CheckpointManager(url) as manager:
+        manager._cleaner.wait(60)
+        put = ObjectStorage(url).put
+        put(f"9/state/00000-00000-{manager._writer.id}.safetensors", b"in flight")
+        put("9/state/00000-00000-00c0ffee.safetensors", b"of nobody")
+        found = sweep(url)
+        assert found.files == ["9/state/00000-00000-00c0ffee.safetensors"] and found.standing == [manager._writer.id] and not found.fenced
+        found = sweep(url, force=True)
+        assert found.fenced == [f"writer {manager._writer.id} was fenced by force"] and found.standing == []
+        manager.save(1, {"w": np.ones(1)})
+        with pytest.raises(Fenced):
+            manager.wait_until_finished()
+
+
+def test_a_bucket_that_is_not_there(s3: str) -> None:
+    """Is one clear error, naming the place."""
+    with pytest.raises(CheckpointError, match="s3://none/run"):
+        CheckpointManager(f"s3://none/run{s3}")
+    with pytest.raises(ValueError, match="ftp://x: expected a folder"):
+        CheckpointManager("ftp://x")
+
+
+class _Flaky(http.server.BaseHTTPRequestHandler):
+    """Passes requests on to a server, but answers the first ones of each method with an error."""
+
+    upstream = ""
+    left: dict[str, int]
+    status = 503
+
+    def _pass_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.left.get(self.command, 0) > 0:
+            self.left[self.command] -= 1
+            self._answer(self.status, {}, b"")
+            return
+        headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
+        request = urllib.request.Request(self.upstream + self.path, data=body or None, method=self.command, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as reply:
+                self._answer(reply.status, dict(reply.headers), reply.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                self._answer(error.code, dict(error.headers), error.read())
+
+    def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            if name.lower() not in ("content-length", "connection", "transfer-encoding", "server", "date"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_PUT = do_DELETE = do_HEAD = do_POST = _pass_on
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing."""
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_store_under_load_is_asked_again(s3: str, status: int) -> None:
+    """Errors that pass are retried: a save and a restore succeed although the first requests of each kind fail."""
+    upstream = s3.split("endpoint=")[1].split("&")[0]
+    handler = type("Handler", (_Flaky,), {"upstream": upstream, "left": {}, "status": status})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        url = f"s3://{BUCKET}/flaky/{next(_numbers)}?endpoint=http://127.0.0.1:{server.server_address[1]}&aws_region=us-east-1"
+        with CheckpointManager(url) as manager:
+            manager._cleaner.wait(60)
+            handler.left.update(PUT=2, GET=2)  # type: ignore[attr-defined]
+            manager.save(1, {"w": np.arange(10)})
+            try:
+                manager.wait_until_finished()
+            except (SaveFailed, CommitUnknown) as error:
+                pytest.fail(f"not retried: {error}")
+            assert np.array_equal(manager.restore(1)["w"], np.arange(10))
+            assert handler.left == {"PUT": 0, "GET": 0}  # type: ignore[attr-defined]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

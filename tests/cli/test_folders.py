@@ -1,0 +1,294 @@
+"""The commands on folders, as a new user tries them: on good, empty, foreign, damaged and missing paths."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from holdfast.checkpoint import CheckpointManager, Json, load, save
+from holdfast.cli import main
+
+FOLDER_COMMANDS = ("ls", "show", "verify", "diff", "convert", "prune", "sweep", "cp")
+
+
+def run(*arguments: object, code: int = 0) -> Result:
+    """Runs a command; asserts its exit code and that no traceback reached the user."""
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == code, (arguments, result.output, result.exception)
+    assert "Traceback" not in result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def state(k: int) -> dict[str, Any]:
+    dense = {"kernel": jnp.ones((8, 4)) * k, "bias": jnp.zeros(4, jnp.bfloat16)}
+    return {"params": {"dense": dense}, "step": k, "key": jax.random.key(k), "n": np.arange(3), "name": "x", "opt": (None, {})}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Three steps of two items, with metrics and metadata."""
+    path = tmp_path / "run"
+    with CheckpointManager(path) as manager:
+        for k in (1, 2, 3):
+            manager.save(k, items={"state": state(k), "config": Json({"lr": k})}, metrics={"loss": 1 / k}, metadata={"who": "me"})
+            manager.wait_until_finished()
+    return path
+
+
+@pytest.fixture
+def orbax_root(root: Path, tmp_path: Path) -> Path:
+    run("convert", root, tmp_path / "orbax", "--to", "orbax")
+    return tmp_path / "orbax"
+
+
+def pack_of(step: Path) -> Path:
+    return next(path for path in (step / "state").iterdir() if path.suffix == ".safetensors")
+
+
+def flip(path: Path, at: int = -5) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def arguments(command: str, path: Path, tmp_path: Path) -> list[object]:
+    """Returns what a user would type to try `command` on `path`."""
+    extra: dict[str, list[object]] = {
+        "diff": [path],
+        "convert": [tmp_path / "converted", "--to", "holdfast"],
+        "prune": ["--keep", "last:1"],
+        "cp": [tmp_path / "copied"],
+    }
+    return [command, path, *extra.get(command, [])]
+
+
+@pytest.mark.parametrize("command", FOLDER_COMMANDS)
+def test_good_empty_foreign_damaged_missing(command: str, root: Path, tmp_path: Path) -> None:
+    """Every command says a sentence that helps, with the right exit code, on each kind of path."""
+    empty, foreign = tmp_path / "empty", tmp_path / "notes"
+    empty.mkdir()
+    foreign.mkdir()
+    (foreign / "notes.txt").write_text("mine")
+    run(*arguments(command, root, tmp_path))
+    sayings = {
+        empty: "is empty: no checkpoint was saved there",
+        tmp_path / "missing": "there is nothing at",
+    }
+    for path, saying in sayings.items():
+        result = run(*arguments(command, path, tmp_path), code=3)
+        assert saying in result.output and str(path) in result.output
+    assert not (tmp_path / "missing").exists()
+    assert "it holds notes.txt" in run(*arguments(command, foreign, tmp_path), code=3).output
+    assert (foreign / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("ls", 0), ("show", 4), ("verify", 4), ("diff", 4), ("convert", 4), ("prune", 0), ("sweep", 0), ("cp", 4)]
+)
+def test_a_damaged_record(command: str, code: int, root: Path, tmp_path: Path) -> None:
+    """A damaged record is named; listing, pruning and sweeping go on around it and leave it alone."""
+    (root / "3" / "checkpoint.json").write_text("{}")
+    result = run(*arguments(command, root, tmp_path), code=code)
+    if command != "sweep":
+        assert "damaged" in result.output
+    assert (root / "3" / "checkpoint.json").read_text() == "{}" and pack_of(root / "3").exists()
+
+
+def test_ls_lists_steps_and_what_was_never_finished(root: Path, orbax_root: Path) -> None:
+    """`ls` tells whole, damaged and unfinished apart, for holdfast and for Orbax."""
+    shutil.rmtree(root / "2" / "config")
+    (root / "2" / "checkpoint.json").unlink()
+    (root / "9.orbax-checkpoint-tmp").mkdir()
+    rows = {row["name"]: row for row in json.loads(run("ls", root, "--json").output)}
+    assert [rows[name]["state"] for name in ("1", "2", "3", "9.orbax-checkpoint-tmp")] == ["whole", "unfinished", "whole", "unfinished"]
+    assert rows["3"]["metrics"] == {"loss": pytest.approx(1 / 3)} and rows["3"]["items"] == ["state", "config"] and rows["3"]["bytes"] > 100
+    assert "holdfast sweep" in run("ls", root).output
+    (row,) = json.loads(run("ls", orbax_root, "--json").output)
+    assert (row["layout"], row["step"], row["state"]) == ("orbax", 3, "whole")
+    assert json.loads(run("ls", root / "3", "--json").output)[0]["step"] == 3
+
+
+def test_show_tells_tree_values_and_statistics(root: Path, orbax_root: Path) -> None:
+    """`show` lists leaves of any layout; `--stats` reads them; `--path` and `--item` narrow it down."""
+    for path in (root, orbax_root):
+        output = run("show", path).output
+        assert "params.dense.kernel" in output and "bfloat16" in output and "loss" in output
+        found = json.loads(run("show", path, "--path", "params", "--stats", "--json").output)
+        assert [leaf["path"] for leaf in found["leaves"]] == ["params.dense.bias", "params.dense.kernel"]
+        assert found["leaves"][1]["stats"] == {"nan": 0, "inf": 0, "min": 3.0, "max": 3.0, "mean": 3.0, "bins": []}
+        assert json.loads(run("show", path, "--item", "config", "--json").output)["leaves"][0]["value"] == {"lr": 3}
+    assert "every byte is as it was written" in run("show", root, "--verify").output
+    assert "no leaf below 'nothing'" in run("show", root, "--path", "nothing", code=3).output
+    assert "has no item 'x'; it has: config, state" in run("show", root, "--item", "x", code=3).output
+    assert "has no step 7; it has 1, 2, 3" in run("show", root, "--step", 7, code=3).output
+
+
+def test_statistics_of_odd_values() -> None:
+    """NaN, infinities and empty arrays do not get in the way."""
+    from holdfast.cli.show import bars, statistics
+
+    found = statistics(np.array([np.nan, np.inf, 1.0, 2.0, 2.0]))
+    assert (found["nan"], found["inf"], found["min"], found["max"]) == (1, 1, 1.0, 2.0)
+    assert statistics(np.zeros((0, 3)))["min"] is None
+    assert bars([0, 1, 8]) == " ▁█" and bars([]) == ""
+
+
+def test_verify_names_file_and_leaf(root: Path) -> None:
+    """One flipped bit in one array: exit 4, and the sentence names the pack; `--all` finds it among the whole steps."""
+    assert "whole (holdfast" in run("verify", root).output
+    pack = pack_of(root / "2")
+    flip(pack)
+    run("verify", root)
+    result = run("verify", root, "--step", 2, code=4)
+    assert pack.name in result.output and "leaf" in result.output
+    reports = json.loads(run("verify", root, "--all", "--json", code=4).stdout)
+    assert ["error" in report for report in reports] == [False, True, False]
+    pack.write_bytes(pack.read_bytes()[:-20])
+    run("verify", root, "--step", 2, code=4)
+    pack.unlink()
+    assert pack.name in run("verify", root, "--step", 2, code=4).output
+
+
+def test_diff_finds_one_ulp_in_one_leaf_of_a_thousand(tmp_path: Path) -> None:
+    """A change in the last place of one number of one leaf is found and named, with its size."""
+    tree = {f"w{i:04}": np.full(16, i + 1, np.float32) for i in range(1000)}
+    save(tmp_path / "a", tree)
+    tree["w0617"][3] = np.nextafter(tree["w0617"][3], np.float32(np.inf))
+    save(tmp_path / "b", tree)
+    found = json.loads(run("diff", tmp_path / "a", tmp_path / "b", "--json", code=1).output)["differences"]
+    assert [(row["path"], row["what"], row["count"], row["size"]) for row in found] == [("w0617", "value", 1, 16)]
+    assert found[0]["max_abs"] == pytest.approx(6.1e-5, rel=0.01) and found[0]["max_rel"] == pytest.approx(9.9e-8, rel=0.01)
+    assert "1 leaf differs" in run("diff", tmp_path / "a", tmp_path / "b", code=1).output
+    assert "equal, bit by bit" in run("diff", tmp_path / "a", tmp_path / "a").output
+
+
+def test_diff_tells_structure_shape_dtype_and_value(tmp_path: Path) -> None:
+    """Each kind of difference has its own word."""
+    save(
+        tmp_path / "a",
+        {"same": 1, "gone": 1, "shape": jnp.ones(3), "dtype": jnp.ones(3), "value": "x", "type": 1, "nan": jnp.array([jnp.nan])},
+    )
+    save(
+        tmp_path / "b",
+        {
+            "same": 1,
+            "new": 1,
+            "shape": jnp.ones(4),
+            "dtype": jnp.ones(3, jnp.float16),
+            "value": "y",
+            "type": jnp.ones(1),
+            "nan": jnp.array([jnp.nan]),
+        },
+    )
+    found = json.loads(run("diff", tmp_path / "a", tmp_path / "b", "--json", code=1).output)["differences"]
+    words = {row["path"]: row["what"] for row in found}
+    assert words == {"gone": "only in A", "new": "only in B", "shape": "shape", "dtype": "dtype", "value": "value", "type": "type"}
+
+
+def test_convert_there_and_back_is_exact(root: Path, tmp_path: Path) -> None:
+    """holdfast to Orbax to holdfast: `diff` finds nothing, step, metrics and metadata come along."""
+    run("convert", root, tmp_path / "orbax", "--to", "orbax", "--all")
+    run("convert", tmp_path / "orbax", tmp_path / "back", "--to", "holdfast", "--all")
+    for step in (1, 2, 3):
+        run("diff", root, tmp_path / "back", "--step-a", step, "--step-b", step)
+    with CheckpointManager(tmp_path / "back") as manager:
+        assert manager.all_steps() == [1, 2, 3] and manager.metrics(2) == {"loss": 0.5} and manager.metadata(2) == {"who": "me"}
+        restored = manager.restore(3, state(0))
+    assert jax.random.key_data(restored["key"]).tolist() == jax.random.key_data(jax.random.key(3)).tolist()
+    assert run("convert", root, tmp_path / "back", "--to", "holdfast", "--all").output.count("left as it is") == 3
+    flip(pack_of(root / "2"))
+    result = run("convert", root, tmp_path / "most", "--to", "holdfast", "--all", code=4)
+    assert pack_of(root / "2").name in result.stderr and sorted(os.listdir(tmp_path / "most")) == ["1", "3"]
+    found = json.loads(run("convert", root, tmp_path / "most2", "--to", "safetensors", "--all", "--json", code=4).stdout)
+    assert len(found["converted"]) == 2 and len(found["errors"]) == 1 and sorted(os.listdir(tmp_path / "most2")) == ["1", "3"]
+    assert "already" in run("convert", root, tmp_path / "back", "--to", "holdfast", code=5).output
+    assert "already" in run("convert", root, tmp_path / "orbax", "--to", "orbax", code=5).output
+
+
+def test_convert_a_subtree_with_a_map(root: Path, tmp_path: Path) -> None:
+    """`--path` and `--map` make the file that another framework wants."""
+    names = tmp_path / "names.json"
+    names.write_text(json.dumps([[r"params\.(\w+)\.kernel", r"\1.weight"], [r"params\.(\w+)\.bias", r"\1.bias"]]))
+    run("convert", root, tmp_path / "hf", "--to", "safetensors", "--path", "params", "--map", names)
+    assert set(load(tmp_path / "hf")) == {"dense.weight", "dense.bias"}
+    names.write_text("[")
+    assert "the map is not JSON" in run("convert", root, tmp_path / "hf2", "--to", "safetensors", "--map", names, code=5).output
+    assert "no leaf below" in run("convert", root, tmp_path / "hf3", "--to", "safetensors", "--path", "zzz", code=3).output
+
+
+def test_prune_keeps_what_the_rules_say(root: Path, orbax_root: Path) -> None:
+    """`--dry-run` says and does nothing; then the same steps go; Orbax's never do."""
+    rules = "last:1,best:1:loss:max"
+    assert json.loads(run("prune", root, "--keep", rules, "--dry-run", "--json").output)["deleted"] == [2]
+    assert (root / "2" / "checkpoint.json").exists()
+    assert "deleted: 2" in run("prune", root, "--keep", rules).output
+    assert sorted(path.name for path in root.iterdir() if path.name.isdigit()) == ["1", "3"]
+    for wrong in ("first:1", "last:x", "last:0", "best:1", ""):
+        assert "--keep" in run("prune", root, "--keep", wrong, code=2).output
+    assert "none of holdfast's" in run("prune", orbax_root, "--keep", "last:1", code=3).output
+
+
+def test_sweep_takes_only_what_is_unfinished_and_dead(root: Path) -> None:
+    """Packs of a dead writer without a record go; whole steps and foreign files stay."""
+    (root / "2" / "checkpoint.json").unlink()
+    foreign = root / "7" / "notes.txt"
+    foreign.parent.mkdir()
+    foreign.write_text("mine")
+    swept = json.loads(run("sweep", root, "--json").output)
+    assert len(swept["files"]) == 2 and not (root / "2").exists()
+    assert foreign.exists() and (root / "3" / "checkpoint.json").exists()
+
+
+def test_cp_copies_verifies_and_goes_on(root: Path, orbax_root: Path, tmp_path: Path) -> None:
+    """A copy is read back; a second one copies nothing; one that was cut off goes on; a wrong file is found; no other step is replaced."""
+    copy = tmp_path / "copy"
+    assert "whole" in run("cp", root, copy).output
+    run("diff", root, copy)
+    again = json.loads(run("cp", root, copy, "--json").output)
+    assert again["written"] == [] and len(again["skipped"]) == 6
+    (copy / "2" / "checkpoint.json").unlink()
+    pack_of(copy / "2").unlink()
+    assert len(json.loads(run("cp", root, copy, "--json").output)["written"]) == 2
+    flip(pack_of(copy / "1"))
+    assert "checksum" in run("cp", root, copy, code=4).output
+    assert "another checkpoint" in run("cp", root / "3", copy / "2", code=5).output
+    run("cp", orbax_root, tmp_path / "orbax2")
+    run("diff", orbax_root, tmp_path / "orbax2")
+
+
+def test_help_version_and_completion() -> None:
+    """Every command has examples in its help; the version is told; the shell gets its completion script."""
+    for command in FOLDER_COMMANDS:
+        output = run(command, "--help").output
+        assert "Examples:" in output and "Exit codes:" in output and "--json" in output
+    assert "version" in run("--version").output
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "holdfast")],
+        env={"_HOLDFAST_COMPLETE": "bash_source", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert "_holdfast_completion" in done.stdout
+
+
+def test_no_permission_is_a_sentence(root: Path, tmp_path: Path) -> None:
+    """A path that is a file, and a place that cannot be written, are sentences too."""
+    file = tmp_path / "file"
+    file.write_text("x")
+    for command in FOLDER_COMMANDS:
+        result = CliRunner().invoke(main, [str(argument) for argument in arguments(command, file, tmp_path)])
+        assert result.exit_code in (3, 5) and "Traceback" not in result.output and str(file) in result.output, (command, result.output)
+    assert "file" in run("cp", root, file / "below", code=5).output
+    assert "file" in run("convert", root, file / "below", "--to", "orbax", code=5).output

@@ -1,0 +1,293 @@
+"""The client ends every call in time, with the right error, whatever happens to the coordinator or to its peers."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from holdfast.coordination import (
+    BarrierTimeout,
+    CoordinationClient,
+    CoordinationError,
+    CoordinationService,
+    CoordinatorLost,
+    Credentials,
+    Deadline,
+    Fenced,
+    ProcessInfo,
+    ProcessLost,
+)
+from holdfast.coordination.client.retry import Backoff
+
+
+@pytest.fixture(params=[True, False], ids=["session", "unary"])
+def session(request: pytest.FixtureRequest) -> bool:
+    """Which wire the clients speak."""
+    return bool(request.param)
+
+
+@pytest.fixture
+def service() -> Iterator[CoordinationService]:
+    with CoordinationService.spawn(2, heartbeat_timeout_s=3, shutdown_timeout_s=5, recoverable=True) as spawned:
+        yield spawned
+
+
+def join(service: CoordinationService, count: int = 2, **options: object) -> list[CoordinationClient]:
+    """Returns connected clients 0 to count-1."""
+    options = {"heartbeat_timeout_s": 3, "init_timeout_s": 20, "shutdown_timeout_s": 5, "rpc_timeout_s": 20} | options
+    clients = [CoordinationClient(service.address, index, **options) for index in range(count)]  # type: ignore[arg-type]
+    at_once([client.connect for client in clients])
+    return clients
+
+
+def at_once(calls: Sequence[Callable[[], object]]) -> list[object]:
+    """Makes calls in threads and returns their values, or the exceptions they raised."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        futures = [pool.submit(call) for call in calls]
+        return [future.exception() or future.result() for future in futures]
+
+
+def close(clients: Sequence[CoordinationClient]) -> None:
+    for client in clients:
+        client.close()
+
+
+def test_a_barrier_names_all_who_did_not_come(service: CoordinationService, session: bool) -> None:
+    """BarrierTimeout is a TimeoutError, carries the barrier's name and the missing, and its string begins with the code."""
+    clients = join(service, session=session)
+    with pytest.raises(BarrierTimeout) as caught:
+        clients[0].wait_at_barrier("save/100", 200)
+    error = caught.value
+    assert isinstance(error, TimeoutError) and error.name == "save/100"
+    assert str(error).startswith("DEADLINE_EXCEEDED: 1 of 2 at 'save/100', missing process 1")
+    assert not session or error.missing == (1,)
+    assert pickle.loads(pickle.dumps(error)).missing == error.missing
+    at_once([client.shutdown for client in clients])
+
+
+def test_a_missing_process_at_the_start_is_named(service: CoordinationService) -> None:
+    """connect() says who has not come, when its time is over."""
+    client = CoordinationClient(service.address, 0, init_timeout_s=0.5)
+    with pytest.raises(BarrierTimeout, match="missing process 1") as caught:
+        client.connect()
+    assert caught.value.missing == (1,) and caught.value.name == "connect"
+
+
+@pytest.mark.parametrize("wire", [None, True, False])
+def test_no_coordinator_is_an_error_that_says_where_and_for_how_long(wire: bool | None) -> None:
+    """CoordinatorLost with the address and the seconds tried, when nobody listens."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(CoordinatorLost, match=f"no coordinator answered at {address} for") as caught:
+            CoordinationClient(address, 0, init_timeout_s=0.5, session=wire).connect()
+    assert caught.value.address == address and 0.1 < caught.value.tried_s < 10
+
+
+def test_a_coordinator_that_dies_ends_every_call_in_flight(service: CoordinationService, session: bool) -> None:
+    """SIGKILL of the coordinator: barriers, gets and later calls raise CoordinatorLost in time; on_error hears it once."""
+    heard: list[CoordinationError] = []
+    clients = join(service, session=session, on_error=heard.append)
+    calls: list[Callable[[], object]] = [
+        lambda: clients[0].wait_at_barrier("never", 60_000),
+        lambda: clients[1].blocking_key_value_get("never", 60_000),
+        lambda: os.kill(service.pid, signal.SIGKILL),
+    ]
+    first, second, _ = at_once(calls)
+    assert isinstance(first, CoordinatorLost) and isinstance(second, CoordinatorLost)
+    assert first.address == service.address and first.tried_s >= 2
+    with pytest.raises(CoordinatorLost, match="has been silent for"):
+        clients[0].key_value_set("a", "b")
+    begun = time.monotonic()
+    with pytest.raises(CoordinatorLost):
+        clients[0].shutdown()
+    assert time.monotonic() - begun < 2
+    clients[1].close()
+    assert [type(error) for error in heard] == [CoordinatorLost, CoordinatorLost]
+
+
+def test_shutdown_ends_within_its_timeout_with_the_service_stopped(service: CoordinationService, session: bool) -> None:
+    """A coordinator that takes calls and never answers (SIGSTOP) does not hold a client that leaves."""
+    clients = join(service, session=session, shutdown_timeout_s=1, heartbeat_timeout_s=100)
+    os.kill(service.pid, signal.SIGSTOP)
+    try:
+        begun = time.monotonic()
+        with pytest.raises(CoordinationError):
+            clients[0].shutdown()
+        assert time.monotonic() - begun < 4
+        close(clients)
+    finally:
+        os.kill(service.pid, signal.SIGCONT)
+
+
+def test_a_lost_process_fails_barriers_and_needed_gets_at_once(service: CoordinationService) -> None:
+    """A peer that falls silent is ProcessLost with its number, host and silence, at the barrier, the get that needs it, and on_error."""
+    heard: list[CoordinationError] = []
+    told = threading.Event()
+    clients = join(service, host="b7", on_error=lambda error: (heard.append(error), told.set()))
+    clients[1].close()
+    barrier, get = at_once(
+        [lambda: clients[0].wait_at_barrier("b", 60_000), lambda: clients[0].blocking_key_value_get("k", 60_000, needs=[1])]
+    )
+    for error in (barrier, get):
+        assert isinstance(error, ProcessLost), error
+        assert (error.process, error.host) == (1, "b7") and error.silent_s is not None and error.silent_s >= 3
+    assert told.wait(10) and isinstance(heard[0], ProcessLost) and heard[0].process == 1
+    clients[0].shutdown()
+
+
+def test_an_error_reported_by_a_peer_reaches_all(service: CoordinationService) -> None:
+    """Leaving the context by an exception tells the others at once, with its text."""
+    told: list[CoordinationError] = []
+    news = threading.Event()
+    clients = join(service, on_error=lambda error: (told.append(error), news.set()))
+    clients[0].report_error("the disk is full")
+    assert news.wait(10)
+    assert isinstance(told[0], ProcessLost) and told[0].process == 0 and "the disk is full" in str(told[0])
+    close(clients)
+
+
+def test_every_change_of_processes_is_told_as_a_complete_list(service: CoordinationService, session: bool) -> None:
+    """Listeners see full lists, end with the truth, and stop when told to."""
+    lists: list[Sequence[ProcessInfo]] = []
+    gone = threading.Event()
+
+    def listen(processes: Sequence[ProcessInfo]) -> None:
+        lists.append(processes)
+        if processes[1].state == "DISCONNECTED":
+            gone.set()
+
+    clients = join(service, session=session)
+    clients[0].watch_processes(listen)
+    clients[1].shutdown()
+    assert gone.wait(10)
+    assert all([each.process_id for each in each_list] == [0, 1] for each_list in lists)
+    assert [each.alive for each in clients[0].process_info()] == [True, False]
+    clients[0].shutdown()
+
+
+def test_a_cancelled_barrier_fails_for_those_who_wait(service: CoordinationService, session: bool) -> None:
+    """cancel_barrier ends the wait of the others with CANCELLED, and the next use of the name is unharmed."""
+    clients = join(service, session=session)
+    waited, _ = at_once([lambda: clients[0].wait_at_barrier("c", 20_000), lambda: clients[1].cancel_barrier("c")])
+    assert isinstance(waited, CoordinationError) and waited.code == "CANCELLED"
+    at_once([client.shutdown for client in clients])
+
+
+def test_one_client_serves_many_threads(service: CoordinationService, session: bool) -> None:
+    """Sixteen threads that set, get, increment and meet at barriers of their own through two clients see only their own answers."""
+    clients = join(service, session=session)
+
+    def work(number: int) -> None:
+        mine = clients[number % 2]
+        for turn in range(20):
+            mine.key_value_set(f"t/{number}/{turn}", f"{number}:{turn}")
+            assert mine.blocking_key_value_get(f"t/{number}/{turn}", 5000) == f"{number}:{turn}"
+            mine.key_value_increment("count", 1)
+            mine.wait_at_barrier(f"b/{number // 2}", 20_000)
+
+    assert at_once([lambda n=n: work(n) for n in range(16)]) == [None] * 16
+    assert clients[0].key_value_try_get("count") == "320"
+    assert clients[0].statistics()["barriers_passed"] == 160
+    at_once([client.shutdown for client in clients])
+
+
+def test_a_session_that_breaks_is_opened_again(service: CoordinationService) -> None:
+    """A stream that ends in the middle of a barrier is no event for those who wait at it."""
+    clients = join(service)
+    stream = clients[0]._link._wire._stream  # type: ignore[union-attr]
+    waiting = at_once(
+        [lambda: clients[0].wait_at_barrier("b", 20_000), lambda: stream.end(), lambda: clients[1].wait_at_barrier("b", 20_000)]  # type: ignore[union-attr]
+    )
+    assert waiting == [None, None, None]
+    clients[0].key_value_set("a", "b")
+    assert clients[0].statistics()["reconnects"] == 1
+    at_once([client.shutdown for client in clients])
+
+
+def test_a_session_of_another_job_is_fenced() -> None:
+    """Another job, or another attempt of it, is refused in words that name both."""
+    with CoordinationService.spawn(1, job="j", attempt=2) as service:
+        for job, attempt in (("j", 1), ("k", 2)):
+            with pytest.raises(Fenced, match="job 'j', attempt 2"):
+                CoordinationClient(service.address, 0, job=job, attempt=attempt, init_timeout_s=5).connect()
+        with CoordinationClient(service.address, 0, job="j", attempt=2) as client:
+            client.report(step=3, saved_step=2, loss=0.5)
+
+
+def test_a_coordinator_without_its_memory_is_not_the_same(session: bool) -> None:
+    """A coordinator restarted on the same port without a journal is told from the first: Fenced or lost, never joined by mistake."""
+    with CoordinationService.spawn(1, heartbeat_timeout_s=4, recoverable=True) as first:
+        client = CoordinationClient(first.address, 0, heartbeat_timeout_s=4, session=session)
+        client.connect()
+        os.kill(first.pid, signal.SIGKILL)
+    port = int(first.address.rsplit(":", 1)[1])
+    with CoordinationService.spawn(1, port=port, heartbeat_timeout_s=4, recoverable=True):
+        with pytest.raises(CoordinationError, match=r"restarted without its journal|silent"):
+            client.wait_at_barrier("b", 20_000, [0])
+        client.close()
+
+
+def test_calls_before_connect_and_after_shutdown_are_refused(service: CoordinationService) -> None:
+    """FAILED_PRECONDITION, at once; a second shutdown is nothing."""
+    client = CoordinationClient(service.address, 0)
+    with pytest.raises(CoordinationError, match="FAILED_PRECONDITION: the client is not connected"):
+        client.key_value_set("a", "b")
+    client.shutdown()
+    client.shutdown()
+    with pytest.raises(CoordinationError, match="make a new one"):
+        client.connect()
+
+
+def test_a_forgotten_client_warns(service: CoordinationService) -> None:
+    """A client dropped while connected is a ResourceWarning, and its threads end."""
+    clients = join(service)
+    with pytest.warns(ResourceWarning, match="was never shut down"):
+        clients.pop(0).__class__, gc.collect()
+    close(clients)
+
+
+def test_wrong_arguments_are_the_callers_mistake() -> None:
+    """ValueError and TypeError, before anything is sent."""
+    with pytest.raises(ValueError, match="host:port"):
+        CoordinationClient("nowhere", 0)
+    with pytest.raises(ValueError, match="process_id must be in"):
+        CoordinationClient("127.0.0.1:1", 4, num_processes=4)
+    with pytest.raises(ValueError, match="go together"):
+        Credentials(tls_cert="cert.pem")
+    with pytest.raises(CoordinationError, match="cannot read the token file"):
+        CoordinationClient("127.0.0.1:1", 0, credentials=Credentials(token_file="/nonexistent")).connect()
+    with pytest.raises(TypeError, match="key must be str"):
+        CoordinationClient("127.0.0.1:1", 0).key_value_set(1, "x")  # type: ignore[arg-type]
+
+
+def test_a_deadline_is_one_budget() -> None:
+    """Parts of a deadline end with the whole; pauses grow to a bound."""
+    whole = Deadline(10)
+    assert whole.at_most(3).remaining_s() <= 3 and whole.at_most(30).remaining_s() <= 10
+    assert Deadline(0).passed() and Deadline(-1).remaining_s() == 0
+    pauses = Backoff(first_s=0.1, factor=2, most_s=1.0).pauses(seed=1)
+    seen = [next(pauses) for _ in range(10)]
+    assert all(0.05 <= pause <= 1.0 for pause in seen) and seen[-1] >= 0.5
+
+
+def test_nothing_is_left_running() -> None:
+    """After close() no thread of the client remains."""
+    before = set(threading.enumerate())
+    with CoordinationService.spawn(1) as service, CoordinationClient(service.address, 0) as client:
+        client.key_value_set("a", "b")
+    with warnings.catch_warnings():
+        deadline = Deadline(10)
+        while left := [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("holdfast")]:
+            assert not deadline.passed(), left
+            left[0].join(0.1)

@@ -1,0 +1,344 @@
+"""No stranger is let in, nobody speaks for another, and a hostile request harms only its sender."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, Fenced
+from holdfast.coordination.core.machine import Machine
+from holdfast.coordination.limits import Config
+from holdfast.coordination.server.profile_d import PROFILE_D
+from holdfast.coordination.server.profiles import PROFILE_A, PROFILE_B
+from holdfast.coordination.server.service import SESSION
+from holdfast.coordination.server.sessions import Streams
+from holdfast.proto import coordination_pb2, session_pb2
+from tests.support.cluster import Processes
+from tests.support.network import namespaces, python_in
+from tests.support.secured import (
+    FOR_ALL,
+    LIAR,
+    OWN_POOL,
+    UNARY,
+    VICTIM,
+    Secured,
+    Security,
+    at_once,
+    in_the_name_of,
+    join,
+    register,
+    secure,
+    together,
+)
+from tests.support.tls import Authority
+
+# ---- Strangers and liars -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def security(tmp_path_factory: pytest.TempPathFactory) -> Security:
+    return secure(tmp_path_factory.mktemp("security"))
+
+
+@pytest.fixture(scope="module", params=["completion-queue", "grpc.aio"])
+def secured(request: pytest.FixtureRequest, security: Security) -> Iterator[Secured]:
+    public = ("--public-api",) if request.param == "grpc.aio" else ()
+    credentials = [security.member() for _ in range(3)]
+    with ExitStack() as stack:
+        service = stack.enter_context(CoordinationService.spawn(3, recoverable=True, arguments=(*security.arguments, *public)))
+        clients = join(service.address, credentials)
+        for client in clients:
+            stack.callback(client.shutdown)
+        clients[0].key_value_set("mine", "value")
+        secured = Secured(service.address, clients, credentials, 0)
+        for process_id, shown in enumerate(credentials):
+            secured.service_incarnation = register(secured.channel(shown), shown, process_id, secured.incarnation(process_id))
+        yield secured
+
+
+def every_rpc(
+    channel: grpc.Channel, metadata: tuple[tuple[str, str], ...], body: Callable[[str], bytes], opening: session_pb2.Open
+) -> dict[str, str]:
+    """Calls every rpc, Session too, and returns how each ended."""
+    ended = {}
+    for path in UNARY:
+        try:
+            channel.unary_unary(path)(body(path), timeout=10, metadata=metadata)
+            ended[path] = "OK"
+        except grpc.RpcError as error:
+            ended[path] = error.code().name
+    frame = session_pb2.ClientFrame(open=opening).SerializeToString()
+    try:
+        next(channel.stream_stream(SESSION)(iter([frame]), timeout=10, metadata=metadata))
+        ended[SESSION] = "OK"
+    except grpc.RpcError as error:
+        ended[SESSION] = error.code().name
+    return ended
+
+
+NAMELESS = {"GetTaskState", "WatchJobState", "InsertKeyValue", "GetKeyValue", "TryGetKeyValue", "IncrementKeyValue", "GetKeyValueDir"}
+NAMELESS |= {"DeleteKeyValue", "KeyValueGet", "KeyValueSet"}
+
+
+def names_nobody(path: str) -> bool:
+    """Tells whether a call of profiles B and D says nothing of who makes it: then it is made as whoever holds its key."""
+    return not path.startswith(PROFILE_A) and path.rsplit("/", 1)[1] in NAMELESS
+
+
+@pytest.mark.parametrize("who", ["no certificate", "another authority", "plaintext", "no token", "an old token"])
+def test_a_stranger_is_served_nothing(secured: Secured, security: Security, who: str) -> None:
+    """Every rpc of every profile is refused, though the request is one that the victim would send, its key included; the job goes on."""
+    credentials = replace(security.stranger(who), key=secured.credentials[VICTIM].key)
+    opening = session_pb2.Open(process_id=VICTIM, incarnation=5)
+    with secured.channel(credentials) as channel:
+        ended = every_rpc(channel, credentials.metadata(), in_the_name_of(VICTIM, secured), opening)
+    assert set(ended.values()) == ({"UNAUTHENTICATED"} if "token" in who else {"UNAVAILABLE"}), ended
+    secured.still_serves()
+
+
+@pytest.mark.parametrize("who", ["no certificate", "another authority", "plaintext", "no token", "an old token"])
+@pytest.mark.parametrize("session", [None, False])
+def test_no_client_of_ours_joins_as_a_stranger(secured: Secured, security: Security, who: str, session: bool | None) -> None:
+    """Our own client gets an error that says why, within its time."""
+    client = CoordinationClient(secured.address, VICTIM, credentials=security.stranger(who), init_timeout_s=1, session=session)
+    with pytest.raises(CoordinationError, match=r"UNAUTHENTICATED|no coordinator answered"):
+        client.connect()
+
+
+def test_a_member_speaks_for_no_other(secured: Secured, security: Security) -> None:
+    """Process 2, who is told all incarnations, is refused on every rpc of A, B and D, and a Session, in the name of process 1."""
+    own = secured.credentials[LIAR]
+    stolen = {process.process_id: process.incarnation for process in secured.clients[LIAR].process_info()}
+    with secured.channel(own) as channel:
+        watch = coordination_pb2.WatchTasksRequest(incarnations=secured.stamp(LIAR), version_number=-1).SerializeToString()
+        told = channel.unary_unary(PROFILE_A + "WatchTasks")(watch, timeout=10, metadata=own.metadata())
+        (agent,) = [task.incarnation for task in coordination_pb2.WatchTasksResponse.FromString(told).task_state if task.task_id == VICTIM]
+        assert agent == secured.incarnation(VICTIM)  # so an incarnation proves nothing
+        body = in_the_name_of(VICTIM, secured)
+        opening = session_pb2.Open(process_id=VICTIM, incarnation=stolen[VICTIM])
+        ended = every_rpc(channel, own.metadata(), lambda path: b"" if names_nobody(path) else body(path), opening)
+    refused = {path: code for path, code in ended.items() if path not in FOR_ALL and not names_nobody(path)}
+    assert set(refused.values()) == {"PERMISSION_DENIED"}, refused
+    assert len(refused) == len(UNARY) + 1 - len(FOR_ALL) - sum(map(names_nobody, UNARY))
+    secured.still_serves()
+
+
+@pytest.mark.parametrize("keyless", [False, True], ids=["a key of its own", "no key"])
+def test_one_who_has_not_come_speaks_for_nobody(secured: Secured, security: Security, keyless: bool) -> None:
+    """A peer with certificate and token that is no process of the job is refused on every rpc of A, B and D, those that name nobody too."""
+    outsider = security.member()
+    metadata = outsider.metadata()[:1] if keyless else outsider.metadata()
+    opening = session_pb2.Open(process_id=VICTIM, incarnation=5)
+    with secured.channel(outsider) as channel:
+        ended = every_rpc(channel, metadata, in_the_name_of(VICTIM, secured), opening)
+    assert {ended.pop(path) for path in FOR_ALL} <= {"OK", "UNAVAILABLE"}
+    assert set(ended.values()) == {"PERMISSION_DENIED"}, ended
+    secured.still_serves()
+
+
+def test_our_client_is_fenced_as_another(secured: Secured, security: Security) -> None:
+    """Our client that is given a number of another, over a Session or unary calls, is told so, once; its owner is not disturbed."""
+    for session in (None, False):
+        client = CoordinationClient(secured.address, VICTIM, credentials=security.member(), init_timeout_s=20, session=session)
+        with pytest.raises(CoordinationError, match=r"PERMISSION_DENIED: process 1 is another's.*give each process a number") as caught:
+            client.connect()
+        assert isinstance(caught.value, Fenced) == (session is None)
+    secured.still_serves()
+
+
+def test_an_incarnation_of_another_is_refused(secured: Secured) -> None:
+    """A member that registers its own agent with the incarnation of another's does not become that other to profile A."""
+    own = secured.credentials[LIAR]
+    with pytest.raises(grpc.RpcError, match="process 2 came with the incarnation of another") as caught:
+        register(secured.channel(own), own, LIAR, secured.incarnation(VICTIM))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    secured.still_serves()
+
+
+class PaperStream:
+    """A Session's stream that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.session = None
+        self.key = ""
+        self.backlog_bytes = 0
+        self.frames: list[session_pb2.ServerFrame] = []
+
+    def write(self, frame: bytes) -> None:
+        self.frames.append(session_pb2.ServerFrame.FromString(frame))
+
+    def finish(self, code: int, message: str) -> None:
+        raise AssertionError(message)
+
+
+def test_a_member_answers_for_no_other() -> None:
+    """Stacks asked of process 1 are not taken from process 0, who guesses the number of the question; many ask at the price of one."""
+    machine = Machine(Config(2, 77), 0.0)
+    streams, papers = Streams(machine), [PaperStream(), PaperStream()]
+
+    def say(index: int, **frame: Any) -> None:
+        streams.frame(papers[index], session_pb2.ClientFrame(**frame).SerializeToString(), 1.0, session_pb2.StatusResponse)  # type: ignore[arg-type]
+
+    for index in range(2):
+        say(index, open=session_pb2.Open(process_id=index, incarnation=5 + index))
+    for number in range(50):
+        say(0, request=session_pb2.Request(id=number, method="Stacks", body=session_pb2.StacksRequest(task_id=1).SerializeToString()))
+    (asked,) = [frame.ask.id for frame in papers[1].frames if frame.HasField("ask")]
+    for number in range(asked + 10):
+        say(0, answer=session_pb2.Answer(id=number, body=b"forged"))
+    assert machine.replies == []
+    say(1, answer=session_pb2.Answer(id=asked, body=b"true"))
+    assert [session_pb2.StacksResponse.FromString(reply.value).stacks for reply in machine.replies] == [b"true"] * 50
+
+
+SECOND_CHANNELS = [PROFILE_A + "RegisterTask", PROFILE_B + "RegisterTask", PROFILE_D + "Connect"]
+
+
+@pytest.mark.parametrize("journal", [False, True], ids=["one life", "restarted with its journal"])
+def test_the_second_channel_is_its_owners_too(security: Security, tmp_path: Path, journal: bool) -> None:
+    """No other may register an agent beside a Session, or open a Session beside an agent, though that channel has never been there."""
+    arguments = (*security.arguments, f"--journal={tmp_path / 'journal'}") if journal else security.arguments
+    service = CoordinationService.spawn(2, recoverable=True, survivable=True, arguments=arguments)
+    port = int(service.address.rsplit(":", 1)[1])
+    shown = [security.member() for _ in range(2)]
+    liar = security.member()
+    try:
+        client = CoordinationClient(service.address, 0, credentials=shown[0])
+        with contextlib.closing(client):
+            agent = threading.Thread(target=register, args=(shown[1].channel(service.address, OWN_POOL), shown[1], 1, 7))
+            agent.start()
+            client.connect()
+            agent.join(20)
+            if journal:
+                os.kill(service.pid, signal.SIGKILL)
+                service.close()
+                service = CoordinationService.spawn(2, port=port, recoverable=True, survivable=True, arguments=arguments)
+            client.key_value_set("before", "the liar comes")
+            with liar.channel(service.address, OWN_POOL) as channel:
+                for path in SECOND_CHANNELS:
+                    body = in_the_name_of(0, Secured(service.address, [], [], 0))(path)
+                    with pytest.raises(grpc.RpcError) as caught:
+                        channel.unary_unary(path)(body, timeout=20, metadata=liar.metadata())
+                    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED, path
+                frame = session_pb2.ClientFrame(open=session_pb2.Open(process_id=1, incarnation=7)).SerializeToString()
+                with pytest.raises(grpc.RpcError, match="process 1 is another's, which has no Session now"):
+                    next(channel.stream_stream(SESSION)(iter([frame]), timeout=20, metadata=liar.metadata()))
+            register(shown[0].channel(service.address, OWN_POOL), shown[0], 0, 9)  # the owner's own agent is let in
+            with contextlib.closing(CoordinationClient(service.address, 1, credentials=shown[1])) as second:  # and the owner's own Session
+                second.connect()
+                together([client, second], "both")
+    finally:
+        service.close()
+
+
+def test_a_killed_process_comes_back_when_it_is_given_up(security: Security) -> None:
+    """Its next life brings another key: it waits until the former one has been silent for the heartbeat timeout, then it is let in."""
+    script = """
+        import os, sys
+        from holdfast.coordination import CoordinationClient, Credentials
+        CoordinationClient(sys.argv[3], 1, credentials=Credentials(*sys.argv[4:])).connect()
+        os._exit(0)
+    """
+    own = security.own
+    with CoordinationService.spawn(2, recoverable=True, heartbeat_timeout_s=2, arguments=security.arguments) as service:
+        shown = [own.token_file, own.tls_cert, own.tls_key, own.tls_ca]
+        with Processes(script, 1, arguments=[service.address, *shown]) as first:
+            with CoordinationClient(service.address, 0, credentials=security.member()) as onlooker:
+                assert first.wait(30)[0].code == 0
+                with CoordinationClient(service.address, 1, credentials=security.member(), init_timeout_s=30) as back:
+                    together([onlooker, back], "both")
+
+
+@pytest.mark.parametrize("public", [(), ("--public-api",)], ids=["completion-queue", "grpc.aio"])
+def test_a_certificate_gives_a_number(security: Security, tmp_path: Path, public: tuple[str, ...]) -> None:
+    """One that names processes speaks for these alone: nobody else comes first, over no channel, and a next life need not wait."""
+    authority = Authority(tmp_path, "naming")
+    server, token = authority.issue("server"), security.own.token_file
+    arguments = (f"--tls-cert={server.cert}", f"--tls-key={server.key}", f"--tls-ca={server.ca}", f"--token-file={token}", *public)
+
+    def holder(name: str, *processes: int) -> Credentials:
+        files = authority.issue(name, uris=[f"holdfast:process/{process}" for process in processes])
+        return Credentials(token, files.cert, files.key, files.ca)
+
+    liar, host = holder("liar", 2), holder("host", 0, 1)
+    with CoordinationService.spawn(3, recoverable=True, arguments=arguments) as service:
+        with liar.channel(service.address, OWN_POOL) as channel:  # before anybody has come
+            for path in SECOND_CHANNELS:
+                body = in_the_name_of(1, Secured(service.address, [], [], 0))(path)
+                with pytest.raises(grpc.RpcError, match="process 1 is another's: the caller's certificate names 2 alone"):
+                    channel.unary_unary(path)(body, timeout=20, metadata=liar.metadata())
+        with pytest.raises(Fenced, match="process 1 is another's: the caller's certificate names 2 alone"):
+            CoordinationClient(service.address, 1, credentials=liar).connect()
+        clients = join(service.address, [host, host, liar])
+        together(clients, "all")
+        next_life = CoordinationClient(service.address, 1, credentials=replace(host, key="another key"), init_timeout_s=20)
+        next_life.connect()
+        together([clients[0], next_life, clients[2]], "and again")
+        at_once([client.shutdown for client in (clients[0], next_life, clients[2])])
+        clients[1].close()
+
+
+def test_a_number_is_free_once_its_owner_has_left(security: Security) -> None:
+    """After shutdown a process id may be taken by whoever comes next."""
+    with CoordinationService.spawn(1, recoverable=True, linger_s=0, arguments=security.arguments) as service:
+        with CoordinationClient(service.address, 0, credentials=security.member()):
+            pass
+        with CoordinationClient(service.address, 0, credentials=security.member()) as next_one:
+            next_one.key_value_set("mine", "now")
+
+
+@pytest.mark.parametrize("other", [{"job": "other"}, {"job": "job", "attempt": 2}, {"num_processes": 5}], ids=["job", "attempt", "size"])
+def test_a_session_of_another_job_is_fenced(other: dict[str, Any]) -> None:
+    """Another job, attempt or number of processes is Fenced, at once, in words that say whose the service is."""
+    with CoordinationService.spawn(2, job="job", attempt=1) as service:
+        client = CoordinationClient(service.address, 0, **other)
+        with pytest.raises(Fenced, match=r"PERMISSION_DENIED: this service coordinates .*; process 0 belongs to "):
+            client.connect()
+
+
+LIAR_ELSEWHERE = """
+import sys
+import grpc
+from holdfast.coordination import CoordinationClient, CoordinationError, Credentials
+from holdfast.proto import coordination_pb2
+address, credentials = sys.argv[3], Credentials(*sys.argv[4:])
+try:
+    CoordinationClient(address, 1, credentials=credentials, init_timeout_s=10).connect()
+except CoordinationError as error:
+    print("session", error, flush=True)
+with credentials.channel(address, ()) as channel:
+    request = coordination_pb2.RegisterTaskRequest(incarnation=5, source_task_id=1).SerializeToString()
+    try:
+        channel.unary_unary("/xla.coordination.CoordinationService/RegisterTask")(request, timeout=10, metadata=credentials.metadata())
+    except grpc.RpcError as error:
+        print("agent", error.code().name, flush=True)
+"""
+
+
+def test_a_liar_on_another_host(security: Security, tmp_path: Path) -> None:
+    """From another network namespace, with certificate and token of the job, process 1's number is as much another's as from here."""
+    with namespaces() as network:
+        server = Authority(tmp_path, "crossing")
+        files, mine = server.issue("server", network.host), server.issue("client")
+        token = security.own.token_file
+        arguments = (f"--tls-cert={files.cert}", f"--tls-key={files.key}", f"--tls-ca={files.ca}", f"--token-file={token}")
+        shown = [Credentials(token, mine.cert, mine.key, mine.ca) for _ in range(2)]
+        with CoordinationService.spawn(2, host=network.host, recoverable=True, arguments=arguments) as service:
+            clients = join(service.address, shown)
+            python = python_in(network.names[0], tmp_path)
+            with Processes(LIAR_ELSEWHERE, 1, arguments=[service.address, token, mine.cert, mine.key, mine.ca], python=python) as liar:
+                (finished,) = liar.wait(60)
+            assert "session PERMISSION_DENIED: process 1 is another's" in finished.output, finished.output
+            assert "agent PERMISSION_DENIED" in finished.output, finished.output
+            together(clients, "still")
+            at_once([client.shutdown for client in clients])

@@ -1,0 +1,367 @@
+"""The engine of Ray, on a real Ray cluster of four fake nodes: deaths, drains, shrinking, growing, slices."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.launch import RestartPolicy, StartupTimeout
+from holdfast.launch import ray as engine
+from tests.support.paths import EXAMPLES
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(290), pytest.mark.filterwarnings("ignore")]
+if os.environ.get("CI") != "true":
+    pytest.importorskip("ray", reason='Ray is not installed: pip install "holdfast[ray]"')
+
+TRAINER = EXAMPLES / "train_digits.py"
+ENV = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+POLICY = RestartPolicy(max_failures=3, max_preemptions=10, backoff_s=0.1, grace_s=2, grow_after_s=1, startup_timeout_s=60)
+
+
+class Fleet:
+    """A Ray cluster whose nodes a test may kill, drain and replace; each has room for one process."""
+
+    def __init__(self) -> None:
+        import ray
+        from ray.cluster_utils import Cluster
+
+        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        self.address = self._cluster.address
+        self.nodes: list[Any] = []
+        ray.init(address=self._cluster.address, log_to_driver=False)
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import a test
+        self.labels: list[dict[str, str]] = []
+
+    def become(self, labels: list[dict[str, str]]) -> None:
+        """Makes the cluster one of healthy nodes with these labels, one each."""
+        for node, label in list(zip(self.nodes, self.labels, strict=True)):
+            if label not in labels or labels.count(label) < self.labels.count(label) or not self.healthy(node):
+                self.remove(node)
+        for label in labels:
+            if self.labels.count(label) < labels.count(label):
+                self.add(label)
+        self.wait_until(lambda: len(engine.cluster_nodes()) == len(labels) + 1)
+
+    def add(self, labels: dict[str, str]) -> None:
+        resources = {"TPU": 4} if labels else {}
+        self.nodes.append(self._cluster.add_node(num_cpus=1, labels=labels, resources=resources))
+        self.labels.append(labels)
+
+    def remove(self, node: Any) -> None:
+        """Kills a node as a lost machine dies."""
+        index = self.nodes.index(node)
+        del self.nodes[index], self.labels[index]
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def drain(self, node: Any, seconds: int) -> None:
+        """Gives a node a notice of preemption, by Ray's own command."""
+        command = [str(Path(sys.executable).parent / "ray"), "drain-node", "--address", self._cluster.address, "--node-id", node.node_id]
+        command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "test", "--deadline-remaining-seconds", str(seconds)]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+    @contextlib.contextmanager
+    def occupied(self, node: Any) -> Iterator[None]:
+        """Keeps something that needs no resources on a node."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        class Sitter:
+            def here(self) -> bool:
+                return True
+
+        strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+        sitter = ray.remote(num_cpus=0, scheduling_strategy=strategy)(Sitter).remote()
+        ray.get(sitter.here.remote())
+        yield
+        ray.kill(sitter)
+
+    def draining(self, node: Any) -> bool:
+        return any(seen.draining for seen in engine.cluster_nodes() if seen.node_id == node.node_id)
+
+    def healthy(self, node: Any) -> bool:
+        return any(not seen.draining for seen in engine.cluster_nodes() if seen.node_id == node.node_id)
+
+    @staticmethod
+    def wait_until(holds: Callable[[], bool], timeout_s: float = 60) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not holds():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        import ray
+
+        ray.shutdown()
+        self._cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def the_fleet() -> Iterator[Fleet]:
+    fleet = Fleet()
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture
+def fleet(the_fleet: Fleet) -> Fleet:
+    the_fleet.become([{}] * 4)
+    return the_fleet
+
+
+class Lines:
+    """Collects what a job prints."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+
+    def line(self, process: int, text: str) -> None:
+        self.text.append(f"[{process}] {text}")
+
+    def say(self, text: str) -> None:
+        self.text.append(text)
+
+
+def train(folder: str, steps: int, polite: bool = True) -> dict[str, Any]:
+    """A small job for any number of processes that divides 12: adds 1 to an array in each step. Logs (attempt, count, step, seat).
+
+    With 0 steps it runs until there is a file named end.
+    """
+    import os
+
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from holdfast import checkpoint, multihost
+
+    multihost.initialize()
+    mesh = jax.make_mesh((jax.device_count(),), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = NamedSharding(mesh, PartitionSpec("d"))
+    state = jax.jit(lambda: jnp.zeros(12), out_shardings=rows)()
+    advance = jax.jit(lambda x: x + jnp.max(x) * 0 + 1, out_shardings=rows)
+    attempt, me = os.environ["HOLDFAST_ATTEMPT"], jax.process_index()
+    policy = checkpoint.AnyOf(checkpoint.EveryNSteps(20), checkpoint.OnPreemption())
+    with checkpoint.CheckpointManager(folder + "/ckpt", save_policy=policy) as manager:
+        first = manager.latest_step() or 0
+        if first:
+            state = manager.restore(first, like=state)
+        with open(folder + "/log", "a", buffering=1) as log:
+            for step in range(first + 1, (steps or 1_000_000) + 1):
+                state = advance(state)
+                state.block_until_ready()
+                if me == 0:
+                    log.write(f"{attempt} {jax.process_count()} {step} {os.getppid()}\n")
+                manager.save(step, state, force=step == steps)
+                if not steps and step % 20 == 0 and multihost.global_max([int(os.path.exists(folder + "/end"))])[0]:
+                    break
+                if manager.reached_preemption(step):
+                    manager.wait_until_finished()
+                    if polite:
+                        raise multihost.Preempted(f"saved step {step}")
+                    return {"early": step}
+        values = [float(part) for shard in state.addressable_shards for part in shard.data]
+    multihost.shutdown()
+    return {"first": first, "count": jax.process_count(), "sum": sum(values), "slice": os.environ.get("MEGASCALE_SLICE_ID")}
+
+
+class Log:
+    """Reads what `train` logs, while it runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "log"
+
+    def rows(self) -> list[tuple[int, int, int, int]]:
+        lines = self._path.read_text().split("\n")[:-1] if self._path.exists() else []
+        return [tuple(map(int, line.split())) for line in lines]  # type: ignore[misc]
+
+    def attempts(self) -> list[tuple[int, int, int]]:
+        """Returns (processes, first step, last step) of each attempt that made a step."""
+        return [
+            (rows[0][1], rows[0][2], rows[-1][2])
+            for attempt in sorted({row[0] for row in self.rows()})
+            if (rows := [row for row in self.rows() if row[0] == attempt])
+        ]
+
+
+def run_with(folder: Path, spec: engine.JobSpec, script: Callable[[Log], None], *arguments: Any) -> engine.RayResult:
+    """Runs `train` on a thread beside, while `script` does to the cluster what it does (Ray adds nodes in the main thread only)."""
+    results: list[engine.RayResult] = []
+    thread = threading.Thread(target=lambda: results.append(engine.run(train, spec, args=(str(folder), *arguments))))
+    thread.start()
+    try:
+        script(Log(folder))
+    finally:
+        (folder / "end").touch()
+        thread.join()
+    return results[0]
+
+
+def spec(**changes: Any) -> engine.JobSpec:
+    return engine.JobSpec(**({"num_processes": 4, "min_processes": 2, "restart": POLICY, "env": ENV} | changes))
+
+
+def assert_nothing_reserved(fleet: Fleet) -> None:
+    """Every placement group is gone, and every CPU is free again."""
+    import ray
+
+    fleet.wait_until(lambda: all(group["state"] == "REMOVED" for group in ray.util.placement_group_table().values()))
+    fleet.wait_until(lambda: ray.available_resources().get("CPU", 0) == ray.cluster_resources().get("CPU", 0))
+
+
+def test_a_function_runs_on_every_process(fleet: Fleet, tmp_path: Path) -> None:
+    """Values come back by rank; the job is done; nothing stays reserved."""
+    result = engine.run(train, spec(), args=(str(tmp_path), 50))
+    assert result.outcome == "done", result.job.reasons
+    assert result.values == ({"first": 0, "count": 4, "sum": 150.0, "slice": None},) * 4
+    assert result.job.saved_step == 50
+    assert_nothing_reserved(fleet)
+
+
+def test_the_example_runs_unchanged(fleet: Fleet, tmp_path: Path) -> None:
+    """examples/train_digits.py under Ray, as under `holdfast run`."""
+    output = Lines()
+    command = [sys.executable, str(TRAINER), "--directory", str(tmp_path), "--steps", "40", "--save-every", "20"]
+    assert engine.run_command(command, spec(), output=output).outcome == "done", output.text
+    assert any("test accuracy after step 40" in line for line in output.text)
+
+
+def test_the_command_line_runs_on_a_cluster(fleet: Fleet, tmp_path: Path) -> None:
+    """`holdfast run --ray`: the output of every process with its prefix, and the exit code of the first that fails."""
+    script = "import os, sys; print('here', os.environ['HOLDFAST_NUM_PROCESSES']); sys.exit(int(sys.argv[1]))"
+    for code in (0, 3):
+        command = [
+            Path(sys.executable).parent / "holdfast",
+            "run",
+            "--ray",
+            fleet.address,
+            "-n",
+            "4",
+            "--",
+            sys.executable,
+            "-c",
+            script,
+            str(code),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == code, done.stderr
+        if code == 0:
+            assert sorted(re.findall(r"\[\d\] here 4", done.stdout)) == [f"[{rank}] here 4" for rank in range(4)]
+
+
+def test_a_killed_actor_brings_the_job_back_to_the_last_step(fleet: Fleet, tmp_path: Path) -> None:
+    """SIGKILL of an actor ends its process too; the next attempt resumes from a saved step and ends done."""
+
+    def kill(log: Log) -> None:
+        fleet.wait_until(lambda: len(log.rows()) > 0 and log.rows()[-1][2] >= 110)
+        os.kill(log.rows()[-1][3], signal.SIGKILL)
+
+    result = run_with(tmp_path, spec(), kill, 2000)
+    assert result.outcome == "done", result.job.reasons
+    (_, first, struck), (count, resumed, last) = Log(tmp_path).attempts()
+    assert (first, count, last) == (1, 4, 2000)
+    assert resumed % 20 == 1 and 100 < resumed <= struck + 1
+    assert [value["sum"] for value in result.values] == [6000.0] * 4
+
+
+def test_a_lost_node_shrinks_the_job(fleet: Fleet, tmp_path: Path) -> None:
+    """A node that vanishes with its process: the job goes on with the three that are left."""
+
+    def lose(log: Log) -> None:
+        fleet.wait_until(lambda: len(log.rows()) > 0 and log.rows()[-1][2] >= 110)
+        fleet.remove(fleet.nodes[-1])
+
+    result = run_with(tmp_path, spec(), lose, 2000)
+    assert result.outcome == "done", result.job.reasons
+    (_, _, struck), (count, resumed, last) = Log(tmp_path).attempts()
+    assert (count, last) == (3, 2000)
+    assert resumed % 20 == 1 and 100 < resumed <= struck + 1
+
+
+def test_a_drain_shrinks_to_two_and_the_nodes_return(fleet: Fleet, tmp_path: Path) -> None:
+    """Two nodes drained with a deadline: all save one step and leave, come back as two, and as four when nodes are there again."""
+
+    def drain_then_return(log: Log) -> None:
+        fleet.wait_until(lambda: len(log.rows()) > 0 and log.rows()[-1][2] >= 110)
+        going = fleet.nodes[-2:]
+        for node in going:
+            fleet.drain(node, 60)
+        fleet.wait_until(lambda: log.attempts()[-1][0] == 2)
+        for node in going:
+            fleet.remove(node)
+            fleet.add({})
+        fleet.wait_until(lambda: log.attempts()[-1][0] == 4)
+
+    result = run_with(tmp_path, spec(), drain_then_return, 0)
+    assert result.outcome == "done", result.job.reasons
+    attempts = Log(tmp_path).attempts()
+    counts = [count for count, _, _ in attempts]
+    assert counts[0] == 4 and 2 in counts and counts[-1] == 4, (counts, result.job.reasons)
+    assert [value["sum"] for value in result.values] == [3.0 * attempts[-1][2]] * 4
+    for (_, _, last), (_, first, _) in itertools.pairwise(attempts):
+        assert first == last + 1, "every step that was run was saved before the processes left"
+    assert result.job.error is None
+
+
+def test_leaving_early_after_a_notice_is_not_done(fleet: Fleet, tmp_path: Path) -> None:
+    """PRE-1: workers that save and return when they are told to go are started again, until the loop ends by itself."""
+
+    def drain(log: Log) -> None:
+        fleet.wait_until(lambda: len(log.rows()) > 0 and log.rows()[-1][2] >= 50)
+        fleet.drain(fleet.nodes[-1], 60)
+
+    result = run_with(tmp_path, spec(), drain, 2000, False)
+    assert result.outcome == "done", result.job.reasons
+    assert result.job.attempts >= 2
+    assert all("early" not in value for value in result.values)
+
+
+def test_a_gang_that_cannot_fit_times_out_once(fleet: Fleet, tmp_path: Path) -> None:
+    """ERR-2: one deadline for the gang, then StartupTimeout that says what was missing; nothing stays reserved."""
+    began = time.monotonic()
+    result = engine.run(train, spec(num_processes=5, min_processes=5, restart=RestartPolicy(startup_timeout_s=4)), args=(str(tmp_path), 5))
+    assert result.outcome == "failed"
+    assert isinstance(result.job.error, StartupTimeout)
+    assert (result.job.error.timeout_s, result.job.error.knob) == (4, "startup_timeout_s")
+    assert result.job.elapsed_s >= 4
+    assert time.monotonic() - began < 60
+    assert_nothing_reserved(fleet)
+
+
+SLICES = [{"ray.io/tpu-slice-name": f"slice-{index}", "ray.io/tpu-worker-id": str(worker)} for index in (9, 10) for worker in (0, 1)]
+
+
+def megascale() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key.startswith(("MEGASCALE_", "HOLDFAST_"))}
+
+
+def test_slices_are_numbered_and_a_draining_host_takes_its_slice_along(the_fleet: Fleet) -> None:
+    """ENV-1 to ENV-4 and PRE-2: two slices of two; with one host draining only the other slice is used, and all four keys are gone."""
+    the_fleet.become(SLICES)
+    stale = {"MEGASCALE_NUM_SLICES": "3", "MEGASCALE_PORT": "1234", "MEGASCALE_SLICE_ID": "2", "MEGASCALE_COORDINATOR_ADDRESS": "gone"}
+    sliced = spec(slices=2, resources={"CPU": 1, "TPU": 4}, env=ENV | stale)
+    seen = engine.run(megascale, sliced)
+    assert seen.outcome == "done", seen.job.reasons
+    assert [value["MEGASCALE_SLICE_ID"] for value in seen.values] == ["0", "0", "1", "1"]
+    for value in seen.values:
+        assert (value["MEGASCALE_NUM_SLICES"], value["MEGASCALE_PORT"]) == ("2", "8081")
+        assert value["MEGASCALE_COORDINATOR_ADDRESS"] == the_fleet.nodes[0].node_ip_address
+    node = the_fleet.nodes[the_fleet.labels.index(SLICES[1])]
+    with the_fleet.occupied(node):  # an idle node that is drained is gone at once
+        the_fleet.drain(node, 60)
+        the_fleet.wait_until(lambda: the_fleet.draining(node))
+        seen = engine.run(megascale, sliced)
+    assert seen.outcome == "done", seen.job.reasons
+    assert [value["HOLDFAST_NUM_PROCESSES"] for value in seen.values] == ["2", "2"]
+    assert not any(key.startswith("MEGASCALE_") for value in seen.values for key in value)

@@ -1,0 +1,143 @@
+"""The engine of Slurm, under a real slurmctld with two slurmd on loopback: the example of `make demo`, preempted and requeued."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import EXAMPLES
+from tests.support.slurm import SlurmCluster, missing_programs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(290)]
+if missing := missing_programs():
+    pytest.skip(f"Slurm is not installed ({', '.join(missing)} missing): scripts/install_system_packages.sh", allow_module_level=True)
+if os.getuid() != 0:
+    pytest.skip("slurmctld and slurmd run as root here, and we are not", allow_module_level=True)
+
+TRAINER = EXAMPLES / "train_digits.py"
+HOLDFAST = Path(sys.executable).parent / "holdfast"
+
+# The first run never ends by itself; one that was requeued ends 20 steps after where it resumes.
+SCRIPT = f"""#!/bin/bash
+export JAX_PLATFORMS=cpu
+last=$(ls ckpt 2>/dev/null | grep -E '^[0-9]+$' | sort -n | tail -1)
+[ "${{SLURM_RESTART_COUNT:-0}}" = 0 ] && steps=${{STEPS:-1000000}} || steps=$((last + 20))
+exec {HOLDFAST} slurm --coordinator-host 127.0.0.1 OPTIONS -- {sys.executable} {TRAINER} \\
+    --directory ckpt --steps $steps --save-every 20 --log log
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[SlurmCluster]:
+    with SlurmCluster() as cluster:
+        yield cluster
+
+
+class Job:
+    """A batch job of four tasks over the two nodes, in the preemptible partition."""
+
+    def __init__(self, cluster: SlurmCluster, folder: Path, *options: str, engine: str = "", steps: int | None = None) -> None:
+        self.cluster, self.folder = cluster, folder
+        export = "--export=ALL" + (f",STEPS={steps}" if steps else "")
+        self.id = cluster.submit(SCRIPT.replace("OPTIONS", engine), "-N2", "-n4", "-plow", export, *options, cwd=folder)
+
+    def output(self) -> str:
+        path = self.folder / "out"
+        return path.read_text() if path.exists() else ""
+
+    def steps(self) -> list[int]:
+        path = self.folder / "log"
+        return [json.loads(line)["step"] for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+    def state(self) -> str:
+        return self.cluster.job(self.id).get("JobState", "")
+
+    def wait_for_step(self, step: int) -> None:
+        self.cluster.wait_until(lambda: bool(self.steps()) and self.steps()[-1] >= step, f"step {step}; {self.output()[-3000:]}")
+
+    def wait_for_state(self, *states: str) -> None:
+        try:
+            self.cluster.wait_until(lambda: self.state() in states, f"state {states}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n--- out\n{self.output()}") from None
+
+    def assert_resumed_once(self) -> None:
+        """Requeued, resumed from a step that was saved, and completed once."""
+        self.wait_for_state("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        shown = self.cluster.job(self.id)
+        assert (shown["JobState"], shown["Restarts"], shown["ExitCode"]) == ("COMPLETED", "1", "0:0"), self.output()
+        resumed = {int(step) for step in re.findall(r"resumed from step (\d+)", self.output())}
+        assert len(resumed) == 1, self.output()
+        (step,) = resumed
+        steps = self.steps()
+        cut = next(i for i in range(1, len(steps)) if steps[i] != steps[i - 1] + 1 or i == steps.index(step) + 1)
+        assert steps[cut] == step + 1, (steps, self.output())
+        assert steps[-1] == step + 20
+        assert self.output().count(f"test accuracy after step {step + 20}") == 1
+
+
+def test_four_tasks_over_two_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """A job that nobody disturbs: four processes on both nodes, completed, never requeued."""
+    job = Job(slurm, tmp_path, steps=40)
+    job.wait_for_state("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
+    shown = slurm.job(job.id)
+    assert (shown["JobState"], shown["Restarts"], shown["NodeList"]) == ("COMPLETED", "0", "n[1-2]"), job.output()
+    assert set(re.findall(r"\[(\d)\] process \1 of 4", job.output())) == {"0", "1", "2", "3"}
+    assert job.steps() == list(range(1, 41))
+
+
+def test_a_higher_partition_preempts_and_the_job_comes_back(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Slurm's SIGTERM makes all save one step and leave; the job is requeued, not completed, and goes on from that very step."""
+    job = Job(slurm, tmp_path)
+    job.wait_for_step(25)
+    (tmp_path / "high").mkdir()
+    other = slurm.submit("#!/bin/sh\nsleep 2\n", "-N2", "--exclusive", "-phigh", cwd=tmp_path / "high")
+    slurm.wait_until(lambda: slurm.job(other).get("JobState") == "COMPLETED", "end of the job that preempts")
+    job.assert_resumed_once()
+    assert "preempted: stopped at step" in job.output()
+
+
+def test_a_node_set_down_requeues_the_job(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Slurm ends and requeues a job whose node is lost; it resumes from the last saved step when the node is back."""
+    job = Job(slurm, tmp_path)
+    job.wait_for_step(25)
+    slurm.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
+    job.wait_for_state("PENDING")
+    slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+    job.assert_resumed_once()
+
+
+@pytest.mark.timeout(290)
+def test_usr1_before_the_time_limit(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """The signal that comes before the time limit: all save one step, the job is requeued, resumes there, and completes once."""
+    job = Job(slurm, tmp_path, "--time=2", "--signal=B:USR1@45")  # Slurm sends it 45 to 75 s after the start
+    slurm.wait_until(lambda: slurm.job(job.id).get("Restarts") == "1", "requeue", timeout_s=200)
+    slurm.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=10")  # one notice is enough, also on a slow machine
+    job.assert_resumed_once()
+    assert "SIGUSR1" in job.output()
+    assert "preempted: stopped at step" in job.output()
+
+
+def test_a_dead_task_restarts_the_group_inside_the_allocation(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """SIGKILL of one task: no requeue; the next step of the same allocation resumes and ends done."""
+    job = Job(slurm, tmp_path, engine="--grace-s 2", steps=400)
+    job.wait_for_step(25)
+    pids = re.findall(r"process 2 of 4, pid (\d+)", job.output())
+    os.kill(int(pids[0]), 9)
+    job.wait_for_state("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
+    shown = slurm.job(job.id)
+    assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "0"), job.output()
+    assert "process 2 of 4 was ended by signal 9 in attempt 1" in job.output()
+    assert "resumed from step" in job.output()
+    assert job.steps()[-1] == 400
+
+
+def test_outside_an_allocation_it_says_so(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """One clear error, before anything is started."""
+    assert "SLURM_JOB_ID is not set" in slurm.run(str(HOLDFAST), "slurm", "--", "true")

@@ -1,0 +1,73 @@
+"""Our service and jaxlib's give the same answers to the same calls, whoever's client asks (issue 3, show 1)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.coordination import CoordinationService
+from tests.support.paths import SUPPORT
+
+SCRIPT = SUPPORT / "conformance_script.py"
+JAXLIB_SERVICE = """
+import socket, sys
+from jax._src.lib import _jax
+with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    address = "127.0.0.1:%d" % probe.getsockname()[1]
+recoverable, heartbeat_s = sys.argv[1] == "recoverable", int(sys.argv[2])
+service = _jax.get_distributed_runtime_service(address, 3, heartbeat_timeout=heartbeat_s, shutdown_timeout=10, recoverable=recoverable)
+print("coordinator at", address, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def serving(service: str, mode: str) -> Iterator[str]:
+    """Runs one of the two services in a process of its own and yields its address."""
+    heartbeat_s = 10 if mode == "recoverable" else 60
+    if service == "holdfast":
+        with CoordinationService.spawn(
+            3, heartbeat_timeout_s=heartbeat_s, shutdown_timeout_s=10, recoverable=mode == "recoverable"
+        ) as spawned:
+            yield spawned.address
+        return
+    command = [sys.executable, "-c", JAXLIB_SERVICE, mode, str(heartbeat_s)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().removeprefix("coordinator at ").strip()
+        finally:
+            process.kill()
+
+
+@functools.cache
+def outcomes(client: str, service: str, mode: str) -> dict[str, list[object]]:
+    """Runs the script and returns {name: [status, value]}."""
+    with serving(service, mode) as address:
+        command = [sys.executable, str(SCRIPT), client, address, mode]
+        finished = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    lines = [json.loads(line) for line in finished.stdout.splitlines()]
+    assert len({name for name, _, _ in lines}) == len(lines), "two outcomes of one name"
+    return {name: rest for name, *rest in lines}
+
+
+@pytest.mark.parametrize("client", ["jaxlib", "holdfast"])
+@pytest.mark.parametrize("mode", ["strict", pytest.param("recoverable", marks=pytest.mark.slow)])
+def test_both_services_answer_alike(client: str, mode: str) -> None:
+    """At least 90 outcomes of every method and documented error have the same status and value from jaxlib's service and from ours."""
+    theirs, ours = outcomes(client, "jaxlib", mode), outcomes(client, "holdfast", mode)
+    assert ours == theirs
+    assert len(ours) >= 90
+
+
+def test_our_client_stands_where_jaxlibs_does() -> None:
+    """The same script with our client and with jaxlib's, on jaxlib's service, gives the same statuses and values."""
+    assert outcomes("holdfast", "jaxlib", "strict") == outcomes("jaxlib", "jaxlib", "strict")

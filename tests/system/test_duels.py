@@ -1,0 +1,132 @@
+"""Two managers on one root: one wins each step, never a mixture; a paused writer that was fenced harms nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.checkpoint import CheckpointManager, sweep, verify
+from tests.support.cluster import Processes
+
+DUELS, ROUNDS_OF_DUELS = 50, 20  # 1,000 duels
+PAUSES, ROUNDS_OF_PAUSES = 10, 10
+
+DUELLIST = """
+import sys, json
+import numpy as np
+from holdfast.checkpoint import CheckpointManager, StepExists
+index, root, first, last = int(sys.argv[1]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+won = []
+with CheckpointManager(root) as manager:
+    for step in range(first, last):
+        print("ready", step, flush=True)
+        # Both begin each step at about the same moment: each waits for a byte that the test sends to both.
+        with open(f"{root}.go{index}", "rb") as go:
+            go.read(1)
+        try:
+            manager.save(step, {"who": np.full(2000, index), "step": np.full(10, step)})
+            manager.wait_until_finished()
+            won.append(step)
+        except StepExists:
+            pass
+print("won", json.dumps(won), flush=True)
+"""
+
+
+@pytest.mark.parametrize("turn", [pytest.param(n, marks=[pytest.mark.slow] if n else []) for n in range(ROUNDS_OF_DUELS)])
+def test_duels_have_one_winner(tmp_path: Path, turn: int) -> None:
+    """Two managers save the same steps: exactly one is acknowledged each, readable, all of it the winner's."""
+    root = tmp_path / "run"
+    first, last = turn * DUELS, (turn + 1) * DUELS
+    for index in range(2):
+        os.mkfifo(f"{root}.go{index}")
+    with Processes(DUELLIST, 2, arguments=[root, first, last]) as both:
+        for step in range(first, last):
+            for index in range(2):
+                both.wait_for(index, f"ready {step}\n")
+            with open(f"{root}.go0", "wb") as one, open(f"{root}.go1", "wb") as two:
+                one.write(b"!")
+                two.write(b"!")
+        finished = both.wait()
+    assert [one.code for one in finished] == [0, 0], finished
+    won = [set(json.loads(one.output.split("won ")[1].splitlines()[0])) for one in finished]
+    assert won[0] | won[1] == set(range(first, last)) and not won[0] & won[1]
+    with CheckpointManager(root) as manager:
+        assert manager.all_steps() == list(range(first, last))
+        for step in range(first, last):
+            got = manager.restore(step)
+            assert np.all(got["who"] == (step in won[1])) and np.all(got["step"] == step)
+    sweep(str(root))
+    assert all(len(list((root / str(step) / "state").iterdir())) == 1 for step in range(first, last)), "the loser's packs stayed"
+
+
+SLEEPER = """
+import signal, sys, threading
+import numpy as np
+from holdfast.checkpoint import CheckpointManager
+from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.coordination import Fenced
+root, steps = sys.argv[1], int(sys.argv[2])
+where = ["write", "commit"]
+for step in range(steps):
+    manager = CheckpointManager(root)
+    verb = where[step % 2]
+    do = getattr(manager._storage, verb)
+    def paused(*args, **options):
+        if verb == "write":
+            do(*args, **options)
+        # To this very thread: sent to the process, another thread may take it while this one runs on.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+        if verb == "commit":
+            do(*args, **options)
+    setattr(manager._storage, verb, paused)
+    manager.save(step, {"who": np.zeros(1000)})
+    try:
+        manager.close()
+        print("not fenced", flush=True)
+    except Fenced:
+        print("fenced", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def _sleeper(root: Path, steps: int) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", textwrap.dedent(SLEEPER), str(root), str(steps)]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("turn", [pytest.param(n, marks=[pytest.mark.slow] if n else []) for n in range(ROUNDS_OF_PAUSES)])
+def test_a_writer_paused_fenced_and_resumed_harms_nothing(tmp_path: Path, turn: int) -> None:
+    """SIGSTOP in a save, fence, another saves the same step, SIGCONT: the first gets Fenced, the step is the second's."""
+    root = tmp_path / "run"
+    with _sleeper(root, PAUSES) as sleeper:
+        assert sleeper.stdout is not None
+        for step in range(PAUSES):
+            assert os.WIFSTOPPED(os.waitpid(sleeper.pid, os.WUNTRACED)[1])
+            assert len(sweep(str(root), force=True).fenced) == 1
+            with CheckpointManager(root) as other:
+                other.save(step, {"who": np.ones(1000)})
+                other.wait_until_finished()
+                sleeper.send_signal(signal.SIGCONT)
+                assert sleeper.stdout.readline() == "fenced\n"
+                assert np.all(other.restore(step)["who"] == 1)
+                verify(root / str(step))
+    with CheckpointManager(root) as manager:
+        assert manager.all_steps() == list(range(PAUSES))
+        assert all(np.all(manager.restore(step)["who"] == 1) for step in range(PAUSES))
+    assert len(list(root.rglob("*.safetensors"))) == PAUSES

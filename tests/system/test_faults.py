@@ -1,0 +1,184 @@
+"""Real faults on real processes: every other peer has a named error in time, nobody hangs, nobody aborts (issue 3, shows 3 and 6)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from holdfast.coordination import CoordinationClient, CoordinationService, ProcessInfo
+from tests.support.cluster import Processes
+from tests.support.network import Network, namespaces, python_in
+
+HEARTBEAT_S = 3
+SETTLE_S = 2.0
+
+PEER = f"""
+import os, sys, time
+from holdfast.coordination import CoordinationClient, CoordinationError, ProcessLost, CoordinatorLost
+
+index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+client = CoordinationClient(address, index, num_processes=count, heartbeat_timeout_s={HEARTBEAT_S}, init_timeout_s=60, shutdown_timeout_s=2)
+client.connect()
+client.wait_at_barrier("start", 60_000)
+print("started", flush=True)
+try:
+    if index == 2:
+        client.blocking_key_value_get("never", 600_000)  # the victim waits too, but for something else
+    client.wait_at_barrier("all", 600_000)
+except CoordinationError as error:
+    who = error.process if isinstance(error, ProcessLost) else error.address if isinstance(error, CoordinatorLost) else None
+    print("ended", time.monotonic(), type(error).__name__, who, flush=True)
+client.close()
+"""
+
+
+def ends(processes: Processes, index: int, timeout_s: float = 60) -> tuple[float, str, str]:
+    """Waits for a peer's error and returns (monotonic time, its type, whom it names)."""
+    processes.wait_for(index, "ended", timeout_s)
+    line = next(line for line in processes.output(index).splitlines() if line.startswith("ended"))
+    _, when, kind, who = line.split()
+    return float(when), kind, who
+
+
+# ---- Network namespaces ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    with namespaces(3) as network:
+        yield network
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param("SIGSTOP", marks=pytest.mark.slow), "SIGKILL", "link down", pytest.param("packet drop", marks=pytest.mark.slow)]
+)
+def test_every_other_peer_has_a_named_error_in_time(fault: str, network: Network, tmp_path: Path) -> None:
+    """One of three peers in namespaces of their own goes silent: the others name it within the heartbeat timeout + 2 s."""
+    with CoordinationService.spawn(3, host=network.host, heartbeat_timeout_s=HEARTBEAT_S, recoverable=True) as service:
+        groups = [
+            Processes(
+                PEER.replace("int(sys.argv[1])", str(index)).replace("int(sys.argv[2])", "3"),
+                1,
+                arguments=[service.address],
+                python=python_in(name, tmp_path),
+            )
+            for index, name in enumerate(network.names)
+        ]
+        try:
+            for group in groups:
+                group.wait_for(0, "started")
+            victim, others = groups[2], groups[:2]
+            begun = time.monotonic()
+            if fault.startswith("SIG"):
+                victim.kill(0, getattr(signal, fault))
+            elif fault == "link down":
+                network.unplug(2)
+            else:
+                network.drop(2)
+            for group in others:
+                when, kind, who = ends(group, 0)
+                assert (kind, who) == ("ProcessLost", "2")
+                assert when - begun <= HEARTBEAT_S + SETTLE_S
+            if not fault.startswith("SIG"):
+                when, kind, who = ends(victim, 0)
+                assert (kind, who) == ("CoordinatorLost", service.address)
+                assert when - begun <= HEARTBEAT_S + SETTLE_S
+            codes = [group.wait(30)[0].code for group in groups if group is not victim or not fault.startswith("SIG")]
+            assert set(codes) == {0}
+        finally:
+            for group in groups:
+                group.__exit__(None, None, None)
+
+
+# ---- The coordinator dies and comes back -------------------------------------------------------------------------------------------
+
+STEPPER = """
+import sys
+from holdfast.coordination import CoordinationClient
+
+index, count, address, session = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4] == "session"
+client = CoordinationClient(address, index, heartbeat_timeout_s=30, init_timeout_s=60, shutdown_timeout_s=20, session=session)
+with client:
+    for step in range(200):
+        client.key_value_set(f"step/{step}/{index}", str(step))
+        client.wait_at_barrier("step", 60_000)
+        seen = client.key_value_dir_get(f"step/{step}")
+        assert [value for _, value in seen] == [str(step)] * count, (step, seen)
+        if step % 10 == 0:
+            print("step", step, flush=True)
+    print("breaks", client.statistics()["breaks"], flush=True)
+"""
+
+
+@pytest.mark.parametrize("wire", ["session", pytest.param("unary", marks=pytest.mark.slow)])
+def test_a_coordinator_killed_and_restarted_loses_and_doubles_no_barrier(wire: str, tmp_path: Path) -> None:
+    """Three SIGKILLs in 200 steps: the job finishes, and behind each step's barrier every process's key of that step is there."""
+    arguments = (f"--journal={tmp_path / 'journal'}",)
+    options = {"heartbeat_timeout_s": 30, "recoverable": True, "survivable": True, "arguments": arguments}
+    service = CoordinationService.spawn(3, **options)  # type: ignore[arg-type]
+    port = int(service.address.rsplit(":", 1)[1])
+    try:
+        with Processes(STEPPER, 3, arguments=[service.address, wire]) as processes:
+            for step in (30, 80, 130):
+                processes.wait_for(step % 3, f"step {step}")
+                os.kill(service.pid, signal.SIGKILL)
+                service.close()
+                service = CoordinationService.spawn(3, port=port, **options)  # type: ignore[arg-type]
+            finished = processes.wait(90)
+            assert [each.code for each in finished] == [0, 0, 0], [each.output[-1500:] for each in finished]
+            assert all("breaks 0" not in each.output for each in finished)
+    finally:
+        service.close()
+
+
+RETURNER = """
+import sys
+from holdfast.coordination import CoordinationClient, CoordinationError
+
+def tell(error):
+    print("told", type(error).__name__, error.code, flush=True)
+
+client = CoordinationClient(sys.argv[3], int(sys.argv[1]), heartbeat_timeout_s=3, init_timeout_s=60, shutdown_timeout_s=5, on_error=tell)
+client.connect()
+print("up", flush=True)
+try:
+    client.blocking_key_value_get("end", 60_000)
+    print("told nothing", flush=True)
+except CoordinationError as error:
+    print("call ended", error.code, flush=True)
+client.close()
+"""
+
+
+@pytest.mark.parametrize(("recoverable", "outcome"), [(True, "told nothing"), (False, "told Fenced ABORTED")])
+def test_a_process_that_was_given_up_comes_back_or_is_fenced(recoverable: bool, outcome: str) -> None:
+    """Stopped beyond its heartbeat timeout and continued: where the job is recoverable it goes on, else it learns that it was given up."""
+    back, lost = threading.Event(), threading.Event()
+
+    def listen(processes: Sequence[ProcessInfo]) -> None:
+        if processes[0].state == "ERROR":
+            lost.set()
+        elif lost.is_set() and processes[0].alive:
+            back.set()
+
+    with CoordinationService.spawn(2, heartbeat_timeout_s=3, recoverable=recoverable) as service:
+        with Processes(RETURNER, 1, arguments=[service.address]) as processes:
+            onlooker = CoordinationClient(service.address, 1, heartbeat_timeout_s=30, on_process_change=listen)
+            with contextlib.closing(onlooker):
+                onlooker.connect()
+                processes.wait_for(0, "up")
+                processes.kill(0, signal.SIGSTOP)
+                assert lost.wait(15)
+                processes.kill(0, signal.SIGCONT)
+                if recoverable:
+                    assert back.wait(15)
+                    onlooker.key_value_set("end", "1")
+                processes.wait_for(0, outcome, 30)
+                assert processes.wait(20)[0].code == 0

@@ -1,0 +1,186 @@
+"""Values of the host in a job of several processes: one copy of what is equal, a refusal of what differs, a copy each on request."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import textwrap
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from holdfast.checkpoint import CheckpointManager, HostileCheckpoint, Options, TreeMismatch, load, save, verify
+from holdfast.checkpoint.format.record import parse_record
+from tests.support.checkpointing import run_together
+
+MINE = """
+def mine(index):
+    # What each process keeps for itself: of every kind, beside what all share.
+    return {
+        "reader": {
+            "at": 1000 + index, "seen": np.arange(5, dtype=np.int64) * (index + 1), "scale": np.float32(index + 0.5),
+            "key": jax.random.key(index), "on": jnp.arange(3.0) + index, "name": f"host {index}", "empty": np.zeros((0, 2)),
+            "raw": bytes([index]), "wide": np.full((3, 2), index, jnp.bfloat16), "whole": jnp.int32(index),
+        }
+    }
+
+def check_mine(got, index):
+    want, got = mine(index)["reader"], got["reader"]
+    for name, value in want.items():
+        found = got[name]
+        if name == "key":
+            value, found = jax.random.key_data(value), jax.random.key_data(found) if isinstance(found, jax.Array) else found
+        if isinstance(value, (str, bytes, int)):
+            assert type(found) is type(value) and found == value, (name, found)
+        else:
+            assert np.asarray(found).tobytes() == np.asarray(value).tobytes(), (name, found)
+            assert (found.shape, found.dtype) == (value.shape, value.dtype), name
+    return True
+
+OPTIONS = Options(per_process=lambda path: path.startswith("reader."))
+"""
+
+ROUND_TRIP = """
+with CheckpointManager(root, options=OPTIONS) as manager:
+    for step in (1, 2):
+        manager.save(step, state(step) | mine(10 * step + index))
+    manager.wait_until_finished()
+    got = manager.restore(2, state(2) | mine(0))
+    assert same(got, 2) and check_mine(got, 20 + index) and isinstance(got["reader"]["on"], jax.Array)
+    assert check_mine(manager.restore(1), 10 + index)
+    assert check_mine(manager.restore(2, state(2) | mine(0), process=1 - index), 21 - index)
+    assert check_mine(load(f"{root}/2", types=[]), 20 + index)
+    once = manager.restore(2, state(2) | mine(0), read_once=True)
+    assert same(once, 2) and check_mine(once, 20 + index)
+    spread = jax.ShapeDtypeStruct((3,), jnp.float32, sharding=NamedSharding(mesh, P()))
+    error = goes(lambda: manager.restore(2, {"reader": {"on": spread}}, partial=True), TreeMismatch)
+    assert error.leaf == "reader.on" and "each keeps its own" in str(error), error
+with CheckpointManager(f"{root}-all", options=Options(per_process=lambda path: path == "w")) as manager:
+    error = goes(lambda: manager.save(1, state(1)), UnsupportedLeaf)
+    assert error.leaf == "w" and "leave it out of per_process" in str(error)
+"""
+
+
+def test_a_value_of_each_process(tmp_path: Path) -> None:
+    """Two processes keep values of their own of every kind in one tree with shared ones: each gets its own back, or another's on request.
+
+    On another number of processes it is an error that says what is there; `process` takes one's copy, a predicate leaves them out.
+    """
+    run_together(MINE + ROUND_TRIP, 2, tmp_path / "r")
+    root = tmp_path / "r"
+    verify(root / "2")
+    record = parse_record((root / "2" / "checkpoint.json").read_bytes(), "")
+    kept = {leaf.path: leaf for leaf in record.items["state"].leaves if leaf.per_process}
+    assert len(kept) == 10 and kept["reader.seen"].shape == (2, 5) and kept["reader.at"].value == (1020, 1021)
+    files = {file.name.split("/")[1][:5] for file in record.items["state"].files}
+    assert files == {"00000", "00001"}, "each process writes its own"
+
+    with CheckpointManager(root, options=Options(read_only=True)) as manager:
+        with pytest.raises(
+            TreeMismatch, match=r"kept per process and is there for 2 processes, not for each of 1 processes; .* process=0 to 1"
+        ):
+            manager.restore(2)
+        got = manager.restore(2, process=1)
+        assert got["reader"]["at"] == 1021 and (got["reader"]["seen"] == np.arange(5) * 22).all() and got["name"] == "net"
+        with pytest.raises(TreeMismatch, match="not of process 2"):
+            manager.restore(2, process=2)
+        shared = manager.restore(2, partial=lambda path: not path.startswith("reader."))
+        assert shared["name"] == "net" and shared["reader"]["at"] is None
+    wanted, rename = {"at": 0, "seen": np.zeros(5, np.int64)}, {"reader.at": "at", "reader.seen": "seen"}
+    renamed = load(root / "2", wanted, rename=rename, partial=True, process=1)
+    assert renamed["at"] == 1021 and (renamed["seen"] == np.arange(5) * 22).all()
+    like = {"reader": {"seen": np.zeros(5, np.int64), "on": jax.ShapeDtypeStruct((3,), jnp.float32)}}
+    got = load(root / "2", like, partial=True, process=0)
+    assert (got["reader"]["seen"] == np.arange(5) * 21).all() and (got["reader"]["on"] == jnp.arange(3.0) + 20).all()
+
+
+class Reader:
+    """A data iterator."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def get_state(self) -> int:
+        return self.at
+
+    def set_state(self, state: int) -> None:
+        self.at = state
+
+
+def test_the_state_of_each_reader(tmp_path: Path) -> None:
+    """An iterator's state is each process's own too: on another number of processes it is an error, unless one is chosen."""
+    script = inspect.getsource(Reader) + textwrap.dedent("""
+    with CheckpointManager(root) as manager:
+        manager.save(1, items={"data": Reader(70 + index), "note": Json({"of": index})})
+        manager.wait_until_finished()
+        assert manager.restore(1, like=Reader(0), item="data").at == 70 + index
+        assert manager.restore(1, like=Reader(0), item="data", process=1).at == 71
+        assert manager.restore(1, item="note") == {"of": 0} and manager.restore(1, item="note", process=1) == {"of": 1}
+    """)
+    run_together(script, 2, tmp_path)
+    with CheckpointManager(tmp_path, options=Options(read_only=True)) as manager:
+        with pytest.raises(TreeMismatch, match=r"'data' has a state for each of 2 processes, and this job has 1; .* process=0 to 1"):
+            manager.restore(1, like=Reader(0), item="data")
+        assert manager.restore(1, like=Reader(0), item="data", process=1).at == 71
+
+
+def test_alone_it_is_a_job_of_one(tmp_path: Path) -> None:
+    """One process may keep values per process too: the record says so, and they come back as they were."""
+    tree = {"mine": {"a": jnp.arange(4.0), "n": 7}, "w": np.ones(3)}
+    save(tmp_path, tree, per_process=lambda path: path.startswith("mine."))
+    got = load(tmp_path, tree)
+    assert got["mine"]["n"] == 7 and isinstance(got["mine"]["a"], jax.Array) and (got["mine"]["a"] == jnp.arange(4.0)).all()
+    assert (load(tmp_path)["mine"]["a"] == np.arange(4.0)).all()
+    record = json.loads((tmp_path / "checkpoint.json").read_text())
+    assert [leaf.get("per_process", False) for leaf in record["items"]["state"]["leaves"]] == [True, True, False]
+
+
+@pytest.mark.parametrize("change", [{"per_process": 1}, {"per_process": True, "shape": []}])
+def test_a_record_that_lies_about_it(tmp_path: Path, change: dict[str, object]) -> None:
+    """A leaf that is kept per process without an axis for them, or not by a truth value, is hostile."""
+    from crc32c import crc32c
+
+    save(tmp_path, {"a": np.float32(3.0)}, per_process=lambda _: True)
+    record = json.loads((tmp_path / "checkpoint.json").read_text())
+    record["items"]["state"]["leaves"][0] |= change
+    del record["crc32c"]
+    body = json.dumps(record, separators=(",", ":"))[:-1].encode()
+    (tmp_path / "checkpoint.json").write_bytes(body + b',"crc32c":"%08x"}\n' % crc32c(body))
+    with pytest.raises(HostileCheckpoint):
+        load(tmp_path)
+
+
+DIFFER = """
+def refused(tree, leaf, says):
+    # Both ways to save refuse it, on both processes, and the next save goes well.
+    for call in (lambda: save(f"{root}/once", tree), lambda: (manager.save(7, tree), manager.wait_until_finished())):
+        error = goes(call, SaveFailed)
+        assert error.leaf == leaf and error.process == 1, (error.leaf, error.process)
+        assert says in str(error), error
+    assert manager.all_steps() == []
+
+both, LOCAL = state(1), "(numpy, a value of each host)"
+with CheckpointManager(f"{root}/many") as manager:
+    refused(both | {"n": np.zeros(3 + index)}, "n", f"The leaf 'n' is float64[3] {LOCAL} on process 0 and float64[4] {LOCAL} on process 1")
+    refused(both | {"n": np.zeros(3, [np.float32, np.int8][index])}, "n", f"float32[3] {LOCAL} on process 0 and int8[3] {LOCAL}")
+    refused(both | ({"extra": 1} if index else {}), "extra", "The leaf 'extra' is on process 1 and not on process 0")
+    says = "float32[2, 1024] (array, (x) on x=2) on process 0 and float32[1024] (array, replicated on x=2) on process 1"
+    refused(both | {"r": both["r"] if index else both["w"]}, "r", says)
+    zero, first = np.zeros(4, np.float32), NamedSharding(Mesh(jax.devices()[:1], "x"), P())
+    one = jax.make_array_from_callback((4,), first, lambda i: zero, dtype=zero.dtype)
+    refused(both | {"n": one}, "n", "a value of each host) on process 0 and float32[4] (array, replicated on x=1) on process 1")
+    refused(both | {"n": [both["n"]] if index else (both["n"],)}, "", "planned another save")
+    refused(both | {"n": np.arange(3) + index}, "n", "'n' is local to each process and differs on processes [1] from process 0")
+    refused(both | {"name": f"net{index}"}, "name", "keep it per process: Options(per_process=...)")
+    manager.save(7, both)
+    manager.wait_until_finished()
+    assert same(manager.restore(7, both), 1)
+"""
+
+
+def test_what_differs_is_named(tmp_path: Path) -> None:
+    """Where the processes' trees differ in a leaf, its shape, dtype or sharding, or a local value, every process is told which leaf."""
+    run_together(DIFFER, 2, tmp_path)

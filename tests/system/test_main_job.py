@@ -1,0 +1,87 @@
+"""The main job, end to end: four processes train on real digits, one is preempted, and the run goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from holdfast.checkpoint import load, verify
+from tests.support.paths import ROOT
+
+STEPS, SAVE_EVERY = 70, 20
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """examples/demo.py as a module, working in a folder of its own with fewer steps."""
+    spec = importlib.util.spec_from_file_location("demo", ROOT / "examples" / "demo.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.FOLDER, module.STEPS, module.SAVE_EVERY = tmp_path_factory.mktemp("demo"), STEPS, SAVE_EVERY  # type: ignore[attr-defined]
+    return module
+
+
+@pytest.fixture(scope="module")
+def runs(demo: ModuleType) -> dict[str, Any]:
+    """Four runs: uninterrupted; preempted at a random step; and from there resumed on four processes and on two."""
+    reports = {}
+    code, reports["whole"] = demo.run("whole", 4, "whole")
+    assert code == 0
+    code, reports["preempted"] = demo.run("preempted", 4, "four", preempt_at=random.randrange(5, STEPS - 20))
+    assert code == demo.PREEMPTED
+    for suffix in ("", ".jsonl"):
+        copy = shutil.copytree if not suffix else shutil.copy
+        copy(demo.FOLDER / f"four{suffix}", demo.FOLDER / f"two{suffix}")
+    for name, processes in (("four", 4), ("two", 2)):
+        code, reports[name] = demo.run(name, processes, name)
+        assert code == 0
+    return {"folder": demo.FOLDER, **reports}
+
+
+def _losses(path: Path) -> dict[int, float]:
+    return {entry["step"]: entry["loss"] for entry in map(json.loads, path.read_text().splitlines())}
+
+
+def test_all_stop_at_one_step_and_it_is_saved(runs: dict[str, Any]) -> None:
+    """The preempted job stopped before its end, at a step from which the resumed ones began."""
+    stopped = runs["preempted"]["last"]
+    assert 5 <= stopped < STEPS
+    assert runs["four"]["first"] == runs["two"]["first"] == stopped + 1
+
+
+def test_an_interrupted_run_ends_bit_identical(runs: dict[str, Any]) -> None:
+    """On the same number of processes, parameters and optimizer state are the uninterrupted run's, bit for bit."""
+    whole, four = load(runs["folder"] / "whole" / str(STEPS)), load(runs["folder"] / "four" / str(STEPS))
+    assert jax.tree.structure(whole) == jax.tree.structure(four)
+    for expected, found in zip(jax.tree.leaves(whole), jax.tree.leaves(four), strict=True):
+        assert np.asarray(expected).tobytes() == np.asarray(found).tobytes()
+    assert _losses(runs["folder"] / "whole.jsonl") == _losses(runs["folder"] / "four.jsonl")
+
+
+def test_a_run_resumed_on_two_processes_follows_the_same_curve(runs: dict[str, Any]) -> None:
+    """With another sharding, every later loss is within 1e-5 relative and 1e-6 absolute of the uninterrupted run's."""
+    whole, two = _losses(runs["folder"] / "whole.jsonl"), _losses(runs["folder"] / "two.jsonl")
+    steps = sorted(whole)
+    assert steps == sorted(two) == list(range(1, STEPS + 1))
+    np.testing.assert_allclose([two[s] for s in steps], [whole[s] for s in steps], rtol=1e-5, atol=1e-6)
+    assert runs["two"]["accuracy"] == pytest.approx(runs["whole"]["accuracy"], abs=0.01)
+
+
+def test_what_was_saved_verifies(runs: dict[str, Any]) -> None:
+    """Every kept step of every run passes its checksums."""
+    for name in ("whole", "four", "two"):
+        steps = [path for path in (runs["folder"] / name).iterdir() if path.name.isdigit()]
+        assert len(steps) == 3, "KeepLast(3)"
+        for step in steps:
+            verify(step)
