@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from holdfast.checkpoint.format.files import FileReport, ItemReport, pack_name
 from holdfast.checkpoint.format.record import parse_record
-from holdfast.checkpoint.saving.plan import Layout, Leaf, make_plan
+from holdfast.checkpoint.saving.plan import Leaf, ShardPlacement, make_plan
 from holdfast.checkpoint.saving.planner import Planner
 from holdfast.checkpoint.saving.record_builder import build_record
 
@@ -45,7 +45,7 @@ def small_leaves() -> None:
 def many_processes() -> None:
     ranks, me = np.arange(PROCESSES), 7
     spread = [(PROCESSES, 1), ranks[:, None]], [(1,), ranks[None, :]], [(64, 1), ranks.reshape(64, 64)], [(256, 16), ranks[:, None]]
-    layouts = [Layout(parts, held, np.where(held == me, 0, -1)) for parts, held in spread]
+    layouts = [ShardPlacement(parts, held, np.where(held == me, 0, -1)) for parts, held in spread]
     shapes = [(8192, 4096), (4096,), (8192, 1024), (8192, 8192)]
     leaves = [Leaf(f"layer{i}.w", "array", "bfloat16", shapes[i % 4], 2, layouts[i % 4]) for i in range(1000)]
     tree = {"kind": "dict", "keys": [leaf.path for leaf in leaves], "nodes": list(range(1000))}

@@ -23,7 +23,6 @@ from .policy import (
     AtSteps,
     EveryNSeconds,
     EveryNSteps,
-    Facts,
     KeepAll,
     KeepAnyOf,
     KeepBest,
@@ -31,11 +30,12 @@ from .policy import (
     KeepLast,
     KeepPolicy,
     OnPreemption,
+    PolicyContext,
     SavePolicy,
     StepFacts,
 )
 from .restoring.match import SAVED
-from .restoring.restore import Report
+from .restoring.restore import VerifyReport
 from .steps.garbage import Swept, sweep
 from .watch import iterate_steps, wait_for_new_step
 
@@ -49,7 +49,6 @@ __all__ = [
     "Corrupt",
     "EveryNSeconds",
     "EveryNSteps",
-    "Facts",
     "HostileCheckpoint",
     "Json",
     "KeepAll",
@@ -61,9 +60,9 @@ __all__ = [
     "Node",
     "OnPreemption",
     "Options",
+    "PolicyContext",
     "Progress",
     "ProgressBar",
-    "Report",
     "SaveFailed",
     "SavePolicy",
     "StepExists",
@@ -73,6 +72,7 @@ __all__ = [
     "Swept",
     "TreeMismatch",
     "UnsupportedLeaf",
+    "VerifyReport",
     "iterate_steps",
     "load",
     "save",

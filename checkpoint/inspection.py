@@ -9,7 +9,7 @@ import re
 from .errors import StepNotFound
 from .format.record import Record, read_record
 from .layouts.detect import open_source
-from .restoring.restore import Report, verify_step
+from .restoring.restore import VerifyReport, verify_step
 from .storage.base import Storage
 from .storage.path import join, open_storage
 from .storage.tombstone import RECORD_NAME
@@ -18,7 +18,7 @@ log = logging.getLogger("holdfast.checkpoint")
 _STEP = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
-def verify(path: str | os.PathLike[str]) -> Report:
+def verify(path: str | os.PathLike[str]) -> VerifyReport:
     """Reads every byte of the checkpoint in `path` (of a root: its latest step) and checks it; raises as `load` does."""
     try:
         return verify_step(*open_checkpoint(path))

@@ -26,14 +26,14 @@ from .layouts.detect import ForeignSteps, find_foreign_steps
 from .options import Options, Statistics
 from .policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule
 from .restorer import Restorer
-from .restoring.per_process import Own
-from .restoring.restore import How
-from .saving.async_saver import Flight
-from .saving.commit import Desk, Save
-from .saving.scheduler import Decider
-from .saving.stager import Preparer
-from .steps.garbage import Cleaner, sweep_files
-from .steps.index import Shelf
+from .restoring.per_process import PerProcessSelection
+from .restoring.restore import RestoreOptions
+from .saving.async_saver import AsyncSaver
+from .saving.commit import SaveContext, SaveRequest
+from .saving.scheduler import SaveScheduler
+from .saving.stager import SaveStager
+from .steps.garbage import BackgroundWorker, sweep_files
+from .steps.index import StepIndex
 from .steps.object_claims import open_claims
 from .steps.opening import open_root
 from .storage.path import open_storage
@@ -72,11 +72,11 @@ class CheckpointManager:
         self._writer = opened.writer
         self._foreign = ForeignSteps(self._storage, opened.foreign)
         self._statistics = Statistics()
-        self._cleaner = Cleaner()
-        self._shelf = Shelf(self._storage, self._keep, opened.steps, self._cleaner, self._statistics, deletes=self._is_writing_primary)
-        self._preparer = Preparer(self._storage, self._group, self._options)
+        self._cleaner = BackgroundWorker()
+        self._shelf = StepIndex(self._storage, self._keep, opened.steps, self._cleaner, self._statistics, deletes=self._is_writing_primary)
+        self._preparer = SaveStager(self._storage, self._group, self._options)
         self._counter = 0
-        desk = Desk(
+        desk = SaveContext(
             self._storage,
             self._group,
             self._writer.id,
@@ -84,8 +84,8 @@ class CheckpointManager:
             self._options.check_free_space,
             lambda save: self._shelf.superfluous(StepFacts(save.step, save.metrics)),
         )
-        self._flight = Flight(desk, self._preparer.meter, self._settled)
-        self._decider = Decider(
+        self._flight = AsyncSaver(desk, self._preparer.meter, self._settled)
+        self._decider = SaveScheduler(
             save_policy,
             self._group,
             f"checkpoint/{self._writer.id}/soon",
@@ -151,7 +151,7 @@ class CheckpointManager:
         self._flight.join()
         earlier = self._flight.take_error()
         self._counter += 1
-        save = Save(self._counter, step, f"{self._writer.id}{self._counter:08x}", overwrite)
+        save = SaveRequest(self._counter, step, f"{self._writer.id}{self._counter:08x}", overwrite)
         try:
             if step in self._foreign:
                 raise StepExists(f"step {step} of {self._storage.root} was written by another library; save another step", step=step)
@@ -204,7 +204,7 @@ class CheckpointManager:
     def _exists(self, step: int) -> bool:
         return step in self._shelf if self._group.count > 1 else has_record(self._storage, step)
 
-    def _break(self, save: Save, error: Exception) -> None:
+    def _break(self, save: SaveRequest, error: Exception) -> None:
         """Lets the other processes know that this one cannot take part; alone, there is nobody to tell."""
         for _, snapshot in save.trees.values():
             snapshot.release()
@@ -212,12 +212,12 @@ class CheckpointManager:
             save.trees, save.values, save.broken = {}, {}, error
             self._start(save)
 
-    def _start(self, save: Save) -> None:
+    def _start(self, save: SaveRequest) -> None:
         self._decider.started(save.step)
         self._group.report(step=save.step)
         self._flight.start(save)
 
-    def _settled(self, save: Save, gone: Sequence[int]) -> None:
+    def _settled(self, save: SaveRequest, gone: Sequence[int]) -> None:
         """Takes note of how a save ended, on its thread."""
         if save.error is not None:
             self._statistics.add(saves_failed=1)
@@ -304,9 +304,9 @@ class CheckpointManager:
 
         Blocks. Raises StepNotFound, StepGone, TreeMismatch, Corrupt, HostileCheckpoint.
         """
-        own = Own(self._group.index, self._group.count) if process is None else Own(operator.index(process))
+        own = PerProcessSelection(self._group.index, self._group.count) if process is None else PerProcessSelection(operator.index(process))
         memory = self._options.host_memory_bytes
-        how = How(partial=partial, cast=cast, types=types, read_once=read_once, own=own, host_memory_bytes=memory)
+        how = RestoreOptions(partial=partial, cast=cast, types=types, read_once=read_once, own=own, host_memory_bytes=memory)
         chosen = None if step is None else _checked(step)
         return self._restorer.restore(chosen, like, item, how, fallback=fallback, hold_s=hold_s)
 

@@ -18,8 +18,8 @@ from .format.rename import Names
 from .inspection import open_checkpoint
 from .layouts.detect import open_source, restore_source
 from .options import Options
-from .restoring.per_process import Own
-from .restoring.restore import How, restore_item
+from .restoring.per_process import PerProcessSelection
+from .restoring.restore import RestoreOptions, restore_item
 from .saving.pack_writer import write_snapshot
 from .saving.plan import Plan
 from .saving.plan_mismatch import PlansDiffer, check_reports, explain, hear
@@ -31,7 +31,7 @@ from .steps.claims import FOLDER, Writer
 from .steps.object_claims import open_claims
 from .steps.opening import open_root
 from .storage.base import Storage
-from .storage.path import Place, open_storage
+from .storage.path import StorePath, open_storage
 from .storage.tombstone import RECORD_NAME
 
 
@@ -61,7 +61,7 @@ def save(
     if layout == "orbax":
         from .layouts.orbax.write import save_orbax
 
-        save_orbax(Place.of(path), {item: state}, metadata=metadata, group=group, timeout_s=timeout_s)
+        save_orbax(StorePath.of(path), {item: state}, metadata=metadata, group=group, timeout_s=timeout_s)
         return
     storage = open_storage(path)
     claims = open_claims(storage)
@@ -192,8 +192,8 @@ def load(
         foreign = rename is not None
     except StepNotFound:
         foreign = True
-    own = Own(jax.process_index(), jax.process_count()) if process is None else Own(process)
-    how = How(partial=partial, cast=cast, types=types, own=own, host_memory_bytes=host_memory_bytes)
+    own = PerProcessSelection(jax.process_index(), jax.process_count()) if process is None else PerProcessSelection(process)
+    how = RestoreOptions(partial=partial, cast=cast, types=types, own=own, host_memory_bytes=host_memory_bytes)
     if foreign:
         return restore_source(open_source(path), item, like, how, rename=rename)
     return restore_item(storage, step_dir, record, item, like, how)

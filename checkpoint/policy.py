@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 
 @dataclass(frozen=True)
-class Facts:
+class PolicyContext:
     """What a save policy decides by: the step asked about, the newest saved or started one, seconds since that save, the preemption notice.
 
     `elapsed_s` is 0 wherever a clock may not be asked: in a group only the primary's clock counts, and its answer reaches all as a sync
@@ -38,7 +38,7 @@ class StepFacts:
 class SavePolicy(Protocol):
     """Says whether a step is to be saved. One verb; must be a pure function of `facts`."""
 
-    def wants(self, facts: Facts) -> str:
+    def wants(self, facts: PolicyContext) -> str:
         """Returns why this step is to be saved, or "" if it is not."""
         ...
 
@@ -60,7 +60,7 @@ class EveryNSteps:
     def __post_init__(self) -> None:
         _need_positive("EveryNSteps", "n", self.n)
 
-    def wants(self, facts: Facts) -> str:
+    def wants(self, facts: PolicyContext) -> str:
         """Returns a reason at each multiple of `n`."""
         return f"step {facts.step} is a multiple of {self.n}" if facts.step % self.n == 0 else ""
 
@@ -74,7 +74,7 @@ class EveryNSeconds:
     def __post_init__(self) -> None:
         _need_positive("EveryNSeconds", "seconds", self.seconds)
 
-    def wants(self, facts: Facts) -> str:
+    def wants(self, facts: PolicyContext) -> str:
         """Returns a reason once the time has passed."""
         return f"{facts.elapsed_s:.1f} s since the last save, of {self.seconds:g} s" if facts.elapsed_s >= self.seconds else ""
 
@@ -85,7 +85,7 @@ class AtSteps:
     def __init__(self, steps: Iterable[int]) -> None:
         self.steps = frozenset(steps)
 
-    def wants(self, facts: Facts) -> str:
+    def wants(self, facts: PolicyContext) -> str:
         """Returns a reason at the named steps."""
         return f"step {facts.step} is named" if facts.step in self.steps else ""
 
@@ -103,7 +103,7 @@ class AtSteps:
 class OnPreemption:
     """Saves at the step at which the whole job agreed to stop. In a group every manager does so, whatever its policy."""
 
-    def wants(self, facts: Facts) -> str:
+    def wants(self, facts: PolicyContext) -> str:
         """Returns a reason once the preemption sync point is reached, until the step is saved."""
         return "the job is preempted" if facts.preempted and facts.last_step != facts.step else ""
 
@@ -117,7 +117,7 @@ class AnyOf:
     def __init__(self, *policies: SavePolicy) -> None:
         object.__setattr__(self, "policies", policies)
 
-    def wants(self, facts: Facts) -> str:
+    def wants(self, facts: PolicyContext) -> str:
         """Returns the first reason among its policies."""
         return next((reason for policy in self.policies if (reason := policy.wants(facts))), "")
 

@@ -17,8 +17,8 @@ from .format.json_state import give_state, is_iterator
 from .format.record import Record, read_record
 from .layouts.detect import ForeignSteps, restore_source
 from .options import Statistics
-from .restoring.per_process import Own
-from .restoring.restore import How, read_json, restore_item
+from .restoring.per_process import PerProcessSelection
+from .restoring.restore import RestoreOptions, read_json, restore_item
 from .steps.holds import add_hold
 from .storage.base import Storage
 
@@ -42,7 +42,7 @@ class Restorer:
         self._timeout_s = timeout_s
         self._foreign = foreign or ForeignSteps(storage, {})
 
-    def restore(self, step: int | None, like: Any, item: str, how: How, *, fallback: bool = False, hold_s: float = 0.0) -> Any:
+    def restore(self, step: int | None, like: Any, item: str, how: RestoreOptions, *, fallback: bool = False, hold_s: float = 0.0) -> Any:
         """Restores an item; see CheckpointManager.restore."""
         began = time.perf_counter()
         if fallback:
@@ -53,7 +53,7 @@ class Restorer:
         self._statistics.add(restores=1, restore_s=time.perf_counter() - began, restore_bytes=size)
         return value
 
-    def _one(self, step: int, like: Any, item: str, how: How, hold_s: float) -> Any:
+    def _one(self, step: int, like: Any, item: str, how: RestoreOptions, hold_s: float) -> Any:
         if hold_s > 0 and self._group.index == 0:
             add_hold(self._storage, step, hold_s)
         if step in self._foreign:
@@ -77,7 +77,7 @@ class Restorer:
             raise StepNotFound(f"there is no step in {self._storage.root}", path=self._storage.root)
         return max(steps)
 
-    def _newest_whole(self, step: int | None, like: Any, item: str, how: How, hold_s: float) -> Any:
+    def _newest_whole(self, step: int | None, like: Any, item: str, how: RestoreOptions, hold_s: float) -> Any:
         """Tries the steps from the newest (or `step`) down until one restores on every process."""
         failures = []
         candidates = [found for found in sorted(self._steps(), reverse=True) if step is None or found <= step]
@@ -102,7 +102,7 @@ class Restorer:
         return self._group.broadcast(f"{name}/verdict", first, timeout_s=self._timeout_s).decode()
 
 
-def _state_of(record: Record, item: str, own: Own | None) -> int:
+def _state_of(record: Record, item: str, own: PerProcessSelection | None) -> int:
     """Returns whose state an iterator takes; raises TreeMismatch on another number of processes than saved, unless one is chosen."""
     if own is None or own.processes in (None, record.processes):
         return 0 if own is None else own.process

@@ -91,7 +91,7 @@ def _convert_one(src: str, step: int | None, dst: str, folder: str, to: str, opt
     from holdfast.checkpoint.layouts.base import total_bytes
     from holdfast.checkpoint.layouts.detect import open_source
     from holdfast.checkpoint.steps.object_claims import open_claims
-    from holdfast.checkpoint.storage.path import Place, open_storage
+    from holdfast.checkpoint.storage.path import StorePath, open_storage
     from holdfast.checkpoint.tools.convert import convert as run
 
     rest = {name: value for name, value in options.items() if name != "single_writer"}
@@ -100,5 +100,5 @@ def _convert_one(src: str, step: int | None, dst: str, folder: str, to: str, opt
         meter.expect(total_bytes(source))
         store = open_storage(dst, single_writer=options["single_writer"])
         claims = open_claims(store, single_writer=options["single_writer"])
-        where = run(source, Place(store, folder), to, claims=claims, progress=meter, **rest)
+        where = run(source, StorePath(store, folder), to, claims=claims, progress=meter, **rest)
     return {"from": source.info.path, "was": source.info.layout, "to": where, "layout": to}

@@ -30,7 +30,7 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
     """Copy the checkpoint SRC, or every step of the root SRC, to DST, and verify the copy by reading it back."""
     from holdfast.checkpoint import Corrupt, HostileCheckpoint
     from holdfast.checkpoint.steps.object_claims import open_claims
-    from holdfast.checkpoint.storage.path import Place, open_storage
+    from holdfast.checkpoint.storage.path import StorePath, open_storage
     from holdfast.checkpoint.tools.copy import Copied, copy_checkpoint
 
     total, failed = Copied(), []
@@ -42,7 +42,7 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
         meter.expect(_size(storage, folders))
         for name in folders:
             try:
-                done = copy_checkpoint(Place(storage, name), Place(target, name), claims, meter)
+                done = copy_checkpoint(StorePath(storage, name), StorePath(target, name), claims, meter)
             except (Corrupt, HostileCheckpoint) as error:
                 failed.append(str(error))
                 continue
@@ -64,12 +64,12 @@ def _folders(src: str, storage: Any, step: int | None) -> list[str]:
     """Returns the folders of the checkpoints to copy, relative to the store's root."""
     from holdfast.checkpoint import Corrupt, HostileCheckpoint
     from holdfast.checkpoint.layouts.detect import find_steps, open_source, recognise
-    from holdfast.checkpoint.storage.path import Place
+    from holdfast.checkpoint.storage.path import StorePath
 
     folders = [name for number, (name, _) in find_steps(storage).items() if step in (None, number)]
     if step is None:
         try:
-            single = recognise(Place(storage)) is not None
+            single = recognise(StorePath(storage)) is not None
         except (Corrupt, HostileCheckpoint):
             if not folders:
                 raise
@@ -83,13 +83,13 @@ def _folders(src: str, storage: Any, step: int | None) -> list[str]:
 
 def _size(storage: Any, folders: list[str]) -> int:
     from holdfast.checkpoint import CheckpointError
-    from holdfast.checkpoint.storage.path import Place
+    from holdfast.checkpoint.storage.path import StorePath
     from holdfast.checkpoint.tools.copy import file_sizes
 
     total = 0
     for name in folders:
         try:
-            total += sum(file_sizes(Place(storage, name)).values())
+            total += sum(file_sizes(StorePath(storage, name)).values())
         except CheckpointError:
             continue  # a damaged record: the copy says so
     return total

@@ -47,17 +47,17 @@ def ls(root: str, as_json: bool) -> None:
 
 def _rows(root: str) -> list[dict[str, Any]]:
     from holdfast.checkpoint.layouts.detect import find_steps, recognise
-    from holdfast.checkpoint.storage.path import Place, open_storage
+    from holdfast.checkpoint.storage.path import StorePath, open_storage
 
     storage = open_storage(root)
     steps = find_steps(storage)
     folders = {name: step for step, (name, _) in steps.items()}
-    rows = [_row(Place(storage, name), name, step) for name, step in folders.items()]
-    if not rows and recognise(Place(storage)) is not None:
-        return [_row(Place(storage), Place(storage).basename, None)]
+    rows = [_row(StorePath(storage, name), name, step) for name, step in folders.items()]
+    if not rows and recognise(StorePath(storage)) is not None:
+        return [_row(StorePath(storage), StorePath(storage).basename, None)]
     if not rows and root.endswith(".safetensors"):
         return [_file_row(root)]
-    rows += [_unfinished(Place(storage, name), name) for name in _begun(storage, set(folders))]
+    rows += [_unfinished(StorePath(storage, name), name) for name in _begun(storage, set(folders))]
     if not rows:
         from holdfast.checkpoint import StepNotFound
         from holdfast.checkpoint.layouts.detect import nothing_at

@@ -64,12 +64,12 @@ def _readable(storage: Any) -> tuple[list[Any], list[int]]:
     from holdfast.checkpoint import CheckpointError, StepFacts
     from holdfast.checkpoint.format.files import list_steps
     from holdfast.checkpoint.layouts.holdfast import HoldfastSource
-    from holdfast.checkpoint.storage.path import Place
+    from holdfast.checkpoint.storage.path import StorePath
 
     steps, damaged = [], []
     for step in list_steps(storage):
         try:
-            source = HoldfastSource(Place(storage, str(step)))
+            source = HoldfastSource(StorePath(storage, str(step)))
         except CheckpointError:
             damaged.append(step)
             continue

@@ -14,7 +14,7 @@ from .common import EXIT_NOTHING, Failure, console, json_option, print_json, pro
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.format.record import LeafRecord
-    from holdfast.checkpoint.layouts.base import Source
+    from holdfast.checkpoint.layouts.base import CheckpointReader
 
 _BARS = " ▁▂▃▄▅▆▇█"
 BINS = 12
@@ -56,7 +56,7 @@ def show(path: str, step: int | None, item: str | None, under: str, stats: bool,
         _print(source, rows, stats, check)
 
 
-def _rows(source: Source, only: str | None, under: str, stats: bool) -> Iterator[dict[str, Any]]:
+def _rows(source: CheckpointReader, only: str | None, under: str, stats: bool) -> Iterator[dict[str, Any]]:
     from holdfast.checkpoint.format.sharding import show_sharding
     from holdfast.checkpoint.layouts.base import find
     from holdfast.checkpoint.restoring.match import show_leaf
@@ -81,7 +81,7 @@ def _rows(source: Source, only: str | None, under: str, stats: bool) -> Iterator
             yield row | {"bytes": leaf.nbytes, "sharding": show_sharding(leaf.sharding), "stats": found.get(leaf.path)}
 
 
-def _statistics(source: Source, item: str, leaves: list[LeafRecord]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _statistics(source: CheckpointReader, item: str, leaves: list[LeafRecord]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the statistics of each array, read a few at a time."""
     from holdfast.checkpoint.layouts.base import read_leaves
 
@@ -112,7 +112,7 @@ def bars(counts: list[int]) -> str:
     return "".join(_BARS[0 if not count else 1 + (count * (len(_BARS) - 2)) // most] for count in counts)
 
 
-def _print(source: Source, rows: list[dict[str, Any]], stats: bool, check: bool) -> None:
+def _print(source: CheckpointReader, rows: list[dict[str, Any]], stats: bool, check: bool) -> None:
     info, out = source.info, console()
     when = f", saved {shown_time(info.finished_s)}" if info.finished_s else ""
     step = f"step {info.step} of " if info.step is not None else ""
@@ -153,7 +153,7 @@ def _stat_cells(found: dict[str, Any]) -> list[str]:
     return [*numbers, str(found["nan"] or ""), bars(found["bins"])]
 
 
-def _as_json(source: Source, rows: list[dict[str, Any]], check: bool) -> dict[str, Any]:
+def _as_json(source: CheckpointReader, rows: list[dict[str, Any]], check: bool) -> dict[str, Any]:
     info = source.info
     facts = {"path": info.path, "layout": info.layout, "step": info.step, "saved_s": info.finished_s, "items": dict(info.items)}
     plain = [{key: value for key, value in row.items() if value is not None} for row in rows]

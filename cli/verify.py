@@ -50,12 +50,12 @@ def verify(path: str, step: int | None, every: bool, as_json: bool) -> None:
 def _steps(path: str) -> list[int | None]:
     from holdfast.checkpoint import StepNotFound
     from holdfast.checkpoint.layouts.detect import find_steps, nothing_at, recognise
-    from holdfast.checkpoint.storage.path import Place, open_storage
+    from holdfast.checkpoint.storage.path import StorePath, open_storage
 
     storage = open_storage(path)
     steps: list[int | None] = [*find_steps(storage)]
     if not steps:
-        single = recognise(Place(storage)) is not None
+        single = recognise(StorePath(storage)) is not None
         hint = f"{storage.root} is a checkpoint, not a root of steps: leave --all out"
         raise StepNotFound(hint if single else nothing_at(storage), path=storage.root)
     return steps

@@ -16,46 +16,47 @@ Ints: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Grid:
-    """Cuts an array: along axis i into parts of `part[i]`, each of them into pieces of `sub[i]` (the last of a part may be shorter)."""
+    """Cuts an array into shards of `shard_shape`, and those into chunks of `chunk_shape`; the last chunk of a shard may be shorter."""
 
     shape: tuple[int, ...]
-    part: tuple[int, ...]
-    sub: tuple[int, ...]
+    shard_shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
     itemsize: int = 0
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        return tuple(size // part * -(-part // sub) if size else 1 for size, part, sub in zip(self.shape, self.part, self.sub, strict=True))
+        cuts = zip(self.shape, self.shard_shape, self.chunk_shape, strict=True)
+        return tuple(size // shard * -(-shard // chunk) if size else 1 for size, shard, chunk in cuts)
 
     @property
-    def cells(self) -> int:
+    def num_chunks(self) -> int:
         return math.prod(self.counts)
 
     def starts(self, axis: int) -> Ints:
-        """Returns where the pieces along an axis begin, and as the last element where the axis ends."""
-        size, part, sub = self.shape[axis], self.part[axis], self.sub[axis]
+        """Returns where the chunks along an axis begin, and as the last element where the axis ends."""
+        size, shard, chunk = self.shape[axis], self.shard_shape[axis], self.chunk_shape[axis]
         if not size:
             return np.zeros(2, np.int64)
-        inner = np.arange(0, part, sub, dtype=np.int64)
-        return np.append((np.arange(0, size, part, dtype=np.int64)[:, None] + inner).reshape(-1), size)
+        inner = np.arange(0, shard, chunk, dtype=np.int64)
+        return np.append((np.arange(0, size, shard, dtype=np.int64)[:, None] + inner).reshape(-1), size)
 
-    def region(self, cell: int) -> tuple[tuple[int, int], ...]:
-        """Returns the (start, stop) of a cell along each axis."""
+    def region(self, index: int) -> tuple[tuple[int, int], ...]:
+        """Returns the (start, stop) of a chunk along each axis."""
         bounds = []
         for axis in range(len(self.shape) - 1, -1, -1):
-            cell, index = divmod(cell, self.counts[axis])
-            size, part, sub = self.shape[axis], self.part[axis], self.sub[axis]
+            index, along = divmod(index, self.counts[axis])
+            size, shard, chunk = self.shape[axis], self.shard_shape[axis], self.chunk_shape[axis]
             if not size:
                 bounds.append((0, 0))
                 continue
-            outer, inner = divmod(index, -(-part // sub))
-            start = outer * part + inner * sub
-            bounds.append((start, min(start + sub, (outer + 1) * part)))
+            outer, inner = divmod(along, -(-shard // chunk))
+            start = outer * shard + inner * chunk
+            bounds.append((start, min(start + chunk, (outer + 1) * shard)))
         return tuple(reversed(bounds))
 
     @cached_property
     def sizes(self) -> Ints:
-        """Is the bytes of every cell, in C order."""
+        """The bytes of every chunk, in C order."""
         total = np.full(1, self.itemsize, np.int64)
         for axis in range(len(self.shape)):
             total = (total[:, None] * np.diff(self.starts(axis))).reshape(-1)
@@ -63,12 +64,12 @@ class Grid:
 
     @cached_property
     def shards(self) -> Ints:
-        """Is, for every cell in C order, the index of the part (the shard) that it lies in."""
-        cells = np.arange(self.cells)
-        shards = np.zeros_like(cells)
-        indices = np.unravel_index(cells, self.counts) if self.counts else ()
-        for index, size, part, sub in zip(indices, self.shape, self.part, self.sub, strict=True):
-            shards = shards * (size // part if size else 1) + (index // -(-part // sub) if size else 0)
+        """The index, for every chunk in C order, of the shard that it lies in."""
+        chunks = np.arange(self.num_chunks)
+        shards = np.zeros_like(chunks)
+        indices = np.unravel_index(chunks, self.counts) if self.counts else ()
+        for index, size, shard, chunk in zip(indices, self.shape, self.shard_shape, self.chunk_shape, strict=True):
+            shards = shards * (size // shard if size else 1) + (index // -(-shard // chunk) if size else 0)
         return shards
 
 

@@ -34,7 +34,7 @@ def join_header(head: bytes, crcs: Iterable[int], tail: bytes) -> bytes:
     return b"".join((head, *(b"%08x" % crc for crc in crcs), tail))
 
 
-class Stored(NamedTuple):
+class ChunkEntry(NamedTuple):
     """One chunk as a pack's header tells it; `start` counts from the beginning of the file."""
 
     dtype: str
@@ -44,7 +44,7 @@ class Stored(NamedTuple):
     crc: int
 
 
-def parse_header(data: bytes, size: int, path: str) -> dict[str, Stored]:
+def parse_header(data: bytes, size: int, path: str) -> dict[str, ChunkEntry]:
     """Returns the chunks of a pack by name, from its first bytes (length and header) and its size.
 
     Raises Corrupt where it is not a pack of ours and HostileCheckpoint where its offsets point outside, overlap or leave holes.
@@ -59,7 +59,7 @@ def parse_header(data: bytes, size: int, path: str) -> dict[str, Stored]:
             if type(start) is not int or type(stop) is not int or start != at or stop < start:
                 raise HostileCheckpoint(f"{path}: chunk {name!r} lies at {start}:{stop}, where {at} was expected", path=path, file=path)
             at = stop
-            found[name] = Stored(str(dtype), shape, len(data) + start, stop - start, int(crcs[8 * index : 8 * index + 8], 16))
+            found[name] = ChunkEntry(str(dtype), shape, len(data) + start, stop - start, int(crcs[8 * index : 8 * index + 8], 16))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise Corrupt(f"{path}: the header of this pack cannot be read: {error!r}", path=path, file=path) from error
     if len(data) + at != size or len(crcs) != 8 * len(found):

@@ -263,8 +263,8 @@ class _LeafParser:
         if dtype is None or len(shape) > _MAX_RANK or math.prod(shape) * dtype.itemsize > _MAX_BYTES:
             raise ValueError(f"an array has dtype {name!r} and shape {shape}")
         grid, files = _parse_grid(shape, part, sub, dtype.itemsize), self._cells[whole(cells)]
-        if grid.cells != len(files):
-            raise ValueError(f"a grid has {grid.cells} cells, and {len(files)} are told of")
+        if grid.num_chunks != len(files):
+            raise ValueError(f"a grid has {grid.num_chunks} cells, and {len(files)} are told of")
         return shape, grid, files
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint of any layout is to those who read it: a `Source`, which a `Layout` opens.
+"""What a checkpoint of any layout is to those who read it: a `CheckpointReader`, which a `CheckpointLayout` opens.
 
 A source describes its items as our own record does (`ItemRecord`: a tree and its leaves) and fills any region of any leaf. Nothing above
 this seam, neither restore nor the command line, knows files of other people's layouts.
@@ -16,10 +16,10 @@ from ..errors import StepNotFound
 from ..format.grid import Grid
 from ..format.record import ItemRecord, LeafRecord
 from ..format.rename import Names, checked
-from ..restoring.reader import Filler, Target
-from ..restoring.restore import Report
+from ..restoring.reader import ArrayReader, ReadRequest
+from ..restoring.restore import VerifyReport
 from ..storage.base import Entry
-from ..storage.path import Place
+from ..storage.path import StorePath
 
 BATCH_BYTES = 16 << 20  # of arrays that are read together, where each is needed once
 VERIFY_BATCH_BYTES = 128 << 20  # enough to keep every thread of tensorstore at work
@@ -39,7 +39,7 @@ class Info:
     metadata: Any = None
 
 
-class Source(Protocol):
+class CheckpointReader(Protocol):
     """Is one opened checkpoint of some layout. All calls block and may come from several threads."""
 
     @property
@@ -48,25 +48,25 @@ class Source(Protocol):
     def item(self, name: str) -> ItemRecord:
         """Describes a tree item. Raises StepNotFound for one that is not there, Corrupt naming the file that is missing or damaged."""
 
-    def reader(self, name: str) -> Filler:
+    def reader(self, name: str) -> ArrayReader:
         """Returns what fills regions of an item's leaves; it raises Corrupt naming file and leaf."""
 
     def json(self, name: str) -> Any:
         """Returns the value of an item of kind "json"."""
 
-    def verify(self) -> Report:
+    def verify(self) -> VerifyReport:
         """Reads everything and checks it as well as the layout allows; raises Corrupt naming file and leaf."""
 
 
-class Layout(Protocol):
+class CheckpointLayout(Protocol):
     """Is what one layout needs to be read: how a checkpoint of it looks, and how a root of steps does."""
 
     name: str
 
-    def recognises(self, place: Place, names: Mapping[str, Entry]) -> bool:
+    def recognises(self, place: StorePath, names: Mapping[str, Entry]) -> bool:
         """Tells whether `place`, which holds `names`, is a finished checkpoint of this layout."""
 
-    def open(self, place: Place) -> Source:
+    def open(self, place: StorePath) -> CheckpointReader:
         """Opens a checkpoint that `recognises` has accepted; raises Corrupt or HostileCheckpoint where it cannot be."""
 
     def step_of(self, name: str) -> int | None:
@@ -102,13 +102,13 @@ def array_record(
 class RenamedReader:
     """Fills leaves that go by other paths than the stored ones."""
 
-    def __init__(self, reader: Filler, renamed: ItemRecord, stored: ItemRecord) -> None:
+    def __init__(self, reader: ArrayReader, renamed: ItemRecord, stored: ItemRecord) -> None:
         self._reader = reader
         self._stored = {new.path: old for new, old in zip(renamed.leaves, stored.leaves, strict=True)}
 
-    def fill(self, targets: Sequence[Target], allocate: Callable[[int], Any]) -> None:
+    def fill(self, targets: Sequence[ReadRequest], allocate: Callable[[int], Any]) -> None:
         """Gives every target its array: see `ItemReader.fill`."""
-        inner = [Target(self._stored[target.leaf.path], target.region) for target in targets]
+        inner = [ReadRequest(self._stored[target.leaf.path], target.region) for target in targets]
         self._reader.fill(inner, allocate)
         for target, filled in zip(targets, inner, strict=True):
             target.array = filled.array
@@ -127,19 +127,19 @@ def arrays_of(item: ItemRecord) -> list[LeafRecord]:
     return [leaf for leaf in item.leaves if leaf.grid is not None]
 
 
-def total_bytes(source: Source) -> int:
+def total_bytes(source: CheckpointReader) -> int:
     """Returns the bytes of all arrays of a checkpoint."""
     return sum(leaf.nbytes for name, kind in source.info.items.items() if kind == "tree" for leaf in source.item(name).leaves)
 
 
 def read_leaves(
-    reader: Filler, leaves: Sequence[LeafRecord], *, batch_bytes: int = BATCH_BYTES
+    reader: ArrayReader, leaves: Sequence[LeafRecord], *, batch_bytes: int = BATCH_BYTES
 ) -> Iterator[tuple[LeafRecord, np.ndarray[Any, Any]]]:
     """Yields the arrays of leaves, read in batches: at a time, one leaf is in memory, or several of `batch_bytes` in all."""
-    batch: list[Target] = []
+    batch: list[ReadRequest] = []
     held = 0
     for index, leaf in enumerate(leaves):
-        batch.append(Target(leaf, tuple((0, size) for size in leaf.shape)))
+        batch.append(ReadRequest(leaf, tuple((0, size) for size in leaf.shape)))
         held += leaf.nbytes
         last = index + 1 == len(leaves)
         if last or held + leaves[index + 1].nbytes > batch_bytes:
@@ -156,7 +156,7 @@ def fresh(nbytes: int) -> np.ndarray[Any, Any]:
     return np.empty(nbytes, np.uint8)
 
 
-def verify_by_reading(source: Source, files: int) -> Report:
+def verify_by_reading(source: CheckpointReader, files: int) -> VerifyReport:
     """Reads every leaf of a source once, in bounded memory: what can be done where a layout keeps no checksums of its own."""
     leaves = total = 0
     for name, kind in source.info.items.items():
@@ -168,4 +168,4 @@ def verify_by_reading(source: Source, files: int) -> Report:
         arrays = read_leaves(source.reader(name), arrays_of(item), batch_bytes=VERIFY_BATCH_BYTES)
         total += sum(array.nbytes for _, array in arrays)
         leaves += len(item.leaves)
-    return Report(source.info.path, source.info.step or 0, files, leaves, total)
+    return VerifyReport(source.info.path, source.info.step or 0, files, leaves, total)

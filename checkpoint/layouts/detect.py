@@ -16,11 +16,11 @@ from ..format.record import ItemRecord
 from ..format.rename import Names
 from ..format.tree import describe, escape
 from ..restoring.match import SAVED
-from ..restoring.restore import How, restore_tree
+from ..restoring.restore import RestoreOptions, restore_tree
 from ..storage.base import Storage
-from ..storage.path import Place, join, open_storage, split
+from ..storage.path import StorePath, join, open_storage, split
 from ..storage.tombstone import RECORD_NAME
-from .base import Info, Layout, RenamedReader, Source, renamed
+from .base import CheckpointLayout, CheckpointReader, Info, RenamedReader, renamed
 from .holdfast import HoldfastLayout
 
 log = logging.getLogger("holdfast.checkpoint")
@@ -28,7 +28,7 @@ log = logging.getLogger("holdfast.checkpoint")
 _USUAL_ITEMS = ("state", "default", "pytree")
 
 
-def layouts() -> list[Layout]:
+def layouts() -> list[CheckpointLayout]:
     """Returns the layouts that are known, ours first: a folder is what the first of them recognises."""
     from .orbax.read import OrbaxLayout  # imports tensorstore
     from .safetensors import SafetensorsLayout
@@ -36,7 +36,7 @@ def layouts() -> list[Layout]:
     return [HoldfastLayout(), OrbaxLayout(), SafetensorsLayout()]
 
 
-def recognise(place: Place) -> Source | None:
+def recognise(place: StorePath) -> CheckpointReader | None:
     """Opens the checkpoint in a place, or returns None where there is none that is finished."""
     names = place.names()
     for layout in layouts():
@@ -45,14 +45,14 @@ def recognise(place: Place) -> Source | None:
     return None
 
 
-def find_steps(storage: Storage, *, foreign_only: bool = False) -> dict[int, tuple[str, Layout]]:
+def find_steps(storage: Storage, *, foreign_only: bool = False) -> dict[int, tuple[str, CheckpointLayout]]:
     """Returns the finished steps of a root, ascending: the folder's name and its layout. Ours come before another's of the same number."""
-    found: dict[int, tuple[str, Layout]] = {}
+    found: dict[int, tuple[str, CheckpointLayout]] = {}
     for entry in storage.list(""):
         name = entry.name[:-1]
         if not entry.name.endswith("/") or not name[-1:].isdigit():
             continue
-        place = Place(storage, name)
+        place = StorePath(storage, name)
         names = place.names()
         if RECORD_NAME in names and foreign_only:
             continue
@@ -82,18 +82,20 @@ class ForeignSteps:
     def __contains__(self, step: object) -> bool:
         return step in self._folders
 
-    def open(self, step: int) -> Source:
+    def open(self, step: int) -> CheckpointReader:
         """Opens one; raises StepNotFound, or StepGone where it was there before."""
         if step not in self._folders:
             raise StepNotFound(f"there is no step {step} in {self._storage.root}", path=self._storage.root, step=step)
-        source = recognise(Place(self._storage, self._folders[step]))
+        source = recognise(StorePath(self._storage, self._folders[step]))
         if source is None:
-            place = Place(self._storage, self._folders[step])
+            place = StorePath(self._storage, self._folders[step])
             raise StepGone(f"{place} was there when the root was opened and is gone", path=str(place), step=step)
         return source
 
 
-def open_source(path: str | os.PathLike[str], step: int | None = None, *, wrap: Callable[[Storage], Storage] | None = None) -> Source:
+def open_source(
+    path: str | os.PathLike[str], step: int | None = None, *, wrap: Callable[[Storage], Storage] | None = None
+) -> CheckpointReader:
     """Opens the checkpoint in the folder `path`, or, where that is a root, its step `step` (None: the latest).
 
     `wrap` may put a store of its own in front of the one that `path` means: to count, or to fail.
@@ -104,10 +106,10 @@ def open_source(path: str | os.PathLike[str], step: int | None = None, *, wrap: 
         from .safetensors import SafetensorsSource
 
         storage = open_storage(folder)
-        return SafetensorsSource(Place(wrap(storage) if wrap else storage), file)
+        return SafetensorsSource(StorePath(wrap(storage) if wrap else storage), file)
     storage = open_storage(path)
     storage = wrap(storage) if wrap else storage
-    source = recognise(Place(storage)) if step is None else None
+    source = recognise(StorePath(storage)) if step is None else None
     if source is not None:
         return source
     steps = find_steps(storage)
@@ -116,7 +118,7 @@ def open_source(path: str | os.PathLike[str], step: int | None = None, *, wrap: 
     name, layout = steps[max(steps) if step is None else step]
     if step is None:
         log.info("%s is a root of %d steps: taking the latest, %s", storage.root, len(steps), join(storage.root, name))
-    return layout.open(Place(storage, name))
+    return layout.open(StorePath(storage, name))
 
 
 def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] = ()) -> str:
@@ -165,10 +167,10 @@ def pick_item(info: Info, item: str) -> str:
 
 
 def restore_source(
-    source: Source,
+    source: CheckpointReader,
     item: str = "state",
     like: Any = None,
-    how: How | None = None,
+    how: RestoreOptions | None = None,
     *,
     rename: Names = None,
 ) -> Any:
@@ -187,7 +189,7 @@ def restore_source(
     reader = source.reader(item)
     if found is not stored:
         reader = RenamedReader(reader, found, stored)
-    how = replace(how or How(), read_once=False, host_memory_bytes=None)
+    how = replace(how or RestoreOptions(), read_once=False, host_memory_bytes=None)
     try:
         return restore_tree(reader, found, like, how)
     except TreeMismatch as error:

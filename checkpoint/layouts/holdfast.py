@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..format.record import ItemRecord, Record, read_record
-from ..restoring.reader import Filler, ItemReader
-from ..restoring.restore import Report, read_json, verify_step
+from ..restoring.reader import ArrayReader, ItemReader
+from ..restoring.restore import VerifyReport, read_json, verify_step
 from ..storage.base import Entry
-from ..storage.path import Place, join
+from ..storage.path import StorePath, join
 from ..storage.tombstone import RECORD_NAME
 from .base import Info, find
 
@@ -19,10 +19,10 @@ class HoldfastLayout:
 
     name = "holdfast"
 
-    def recognises(self, place: Place, names: Mapping[str, Entry]) -> bool:
+    def recognises(self, place: StorePath, names: Mapping[str, Entry]) -> bool:
         return RECORD_NAME in names
 
-    def open(self, place: Place) -> HoldfastSource:
+    def open(self, place: StorePath) -> HoldfastSource:
         return HoldfastSource(place)
 
     def step_of(self, name: str) -> int | None:
@@ -32,7 +32,7 @@ class HoldfastLayout:
 class HoldfastSource:
     """Is one of our own checkpoints."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StorePath) -> None:
         self._place = place
         self.record: Record = read_record(place.storage, place.name)
         items = {name: item.kind for name, item in self.record.items.items()}
@@ -43,7 +43,7 @@ class HoldfastSource:
         found: ItemRecord = find(self.info, self.record.items, name)
         return found
 
-    def reader(self, name: str) -> Filler:
+    def reader(self, name: str) -> ArrayReader:
         return ItemReader(self._place.storage, self._place.name, self.item(name))
 
     def json(self, name: str) -> Any:
@@ -62,5 +62,5 @@ class HoldfastSource:
                     found.append(f"{file.name} has {there[name]} of {file.size} bytes")
         return found
 
-    def verify(self) -> Report:
+    def verify(self) -> VerifyReport:
         return verify_step(self._place.storage, self._place.name, self.record)

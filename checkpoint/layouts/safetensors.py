@@ -20,10 +20,10 @@ import numpy as np
 
 from ..errors import Corrupt, HostileCheckpoint, StepNotFound
 from ..format.record import ItemRecord, LeafRecord
-from ..restoring.reader import Target
-from ..restoring.restore import Report
+from ..restoring.reader import ReadRequest
+from ..restoring.restore import VerifyReport
 from ..storage.base import Entry
-from ..storage.path import Place
+from ..storage.path import StorePath
 from .base import Info, array_record, find, verify_by_reading
 
 INDEX = "model.safetensors.index.json"
@@ -91,10 +91,10 @@ class SafetensorsLayout:
 
     name = "safetensors"
 
-    def recognises(self, place: Place, names: Mapping[str, Entry]) -> bool:
+    def recognises(self, place: StorePath, names: Mapping[str, Entry]) -> bool:
         return any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names)
 
-    def open(self, place: Place) -> SafetensorsSource:
+    def open(self, place: StorePath) -> SafetensorsSource:
         return SafetensorsSource(place)
 
     def step_of(self, name: str) -> int | None:
@@ -107,7 +107,7 @@ class SafetensorsSource:
     `counter` says how many bytes of tensors were read.
     """
 
-    def __init__(self, place: Place, file: str | None = None) -> None:
+    def __init__(self, place: StorePath, file: str | None = None) -> None:
         self._place = place
         self.counter = ReadCounter()
         self._tensors: dict[str, Tensor] = {}
@@ -143,7 +143,7 @@ class SafetensorsSource:
     def json(self, name: str) -> Any:
         raise StepNotFound(f"{self._place} has no JSON item '{name}'", path=str(self._place))
 
-    def verify(self) -> Report:
+    def verify(self) -> VerifyReport:
         return verify_by_reading(self, len({tensor.file for tensor in self._tensors.values()}))
 
     def read(self, jobs: Sequence[Job]) -> None:
@@ -173,7 +173,7 @@ class SafetensorsReader:
     def __init__(self, source: SafetensorsSource, tensors: Mapping[str, Tensor]) -> None:
         self._source, self._tensors = source, tensors
 
-    def fill(self, targets: Sequence[Target], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
+    def fill(self, targets: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
         """Gives every target its array: see `ItemReader.fill`."""
         jobs: list[Job] = []
         for target in targets:
@@ -189,7 +189,7 @@ class SafetensorsReader:
         self._source.read(jobs)
 
 
-def _files_of(place: Place, names: Mapping[str, Entry]) -> list[str]:
+def _files_of(place: StorePath, names: Mapping[str, Entry]) -> list[str]:
     """Returns the files that make up a model: those of the index, or all there are."""
     index = next((name for name in sorted(names) if name.endswith(".safetensors.index.json")), None)
     if index is None:
@@ -202,7 +202,7 @@ def _files_of(place: Place, names: Mapping[str, Entry]) -> list[str]:
     return found
 
 
-def read_header(place: Place, name: str, size: int | None) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_header(place: StorePath, name: str, size: int | None) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Reads and checks the header of one file of `size` bytes (None: not known); returns its tensors and its `__metadata__`.
 
     Raises Corrupt for a file that is cut off or no safetensors, HostileCheckpoint for one that no writer makes.

@@ -21,8 +21,8 @@ from ..format.grid import Grid, Ints
 from ..format.record import LeafRecord
 from ..format.sharding import axes_of
 from .devices import Placement, Region
-from .match import Want, leaf_dtype
-from .reader import Filler, Target
+from .match import LeafRequest, leaf_dtype
+from .reader import ArrayReader, ReadRequest
 
 BUNDLED_BYTES = 1 << 20  # leaves up to here
 
@@ -31,7 +31,7 @@ BUNDLE_BYTES = 256 << 20  # in one collective
 ALIGN_BYTES = 64
 
 
-def bundles(wants: Sequence[Want]) -> Iterator[list[int]]:
+def bundles(wants: Sequence[LeafRequest]) -> Iterator[list[int]]:
     """Yields the indices of wants that travel together, alike on every process: small ones, replicated over one mesh."""
     found: dict[tuple[Any, ...], list[list[int]]] = {}
     held: dict[tuple[Any, ...], int] = {}
@@ -50,7 +50,7 @@ def bundles(wants: Sequence[Want]) -> Iterator[list[int]]:
         yield from group
 
 
-def read_bundle(reader: Filler, wants: Sequence[Want], allocate: Callable[[int], np.ndarray[Any, Any]]) -> list[jax.Array]:
+def read_bundle(reader: ArrayReader, wants: Sequence[LeafRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> list[jax.Array]:
     """Returns the arrays of wants that travel together: a collective of the processes of their mesh."""
     sharding = wants[0].sharding
     assert isinstance(sharding, NamedSharding)
@@ -61,7 +61,7 @@ def read_bundle(reader: Filler, wants: Sequence[Want], allocate: Callable[[int],
     if not mine:
         return _put_all(wants, [np.zeros(0)] * len(wants))
     memory = {row: allocate(width) for row in mine}
-    asked = {index: Target(wants[index].leaf, _whole(wants[index])) for index in np.flatnonzero(np.isin(rows, mine)).tolist()}
+    asked = {index: ReadRequest(wants[index].leaf, _whole(wants[index])) for index in np.flatnonzero(np.isin(rows, mine)).tolist()}
     reader.fill(list(asked.values()), allocate)
     for index, target in asked.items():
         data: Any = target.array
@@ -93,7 +93,7 @@ def _gather(devices: list[Any], width: int, memory: dict[int, np.ndarray[Any, An
     return gathered
 
 
-def _put_all(wants: Sequence[Want], data: Sequence[Any]) -> list[jax.Array]:
+def _put_all(wants: Sequence[LeafRequest], data: Sequence[Any]) -> list[jax.Array]:
     placements: dict[Any, Placement] = {}
     arrays = []
     for want, part in zip(wants, data, strict=True):
@@ -108,24 +108,24 @@ def _put_all(wants: Sequence[Want], data: Sequence[Any]) -> list[jax.Array]:
     return arrays
 
 
-def _whole(want: Want) -> Region:
+def _whole(want: LeafRequest) -> Region:
     return tuple((0, size) for size in want.leaf.shape)
 
 
 class Route(NamedTuple):
     """How one leaf gets to where it is wanted: `read` is how it is read; `rows`, if it is [replicas, ...] then, who reads each chunk."""
 
-    read: Want
+    read: LeafRequest
     rows: Ints | None = None
 
 
-def route(wants: Sequence[Want]) -> list[Route]:
+def route(wants: Sequence[LeafRequest]) -> list[Route]:
     """Returns a route for each want, alike on every process; the work is shared evenly."""
     load: dict[tuple[Any, ...], Ints] = {}  # of the rows, on each mesh and set of axes
     return [_route(want, load) for want in wants]
 
 
-def _route(want: Want, load: dict[tuple[Any, ...], Ints]) -> Route:
+def _route(want: LeafRequest, load: dict[tuple[Any, ...], Ints]) -> Route:
     leaf, sharding = want.leaf, want.sharding
     if leaf.kind != "array" or not isinstance(sharding, NamedSharding) or sharding.is_fully_addressable or 0 in leaf.shape:
         return Route(want)
@@ -141,7 +141,7 @@ def _route(want: Want, load: dict[tuple[Any, ...], Ints]) -> Route:
     count = math.prod(sizes[name] for name in left)
     stacked = replace(leaf, shape=(count, *leaf.shape), grid=Grid((count, *leaf.shape), (1, *leaf.shape), (1, *leaf.shape)))
     rows = _deal(leaf, load.setdefault((sharding.mesh, *left), np.zeros(count, np.int64)))
-    return Route(Want(stacked, want.form, want.dtype, _sharding(sharding, [left, *spec])), rows)
+    return Route(LeafRequest(stacked, want.form, want.dtype, _sharding(sharding, [left, *spec])), rows)
 
 
 @functools.lru_cache(maxsize=64)
@@ -175,14 +175,14 @@ def _sharding(like: NamedSharding, spec: Sequence[Sequence[str]]) -> NamedShardi
 class RowReader:
     """Reads leaves along their routes: see `ItemReader.fill`. Of [replicas, ...] a row has its own chunks, and zeros elsewhere."""
 
-    def __init__(self, reader: Filler, wants: Sequence[Want], routes: Sequence[Route]) -> None:
+    def __init__(self, reader: ArrayReader, wants: Sequence[LeafRequest], routes: Sequence[Route]) -> None:
         self._reader = reader
         self._stacked = {id(way.read.leaf): (want.leaf, way.rows) for want, way in zip(wants, routes, strict=True) if way.rows is not None}
 
-    def fill(self, targets: Sequence[Target], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
+    def fill(self, targets: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
         """Gives every target its array."""
-        asked: list[Target] = []
-        parts: list[tuple[Target, list[Target]]] = []
+        asked: list[ReadRequest] = []
+        parts: list[tuple[ReadRequest, list[ReadRequest]]] = []
         for target in targets:
             if id(target.leaf) in self._stacked:
                 leaf, rows = self._stacked[id(target.leaf)]
@@ -195,7 +195,7 @@ class RowReader:
             target.array = _joined(target, found, allocate)
 
 
-def _own_chunks(leaf: LeafRecord, cells: Ints, region: Region) -> list[Target]:
+def _own_chunks(leaf: LeafRecord, cells: Ints, region: Region) -> list[ReadRequest]:
     """Returns targets for what some chunks of a leaf have of a region."""
     found = []
     for cell in cells.tolist():
@@ -203,11 +203,11 @@ def _own_chunks(leaf: LeafRecord, cells: Ints, region: Region) -> list[Target]:
         bounds = zip(region, leaf.grid.region(cell), strict=True)
         part = tuple((max(ours[0], its[0]), min(ours[1], its[1])) for ours, its in bounds)
         if all(start < stop for start, stop in part):
-            found.append(Target(leaf, part))
+            found.append(ReadRequest(leaf, part))
     return found
 
 
-def _joined(target: Target, parts: Sequence[Target], allocate: Callable[[int], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+def _joined(target: ReadRequest, parts: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     if len(parts) == 1 and parts[0].shape == target.shape[1:]:
         assert parts[0].array is not None
         return parts[0].array[None]
@@ -221,7 +221,7 @@ def _joined(target: Target, parts: Sequence[Target], allocate: Callable[[int], n
     return row
 
 
-def spread(values: Sequence[Any], routes: Sequence[Route], wants: Sequence[Want]) -> list[Any]:
+def spread(values: Sequence[Any], routes: Sequence[Route], wants: Sequence[LeafRequest]) -> list[Any]:
     """Returns the values as they were wanted; every process of the mesh calls it with the same wants."""
     result = list(values)
     groups: dict[tuple[Any, ...], list[int]] = {}  # one computation runs on one list of devices
@@ -237,7 +237,7 @@ def spread(values: Sequence[Any], routes: Sequence[Route], wants: Sequence[Want]
     return result
 
 
-def _move(arrays: Sequence[jax.Array], stacked: Sequence[bool], wants: Sequence[Want]) -> Sequence[jax.Array]:
+def _move(arrays: Sequence[jax.Array], stacked: Sequence[bool], wants: Sequence[LeafRequest]) -> Sequence[jax.Array]:
     shardings: list[Any] = [want.sharding for want in wants]
     if not any(array.addressable_shards for array in arrays):  # nothing of it is on this process
         pairs = zip(arrays, wants, shardings, strict=True)

@@ -28,7 +28,7 @@ class _Saved:
 SAVED: Final = _Saved()  # a `like`: the saved shardings, on this job's devices
 
 
-class Want(NamedTuple):
+class LeafRequest(NamedTuple):
     """One leaf that is to come back: as "numpy", "scalar", "jax" (with a sharding, or where jax puts it) or a Python "value"."""
 
     leaf: LeafRecord
@@ -61,15 +61,15 @@ def _listed(paths: Sequence[str]) -> str:
     return ", ".join(map(repr, paths[:LISTED])) + (f" and {len(paths) - LISTED} more" if len(paths) > LISTED else "")
 
 
-def want_as_saved(leaf: LeafRecord, *, on_devices: bool) -> Want:
+def want_as_saved(leaf: LeafRecord, *, on_devices: bool) -> LeafRequest:
     """Returns how a leaf comes back without a `like`: numpy always, or with its saved sharding."""
     _check_is_there(leaf)
     if leaf.grid is None:
-        return Want(leaf, "value")
+        return LeafRequest(leaf, "value")
     if not on_devices or leaf.kind in ("numpy", "scalar"):
-        return Want(leaf, "scalar" if leaf.kind == "scalar" else "numpy")
+        return LeafRequest(leaf, "scalar" if leaf.kind == "scalar" else "numpy")
     _check_width(leaf, leaf_dtype(leaf))
-    return Want(leaf, "jax", sharding=saved_sharding(leaf))
+    return LeafRequest(leaf, "jax", sharding=saved_sharding(leaf))
 
 
 def leaf_dtype(leaf: LeafRecord) -> np.dtype[Any]:
@@ -107,7 +107,7 @@ def saved_sharding(leaf: LeafRecord) -> Sharding | None:
         raise TreeMismatch(message, leaf=leaf.path, expected=shown, found=found) from error
 
 
-def match(leaf: LeafRecord, like: Any, cast: bool) -> Want:
+def match(leaf: LeafRecord, like: Any, cast: bool) -> LeafRequest:
     """Returns how a saved leaf comes back as its `like`; raises TreeMismatch naming path, both shapes and both dtypes."""
     _check_is_there(leaf)
     if type(like) in VALUE_TYPES:
@@ -130,11 +130,11 @@ def match(leaf: LeafRecord, like: Any, cast: bool) -> Want:
         refuse(leaf, f"{name}[], which cannot hold it")
     changed = None if leaf.dtype == name else dtype
     if isinstance(like, np.ndarray):
-        return Want(leaf, "numpy", changed)
+        return LeafRequest(leaf, "numpy", changed)
     if isinstance(like, np.generic):
-        return Want(leaf, "scalar", changed)
+        return LeafRequest(leaf, "scalar", changed)
     _check_width(leaf, dtype)
-    return Want(leaf, "jax", changed, _sharding_of(like))
+    return LeafRequest(leaf, "jax", changed, _sharding_of(like))
 
 
 def _holds(dtype: np.dtype[Any], value: Any) -> bool:
@@ -156,7 +156,7 @@ def refuse(leaf: LeafRecord, expected: str) -> NoReturn:
     raise TreeMismatch(message, leaf=leaf.path, expected=expected, found=found)
 
 
-def _match_value(leaf: LeafRecord, like: Any) -> Want:
+def _match_value(leaf: LeafRecord, like: Any) -> LeafRequest:
     kind = type(like)
     if leaf.grid is None:
         fits = leaf.kind == kind.__name__
@@ -164,14 +164,14 @@ def _match_value(leaf: LeafRecord, like: Any) -> Want:
         fits = leaf.shape == () and leaf.kind != "key" and _PYTHON_KINDS.get(leaf_dtype(leaf).kind, float) is kind
     if not fits:
         refuse(leaf, f"a Python {kind.__name__}")
-    return Want(leaf, "value")
+    return LeafRequest(leaf, "value")
 
 
-def _match_key(leaf: LeafRecord, like: Any) -> Want:
+def _match_key(leaf: LeafRecord, like: Any) -> LeafRequest:
     impl = str(jax.random.key_impl(like)) if isinstance(like, jax.Array) else like.dtype._impl.name
     if leaf.kind != "key" or leaf.impl != impl or leaf.shape[:-1] != tuple(like.shape):
         refuse(leaf, f"key<{impl}>{list(like.shape)}")
-    return Want(leaf, "jax", sharding=_sharding_of(jax.random.key_data(like) if isinstance(like, jax.Array) else like))
+    return LeafRequest(leaf, "jax", sharding=_sharding_of(jax.random.key_data(like) if isinstance(like, jax.Array) else like))
 
 
 def _sharding_of(like: Any) -> Sharding | None:

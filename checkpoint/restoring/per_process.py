@@ -14,22 +14,22 @@ import numpy as np
 
 from ..format.grid import Grid
 from ..format.record import ItemRecord, LeafRecord
-from .reader import Filler, Target
+from .reader import ArrayReader, ReadRequest
 
 
-class Own(NamedTuple):
+class PerProcessSelection(NamedTuple):
     """Whose copies come back: those of `process`. `processes`, unless None, is how many there have to be."""
 
     process: int
     processes: int | None = None
 
 
-def own_leaves(item: ItemRecord, own: Own) -> ItemRecord:
+def own_leaves(item: ItemRecord, own: PerProcessSelection) -> ItemRecord:
     """Returns an item as one process sees it; a leaf that it has no copy of says so when it is wanted."""
     return replace(item, leaves=tuple(_own_leaf(leaf, own) if leaf.per_process else leaf for leaf in item.leaves))
 
 
-def _own_leaf(leaf: LeafRecord, own: Own) -> LeafRecord:
+def _own_leaf(leaf: LeafRecord, own: PerProcessSelection) -> LeafRecord:
     count, shape = len(leaf.value) if leaf.grid is None else leaf.shape[0], leaf.shape[1:]
     refusal = ""
     if own.process >= count or own.processes not in (None, count):
@@ -46,14 +46,16 @@ def _own_leaf(leaf: LeafRecord, own: Own) -> LeafRecord:
 class OwnReader:
     """Reads one process's rows of what `reader` has of `item`: see `ItemReader.fill`."""
 
-    def __init__(self, reader: Filler, item: ItemRecord, own: Own) -> None:
+    def __init__(self, reader: ArrayReader, item: ItemRecord, own: PerProcessSelection) -> None:
         self._reader, self._process = reader, own.process
         self._whole = {leaf.path: leaf for leaf in item.leaves if leaf.per_process}
 
-    def fill(self, targets: Sequence[Target], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
+    def fill(self, targets: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
         """Gives every target its array."""
         row = (self._process, self._process + 1)
-        rows = {id(target): Target(self._whole[target.leaf.path], (row, *target.region)) for target in targets if target.leaf.per_process}
+        rows = {
+            id(target): ReadRequest(self._whole[target.leaf.path], (row, *target.region)) for target in targets if target.leaf.per_process
+        }
         self._reader.fill([rows.get(id(target), target) for target in targets], allocate)
         for target in targets:
             if id(target) in rows:

@@ -16,7 +16,7 @@ from ..errors import Corrupt, HostileCheckpoint, StepGone
 from ..format.dtypes import dtype_named, stored_as
 from ..format.files import FileReport
 from ..format.grid import chunk_name
-from ..format.pack_header import HEADER_LIMIT_BYTES, Stored, parse_header
+from ..format.pack_header import HEADER_LIMIT_BYTES, ChunkEntry, parse_header
 from ..format.record import ItemRecord, LeafRecord
 from ..storage.base import Storage, run_side_by_side
 from ..storage.path import join
@@ -30,7 +30,7 @@ STEP_BYTES = 4 << 20  # of a large chunk, read and checksummed in turn
 
 
 @dataclass(eq=False, slots=True)
-class Target:
+class ReadRequest:
     """A region of a leaf as one array: None until its bytes are there."""
 
     leaf: LeafRecord
@@ -48,20 +48,20 @@ class Target:
         return math.prod(self.shape) * dtype.itemsize
 
 
-class Filler(Protocol):
+class ArrayReader(Protocol):
     """Is what a restore asks of a reader: see `ItemReader.fill`. Readers of other layouts have it too."""
 
-    def fill(self, targets: Sequence[Target], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None: ...
+    def fill(self, targets: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
-class Piece:
+class ChunkRead:
     """A chunk that is needed, and the targets that need some of it."""
 
     leaf: LeafRecord
     region: Region
-    stored: Stored
-    targets: list[Target] = field(default_factory=list)
+    stored: ChunkEntry
+    targets: list[ReadRequest] = field(default_factory=list)
 
     @property
     def is_whole(self) -> bool:
@@ -83,10 +83,10 @@ class ItemReader:
 
     def __init__(self, storage: Storage, step_dir: str, item: ItemRecord) -> None:
         self._storage, self._step_dir, self._item = storage, step_dir, item
-        self._headers: dict[int, dict[str, Stored]] = {}
+        self._headers: dict[int, dict[str, ChunkEntry]] = {}
         self._shapes: dict[tuple[Any, ...], _CellShape] = {}
 
-    def fill(self, targets: Sequence[Target], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
+    def fill(self, targets: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
         """Gives every target its array. `allocate` makes 64-aligned memory of so many bytes.
 
         Raises Corrupt naming file and leaf, HostileCheckpoint, or StepGone.
@@ -98,11 +98,11 @@ class ItemReader:
                 target.array = _as_array(target, allocate(target.nbytes))
         units = [(file, unit) for file, found in sorted(pieces.items()) for unit in _units(found)]
         work = [(file, unit, allocate(_span(unit)) if unit[0].is_small else None) for file, unit in units]
-        run_side_by_side(lambda args: self._read(*args), work, self._storage.lanes)
+        run_side_by_side(lambda args: self._read(*args), work, self._storage.max_concurrency)
 
-    def _pieces(self, targets: Iterable[Target]) -> dict[int, list[Piece]]:
+    def _pieces(self, targets: Iterable[ReadRequest]) -> dict[int, list[ChunkRead]]:
         """Returns what must be read, by file, in the order of the file."""
-        needed: dict[tuple[int, int], tuple[LeafRecord, int, list[Target]]] = {}
+        needed: dict[tuple[int, int], tuple[LeafRecord, int, list[ReadRequest]]] = {}
         for target in targets:
             leaf = target.leaf
             assert leaf.files is not None
@@ -113,14 +113,14 @@ class ItemReader:
                 else:
                     needed[key] = (leaf, int(leaf.files[cell]), [target])
         self.load_headers({file for _, file, _ in needed.values()})
-        found: dict[int, list[Piece]] = {}
+        found: dict[int, list[ChunkRead]] = {}
         for (_, cell), (leaf, file, users) in needed.items():
             found.setdefault(file, []).append(self.piece(leaf, cell, file, users))
         for pieces in found.values():
             pieces.sort(key=_place)
         return found
 
-    def piece(self, leaf: LeafRecord, cell: int, file: int, targets: list[Target]) -> Piece:
+    def piece(self, leaf: LeafRecord, cell: int, file: int, targets: list[ReadRequest]) -> ChunkRead:
         """Returns one chunk, having checked that the pack tells of it as the record does."""
         shape = self._shape(leaf, cell)
         stored = self._headers[file].get(leaf.path + shape.suffix)
@@ -131,7 +131,7 @@ class ItemReader:
             told = f"{shape.stored[0]}{list(shape.stored[1])}"
             message = f"{path}: the chunk {name!r} is {stored.dtype}{list(stored.shape)}, the record says {told}"
             raise HostileCheckpoint(message, path=path, file=path)
-        return Piece(leaf, shape.region, stored, targets)
+        return ChunkRead(leaf, shape.region, stored, targets)
 
     def _shape(self, leaf: LeafRecord, cell: int) -> _CellShape:
         """Returns what the same cell of leaves of one dtype and grid has in common."""
@@ -149,7 +149,7 @@ class ItemReader:
     def check_all(self) -> None:
         """Reads every chunk of every leaf, several at a time, and keeps none; the headers must tell of these chunks and no others."""
         self.load_headers(range(len(self._item.files)))
-        pieces: dict[int, list[Piece]] = {}
+        pieces: dict[int, list[ChunkRead]] = {}
         for leaf in self._item.leaves:
             for cell, file in enumerate(leaf.files if leaf.files is not None else ()):
                 pieces.setdefault(int(file), []).append(self.piece(leaf, cell, int(file), []))
@@ -161,9 +161,9 @@ class ItemReader:
             found.sort(key=_place)
         units = [(file, unit) for file, found in sorted(pieces.items()) for unit in _units(found)]
         scratch = threading.local()  # one buffer a thread, used again: fresh memory costs more than the checksum
-        run_side_by_side(lambda unit: self._check_unit(unit[0], unit[1], scratch), units, self._storage.lanes)
+        run_side_by_side(lambda unit: self._check_unit(unit[0], unit[1], scratch), units, self._storage.max_concurrency)
 
-    def _check_unit(self, file: int, unit: Sequence[Piece], scratch: threading.local) -> None:
+    def _check_unit(self, file: int, unit: Sequence[ChunkRead], scratch: threading.local) -> None:
         report, piece = self._item.files[file], unit[0]
         if not hasattr(scratch, "memory"):
             scratch.memory = memoryview(bytearray(RANGE_BYTES + LARGE_BYTES))
@@ -181,13 +181,13 @@ class ItemReader:
             crc = crc32c(part, crc)
         self._check(report, piece, crc)
 
-    def load_headers(self, files: Iterable[int]) -> dict[int, dict[str, Stored]]:
+    def load_headers(self, files: Iterable[int]) -> dict[int, dict[str, ChunkEntry]]:
         """Reads and checks the headers of packs that are not known yet; returns all that are."""
         missing = [file for file in sorted(files) if file not in self._headers]
-        self._headers.update(zip(missing, run_side_by_side(self._header, missing, self._storage.lanes), strict=True))
+        self._headers.update(zip(missing, run_side_by_side(self._header, missing, self._storage.max_concurrency), strict=True))
         return self._headers
 
-    def _header(self, index: int) -> dict[str, Stored]:
+    def _header(self, index: int) -> dict[str, ChunkEntry]:
         file = self._item.files[index]
         path = self._path(file)
         if not 10 <= file.head <= HEADER_LIMIT_BYTES:
@@ -243,7 +243,7 @@ class ItemReader:
     def _path(self, file: FileReport) -> str:
         return join(self._storage.root, self._step_dir, file.name)
 
-    def _read(self, file: int, unit: Sequence[Piece], memory: np.ndarray[Any, Any] | None) -> None:
+    def _read(self, file: int, unit: Sequence[ChunkRead], memory: np.ndarray[Any, Any] | None) -> None:
         report, piece = self._item.files[file], unit[0]
         if memory is not None:
             self._read_small(report, unit, memory)
@@ -258,7 +258,7 @@ class ItemReader:
         self._check(report, piece, crc)
         _deliver(piece, data, skip_straight=straight is not None)
 
-    def _read_small(self, report: FileReport, unit: Sequence[Piece], memory: Any) -> None:
+    def _read_small(self, report: FileReport, unit: Sequence[ChunkRead], memory: Any) -> None:
         first = unit[0].stored.start
         lead = first % 64
         self.read_range(report, first, [memoryview(memory)[lead:]], unit[0].leaf.path)
@@ -271,7 +271,7 @@ class ItemReader:
             else:
                 _deliver(piece, data)
 
-    def _check(self, file: FileReport, piece: Piece, crc: int) -> None:
+    def _check(self, file: FileReport, piece: ChunkRead, crc: int) -> None:
         if crc != piece.stored.crc:
             path, leaf = self._path(file), piece.leaf.path
             name = chunk_name(leaf, piece.region, piece.leaf.shape)
@@ -279,11 +279,11 @@ class ItemReader:
             raise Corrupt(message, path=path, file=path, leaf=leaf)
 
 
-def _cells(target: Target) -> Iterable[int]:
+def _cells(target: ReadRequest) -> Iterable[int]:
     """Returns the cells of the leaf's grid that a region touches."""
     grid = target.leaf.grid
     assert grid is not None
-    if grid.cells == 1:
+    if grid.num_chunks == 1:
         return (0,)
     spans = []
     for axis, (start, stop) in enumerate(target.region):
@@ -293,9 +293,9 @@ def _cells(target: Target) -> Iterable[int]:
     return [sum(map(int.__mul__, index, strides)) for index in itertools.product(*spans)]
 
 
-def _units(pieces: Sequence[Piece]) -> Iterable[list[Piece]]:
+def _units(pieces: Sequence[ChunkRead]) -> Iterable[list[ChunkRead]]:
     """Groups small chunks that lie near each other; each large one stands alone."""
-    unit: list[Piece] = []
+    unit: list[ChunkRead] = []
     for piece in pieces:
         if not piece.is_small:
             yield [piece]
@@ -308,21 +308,21 @@ def _units(pieces: Sequence[Piece]) -> Iterable[list[Piece]]:
         yield unit
 
 
-def _place(piece: Piece) -> tuple[int, int]:
+def _place(piece: ChunkRead) -> tuple[int, int]:
     """Sorts by place in the file; of two chunks that begin alike the first is empty."""
     return piece.stored.start, piece.stored.nbytes
 
 
-def _end(piece: Piece) -> int:
+def _end(piece: ChunkRead) -> int:
     return piece.stored.start + piece.stored.nbytes
 
 
-def _span(unit: Sequence[Piece]) -> int:
+def _span(unit: Sequence[ChunkRead]) -> int:
     """Returns the bytes of memory for small chunks, which begin as far behind a multiple of 64 as in the file."""
     return unit[0].stored.start % 64 + _end(unit[-1]) - unit[0].stored.start
 
 
-def _straight(piece: Piece) -> np.ndarray[Any, Any] | None:
+def _straight(piece: ChunkRead) -> np.ndarray[Any, Any] | None:
     """Returns the bytes of a target where all of a chunk goes in one stretch, or None."""
     for target in piece.targets:
         offset = _offset_in(piece.region, target)
@@ -331,7 +331,7 @@ def _straight(piece: Piece) -> np.ndarray[Any, Any] | None:
     return None
 
 
-def _offset_in(region: Region, target: Target) -> int | None:
+def _offset_in(region: Region, target: ReadRequest) -> int | None:
     """Returns where in a target's bytes a region lies in one stretch, or None."""
     split = False
     for (start, stop), (first, last) in zip(region, target.region, strict=True):
@@ -346,7 +346,7 @@ def _offset_in(region: Region, target: Target) -> int | None:
     return offset * dtype.itemsize
 
 
-def _deliver(piece: Piece, data: np.ndarray[Any, Any], *, skip_straight: bool = False) -> None:
+def _deliver(piece: ChunkRead, data: np.ndarray[Any, Any], *, skip_straight: bool = False) -> None:
     """Copies what each target needs of a chunk."""
     dtype = dtype_named(piece.leaf.dtype)
     assert dtype is not None
@@ -362,7 +362,7 @@ def _deliver(piece: Piece, data: np.ndarray[Any, Any], *, skip_straight: bool = 
         target.array[into] = source[of]
 
 
-def _as_array(target: Target, memory: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _as_array(target: ReadRequest, memory: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     dtype = dtype_named(target.leaf.dtype)
     assert dtype is not None
     return memory.view(dtype).reshape(target.shape)

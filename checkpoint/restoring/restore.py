@@ -18,16 +18,16 @@ from ..storage.base import Storage
 from ..storage.path import join
 from .collective_read import RowReader, bundles, read_bundle, route, spread
 from .devices import Placement, Region
-from .match import SAVED, Want, check_paths, leaf_dtype, match, refuse, want_as_saved
+from .match import SAVED, LeafRequest, check_paths, leaf_dtype, match, refuse, want_as_saved
 from .memory_pool import POOL
-from .per_process import Own, OwnReader, own_leaves
-from .reader import Filler, ItemReader, Target
+from .per_process import OwnReader, PerProcessSelection, own_leaves
+from .reader import ArrayReader, ItemReader, ReadRequest
 
 WAVE_BYTES = 2 << 30  # of host memory for bytes on their way to devices with memory of their own
 
 
 @dataclass(frozen=True, kw_only=True)
-class How:
+class RestoreOptions:
     """What a restore is told besides what it is to be like.
 
     `partial=True` ignores saved leaves that `like` lacks; a predicate on leaf paths says which leaves to read, and without a `like` the
@@ -40,12 +40,12 @@ class How:
     cast: bool = False
     types: Sequence[type] = ()
     read_once: bool = False
-    own: Own | None = None
+    own: PerProcessSelection | None = None
     host_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
-class Report:
+class VerifyReport:
     """What `verify` has found: every file was read whole and was as written."""
 
     path: str
@@ -61,7 +61,7 @@ def restore_item(
     record: Record,
     item: str = "state",
     like: Any = None,
-    how: How | None = None,
+    how: RestoreOptions | None = None,
 ) -> Any:
     """Restores one tree item (a JSON item comes back as rank 0's value; see `read_json`).
 
@@ -79,9 +79,9 @@ def allocate(nbytes: int) -> np.ndarray[Any, Any]:
     return POOL.take(nbytes)
 
 
-def restore_tree(reader: Filler, found: ItemRecord, like: Any = None, how: How | None = None) -> Any:
+def restore_tree(reader: ArrayReader, found: ItemRecord, like: Any = None, how: RestoreOptions | None = None) -> Any:
     """Restores a tree item through any reader; the arguments are those of `restore_item`."""
-    how = how or How()
+    how = how or RestoreOptions()
     partial = how.partial
     if how.own is not None and any(leaf.per_process for leaf in found.leaves):
         reader, found = OwnReader(reader, found, how.own), own_leaves(found, how.own)
@@ -102,7 +102,7 @@ def restore_tree(reader: Filler, found: ItemRecord, like: Any = None, how: How |
         return jax.tree_util.tree_unflatten(treedef, [next(values) if read else leaf for leaf, read in zip(leaves, chosen, strict=True)])
 
 
-def _read_all(reader: Filler, wants: Sequence[Want], how: How) -> list[Any]:
+def _read_all(reader: ArrayReader, wants: Sequence[LeafRequest], how: RestoreOptions) -> list[Any]:
     if not how.read_once:
         return _read(reader, wants, how.host_memory_bytes)
     values: dict[int, Any] = {}
@@ -116,7 +116,7 @@ def _read_all(reader: Filler, wants: Sequence[Want], how: How) -> list[Any]:
     return [values[index] for index in range(len(wants))]
 
 
-def _read(reader: Filler, wants: Sequence[Want], host_memory_bytes: int | None) -> list[Any]:
+def _read(reader: ArrayReader, wants: Sequence[LeafRequest], host_memory_bytes: int | None) -> list[Any]:
     """Returns the values of the wants. Where devices have memory of their own it goes in waves, the next read while one is put."""
     if not _any_copies(wants):
         return _read_wave(reader, wants)
@@ -131,14 +131,14 @@ def _read(reader: Filler, wants: Sequence[Want], host_memory_bytes: int | None) 
     return values
 
 
-def _any_copies(wants: Sequence[Want]) -> bool:
+def _any_copies(wants: Sequence[LeafRequest]) -> bool:
     shardings = {want.sharding for want in wants if want.sharding is not None}
     devices: set[Any] = {device for sharding in shardings for device in sharding.device_set}
     return jax.default_backend() != "cpu" or any(device.platform != "cpu" for device in devices)
 
 
-def _waves(wants: Sequence[Want], limit_bytes: int) -> Iterator[list[Want]]:
-    wave: list[Want] = []
+def _waves(wants: Sequence[LeafRequest], limit_bytes: int) -> Iterator[list[LeafRequest]]:
+    wave: list[LeafRequest] = []
     held = 0
     for want in wants:
         if wave and held + want.leaf.nbytes > limit_bytes:
@@ -149,7 +149,7 @@ def _waves(wants: Sequence[Want], limit_bytes: int) -> Iterator[list[Want]]:
     yield wave
 
 
-def _read_wave(reader: Filler, wants: Sequence[Want]) -> list[Any]:
+def _read_wave(reader: ArrayReader, wants: Sequence[LeafRequest]) -> list[Any]:
     placements: dict[Any, Placement] = {}
     placed = [_place(want, placements) for want in wants]
     targets = [_targets(want, placement) for want, placement in zip(wants, placed, strict=True)]
@@ -157,7 +157,7 @@ def _read_wave(reader: Filler, wants: Sequence[Want]) -> list[Any]:
     return _assemble(wants, placed, targets)
 
 
-def _place(want: Want, placements: dict[Any, Placement]) -> Placement | None:
+def _place(want: LeafRequest, placements: dict[Any, Placement]) -> Placement | None:
     if want.sharding is None or want.leaf.grid is None:
         return None
     leaf = want.leaf
@@ -171,15 +171,15 @@ def _place(want: Want, placements: dict[Any, Placement]) -> Placement | None:
     return placement
 
 
-def _targets(want: Want, placement: Placement | None) -> list[Target]:
+def _targets(want: LeafRequest, placement: Placement | None) -> list[ReadRequest]:
     leaf = want.leaf
     if leaf.grid is None:
         return []
     regions: list[Region] = [tuple((0, size) for size in leaf.shape)] if placement is None else placement.regions
-    return [Target(leaf, region) for region in regions]
+    return [ReadRequest(leaf, region) for region in regions]
 
 
-def _assemble(wants: Sequence[Want], placed: Sequence[Placement | None], targets: Sequence[list[Target]]) -> list[Any]:
+def _assemble(wants: Sequence[LeafRequest], placed: Sequence[Placement | None], targets: Sequence[list[ReadRequest]]) -> list[Any]:
     values: list[Any] = [None] * len(wants)
     anywhere: dict[int, np.ndarray[Any, Any]] = {}
     for index, (want, placement, found) in enumerate(zip(wants, placed, targets, strict=True)):
@@ -197,12 +197,12 @@ def _assemble(wants: Sequence[Want], placed: Sequence[Placement | None], targets
     return values
 
 
-def _cast(target: Target, want: Want) -> np.ndarray[Any, Any]:
+def _cast(target: ReadRequest, want: LeafRequest) -> np.ndarray[Any, Any]:
     assert target.array is not None
     return target.array if want.dtype is None else target.array.astype(want.dtype)
 
 
-def _on_host(want: Want, value: Any) -> Any:
+def _on_host(want: LeafRequest, value: Any) -> Any:
     if want.form == "value":
         return value.item() if isinstance(value, np.ndarray) else value
     value = np.asarray(value, want.dtype)
@@ -223,7 +223,7 @@ def read_json(storage: Storage, step_dir: str, record: Record, item: str, proces
     raise StepNotFound(f"{record.path}: process {process} wrote nothing for the item {item!r}", path=record.path, step=record.step)
 
 
-def verify_step(storage: Storage, step_dir: str, record: Record) -> Report:
+def verify_step(storage: Storage, step_dir: str, record: Record) -> VerifyReport:
     """Reads every byte of every file that the record names and checks it; raises Corrupt, HostileCheckpoint or StepGone."""
     leaves = total = 0
     for item in record.items.values():
@@ -235,4 +235,4 @@ def verify_step(storage: Storage, step_dir: str, record: Record) -> Report:
             leaves += len(item.leaves)
             reader.check_all()
         total += sum(file.size for file in item.files)
-    return Report(join(storage.root, step_dir), record.step, len(record.file_names()), leaves, total)
+    return VerifyReport(join(storage.root, step_dir), record.step, len(record.file_names()), leaves, total)

@@ -10,26 +10,28 @@ from collections.abc import Callable
 from holdfast.coordination import HoldfastError
 
 from ..errors import SaveFailed
-from .commit import TELL_S, Desk, Save, run
+from .commit import TELL_S, SaveContext, SaveRequest, run
 
 Meter = Callable[[int], None]
 
 
-class Flight:
+class AsyncSaver:
     """Runs the saves of a manager, one after the other. For one thread at a time.
 
     `meter(save)` gives what counts its bytes, or None; `settled(save, gone)` hears on the save's thread how it ended, before anybody who
     waits for it does: its error, or the steps that it makes superfluous.
     """
 
-    def __init__(self, desk: Desk, meter: Callable[[Save], Meter | None], settled: Callable[[Save, tuple[int, ...]], None]) -> None:
+    def __init__(
+        self, desk: SaveContext, meter: Callable[[SaveRequest], Meter | None], settled: Callable[[SaveRequest, tuple[int, ...]], None]
+    ) -> None:
         self._desk, self._meter, self._settled = desk, meter, settled
-        self._save: Save | None = None
+        self._save: SaveRequest | None = None
         self._lock = threading.Lock()  # guards _error, which the thread of a save sets
         self._error: HoldfastError | None = None
         self._saves: queue.SimpleQueue[Callable[[], None] | None] | None = None
 
-    def start(self, save: Save) -> None:
+    def start(self, save: SaveRequest) -> None:
         """Begins a save; the one before has ended. One thread serves all: to start one would hold the caller until it runs."""
         self._save = save
         if self._saves is None:
@@ -45,7 +47,7 @@ class Flight:
 
     __del__ = close
 
-    def _run(self, save: Save) -> None:
+    def _run(self, save: SaveRequest) -> None:
         threading.current_thread().name = f"holdfast-save-{save.step}"
         try:
             gone = run(save, self._desk, self._meter(save))

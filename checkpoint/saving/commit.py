@@ -38,7 +38,7 @@ SPARE_BYTES = 1 << 20  # for headers, the record and folders, when free space is
 
 
 @dataclass(frozen=True)
-class Desk:
+class SaveContext:
     """What all saves of a manager share. `letting_go` says, at the primary, which steps a committed save makes superfluous."""
 
     storage: Storage
@@ -46,7 +46,7 @@ class Desk:
     writer_id: str
     save_timeout_s: float
     check_free_space: bool
-    letting_go: Callable[[Save], list[int]]
+    letting_go: Callable[[SaveRequest], list[int]]
 
     @property
     def claim(self) -> str:
@@ -59,7 +59,7 @@ class Desk:
 
 
 @dataclass
-class Save:
+class SaveRequest:
     """One save of one process. `trees` and `values` are its items; `broken` says why this process cannot take part."""
 
     counter: int
@@ -88,12 +88,12 @@ class Save:
         """Is what this process writes of the trees."""
         return sum(plan.own_bytes for plan, _ in self.trees.values())
 
-    def left_s(self, desk: Desk) -> float:
+    def left_s(self, desk: SaveContext) -> float:
         """Returns the seconds left of the save's time."""
         return max(0.0, self.began + desk.save_timeout_s - time.monotonic())
 
 
-def run(save: Save, desk: Desk, progress: Callable[[int], None] | None = None) -> tuple[int, ...]:
+def run(save: SaveRequest, desk: SaveContext, progress: Callable[[int], None] | None = None) -> tuple[int, ...]:
     """Does the whole save, sets its `error`, never raises; returns the steps to let go. Blocks for the save's time and TELL_S."""
     outcome = Outcome(save.step)
     try:
@@ -114,7 +114,7 @@ def run(save: Save, desk: Desk, progress: Callable[[int], None] | None = None) -
     return outcome.gone
 
 
-def _write(save: Save, desk: Desk, progress: Callable[[int], None] | None) -> tuple[SaveReport, Exception | None]:
+def _write(save: SaveRequest, desk: SaveContext, progress: Callable[[int], None] | None) -> tuple[SaveReport, Exception | None]:
     """Writes this process's part; returns its report, or one that says why there is none."""
     index = desk.group.index
     try:
@@ -134,7 +134,7 @@ def _write(save: Save, desk: Desk, progress: Callable[[int], None] | None) -> tu
         return SaveReport(index, save.counter, save.step, error=text, kind=type(error).__name__), error
 
 
-def _check_space(save: Save, desk: Desk) -> None:
+def _check_space(save: SaveRequest, desk: SaveContext) -> None:
     """Refuses, at the primary and before a byte is written, a save that the disk has no room for."""
     if not desk.check_free_space or desk.group.index or not isinstance(desk.storage, LocalStorage):
         return
@@ -143,7 +143,7 @@ def _check_space(save: Save, desk: Desk) -> None:
         raise OSError(28, f"step {save.step} needs {need:,} bytes, {free:,} are free; delete old steps or keep fewer", desk.storage.root)
 
 
-def _decide(save: Save, desk: Desk, report: SaveReport) -> Outcome:
+def _decide(save: SaveRequest, desk: SaveContext, report: SaveReport) -> Outcome:
     """Is the primary's part: gathers, commits, and tells all how it ended."""
     try:
         gathered = desk.group.gather(f"{desk.name(save.counter)}/report", report.to_bytes(), timeout_s=save.left_s(desk) or 0.001)
@@ -162,7 +162,7 @@ def _decide(save: Save, desk: Desk, report: SaveReport) -> Outcome:
     return outcome
 
 
-def _superfluous(save: Save, desk: Desk) -> tuple[int, ...]:
+def _superfluous(save: SaveRequest, desk: SaveContext) -> tuple[int, ...]:
     try:
         return tuple(desk.letting_go(save))
     except Exception as error:  # the step is saved; what should go may go after the next save
@@ -170,7 +170,7 @@ def _superfluous(save: Save, desk: Desk) -> tuple[int, ...]:
         return ()
 
 
-def _follow(save: Save, desk: Desk, report: SaveReport) -> Outcome:
+def _follow(save: SaveRequest, desk: SaveContext, report: SaveReport) -> Outcome:
     """Is the part of all others: reports, and hears how it ended; who hears nothing reads the record."""
     lost: HoldfastError | None = None
     try:
@@ -184,7 +184,7 @@ def _follow(save: Save, desk: Desk, report: SaveReport) -> Outcome:
         return _settle(save, desk, lost or error)
 
 
-def _settle(save: Save, desk: Desk, error: HoldfastError) -> Outcome:
+def _settle(save: SaveRequest, desk: SaveContext, error: HoldfastError) -> Outcome:
     """Reads the record: if it is this save's, the save is committed; else nobody here can know."""
     if _is_ours(save, desk):
         return Outcome(save.step)
@@ -198,14 +198,14 @@ def _settle(save: Save, desk: Desk, error: HoldfastError) -> Outcome:
     return Outcome(save.step, unknown)
 
 
-def _is_ours(save: Save, desk: Desk) -> bool:
+def _is_ours(save: SaveRequest, desk: SaveContext) -> bool:
     try:
         return read_record(desk.storage, str(save.step)).writer == save.tag
     except (CheckpointError, OSError):
         return False
 
 
-def _commit(save: Save, desk: Desk, reports: list[SaveReport]) -> None:
+def _commit(save: SaveRequest, desk: SaveContext, reports: list[SaveReport]) -> None:
     """Checks the reports and makes the step exist, in one atomic operation."""
     check(reports, save.counter, save.step)
     items: dict[str, tuple[Plan | None, list[Any]]] = {}
@@ -237,7 +237,7 @@ def _commit(save: Save, desk: Desk, reports: list[SaveReport]) -> None:
             _log.warning("what step %d was before could not be deleted: %s", save.step, error)
 
 
-def _publish(save: Save, desk: Desk, record: bytes) -> None:
+def _publish(save: SaveRequest, desk: SaveContext, record: bytes) -> None:
     name = f"{save.step}/{RECORD_NAME}"
     try:
         desk.storage.commit(name, record, desk.claim, replace=save.overwrite)
@@ -257,7 +257,7 @@ def _publish(save: Save, desk: Desk, record: bytes) -> None:
         ) from error
 
 
-def _old_record(save: Save, desk: Desk) -> Record | None:
+def _old_record(save: SaveRequest, desk: SaveContext) -> Record | None:
     try:
         return read_record(desk.storage, str(save.step))
     except StepNotFound:
@@ -266,7 +266,7 @@ def _old_record(save: Save, desk: Desk) -> Record | None:
         return None  # damaged: what it named stays until somebody looks
 
 
-def _clean(save: Save, desk: Desk) -> None:
+def _clean(save: SaveRequest, desk: SaveContext) -> None:
     """Deletes what this process wrote; what cannot be deleted now is left for later."""
     items = [*save.trees, *save.values]
 

@@ -46,7 +46,7 @@ def write_snapshot(
         return FileReport(name, planned.size, planned.head_bytes, crc32c(planned.header(found)))
 
     try:
-        files = run_side_by_side(write, list(plan.own), storage.lanes)
+        files = run_side_by_side(write, list(plan.own), storage.max_concurrency)
         local = _local_crcs(snapshot, crcs)
     finally:
         snapshot.release()

@@ -43,7 +43,7 @@ FEW_CELLS = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class ShardPlacement:
     """Says where the shards of an array lie: `parts` equal parts an axis, and in C order of these cells, [cells, replicas], the rank that
     holds each replica (-1: nobody of the group) and, at its holder, the index of its addressable shard (-1 elsewhere).
     """
@@ -75,7 +75,7 @@ class Leaf:
     dtype: str = ""
     shape: tuple[int, ...] = ()
     itemsize: int = 0
-    layout: Layout | None = None
+    layout: ShardPlacement | None = None
     sharding: Any = None  # of JSON types
     impl: str = ""
     per_process: bool = False
@@ -124,7 +124,7 @@ def make_plan(tree: Any, leaves: Sequence[Leaf], rank: int = 0, count: int = 1, 
     """Returns the plan of leaves whose tree is described by `tree`; ranks are 0 to count - 1."""
     grids = _cut_all(leaves)
     cells = [(leaf, grid) for leaf, grid in zip(leaves, grids, strict=True) if grid is not None]
-    ends = np.cumsum([grid.cells for _, grid in cells], dtype=np.int64)
+    ends = np.cumsum([grid.num_chunks for _, grid in cells], dtype=np.int64)
     sizes = np.concatenate([grid.sizes for _, grid in cells]) if cells else np.zeros(0, np.int64)
     writers = np.concatenate(_deal(cells, count)) if cells else np.zeros(0, np.int64)
     packs = _split(writers, sizes, count, max_file_bytes)
@@ -192,7 +192,7 @@ def _deal(cells: Sequence[tuple[Leaf, Grid]], count: int) -> list[Ints]:
         if leaf.layout is not None and leaf.layout.holders[0].shape[1] > 1:
             shared.append(index)
             continue
-        writers[index] = np.zeros(grid.cells, np.int64) if leaf.layout is None else leaf.layout.holders[0][grid.shards, 0]
+        writers[index] = np.zeros(grid.num_chunks, np.int64) if leaf.layout is None else leaf.layout.holders[0][grid.shards, 0]
         load += np.bincount(writers[index], weights=grid.sizes, minlength=count).astype(np.int64)
     most = max(1, -(-sum(cells[index][0].nbytes for index in shared) // SHARE_BYTES))
     turn = 0
@@ -200,16 +200,16 @@ def _deal(cells: Sequence[tuple[Leaf, Grid]], count: int) -> list[Ints]:
         leaf, grid = cells[index]
         assert leaf.layout is not None
         writers[index] = _share(leaf.layout, grid, most, load, turn)
-        turn += grid.cells
+        turn += grid.num_chunks
     return writers
 
 
-def _share(layout: Layout, grid: Grid, most: int, load: Ints, turn: int) -> Ints:
+def _share(layout: ShardPlacement, grid: Grid, most: int, load: Ints, turn: int) -> Ints:
     """Deals the cells of one replicated leaf and adds them to `load`."""
     holders, counts = layout.holders
     holders, counts = holders[grid.shards], np.minimum(counts[grid.shards], most)
-    if grid.cells > FEW_CELLS:
-        writers: Ints = holders[np.arange(grid.cells), (turn + np.arange(grid.cells)) % counts]
+    if grid.num_chunks > FEW_CELLS:
+        writers: Ints = holders[np.arange(grid.num_chunks), (turn + np.arange(grid.num_chunks)) % counts]
         load += np.bincount(writers, weights=grid.sizes, minlength=len(load)).astype(np.int64)
         return writers
     chosen = []
@@ -260,8 +260,10 @@ def _chunk(index: int, array: LeafPlan, cell: int, rank: int) -> Chunk:
     if leaf.layout is not None:
         shard = grid.shards[cell]
         slot = int(leaf.layout.slots[shard][leaf.layout.ranks[shard] == rank][0])
-    if shape != grid.part:
-        inside = tuple(slice(start % part, start % part + size) for (start, _), part, size in zip(region, grid.part, shape, strict=True))
+    if shape != grid.shard_shape:
+        inside = tuple(
+            slice(start % part, start % part + size) for (start, _), part, size in zip(region, grid.shard_shape, shape, strict=True)
+        )
     name = chunk_name(leaf.path, region, leaf.shape)
     return Chunk(index, slot, inside, name, shape, math.prod(shape) * leaf.itemsize, leaf.itemsize)
 
@@ -270,7 +272,7 @@ def local_chunks(plan: Plan, leaf: int) -> list[Chunk]:
     """Returns the chunks of a host-local leaf, in the order of its cells, as rank 0 writes them."""
     array = plan.arrays[leaf]
     assert array is not None and array.leaf.layout is None
-    return [_chunk(leaf, array, cell, 0) for cell in range(array.grid.cells)]
+    return [_chunk(leaf, array, cell, 0) for cell in range(array.grid.num_chunks)]
 
 
 def _files(writers: Ints, packs: Ints) -> tuple[tuple[int, int], ...]:
@@ -284,7 +286,7 @@ def _digest(about: Any, leaves: Sequence[Leaf], grids: Sequence[Grid], writers: 
         shardings.setdefault(id(leaf.sharding), len(shardings))
     unique = list({id(leaf.sharding): leaf.sharding for leaf in leaves}.values())
     facts = [(leaf.path, leaf.kind, leaf.dtype, leaf.shape, leaf.impl, leaf.per_process, shardings[id(leaf.sharding)]) for leaf in leaves]
-    cuts = [(grid.part, grid.sub) for grid in grids]
+    cuts = [(grid.shard_shape, grid.chunk_shape) for grid in grids]
     digest = hashlib.sha256(json.dumps([about, unique, facts, cuts], sort_keys=True).encode())
     digest.update(writers.astype("<i8").tobytes())
     digest.update(packs.astype("<i8").tobytes())

@@ -15,7 +15,7 @@ from ..errors import UnsupportedLeaf
 from ..format.dtypes import can_store, name_of
 from ..format.sharding import axes_of, describe_sharding
 from ..format.tree import VALUE_TYPES, describe, flatten, is_key, paused_gc, type_name
-from .plan import Layout, Leaf, Plan, make_plan
+from .plan import Leaf, Plan, ShardPlacement, make_plan
 
 KEPT_PLANS = 8
 
@@ -43,10 +43,10 @@ class Planner:
         per_process: Callable[[str], bool] | None = None,
     ) -> None:
         self._index, self._count, self._max_file_bytes, self._per_process = index, count, max_file_bytes, per_process
-        self._rows: dict[int, Layout] = {}
+        self._rows: dict[int, ShardPlacement] = {}
         self._ranks = {process: rank for rank, process in enumerate(processes if processes is not None else range(count))}
         self._kept: list[_Kept] = []
-        self._layouts: dict[tuple[Sharding, tuple[int, ...]], tuple[Layout, Any]] = {}
+        self._layouts: dict[tuple[Sharding, tuple[int, ...]], tuple[ShardPlacement, Any]] = {}
         self._described: dict[Sharding, Any] = {}
 
     def plan(self, tree: Any) -> Plan:
@@ -100,7 +100,7 @@ class Planner:
         layout, sharding = self._layout(path, leaf)
         return Leaf(path, kind, name_of(dtype), leaf.shape, dtype.itemsize, layout, sharding, impl)
 
-    def _layout(self, path: str, leaf: jax.Array) -> tuple[Layout, Any]:
+    def _layout(self, path: str, leaf: jax.Array) -> tuple[ShardPlacement, Any]:
         """Returns the layout and the description of a leaf's sharding, made once for all leaves of that shape and sharding."""
         key = (leaf.sharding, leaf.shape)
         if key not in self._layouts:
@@ -155,12 +155,12 @@ def _check_dtype(path: str, dtype: np.dtype[Any]) -> None:
         raise UnsupportedLeaf(message, leaf=path, found=str(dtype))
 
 
-def row_layout(count: int, rank: int) -> Layout:
+def row_layout(count: int, rank: int) -> ShardPlacement:
     """Returns the layout of [count, ...]: a row a process, `rank` more axes. The rows are the host's."""
-    return Layout((count, *(1,) * rank), np.arange(count)[:, None], np.full((count, 1), -1))
+    return ShardPlacement((count, *(1,) * rank), np.arange(count)[:, None], np.full((count, 1), -1))
 
 
-def make_layout(array: jax.Array, ranks: dict[int, int]) -> Layout:
+def make_layout(array: jax.Array, ranks: dict[int, int]) -> ShardPlacement:
     """Returns where the shards of an array lie, by arithmetic on mesh and spec where it has them."""
     slots = {shard.device: slot for slot, shard in enumerate(array.addressable_shards)}
     sharding, shape = array.sharding, array.shape
@@ -171,7 +171,7 @@ def make_layout(array: jax.Array, ranks: dict[int, int]) -> Layout:
     flat = devices.reshape(-1).tolist()
     held = np.array([ranks.get(device.process_index, -1) for device in flat], np.int64).reshape(devices.shape)
     slot = np.array([slots.get(device, -1) for device in flat], np.int64).reshape(devices.shape)
-    return Layout(parts, held, slot)
+    return ShardPlacement(parts, held, slot)
 
 
 def _named_cells(sharding: NamedSharding, rank: int) -> tuple[tuple[int, ...], Any]:

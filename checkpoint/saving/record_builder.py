@@ -88,7 +88,12 @@ def _static_text(plan: Plan) -> str:
             if key not in cells:
                 cells[key] = len(runs)
                 runs.append(cell_runs(where))
-            facts |= {"dtype": leaf.dtype, "shape": leaf.shape, "grid": [array.grid.part, array.grid.sub], "cells": cells[key]}
+            facts |= {
+                "dtype": leaf.dtype,
+                "shape": leaf.shape,
+                "grid": [array.grid.shard_shape, array.grid.chunk_shape],
+                "cells": cells[key],
+            }
             facts |= {"sharding": shardings.setdefault(_dump(leaf.sharding), len(shardings))}
             facts |= {"impl": leaf.impl} if leaf.impl else {}
         facts |= {"per_process": True} if leaf.per_process else {}

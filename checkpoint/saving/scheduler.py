@@ -13,12 +13,12 @@ from collections.abc import Callable
 from holdfast.coordination import CoordinationError
 from holdfast.multihost import Group, agree_on_step, reached_preemption
 
-from ..policy import Facts, SavePolicy, asks_preemption, uses_clock
+from ..policy import PolicyContext, SavePolicy, asks_preemption, uses_clock
 
 _log = logging.getLogger(__name__)
 
 
-class Decider:
+class SaveScheduler:
     """Answers `should_save` alike on every process. For the thread that trains."""
 
     def __init__(self, policy: SavePolicy | None, group: Group, name: str, *, skips: bool, busy: Callable[[], bool]) -> None:
@@ -62,7 +62,7 @@ class Decider:
     def _wants(self, step: int, elapsed_s: float, preempted: bool) -> str:
         if self._policy is None:
             return "there is no save policy: every call saves"
-        return self._policy.wants(Facts(step, self._last_step, elapsed_s, preempted))
+        return self._policy.wants(PolicyContext(step, self._last_step, elapsed_s, preempted))
 
     def _propose(self) -> None:
         assert self._soon is not None

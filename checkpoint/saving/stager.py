@@ -12,14 +12,14 @@ from holdfast.multihost import Group
 from ..format.json_state import Json, is_iterator, state_of
 from ..options import Options, Progress
 from ..storage.base import Storage
-from .commit import Save
+from .commit import SaveRequest
 from .planner import Planner
 from .snapshot import take_snapshot
 
 PROGRESS_S = 0.25  # at most four calls of Options.progress a second
 
 
-class Preparer:
+class SaveStager:
     """Plans and snapshots items; keeps a planner for each. For one thread at a time."""
 
     def __init__(self, storage: Storage, group: Group, options: Options) -> None:
@@ -28,7 +28,7 @@ class Preparer:
         self._options = options
         self._planners: dict[str, Planner] = {}
 
-    def fill(self, save: Save, items: Mapping[str, Any], metrics: Mapping[str, Any] | None, metadata: Any) -> None:
+    def fill(self, save: SaveRequest, items: Mapping[str, Any], metrics: Mapping[str, Any] | None, metadata: Any) -> None:
         """Puts items, metrics and metadata into a save; what it has taken before an error is the caller's to release."""
         save.metrics = {name: float(value) for name, value in (metrics or {}).items()}
         save.metadata = metadata
@@ -52,7 +52,7 @@ class Preparer:
             )
         return self._planners[item]
 
-    def meter(self, save: Save) -> Callable[[int], None] | None:
+    def meter(self, save: SaveRequest) -> Callable[[int], None] | None:
         """Returns what counts a save's bytes for Options.progress; None when nobody listens."""
         report, total = self._options.progress, save.own_bytes
         if report is None:

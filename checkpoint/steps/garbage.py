@@ -134,7 +134,7 @@ def sweep(path: str | os.PathLike[str], *, force: bool = False) -> Swept:
 KEPT_FAILURES = 16  # the next manager sweeps what more there is
 
 
-class Cleaner:
+class BackgroundWorker:
     """Does jobs one after the other, in a daemon thread that ends with the last. Thread-safe.
 
     A job that fails is logged, not raised, and tried once more when the next job comes.

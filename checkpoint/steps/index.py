@@ -14,13 +14,13 @@ from ..options import Statistics
 from ..policy import KeepAll, KeepPolicy, StepFacts, to_delete
 from ..storage.base import Storage
 from ..storage.tombstone import RECORD_NAME
-from .garbage import Cleaner, delete_files, pack_names
+from .garbage import BackgroundWorker, delete_files, pack_names
 from .holds import held_steps
 
 _log = logging.getLogger(__name__)
 
 
-class Shelf:
+class StepIndex:
     """Knows the steps of a root, alike on every process of a group; the primary's deletes them. Thread-safe."""
 
     def __init__(
@@ -28,7 +28,7 @@ class Shelf:
         storage: Storage,
         keep: KeepPolicy,
         steps: Iterable[int],
-        cleaner: Cleaner,
+        cleaner: BackgroundWorker,
         statistics: Statistics,
         *,
         deletes: bool,

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 
-def run_side_by_side(work: Callable[[Any], Any], items: list[Any], lanes: int) -> list[Any]:
-    """Does `work` on each item, on up to `lanes` threads that end with the call; the first error is raised, after all have ended."""
+def run_side_by_side(work: Callable[[Any], Any], items: list[Any], max_concurrency: int) -> list[Any]:
+    """Does `work` on each item, on up to `max_concurrency` threads that end with the call; raises the first error after all have ended."""
     if len(items) <= 1:
         return [work(item) for item in items]
-    with ThreadPoolExecutor(min(lanes, len(items)), thread_name_prefix="holdfast-io") as pool:
+    with ThreadPoolExecutor(min(max_concurrency, len(items)), thread_name_prefix="holdfast-io") as pool:
         return list(pool.map(work, items))
 
 
@@ -44,7 +44,7 @@ class Storage(Protocol):
 
     Errors are the operating system's: FileNotFoundError for a missing name, FileExistsError from `commit`, OSError for the rest; `commit`
     alone may also raise `Fenced`. `root` is how messages show the store. A file longer than `max_file_bytes` cannot be written (None: no
-    bound), and `lanes` is how many reads or writes are worth running side by side.
+    bound), and `max_concurrency` is how many reads or writes are worth running side by side.
     """
 
     @property
@@ -54,7 +54,7 @@ class Storage(Protocol):
     def max_file_bytes(self) -> int | None: ...
 
     @property
-    def lanes(self) -> int: ...
+    def max_concurrency(self) -> int: ...
 
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
         """Writes a file of exactly `size` bytes, durably, name and folders included.

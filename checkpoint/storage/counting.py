@@ -32,8 +32,8 @@ class CountingStorage:
         return self._storage.max_file_bytes
 
     @property
-    def lanes(self) -> int:
-        return self._storage.lanes
+    def max_concurrency(self) -> int:
+        return self._storage.max_concurrency
 
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
         self._storage.write(name, size, counted(parts, self._heard))

@@ -30,7 +30,7 @@ class LocalStorage:
     """
 
     max_file_bytes: int | None = None
-    lanes: int = 4
+    max_concurrency: int = 4
 
     def __init__(self, root: str | os.PathLike[str], *, single_writer: bool = False) -> None:
         self._root = Path(os.path.abspath(os.fspath(root)))

@@ -45,7 +45,7 @@ class ObjectStorage:
     """
 
     max_file_bytes: int | None = OBJECT_BYTES
-    lanes: int = 16
+    max_concurrency: int = 16
 
     def __init__(self, url: str, *, single_writer: bool = False) -> None:
         self._url = url.split("?", 1)[0].rstrip("/")

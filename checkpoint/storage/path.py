@@ -21,20 +21,20 @@ SMALL_FILE_BYTES = 256 << 20  # other people's metadata: one JSON file for a who
 
 
 @dataclass(frozen=True)
-class Place:
+class StorePath:
     """A folder in a store: `name` is relative to the store's root, "" for the root itself."""
 
     storage: Storage
     name: str = ""
 
     @classmethod
-    def of(cls, path: str | os.PathLike[str]) -> Place:
+    def of(cls, path: str | os.PathLike[str]) -> StorePath:
         """Returns the place that a path or URL means, in the store of its parent folder."""
         parent, name = split(os.fspath(path))
         return cls(open_storage(parent), name)
 
-    def __truediv__(self, name: str) -> Place:
-        return Place(self.storage, join(self.name, name))
+    def __truediv__(self, name: str) -> StorePath:
+        return StorePath(self.storage, join(self.name, name))
 
     def __str__(self) -> str:
         return join(self.storage.root, self.name)

@@ -8,22 +8,22 @@ from dataclasses import replace
 from ..errors import StepNotFound, TreeMismatch, UnsupportedLeaf
 from ..format.record import ItemRecord
 from ..format.rename import Names
-from ..layouts.base import BATCH_BYTES, RenamedReader, Source, arrays_of, read_leaves, renamed
+from ..layouts.base import BATCH_BYTES, CheckpointReader, RenamedReader, arrays_of, read_leaves, renamed
 from ..layouts.safetensors import SHARD_BYTES
-from ..restoring.per_process import Own, OwnReader, own_leaves
-from ..restoring.reader import Filler
+from ..restoring.per_process import OwnReader, PerProcessSelection, own_leaves
+from ..restoring.reader import ArrayReader
 from ..steps.claims import Claims
-from ..storage.path import Place
+from ..storage.path import StorePath
 from .to_holdfast import to_holdfast
 from .to_safetensors import to_safetensors
 
 Progress = Callable[[int], None]
-Selected = tuple[ItemRecord, Filler]
+Selected = tuple[ItemRecord, ArrayReader]
 
 
 def convert(
-    source: Source,
-    target: Place,
+    source: CheckpointReader,
+    target: StorePath,
     to: str,
     *,
     items: Sequence[str] = (),
@@ -57,7 +57,7 @@ def convert(
     raise ValueError(f'there is no layout {to!r}: choose "holdfast", "orbax" or "safetensors"')
 
 
-def _chosen(source: Source, items: Sequence[str]) -> dict[str, Selected]:
+def _chosen(source: CheckpointReader, items: Sequence[str]) -> dict[str, Selected]:
     wanted = items or [name for name, kind in source.info.items.items() if kind == "tree"]
     unknown = [name for name in wanted if name not in source.info.items]
     if unknown:
@@ -68,12 +68,12 @@ def _chosen(source: Source, items: Sequence[str]) -> dict[str, Selected]:
 
 def _of_process(selected: Selected, process: int) -> Selected:
     item, reader = selected
-    found = own_leaves(item, Own(process))
+    found = own_leaves(item, PerProcessSelection(process))
     for leaf in found.leaves:
         if leaf.refusal:
             raise TreeMismatch(leaf.refusal, leaf=leaf.path)
     plain = replace(item, leaves=tuple(replace(leaf, per_process=False) for leaf in found.leaves))
-    return plain, RenamedReader(OwnReader(reader, item, Own(process)), plain, found)
+    return plain, RenamedReader(OwnReader(reader, item, PerProcessSelection(process)), plain, found)
 
 
 def _selected(selected: Selected, under: str, rename: Names) -> Selected:
@@ -94,7 +94,7 @@ def _refuse_own_values(chosen: Mapping[str, Selected], to: str) -> None:
                 raise UnsupportedLeaf(message, leaf=leaf.path)
 
 
-def _to_orbax(source: Source, chosen: Mapping[str, Selected], root: Place, progress: Progress) -> str:
+def _to_orbax(source: CheckpointReader, chosen: Mapping[str, Selected], root: StorePath, progress: Progress) -> str:
     from ..layouts.orbax.write import OrbaxWriter
 
     target = root / str(source.info.step or 0)

@@ -14,7 +14,7 @@ from ..restoring.restore import verify_step
 from ..steps.claims import FOLDER, Claims, this_writer
 from ..steps.garbage import fence_others
 from ..storage.base import Part, run_side_by_side
-from ..storage.path import Place
+from ..storage.path import StorePath
 from ..storage.tombstone import RECORD_NAME
 from .repack import CopyJob, resplit
 
@@ -33,7 +33,7 @@ class Copied:
     bytes: int = 0
 
 
-def copy_checkpoint(source: Place, target: Place, claims: Claims, progress: Progress = lambda done_bytes: None) -> Copied:
+def copy_checkpoint(source: StorePath, target: StorePath, claims: Claims, progress: Progress = lambda done_bytes: None) -> Copied:
     """Copies the checkpoint in `source` to `target`, in whose store `claims` are, and verifies the copy by reading it back.
 
     Files of the right size that are there already are kept, so a copy that was cut off goes on where it was. A step of ours is verified
@@ -54,7 +54,7 @@ def copy_checkpoint(source: Place, target: Place, claims: Claims, progress: Prog
     return done
 
 
-def _copy_ours(source: Place, target: Place, claims: Claims, progress: Progress) -> Copied:
+def _copy_ours(source: StorePath, target: StorePath, claims: Claims, progress: Progress) -> Copied:
     record = read_record(source.storage, source.name)
     jobs, data = resplit(source.storage, source.name, record, source.fetch(RECORD_NAME), target.storage.max_file_bytes)
     copied, done = parse_record(data, f"{target}/{RECORD_NAME}"), Copied()
@@ -75,7 +75,7 @@ def _copy_ours(source: Place, target: Place, claims: Claims, progress: Progress)
 
 
 @contextlib.contextmanager
-def _claimed(source: Place, target: Place, claims: Claims, tag: str) -> Iterator[str]:
+def _claimed(source: StorePath, target: StorePath, claims: Claims, tag: str) -> Iterator[str]:
     """Holds a claim to commit by, and one by the name that is in the packs: no sweep takes them for a dead writer's."""
     me = this_writer()
     holder = replace(me, id=tag[:8])
@@ -93,7 +93,7 @@ def _claimed(source: Place, target: Place, claims: Claims, tag: str) -> Iterator
         target.storage.delete([f"{FOLDER}/"])
 
 
-def _verify(source: Place, record: Record, target: Place, copied: Record) -> None:
+def _verify(source: StorePath, record: Record, target: StorePath, copied: Record) -> None:
     """Reads the copy back; where it is not as it should be, says which of the two is damaged."""
     try:
         verify_step(target.storage, target.name, copied)
@@ -103,7 +103,7 @@ def _verify(source: Place, record: Record, target: Place, copied: Record) -> Non
         raise Corrupt(message, path=error.path, file=error.file, leaf=error.leaf) from error
 
 
-def _copy_file(source: Place, target: Place, job: CopyJob, done: Copied, progress: Progress) -> None:
+def _copy_file(source: StorePath, target: StorePath, job: CopyJob, done: Copied, progress: Progress) -> None:
     if _has_size(target, job.name, job.size):
         done.skipped.append(job.name)
         progress(job.size)
@@ -113,7 +113,7 @@ def _copy_file(source: Place, target: Place, job: CopyJob, done: Copied, progres
     done.bytes += job.size
 
 
-def file_sizes(place: Place) -> dict[str, int]:
+def file_sizes(place: StorePath) -> dict[str, int]:
     """Returns the files of a checkpoint with their sizes; where listings tell none (object stores), the record's, or by trying."""
     entries = place.storage.list(place.name, recursive=True)
     sizes = {entry.name.removeprefix(f"{place.name}/"): entry.size for entry in entries}
@@ -123,10 +123,10 @@ def file_sizes(place: Place) -> dict[str, int]:
     if RECORD_NAME in sizes:
         record = read_record(place.storage, place.name)
         return {file.name: file.size for item in record.items.values() for file in item.files} | {RECORD_NAME: 0}
-    return dict(zip(sizes, run_side_by_side(lambda name: _size_of(place, name), list(sizes), place.storage.lanes), strict=True))
+    return dict(zip(sizes, run_side_by_side(lambda name: _size_of(place, name), list(sizes), place.storage.max_concurrency), strict=True))
 
 
-def _size_of(place: Place, name: str) -> int:
+def _size_of(place: StorePath, name: str) -> int:
     """Returns a file's size: its head is read, and of a longer one single bytes, until its end is found."""
     low = place.read(name, 0, [memoryview(bytearray(HEAD_BYTES))])
     if low < HEAD_BYTES:
@@ -140,11 +140,11 @@ def _size_of(place: Place, name: str) -> int:
     return low
 
 
-def _has_byte(place: Place, name: str, at: int) -> bool:
+def _has_byte(place: StorePath, name: str, at: int) -> bool:
     return place.read(name, at, [memoryview(bytearray(1))]) == 1
 
 
-def _has_size(place: Place, name: str, size: int) -> bool:
+def _has_size(place: StorePath, name: str, size: int) -> bool:
     """Tells whether there is a file that ends exactly after `size` bytes."""
     end = memoryview(bytearray(2))
     try:
@@ -153,12 +153,12 @@ def _has_size(place: Place, name: str, size: int) -> bool:
         return False
 
 
-def _refuse_other(target: Place, source: Place, data: bytes) -> None:
+def _refuse_other(target: StorePath, source: StorePath, data: bytes) -> None:
     if target.fetch(RECORD_NAME) != data:
         raise StepExists(f"{target} is another checkpoint than {source}; choose another place or delete it first", path=str(target))
 
 
-def _check_size(target: Place, name: str, size: int) -> None:
+def _check_size(target: StorePath, name: str, size: int) -> None:
     limit = target.storage.max_file_bytes
     if limit is not None and size > limit:
         hint = "--to safetensors" if name.endswith(".safetensors") else "--to orbax"
@@ -166,7 +166,7 @@ def _check_size(target: Place, name: str, size: int) -> None:
         raise CheckpointError(message, path=str(target))
 
 
-def _pieces(source: Place, job: CopyJob, progress: Progress) -> Iterable[Part]:
+def _pieces(source: StorePath, job: CopyJob, progress: Progress) -> Iterable[Part]:
     if job.head:
         yield 0, [memoryview(job.head)]
     for at in range(0, job.length, PIECE_BYTES):

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..format.record import LeafRecord
-from ..layouts.base import Source
+from ..layouts.base import CheckpointReader
 from ..restoring.match import show_leaf
-from ..restoring.reader import Filler, Target
+from ..restoring.reader import ArrayReader, ReadRequest
 from ..restoring.restore import allocate
 
 BATCH_BYTES = 64 << 20
@@ -37,7 +37,7 @@ class LeafDifference:
     size: int = 0
 
 
-def compare(a: Source, b: Source) -> Iterator[LeafDifference]:
+def compare(a: CheckpointReader, b: CheckpointReader) -> Iterator[LeafDifference]:
     """Yields what differs between two checkpoints, item by item. Blocks; raises Corrupt naming file and leaf."""
     items_a, items_b = _paired_items(a, b)
     for name in sorted(items_a.keys() | items_b.keys()):
@@ -49,7 +49,7 @@ def compare(a: Source, b: Source) -> Iterator[LeafDifference]:
             yield from _compare_trees(a, b, items_a[name], items_b[name])
 
 
-def _paired_items(a: Source, b: Source) -> tuple[dict[str, str], dict[str, str]]:
+def _paired_items(a: CheckpointReader, b: CheckpointReader) -> tuple[dict[str, str], dict[str, str]]:
     """Returns the items of both by a common name: where each has one tree alone, these are compared whatever they are called."""
     names_a = {name: name for name, kind in a.info.items.items() if kind != "unknown"}
     names_b = {name: name for name, kind in b.info.items.items() if kind != "unknown"}
@@ -59,7 +59,7 @@ def _paired_items(a: Source, b: Source) -> tuple[dict[str, str], dict[str, str]]
     return names_a, names_b
 
 
-def _compare_json(a: Source, b: Source, item_a: str, item_b: str) -> Iterator[LeafDifference]:
+def _compare_json(a: CheckpointReader, b: CheckpointReader, item_a: str, item_b: str) -> Iterator[LeafDifference]:
     kinds = a.info.items[item_a], b.info.items[item_b]
     if kinds != ("json", "json"):
         yield LeafDifference(item_a, "", "type", *kinds)
@@ -69,7 +69,7 @@ def _compare_json(a: Source, b: Source, item_a: str, item_b: str) -> Iterator[Le
         yield LeafDifference(item_a, "", "value", repr(value_a)[:200], repr(value_b)[:200], count=1, size=1)
 
 
-def _compare_trees(a: Source, b: Source, item_a: str, item_b: str) -> Iterator[LeafDifference]:
+def _compare_trees(a: CheckpointReader, b: CheckpointReader, item_a: str, item_b: str) -> Iterator[LeafDifference]:
     leaves_a = {leaf.path: leaf for leaf in a.item(item_a).leaves}
     leaves_b = {leaf.path: leaf for leaf in b.item(item_b).leaves}
     both: list[tuple[LeafRecord, LeafRecord]] = []
@@ -116,10 +116,12 @@ def _batches(pairs: Sequence[tuple[LeafRecord, LeafRecord]]) -> Iterator[list[tu
         yield batch
 
 
-def _compare_batch(item: str, readers: tuple[Filler, Filler], batch: Sequence[tuple[LeafRecord, LeafRecord]]) -> Iterator[LeafDifference]:
+def _compare_batch(
+    item: str, readers: tuple[ArrayReader, ArrayReader], batch: Sequence[tuple[LeafRecord, LeafRecord]]
+) -> Iterator[LeafDifference]:
     sides = []
     for reader, leaves in zip(readers, zip(*batch, strict=True), strict=True):
-        targets = [Target(leaf, tuple((0, size) for size in leaf.shape)) for leaf in leaves]
+        targets = [ReadRequest(leaf, tuple((0, size) for size in leaf.shape)) for leaf in leaves]
         reader.fill(targets, allocate)
         sides.append([target.array for target in targets])
     for (leaf, other), one, two in zip(batch, *sides, strict=True):

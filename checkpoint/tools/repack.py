@@ -16,7 +16,7 @@ from crc32c import crc32c
 
 from ..format.files import pack_name
 from ..format.grid import chunk_name
-from ..format.pack_header import HEADER_BYTES, Stored, header_around, join_header
+from ..format.pack_header import HEADER_BYTES, ChunkEntry, header_around, join_header
 from ..format.record import ItemRecord, Record, cell_runs, parse_record
 from ..restoring.reader import ItemReader
 from ..storage.base import Storage
@@ -93,9 +93,9 @@ def _divide(storage: Storage, step_dir: str, item: ItemRecord, limit_bytes: int)
     return divided
 
 
-def _groups(header: Mapping[str, Stored], limit_bytes: int) -> Iterator[list[tuple[str, Stored]]]:
+def _groups(header: Mapping[str, ChunkEntry], limit_bytes: int) -> Iterator[list[tuple[str, ChunkEntry]]]:
     """Yields runs of a pack's chunks, in its order, of at most so many bytes."""
-    group: list[tuple[str, Stored]] = []
+    group: list[tuple[str, ChunkEntry]] = []
     held = 0
     for name, stored in sorted(header.items(), key=lambda pair: (pair[1].start, pair[1].nbytes)):
         if group and held + stored.nbytes > limit_bytes:
@@ -106,7 +106,7 @@ def _groups(header: Mapping[str, Stored], limit_bytes: int) -> Iterator[list[tup
     yield group
 
 
-def _head(chunks: Sequence[tuple[str, Stored]]) -> bytes:
+def _head(chunks: Sequence[tuple[str, ChunkEntry]]) -> bytes:
     """Returns the length and the header of a pack of these chunks."""
     head, tail = header_around([(name, stored.dtype, stored.shape, stored.nbytes) for name, stored in chunks])
     return join_header(head, (stored.crc for _, stored in chunks), tail)
@@ -127,7 +127,7 @@ def _rewrite(about: dict[str, Any], item: ItemRecord, files: Sequence[Sequence[_
     for leaf, facts in zip(item.leaves, about["leaves"], strict=True):
         if leaf.grid is None or leaf.files is None:
             continue
-        names = [chunk_name(leaf.path, leaf.grid.region(cell), leaf.shape) for cell in range(leaf.grid.cells)]
+        names = [chunk_name(leaf.path, leaf.grid.region(cell), leaf.shape) for cell in range(leaf.grid.num_chunks)]
         where = np.array([of_chunk.get(name, first[int(old)]) for name, old in zip(names, leaf.files, strict=True)], np.int64)
         key = where.tobytes()
         if key not in tables:

@@ -23,12 +23,12 @@ from ..format.files import FileReport, ItemReport, encode_value, pack_name
 from ..format.grid import Chunk, Grid
 from ..format.record import ItemRecord, LeafRecord
 from ..format.tree import describe, flatten, rebuild
-from ..layouts.base import Source, fresh
+from ..layouts.base import CheckpointReader, fresh
 from ..options import Options
 from ..restoring.devices import Region
-from ..restoring.reader import Filler, Target
+from ..restoring.reader import ArrayReader, ReadRequest
 from ..saving.pack_writer import pack_parts, plan_pack, write_json
-from ..saving.plan import CHUNK_BYTES, Layout, Leaf, Plan, make_plan
+from ..saving.plan import CHUNK_BYTES, Leaf, Plan, ShardPlacement, make_plan
 from ..saving.record_builder import build_record
 from ..steps.claims import FOLDER, Claims, LocalClaims
 from ..steps.garbage import delete_own
@@ -36,7 +36,7 @@ from ..steps.object_claims import ObjectClaims
 from ..steps.opening import open_root
 from ..storage.base import Storage, counted, run_side_by_side
 from ..storage.object import ObjectStorage
-from ..storage.path import Place, join
+from ..storage.path import StorePath, join
 from ..storage.tombstone import RECORD_NAME
 
 AHEAD_BYTES = 16 << 20  # of small chunks, read together
@@ -45,7 +45,11 @@ LANES = 2  # packs written side by side: each holds two chunks, or for an object
 
 
 def to_holdfast(
-    source: Source, chosen: Mapping[str, tuple[ItemRecord, Filler]], root: Place, claims: Claims | None, progress: Callable[[int], None]
+    source: CheckpointReader,
+    chosen: Mapping[str, tuple[ItemRecord, ArrayReader]],
+    root: StorePath,
+    claims: Claims | None,
+    progress: Callable[[int], None],
 ) -> str:
     """Writes the chosen items, and the JSON items of `source`, as a step of `root`; returns where it is. Raises StepExists."""
     storage, step = root.storage, source.info.step or 0
@@ -67,8 +71,8 @@ def to_holdfast(
 
 
 def _write(
-    source: Source,
-    chosen: Mapping[str, tuple[ItemRecord, Filler]],
+    source: CheckpointReader,
+    chosen: Mapping[str, tuple[ItemRecord, ArrayReader]],
     storage: Storage,
     step: int,
     tag: str,
@@ -92,11 +96,11 @@ def _write(
 
 
 def write_item(
-    item: ItemRecord, reader: Filler, storage: Storage, step_dir: str, tag: str, progress: Callable[[int], None]
+    item: ItemRecord, reader: ArrayReader, storage: Storage, step_dir: str, tag: str, progress: Callable[[int], None]
 ) -> tuple[Plan, list[ItemReport]]:
     """Writes the packs of one item; returns the plan and the reports that the record is made of. At most a few chunks are in memory."""
     tree, found = _in_order(item)
-    layouts: dict[Any, Layout | None] = {}
+    layouts: dict[Any, ShardPlacement | None] = {}
     plan = make_plan(tree, [_leaf(leaf, path, layouts) for leaf, path in found], max_file_bytes=storage.max_file_bytes)
     whole = replace(plan, own={pack: tuple(replace(chunk, inside=None) for chunk in chunks) for pack, chunks in plan.own.items()}, cache={})
     leaves = [leaf for leaf, _ in found]
@@ -133,23 +137,23 @@ def _in_order(item: ItemRecord) -> tuple[Any, list[tuple[LeafRecord, str]]]:
     return tree, [(item.leaves[index], path) for index, path in zip(order, paths, strict=True)]
 
 
-def _leaf(leaf: LeafRecord, path: str, layouts: dict[Any, Layout | None]) -> Leaf:
+def _leaf(leaf: LeafRecord, path: str, layouts: dict[Any, ShardPlacement | None]) -> Leaf:
     if leaf.grid is None:
         return Leaf(path, leaf.kind, per_process=leaf.per_process)
     dtype = dtype_named(leaf.dtype)
     assert dtype is not None
-    parts = tuple(size // part if part else 1 for size, part in zip(leaf.shape, leaf.grid.part, strict=True))
+    parts = tuple(size // part if part else 1 for size, part in zip(leaf.shape, leaf.grid.shard_shape, strict=True))
     if parts not in layouts:
         layouts[parts] = _layout(parts)
     return Leaf(path, leaf.kind, leaf.dtype, leaf.shape, dtype.itemsize, layouts[parts], leaf.sharding, leaf.impl, leaf.per_process)
 
 
-def _layout(parts: tuple[int, ...]) -> Layout | None:
+def _layout(parts: tuple[int, ...]) -> ShardPlacement | None:
     """Returns a layout in which one process holds all parts, so that chunks keep within them; None for one part."""
     count = math.prod(parts)
     if not 1 < count <= MAX_PARTS:
         return None
-    return Layout(parts, np.zeros((count, 1), np.int64), np.arange(count, dtype=np.int64)[:, None])
+    return ShardPlacement(parts, np.zeros((count, 1), np.int64), np.arange(count, dtype=np.int64)[:, None])
 
 
 class _Wanted(NamedTuple):
@@ -178,13 +182,13 @@ def _reads_in_pieces(grid: Grid, leaf: LeafRecord) -> bool:
     """Says whether the source can read a chunk's worth of a leaf without reading much more."""
     dtype = dtype_named(leaf.dtype)
     assert dtype is not None
-    return math.prod(grid.sub) * dtype.itemsize <= CHUNK_BYTES
+    return math.prod(grid.chunk_shape) * dtype.itemsize <= CHUNK_BYTES
 
 
 class _Stream:
     """Reads what one pack needs, in the pack's order: small chunks several at once, and what the source reads only whole once."""
 
-    def __init__(self, reader: Filler, wanted: Sequence[_Wanted]) -> None:
+    def __init__(self, reader: ArrayReader, wanted: Sequence[_Wanted]) -> None:
         self._reader, self._wanted = reader, wanted
         self._ready: dict[int, Any] = {}
         self._held: tuple[Any, Any] = (None, None)
@@ -203,10 +207,10 @@ class _Stream:
         return self._ready.pop(index)
 
     def _read_ahead(self, index: int) -> None:
-        targets: list[Target] = []
+        targets: list[ReadRequest] = []
         size = 0
         for wanted in self._wanted[index:]:
-            target = Target(wanted.leaf, wanted.region)
+            target = ReadRequest(wanted.leaf, wanted.region)
             size += target.nbytes
             if targets and (wanted.unit != wanted.region or size > AHEAD_BYTES):
                 break
@@ -218,7 +222,7 @@ class _Stream:
         key = id(wanted.leaf), wanted.unit
         if self._held[0] != key:
             self._held = (None, None)  # not both at a time
-            target = Target(wanted.leaf, wanted.unit)
+            target = ReadRequest(wanted.leaf, wanted.unit)
             self._reader.fill([target], fresh)
             self._held = (key, target.array)
         return self._held[1][tuple(slice(a - first, b - first) for (a, b), (first, _) in zip(wanted.region, wanted.unit, strict=True))]

@@ -11,20 +11,20 @@ import numpy as np
 from ..errors import StepExists, UnsupportedLeaf
 from ..format.dtypes import dtype_named
 from ..format.record import ItemRecord, LeafRecord
-from ..layouts.base import Source, read_leaves
+from ..layouts.base import CheckpointReader, read_leaves
 from ..layouts.safetensors import INDEX, SINGLE, TAGS, header_of, split_shards
-from ..restoring.reader import Filler
+from ..restoring.reader import ArrayReader
 from ..storage.base import Part
-from ..storage.path import Place
+from ..storage.path import StorePath
 
 HEAD_BYTES = 16 << 20  # left for the header where a store bounds its files
-Leaves = Mapping[str, tuple[LeafRecord, Filler]]
+Leaves = Mapping[str, tuple[LeafRecord, ArrayReader]]
 
 
 def to_safetensors(
-    source: Source,
-    chosen: Mapping[str, tuple[ItemRecord, Filler]],
-    folder: Place,
+    source: CheckpointReader,
+    chosen: Mapping[str, tuple[ItemRecord, ArrayReader]],
+    folder: StorePath,
     shard_bytes: int,
     progress: Callable[[int], None],
 ) -> str:
@@ -55,9 +55,9 @@ def to_safetensors(
     return str(folder)
 
 
-def _named(chosen: Mapping[str, tuple[ItemRecord, Filler]]) -> tuple[dict[str, tuple[LeafRecord, Filler]], dict[str, str]]:
+def _named(chosen: Mapping[str, tuple[ItemRecord, ArrayReader]]) -> tuple[dict[str, tuple[LeafRecord, ArrayReader]], dict[str, str]]:
     """Returns the arrays, and the texts for the file's metadata, by the names that they get."""
-    leaves: dict[str, tuple[LeafRecord, Filler]] = {}
+    leaves: dict[str, tuple[LeafRecord, ArrayReader]] = {}
     texts: dict[str, str] = {"format": "pt"}
     for item_name, (item, reader) in chosen.items():
         for leaf in item.leaves:
@@ -71,7 +71,7 @@ def _named(chosen: Mapping[str, tuple[ItemRecord, Filler]]) -> tuple[dict[str, t
     return leaves, texts
 
 
-def _write_index(folder: Place, shards: Mapping[str, Sequence[str]], size: int) -> None:
+def _write_index(folder: StorePath, shards: Mapping[str, Sequence[str]], size: int) -> None:
     weight_map = {name: file for file, names in shards.items() for name in names}
     data = json.dumps({"metadata": {"total_size": size}, "weight_map": weight_map}, indent=2).encode()
     folder.storage.write((folder / INDEX).name, len(data), [(0, [memoryview(data)])])

@@ -23,7 +23,7 @@ from ..credentials import Credentials
 from ..deadline import Deadline
 from ..errors import BarrierTimeout, CoordinationError
 from ..names import barrier_counter
-from .connection import Link
+from .connection import Connection
 from .processes import ProcessInfo, ProcessWatch
 from .session import ANSWER_GRACE_S
 
@@ -79,7 +79,7 @@ class CoordinationClient:
         self._watch = ProcessWatch()
         if on_process_change is not None:
             self._watch.add(on_process_change)
-        self._link = Link(
+        self._link = Connection(
             address,
             process_id,
             num_processes,

@@ -21,7 +21,7 @@ from ..names import is_service_mismatch
 from .processes import ProcessInfo, ProcessWatch
 from .retry import IDEMPOTENT, Backoff
 from .session import SessionWire
-from .unary import Broken, Identity, UnaryWire
+from .unary import Identity, TransportError, UnaryWire
 
 log = logging.getLogger("holdfast.coordination")
 
@@ -32,7 +32,7 @@ LAST_ATTEMPT_S = 0.5
 CLOSED = CoordinationError("the client is not connected: it was shut down, or connect() was never called", code="FAILED_PRECONDITION")
 
 
-class Link:
+class Connection:
     """Chooses the wire, retries over outages and turns the end of all hope into one error for everybody. Safe from several threads.
 
     One thread (the keeper) beats, opens broken sessions again, and after `heartbeat_timeout_s` of silence gives up: from then on
@@ -109,11 +109,11 @@ class Link:
                 wire.join(deadline)
                 self._heard()
                 return
-            except Broken as broken:
+            except TransportError as broken:
                 if deadline.remaining_s() <= pause_s or self._stop.wait(pause_s):
                     raise self._out_of_reach(deadline, broken) from None
 
-    def _out_of_reach(self, deadline: Deadline, broken: Broken) -> CoordinatorLost:
+    def _out_of_reach(self, deadline: Deadline, broken: TransportError) -> CoordinatorLost:
         tried_s = deadline.elapsed_s()
         what = f"no coordinator answered at {self._address} for {tried_s:.1f} s ({broken.message})"
         return CoordinatorLost(f"{what}; is it running and reachable from this host?", address=self._address, tried_s=tried_s)
@@ -140,7 +140,7 @@ class Link:
                 answer = wire.call(method, request, deadline, grace_s, needs)
                 self._heard()
                 return answer
-            except Broken as broken:
+            except TransportError as broken:
                 self._after_break(method, broken, again, deadline, pause_s)
                 if broken.sent and on_retry is not None:
                     on_retry()
@@ -156,7 +156,7 @@ class Link:
             raise _again(CLOSED)
         return self._wire
 
-    def _after_break(self, method: str, broken: Broken, again: bool, deadline: Deadline, pause_s: float) -> None:
+    def _after_break(self, method: str, broken: TransportError, again: bool, deadline: Deadline, pause_s: float) -> None:
         self._counts["breaks"] += 1
         self._require_wire()
         if broken.sent and not again:
@@ -217,7 +217,7 @@ class Link:
             wire.beat(Deadline(timeout_s))
             self._heard()
             return True
-        except Broken:
+        except TransportError:
             return isinstance(wire, SessionWire) and self._rejoin(wire)  # gRPC opens a unary channel again by itself
         except CoordinationError as error:
             if is_service_mismatch(error):
@@ -229,7 +229,7 @@ class Link:
     def _rejoin(self, wire: UnaryWire | SessionWire) -> bool:
         try:
             wire.join(Deadline(max(LAST_ATTEMPT_S, min(self._left_s(), max(1.0, self._interval_s())))))
-        except Broken:
+        except TransportError:
             return False
         except CoordinationError as error:
             if error.code != "DEADLINE_EXCEEDED":

@@ -27,7 +27,7 @@ from ..errors import CoordinationError, Fenced
 from ..names import SESSION_METHODS, make_error, status_name
 from .frame_transport import Metadata, open_stream
 from .retry import TRANSIENT
-from .unary import CHANNEL_OPTIONS, Broken, Identity
+from .unary import CHANNEL_OPTIONS, Identity, TransportError
 
 ANSWER_GRACE_S = 5.0
 """How much longer than a call's own time a client waits for the service to say that the time is over, and who was missing."""
@@ -66,7 +66,7 @@ class SessionWire:
         """Opens a stream, the first time waiting for all other processes. Raises Broken when nobody answers."""
         with self._lock:
             if self._closed:
-                raise Broken("the client is closed", sent=False)
+                raise TransportError("the client is closed", sent=False)
             old, self._stream = self._stream, None
         if old is not None:
             old.end()
@@ -116,7 +116,7 @@ class SessionWire:
         """Sends one call and returns its response. Raises Broken, or the exception for the service's answer."""
         stream = self._stream
         if stream is None:
-            raise Broken("the session is being opened again", sent=False)
+            raise TransportError("the session is being opened again", sent=False)
         timeout_s = 0.0 if method == "Barrier" else deadline.remaining_s() - grace_s
         reply = stream.ask(method, request, max(0, int(timeout_s * 1000)), needs, deadline)
         if reply.code:
@@ -169,12 +169,12 @@ class _Stream:
         try:
             opened: spb.Opened | None = self._frames.ask(first.SerializeToString(), self._opened, deadline.remaining_s())
         except queue.Empty:
-            raise Broken("no answer to the opening of a session") from None
+            raise TransportError("no answer to the opening of a session") from None
         if opened is not None:
             return opened
         code, details = self._status
         if code in RECONNECTABLE:
-            raise Broken(details)
+            raise TransportError(details)
         raise _refusal(code, details)
 
     def send(self, frame: spb.ClientFrame) -> None:
@@ -187,7 +187,7 @@ class _Stream:
         inbox: queue.SimpleQueue[spb.Reply | None] = queue.SimpleQueue()
         with self._lock:
             if self._over:
-                raise Broken("the session was lost", sent=False)
+                raise TransportError("the session was lost", sent=False)
             self._waiting[number] = inbox
         body = request.SerializeToString()
         frame = spb.ClientFrame(request=spb.Request(id=number, method=method, body=body, timeout_ms=timeout_ms, needs=needs))
@@ -201,7 +201,7 @@ class _Stream:
         if reply is None and deadline.passed():
             raise _unanswered(method, deadline)
         if reply is None:
-            raise Broken("the session was lost before the answer came")
+            raise TransportError("the session was lost before the answer came")
         return reply
 
     def _ended(self, code: str, details: str) -> None:

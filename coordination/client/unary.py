@@ -40,7 +40,7 @@ class Identity:
     incarnation: int
 
 
-class Broken(HoldfastError):
+class TransportError(HoldfastError):
     """Says that the connection failed before an answer came; `sent` is False when the request surely never left. Internal."""
 
     sent: bool = True
@@ -86,12 +86,12 @@ class UnaryWire:
         except grpc.RpcError as error:
             raise self._explain(error, request) from None
         except ValueError:  # "Cannot invoke RPC on closed channel!"
-            raise Broken("the client is closed", sent=False) from None
+            raise TransportError("the client is closed", sent=False) from None
 
     def _explain(self, error: grpc.RpcError, request: Any) -> HoldfastError:
         code, details, payloads = error.code().name, error.details() or "", payloads_of(error)
         if code in TRANSIENT and not payloads:
-            return Broken(details)
+            return TransportError(details)
         return make_error(code, details, payloads, request)
 
     def close(self) -> None:

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..limits import Limits
-from .status import Code, Refusal, Reply, name_processes
-from .task_table import Roster
+from .status import Code, Completion, Status, name_processes
+from .task_table import TaskTable
 from .timers import Timers
 
 
@@ -35,7 +35,7 @@ class Past:
     """The result of the instance before, for those who came to it and lost the answer while others came to the next."""
 
     counter: int
-    refusal: Refusal | None
+    refusal: Status | None
     came: dict[int, int]  # task: its incarnation
 
 
@@ -53,7 +53,7 @@ class Barrier:
     waiting: dict[int, Any] = field(default_factory=dict)  # task: call
     former: dict[int, int] = field(default_factory=dict)  # task: its incarnation at earlier instances, in a recoverable job
     past: Past | None = None
-    refusal: Refusal | None = None
+    refusal: Status | None = None
     done: bool = False
 
     def expire(self, now: float) -> None:
@@ -81,7 +81,7 @@ class Arrival:
 class Barriers:
     """Holds all barriers of a job. Replies go to `replies`; names of those that changed, to `dirty`."""
 
-    def __init__(self, limits: Limits, roster: Roster, timers: Timers, replies: list[Reply], recoverable: bool) -> None:
+    def __init__(self, limits: Limits, roster: TaskTable, timers: Timers, replies: list[Completion], recoverable: bool) -> None:
         self._limits, self._roster, self._timers, self._replies = limits, roster, timers, replies
         self._recoverable = recoverable
         self.open: dict[str, Barrier] = {}
@@ -112,7 +112,7 @@ class Barriers:
         older = barrier.waiting.get(task_id)
         if older is not None:
             sentence = f"barrier {barrier.name!r}: a newer call of process {task_id} took this one's place"
-            self._replies.append(Reply(older, None, Refusal(Code.CANCELLED, sentence)))
+            self._replies.append(Completion(older, None, Status(Code.CANCELLED, sentence)))
         if task_id not in barrier.arrived:
             barrier.arrived[task_id] = (arrival.incarnation, now)
             self.dirty.add(barrier.name)
@@ -120,13 +120,13 @@ class Barriers:
         if len(barrier.arrived) == len(barrier.participants):
             self._finish(barrier, None)
 
-    def _outsider(self, barrier: Barrier, arrival: Arrival) -> Refusal | None:
+    def _outsider(self, barrier: Barrier, arrival: Arrival) -> Status | None:
         named = arrival.participants or self._roster.everyone
         if named is not barrier.participants and named != barrier.participants:  # comparing costs as many steps as there are tasks
             sentence = (
                 f"barrier {barrier.name!r} is one of {_some(barrier.participants)}; process {arrival.task_id} came with {_some(named)}"
             )
-            return Refusal(Code.INVALID_ARGUMENT, sentence, barrier=(barrier.name, barrier.counter))
+            return Status(Code.INVALID_ARGUMENT, sentence, barrier=(barrier.name, barrier.counter))
         if arrival.task_id not in named:
             return _not_among(arrival, named, barrier.counter)
         return None
@@ -144,7 +144,7 @@ class Barriers:
             if self._recoverable and arrival.task_id not in over.arrived:
                 over.former[arrival.task_id] = arrival.incarnation
                 self.dirty.add(over.name)
-            self._replies.append(Reply(arrival.call, over.counter, over.refusal))
+            self._replies.append(Completion(arrival.call, over.counter, over.refusal))
             return None
         counter = arrival.counter if over is None else over.counter + 1
         participants = arrival.participants or self._roster.everyone
@@ -160,7 +160,7 @@ class Barriers:
         self._timers.add(arrival.deadline, barrier)
         return barrier
 
-    def _may_open(self, over: Barrier | None, arrival: Arrival, now: float) -> Refusal | None:
+    def _may_open(self, over: Barrier | None, arrival: Arrival, now: float) -> Status | None:
         named = arrival.participants or self._roster.everyone
         if over is not None and (refusal := self._outsider(over, arrival)) is not None:
             return refusal
@@ -168,7 +168,7 @@ class Barriers:
             return _not_among(arrival, named, 0)
         if not named <= self._roster.everyone:
             sentence = f"barrier {arrival.name!r} names {_some(named - self._roster.everyone)}; the job has 0 to {len(self._roster) - 1}"
-            return Refusal(Code.INVALID_ARGUMENT, sentence, barrier=(arrival.name, 0))
+            return Status(Code.INVALID_ARGUMENT, sentence, barrier=(arrival.name, 0))
         if over is None:
             if arrival.counter != 0 and not self.forgotten:
                 return _counter_mismatch(Barrier(arrival.name, named, 0, self), arrival.counter)
@@ -191,7 +191,7 @@ class Barriers:
             return False
         if arrival.counter != past.counter and not (self._recoverable and arrival.counter == 0):
             return False
-        self._replies.append(Reply(arrival.call, past.counter, past.refusal))
+        self._replies.append(Completion(arrival.call, past.counter, past.refusal))
         return True
 
     @staticmethod
@@ -209,19 +209,19 @@ class Barriers:
             return {}
         return over.former | {task_id: incarnation for task_id, (incarnation, _) in over.arrived.items()}
 
-    def _too_much(self, name: str) -> Refusal | None:
+    def _too_much(self, name: str) -> Status | None:
         if len(name.encode()) > self._limits.barrier_name_bytes:
             found, most = f"a barrier name of {len(name.encode())} bytes", self._limits.barrier_name_bytes
         elif len(self.open) >= self._limits.barriers_open:
             found, most = f"{len(self.open)} barriers are waited at", self._limits.barriers_open
         else:
             return None
-        return Refusal(Code.RESOURCE_EXHAUSTED, f"{found}; expected at most {most}", barrier=(name[:100], 0))
+        return Status(Code.RESOURCE_EXHAUSTED, f"{found}; expected at most {most}", barrier=(name[:100], 0))
 
-    def _refuse(self, arrival: Arrival, refusal: Refusal) -> None:
-        self._replies.append(Reply(arrival.call, None, refusal))
+    def _refuse(self, arrival: Arrival, refusal: Status) -> None:
+        self._replies.append(Completion(arrival.call, None, refusal))
 
-    def _finish(self, barrier: Barrier, refusal: Refusal | None) -> None:
+    def _finish(self, barrier: Barrier, refusal: Status | None) -> None:
         barrier.done, barrier.refusal = True, refusal
         if refusal is None:
             self.passed += 1
@@ -231,7 +231,7 @@ class Barriers:
         self.over[barrier.name] = barrier
         self.dirty.add(barrier.name)
         counter = barrier.counter
-        self._replies += [Reply(call, counter, refusal) for call in barrier.waiting.values()]
+        self._replies += [Completion(call, counter, refusal) for call in barrier.waiting.values()]
         barrier.waiting = {}
         while len(self.over) > self._limits.barriers_kept:
             self.dirty.add(self.over.popitem(last=False)[0])
@@ -241,19 +241,19 @@ class Barriers:
         """Fails an instance whose time is over, naming all who have not come."""
         missing = self._roster.missing(barrier.missing(), now)
         sentence = f"{_came(barrier)}, missing {name_processes(missing)}; waited {now - barrier.opened:.1f} s"
-        self._finish(barrier, Refusal(Code.DEADLINE_EXCEEDED, sentence, barrier=(barrier.name, barrier.counter), missing=missing))
+        self._finish(barrier, Status(Code.DEADLINE_EXCEEDED, sentence, barrier=(barrier.name, barrier.counter), missing=missing))
 
-    def _lost_refusal(self, barrier: Barrier, now: float) -> Refusal:
+    def _lost_refusal(self, barrier: Barrier, now: float) -> Status:
         missing = self._roster.missing(barrier.participants & self._roster.lost, now)
         sentence = f"{_came(barrier)}; it can never be passed: {name_processes(missing)} {'is' if len(missing) == 1 else 'are'} lost"
-        return Refusal(Code.INTERNAL, sentence, barrier=(barrier.name, barrier.counter), missing=missing)
+        return Status(Code.INTERNAL, sentence, barrier=(barrier.name, barrier.counter), missing=missing)
 
     def fail_lost(self, task_id: int, now: float) -> None:
         """Fails all open instances that a lost task takes part in, even those it has come to."""
         for barrier in [each for each in self.open.values() if task_id in each.participants]:
             self._finish(barrier, self._lost_refusal(barrier, now))
 
-    def fail_all(self, refusal: Refusal) -> None:
+    def fail_all(self, refusal: Status) -> None:
         """Fails all open instances for one reason."""
         for barrier in list(self.open.values()):
             self._finish(barrier, refusal)
@@ -268,18 +268,18 @@ class Barriers:
         refusal = self._no_cancel(barrier, task_id, counter)
         if refusal is None:
             sentence = f"barrier {name!r} was cancelled by process {task_id}; {_came(barrier)}"
-            self._finish(barrier, Refusal(Code.CANCELLED, sentence, barrier=(name, counter)))
-        self._replies.append(Reply(call, None, refusal))
+            self._finish(barrier, Status(Code.CANCELLED, sentence, barrier=(name, counter)))
+        self._replies.append(Completion(call, None, refusal))
 
-    def _no_cancel(self, barrier: Barrier, task_id: int, counter: int) -> Refusal | None:
+    def _no_cancel(self, barrier: Barrier, task_id: int, counter: int) -> Status | None:
         if barrier.counter != counter:
             return _counter_mismatch(barrier, counter)
         if barrier.done:
             sentence = f"barrier {barrier.name!r} is over already"
-            return Refusal(Code.FAILED_PRECONDITION, sentence, barrier=(barrier.name, counter))
+            return Status(Code.FAILED_PRECONDITION, sentence, barrier=(barrier.name, counter))
         if task_id not in barrier.participants:
             sentence = f"process {task_id} takes no part in barrier {barrier.name!r}"
-            return Refusal(Code.INVALID_ARGUMENT, sentence, barrier=(barrier.name, counter))
+            return Status(Code.INVALID_ARGUMENT, sentence, barrier=(barrier.name, counter))
         return self._too_much(barrier.name)
 
     def counter_for(self, name: str, task_id: int) -> int:
@@ -308,11 +308,11 @@ def _some(task_ids: frozenset[int]) -> str:
     return f"processes {shown}" + (f" and {len(task_ids) - 40} more" if len(task_ids) > 40 else "")
 
 
-def _counter_mismatch(barrier: Barrier, found: int) -> Refusal:
+def _counter_mismatch(barrier: Barrier, found: int) -> Status:
     sentence = f"barrier {barrier.name!r}: counter mismatch: expected {barrier.counter}, found {found}"
-    return Refusal(Code.INTERNAL, sentence, barrier=(barrier.name, barrier.counter))
+    return Status(Code.INTERNAL, sentence, barrier=(barrier.name, barrier.counter))
 
 
-def _not_among(arrival: Arrival, named: frozenset[int], counter: int) -> Refusal:
+def _not_among(arrival: Arrival, named: frozenset[int], counter: int) -> Status:
     sentence = f"process {arrival.task_id} takes no part in barrier {arrival.name!r}: it is one of {_some(named)}"
-    return Refusal(Code.INVALID_ARGUMENT, sentence, barrier=(arrival.name, counter))
+    return Status(Code.INVALID_ARGUMENT, sentence, barrier=(arrival.name, counter))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .status import Refusal, Reply
+from .status import Completion, Status
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class Devices:
     """Waits for every node of the job."""
 
     num_nodes: int
-    replies: list[Reply]
+    replies: list[Completion]
     nodes: dict[int, Node] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)  # node: the version of profile D that it speaks
     waiting: list[Any] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Devices:
         self.waiting.append(call)
         if len(self.nodes) == self.num_nodes:
             waiting, self.waiting = self.waiting, []
-            self.replies += [Reply(each, self.numbered(), None) for each in waiting]
+            self.replies += [Completion(each, self.numbered(), None) for each in waiting]
 
     def numbered(self) -> list[tuple[int, Node, int]]:
         """Returns (node id, node, global id of its first device) in node order."""
@@ -42,10 +42,10 @@ class Devices:
             first += len(self.nodes[node_id].devices)
         return found
 
-    def fail(self, refusal: Refusal) -> None:
+    def fail(self, refusal: Status) -> None:
         """Fails all who wait."""
         waiting, self.waiting = self.waiting, []
-        self.replies += [Reply(each, None, refusal) for each in waiting]
+        self.replies += [Completion(each, None, refusal) for each in waiting]
 
     def drop(self, call: Any) -> bool:
         """Forgets a call whose client has gone; says whether it waited here."""

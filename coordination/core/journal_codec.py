@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from .barriers import Barrier, Past
 from .machine import Machine
-from .status import Code, Missing, Refusal
+from .status import Code, Missing, Status
 from .task_table import Task, TaskState
 
 META, TASK, KEY, BARRIER = "meta", "task", "key", "barrier"
@@ -119,13 +119,13 @@ def _load_barrier(machine: Machine, kept: dict[str, Any], wall_offset_s: float) 
     return barrier
 
 
-def _refusal(refusal: Refusal | None) -> dict[str, Any] | None:
+def _refusal(refusal: Status | None) -> dict[str, Any] | None:
     return None if refusal is None else asdict(refusal)
 
 
-def _load_refusal(kept: dict[str, Any] | None) -> Refusal | None:
+def _load_refusal(kept: dict[str, Any] | None) -> Status | None:
     if kept is None:
         return None
     barrier = None if kept["barrier"] is None else tuple(kept["barrier"])
     missing = tuple(Missing(**each) for each in kept["missing"])
-    return Refusal(**(kept | {"code": Code(kept["code"]), "barrier": barrier, "missing": missing}))
+    return Status(**(kept | {"code": Code(kept["code"]), "barrier": barrier, "missing": missing}))

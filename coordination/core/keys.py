@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..limits import Limits
-from .status import Code, Missing, Refusal, Reply, name_processes
+from .status import Code, Completion, Missing, Status, name_processes
 from .timers import Timers
 
 _INT64 = 2**63
@@ -31,19 +31,19 @@ class Getter:
     since: float
     needs: frozenset[int]
     keys: Keys
-    late: Refusal | None = None
+    late: Status | None = None
     done: bool = False
 
     def expire(self, now: float) -> None:
         """Ends the wait: its time is over."""
         sentence = f"key {self.key!r} was not set within {now - self.since:.1f} s"
-        self.keys.end(self, self.late or Refusal(Code.DEADLINE_EXCEEDED, sentence, from_service=False))
+        self.keys.end(self, self.late or Status(Code.DEADLINE_EXCEEDED, sentence, from_service=False))
 
 
 class Keys:
     """Holds values by normalised key, within limits. Replies go to `replies`; keys written or deleted, to `dirty`."""
 
-    def __init__(self, limits: Limits, timers: Timers, replies: list[Reply]) -> None:
+    def __init__(self, limits: Limits, timers: Timers, replies: list[Completion]) -> None:
         self._limits, self._timers, self._replies = limits, timers, replies
         self.values: dict[str, bytes] = {}
         self._order: list[str] = []
@@ -57,11 +57,11 @@ class Keys:
         key = normalise(key)
         if not allow_overwrite and key in self.values:
             sentence = f"key {key!r} already exists; expected a new key, or allow_overwrite"
-            self._replies.append(Reply(call, None, Refusal(Code.ALREADY_EXISTS, sentence, from_service=False)))
+            self._replies.append(Completion(call, None, Status(Code.ALREADY_EXISTS, sentence, from_service=False)))
             return
-        self._replies.append(Reply(call, None, self._put(key, value)))
+        self._replies.append(Completion(call, None, self._put(key, value)))
 
-    def _put(self, key: str, value: bytes) -> Refusal | None:
+    def _put(self, key: str, value: bytes) -> Status | None:
         refusal = self._too_much(key, value)
         if refusal is not None:
             return refusal
@@ -76,7 +76,7 @@ class Keys:
             self.end(getter, None)
         return None
 
-    def _too_much(self, key: str, value: bytes) -> Refusal | None:
+    def _too_much(self, key: str, value: bytes) -> Status | None:
         limits = self._limits
         if len(key.encode()) > limits.key_bytes:
             return _exhausted(f"a key of {len(key.encode())} bytes; expected at most {limits.key_bytes}")
@@ -98,23 +98,23 @@ class Keys:
         now: float,
         deadline: float,
         needs: frozenset[int] = frozenset(),
-        late: Refusal | None = None,
+        late: Status | None = None,
     ) -> None:
         """Answers with the value, now or when it is set; with `late` once the time is over."""
         key = normalise(key)
         if key in self.values:
-            self._replies.append(Reply(call, (key, self.values[key]), None))
+            self._replies.append(Completion(call, (key, self.values[key]), None))
             return
         getter = Getter(call, task_id, key, now, needs, self, late)
         self._getters.setdefault(key, {})[call] = getter
         self._by_call[call] = getter
         self._timers.add(deadline, getter)
 
-    def end(self, getter: Getter, refusal: Refusal | None) -> None:
+    def end(self, getter: Getter, refusal: Status | None) -> None:
         """Answers one who waits, with the value unless there is a refusal."""
         self._forget(getter)
         value = None if refusal is not None else (getter.key, self.values[getter.key])
-        self._replies.append(Reply(getter.call, value, refusal))
+        self._replies.append(Completion(getter.call, value, refusal))
 
     def _forget(self, getter: Getter) -> None:
         getter.done = True
@@ -140,14 +140,14 @@ class Keys:
         for getter in self.waiting():
             if lost.task_id in getter.needs:
                 sentence = f"key {getter.key!r} will not be set: {name_processes([lost])} is lost"
-                self.end(getter, Refusal(Code.UNAVAILABLE, sentence, missing=(lost,)))
+                self.end(getter, Status(Code.UNAVAILABLE, sentence, missing=(lost,)))
 
     def try_get(self, call: Any, key: str) -> None:
         """Answers at once, NOT_FOUND where there is no such key."""
         key = normalise(key)
         value = self.values.get(key)
-        refusal = None if value is not None else Refusal(Code.NOT_FOUND, f"key {key!r} is not set", from_service=False)
-        self._replies.append(Reply(call, (key, value), refusal))
+        refusal = None if value is not None else Status(Code.NOT_FOUND, f"key {key!r} is not set", from_service=False)
+        self._replies.append(Completion(call, (key, value), refusal))
 
     def increment(self, call: Any, key: str, by: int) -> None:
         """Adds to a counter, kept as decimal text, that begins at 0."""
@@ -159,15 +159,15 @@ class Keys:
             number = _INT64
         if not -_INT64 <= number < _INT64:
             sentence = f"key {key!r} cannot be incremented by {by}: expected a 64-bit decimal number, found {text[:40]!r}"
-            self._replies.append(Reply(call, None, Refusal(Code.FAILED_PRECONDITION, sentence, from_service=False)))
+            self._replies.append(Completion(call, None, Status(Code.FAILED_PRECONDITION, sentence, from_service=False)))
             return
         value = str(number).encode()
         refusal = self._put(key, value)
-        self._replies.append(Reply(call, (key, value), refusal))
+        self._replies.append(Completion(call, (key, value), refusal))
 
     def list_dir(self, call: Any, key: str) -> None:
         """Answers with all keys below a directory, in order."""
-        self._replies.append(Reply(call, [(name, self.values[name]) for name in self._below(normalise(key))], None))
+        self._replies.append(Completion(call, [(name, self.values[name]) for name in self._below(normalise(key))], None))
 
     def _below(self, key: str) -> list[str]:
         first = bisect.bisect_left(self._order, key + "/")
@@ -185,7 +185,7 @@ class Keys:
         if key in self.values:
             del self._order[bisect.bisect_left(self._order, key)]
             self._drop_value(key)
-        self._replies.append(Reply(call, None, None))
+        self._replies.append(Completion(call, None, None))
 
     def _drop_value(self, key: str) -> None:
         self.total_bytes -= len(key) + len(self.values.pop(key))
@@ -198,5 +198,5 @@ class Keys:
         self.total_bytes = sum(len(key) + len(value) for key, value in values.items())
 
 
-def _exhausted(found: str) -> Refusal:
-    return Refusal(Code.RESOURCE_EXHAUSTED, found, from_service=False)
+def _exhausted(found: str) -> Status:
+    return Status(Code.RESOURCE_EXHAUSTED, found, from_service=False)

@@ -19,10 +19,10 @@ from ..limits import Config
 from .barriers import Arrival, Barriers
 from .devices import Devices
 from .keys import Keys
-from .registration import Coming
-from .shutdown_barrier import Leaving
-from .status import Code, Refusal, Reply, name_processes
-from .task_table import Roster, Task, TaskState
+from .registration import Registration
+from .shutdown_barrier import ShutdownBarrier
+from .status import Code, Completion, Status, name_processes
+from .task_table import Task, TaskState, TaskTable
 from .timers import Timers
 from .watches import Looks
 
@@ -33,24 +33,24 @@ class Machine:
     def __init__(self, config: Config, now: float) -> None:
         self.config = config
         self.started = now
-        self.replies: list[Reply] = []
+        self.replies: list[Completion] = []
         self.timers = Timers()
-        self.roster = Roster(config.num_tasks)
+        self.roster = TaskTable(config.num_tasks)
         self.keys = Keys(config.limits, self.timers, self.replies)
         self.barriers = Barriers(config.limits, self.roster, self.timers, self.replies, config.recoverable)
         self.looks = Looks(self.roster, self.timers, self.replies)
         self.devices = Devices(config.num_tasks, self.replies)
-        self.coming = Coming(
+        self.coming = Registration(
             config, self.roster, self.timers, self.replies, lose=self._lose, propagate=self._propagate, connected=self.looks.look
         )
-        self.leaving = Leaving(self.roster, self.timers, self.replies, leave=self._leave, propagate=self._propagate)
-        self.error: Refusal | None = None  # the first one that is everyone's
+        self.leaving = ShutdownBarrier(self.roster, self.timers, self.replies, leave=self._leave, propagate=self._propagate)
+        self.error: Status | None = None  # the first one that is everyone's
         self._polls: dict[int, Any] = {}  # task: the call that waits for an error
         self._next_scan = now + 1.0
 
     # ---- Who calls -----------------------------------------------------------------------------------------------------------------
 
-    def check(self, task_id: int | None, task_incarnation: int, service_incarnation: int, now: float) -> int | Refusal:
+    def check(self, task_id: int | None, task_incarnation: int, service_incarnation: int, now: float) -> int | Status:
         """Returns which task an agent's call comes from; refuses one for another service, or from a former life of its task.
 
         jaxlib's agents leave `Incarnations.task_id` empty: calls that name no source task are told apart by the task's incarnation.
@@ -59,20 +59,20 @@ class Machine:
             sentence = (
                 "the call names another life of the coordination service: it was restarted without its journal, or never registered with"
             )
-            return Refusal(Code.INTERNAL, sentence, mismatch=service_incarnation)
+            return Status(Code.INTERNAL, sentence, mismatch=service_incarnation)
         known = self.roster.by_agent.get(task_incarnation)
         if known is None or task_id not in (None, known):
             if task_id is not None and self.roster.get(task_id) is None:
                 return self.roster.no_task(task_id)
             who = "a process" if task_id is None else f"process {task_id}"
-            return Refusal(Code.ABORTED, f"{who} has shut down or been restarted; this call is from a former life of it")
+            return Status(Code.ABORTED, f"{who} has shut down or been restarted; this call is from a former life of it")
         task = self.roster.tasks[known]
         if not task.session and task.state is TaskState.CONNECTED:
             task.last_seen = now
         return known
 
-    def _reply(self, call: Any, value: Any = None, refusal: Refusal | None = None) -> None:
-        self.replies.append(Reply(call, value, refusal))
+    def _reply(self, call: Any, value: Any = None, refusal: Status | None = None) -> None:
+        self.replies.append(Completion(call, value, refusal))
 
     def seen(self, task_id: int, now: float) -> None:
         """Notes a sign of life on a Session."""
@@ -83,15 +83,15 @@ class Machine:
     def heartbeat(self, call: Any, task_id: int, incarnation: int, now: float) -> None:
         """Answers an agent's sign of life with the state of its task."""
         task = self.roster.get(task_id)
-        refusal: Refusal | None = None
+        refusal: Status | None = None
         if task is None:
             refusal = self.roster.no_task(task_id)
         elif task.state is TaskState.ERROR:
             refusal = task.error
         elif task.agent == 0 or task.state is not TaskState.CONNECTED:
-            refusal = Refusal(Code.INVALID_ARGUMENT, f"process {task_id} is not registered; expected a registration before a heartbeat")
+            refusal = Status(Code.INVALID_ARGUMENT, f"process {task_id} is not registered; expected a registration before a heartbeat")
         elif task.agent != incarnation:
-            refusal = Refusal(Code.ABORTED, f"process {task_id} has been restarted; this heartbeat is from a former life of it")
+            refusal = Status(Code.ABORTED, f"process {task_id} has been restarted; this heartbeat is from a former life of it")
         elif not task.session:
             task.last_seen = now
         self._reply(call, self.config.incarnation, refusal)
@@ -115,7 +115,7 @@ class Machine:
             if task.state is TaskState.CONNECTED and task.last_seen is not None and now - task.last_seen > limit:
                 who = name_processes(self.roster.missing([task.task_id], now))
                 self._fail(
-                    task, Refusal(Code.UNAVAILABLE, f"{who} is lost: its heartbeat timeout is {limit:g} s", source_task=task.task_id), now
+                    task, Status(Code.UNAVAILABLE, f"{who} is lost: its heartbeat timeout is {limit:g} s", source_task=task.task_id), now
                 )
 
     def next_due(self) -> float:
@@ -127,7 +127,7 @@ class Machine:
         task = self.roster.get(task_id)
         if task is None or task.state is not TaskState.CONNECTED:
             refusal = (
-                self.roster.no_task(task_id) if task is None else Refusal(Code.FAILED_PRECONDITION, f"process {task_id} is not connected")
+                self.roster.no_task(task_id) if task is None else Status(Code.FAILED_PRECONDITION, f"process {task_id} is not connected")
             )
             self._reply(call, refusal=refusal)
             return
@@ -138,13 +138,13 @@ class Machine:
         known = Code(code) if 0 < code <= Code.UNAUTHENTICATED else Code.UNKNOWN
         text = message.encode()[: self.config.limits.error_bytes].decode(errors="ignore")
         sentence = f"process {task_id} reported: {text}"
-        self._fail(task, Refusal(known, sentence, source_task=task_id, reported=True), now)
+        self._fail(task, Status(known, sentence, source_task=task_id, reported=True), now)
 
-    def _fail(self, task: Task, error: Refusal, now: float) -> None:
+    def _fail(self, task: Task, error: Status, now: float) -> None:
         self._lose(task, TaskState.ERROR, now, error)
         self._propagate(error)
 
-    def _lose(self, task: Task, state: TaskState, now: float, error: Refusal | None = None) -> None:
+    def _lose(self, task: Task, state: TaskState, now: float, error: Status | None = None) -> None:
         """Moves a task out of CONNECTED, and fails what can no longer be."""
         self.roster.move(task, state, now, error)
         (lost,) = self.roster.missing([task.task_id], now)
@@ -152,14 +152,14 @@ class Machine:
         self.keys.fail_needing(lost)
         if self.devices.waiting:
             sentence = f"devices cannot be enumerated: {name_processes([lost])} is lost"
-            self.devices.fail(Refusal(Code.INTERNAL, sentence, missing=(lost,)))
+            self.devices.fail(Status(Code.INTERNAL, sentence, missing=(lost,)))
         self.leaving.look(now)
         poll = self._polls.pop(task.task_id, None)
         if poll is not None:
-            self._reply(poll, refusal=error or Refusal(Code.CANCELLED, f"process {task.task_id} has shut down"))
+            self._reply(poll, refusal=error or Status(Code.CANCELLED, f"process {task.task_id} has shut down"))
         self.looks.look()
 
-    def _propagate(self, error: Refusal) -> None:
+    def _propagate(self, error: Status) -> None:
         """Makes an error everyone's, unless the job is recoverable."""
         if self.config.recoverable:
             return
@@ -177,13 +177,13 @@ class Machine:
             self._reply(call, refusal=task.error or self.error)
         elif task.state is not TaskState.CONNECTED:
             sentence = f"process {task_id} is not registered; expected a registration before a poll"
-            self._reply(call, refusal=Refusal(Code.FAILED_PRECONDITION, sentence))
+            self._reply(call, refusal=Status(Code.FAILED_PRECONDITION, sentence))
         elif self.config.survivable:
-            self._reply(call, refusal=Refusal(Code.CANCELLED, "errors are told at the next call: the service may be restarted"))
+            self._reply(call, refusal=Status(Code.CANCELLED, "errors are told at the next call: the service may be restarted"))
         else:
             older = self._polls.get(task_id)
             if older is not None:
-                self._reply(older, refusal=Refusal(Code.CANCELLED, "a newer poll took this one's place"))
+                self._reply(older, refusal=Status(Code.CANCELLED, "a newer poll took this one's place"))
             self._polls[task_id] = call
 
     def shut_down(self, call: Any, task_id: int, session: bool, now: float, timeout_s: float | None = None) -> None:
@@ -207,7 +207,7 @@ class Machine:
         self.roster.set_agent(task, 0)
         poll = self._polls.pop(task.task_id, None)
         if poll is not None:
-            self._reply(poll, refusal=Refusal(Code.CANCELLED, f"process {task.task_id} has shut down"))
+            self._reply(poll, refusal=Status(Code.CANCELLED, f"process {task.task_id} has shut down"))
         self.roster.touch(task)
         self.looks.look()
 
@@ -223,20 +223,20 @@ class Machine:
         """Lets a task come to a barrier; `repeated` says that its call named a task twice."""
         if repeated:
             sentence = f"barrier {arrival.name!r}: process {arrival.task_id} named a participant twice"
-            self._reply(arrival.call, refusal=Refusal(Code.INVALID_ARGUMENT, sentence, barrier=(arrival.name, arrival.counter)))
+            self._reply(arrival.call, refusal=Status(Code.INVALID_ARGUMENT, sentence, barrier=(arrival.name, arrival.counter)))
         elif not self.roster.connected(arrival.task_id):
             self._reply(arrival.call, refusal=self._not_there(arrival.task_id, now))
         else:
             self.barriers.arrive(arrival, now)
 
-    def _not_there(self, task_id: int, now: float) -> Refusal:
+    def _not_there(self, task_id: int, now: float) -> Status:
         task = self.roster.get(task_id)
         if task is None:
             return self.roster.no_task(task_id)
         if task.state is TaskState.UNINITIALIZED:
-            return Refusal(Code.INVALID_ARGUMENT, f"process {task_id} is not registered; expected a registration first")
+            return Status(Code.INVALID_ARGUMENT, f"process {task_id} is not registered; expected a registration first")
         cause = f": {task.error.message}" if task.error else ""
-        return Refusal(
+        return Status(
             Code.INTERNAL, f"process {task_id} takes no part in the job any more{cause}", missing=self.roster.missing([task_id], now)
         )
 
@@ -245,7 +245,7 @@ class Machine:
         progress, most = self.roster.tasks[task_id].progress, self.config.limits.report_values
         if len(progress.values | values) > most or any(len(name) > 100 for name in values):
             sentence = f"a report of {len(progress.values | values)} values; expected at most {most}, with names of at most 100 characters"
-            self._reply(call, refusal=Refusal(Code.RESOURCE_EXHAUSTED, sentence))
+            self._reply(call, refusal=Status(Code.RESOURCE_EXHAUSTED, sentence))
             return
         progress.step = progress.step if step is None else step
         progress.saved_step = progress.saved_step if saved_step is None else saved_step

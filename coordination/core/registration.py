@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..limits import Config
-from .status import Code, Refusal, Reply, name_processes
-from .task_table import Roster, Task, TaskState
+from .status import Code, Completion, Status, name_processes
+from .task_table import Task, TaskState, TaskTable
 from .timers import Timers, Wait
 
 
@@ -22,7 +22,7 @@ class Lose(Protocol):
     def __call__(self, task: Task, state: TaskState, now: float) -> None: ...
 
 
-class Coming:
+class Registration:
     """Holds who waits for the job to be complete; `gathered` says whether all tasks have been there at one time.
 
     `lose` ends a life, `propagate` makes an error everyone's, `connected` is called when tasks have been connected.
@@ -31,12 +31,12 @@ class Coming:
     def __init__(
         self,
         config: Config,
-        roster: Roster,
+        roster: TaskTable,
         timers: Timers,
-        replies: list[Reply],
+        replies: list[Completion],
         *,
         lose: Lose,
-        propagate: Callable[[Refusal], None],
+        propagate: Callable[[Status], None],
         connected: Callable[[], None],
     ) -> None:
         self._config, self._roster, self._timers, self._replies = config, roster, timers, replies
@@ -45,8 +45,8 @@ class Coming:
         self._registering: dict[int, Wait] = {}
         self._gathering: dict[Any, Wait] = {}
 
-    def _reply(self, call: Any, value: Any = None, refusal: Refusal | None = None) -> None:
-        self._replies.append(Reply(call, value, refusal))
+    def _reply(self, call: Any, value: Any = None, refusal: Status | None = None) -> None:
+        self._replies.append(Completion(call, value, refusal))
 
     # ---- Agents --------------------------------------------------------------------------------------------------------------------
 
@@ -58,13 +58,13 @@ class Coming:
             return
         if self._roster.by_agent.get(incarnation, task_id) != task_id:  # by which profile A knows who calls
             sentence = f"process {task_id} came with the incarnation of another; expected a random number"
-            self._reply(call, refusal=Refusal(Code.INVALID_ARGUMENT, sentence))
+            self._reply(call, refusal=Status(Code.INVALID_ARGUMENT, sentence))
             return
         older = self._registering.pop(task_id, None)
         if older is not None:
             older.done = True
             code = Code.ALREADY_EXISTS if older.incarnation != incarnation else Code.CANCELLED
-            self._reply(older.call, refusal=Refusal(code, f"process {task_id} has registered anew; this registration is void"))
+            self._reply(older.call, refusal=Status(code, f"process {task_id} has registered anew; this registration is void"))
         refusal = self._may_register(task, incarnation)
         if refusal is not None:
             self._reply(call, refusal=refusal)
@@ -76,7 +76,7 @@ class Coming:
         self._timers.add(deadline, wait)
         self._gather(now)
 
-    def _may_register(self, task: Task, incarnation: int) -> Refusal | None:
+    def _may_register(self, task: Task, incarnation: int) -> Status | None:
         if self._config.recoverable or task.state in (TaskState.UNINITIALIZED, TaskState.DISCONNECTED):
             return None
         if task.state is TaskState.CONNECTED and task.agent in (0, incarnation):
@@ -86,21 +86,21 @@ class Coming:
             sentence = f"process {task.task_id} cannot come back, the job is not recoverable: {task.error.message}"
         else:
             sentence = f"process {task.task_id} has been restarted, and the job is not recoverable"
-        return Refusal(Code.ABORTED, sentence, source_task=task.task_id)
+        return Status(Code.ABORTED, sentence, source_task=task.task_id)
 
     # ---- Sessions ------------------------------------------------------------------------------------------------------------------
 
-    def open_session(self, task_id: int, incarnation: int, host: str, pid: int, now: float) -> Refusal | None:
+    def open_session(self, task_id: int, incarnation: int, host: str, pid: int, now: float) -> Status | None:
         """Lets a process come over a Session, or come back with the same incarnation."""
         task = self._roster.get(task_id)
         if task is None:
             return self._roster.no_task(task_id)
         if len(host.encode()) > self._config.limits.host_bytes:
-            return Refusal(
+            return Status(
                 Code.RESOURCE_EXHAUSTED, f"a host name of {len(host.encode())} bytes; expected at most {self._config.limits.host_bytes}"
             )
         if incarnation == 0:
-            return Refusal(Code.INVALID_ARGUMENT, "an incarnation of 0; expected a random number")
+            return Status(Code.INVALID_ARGUMENT, "an incarnation of 0; expected a random number")
         if task.session != incarnation or task.state is not TaskState.CONNECTED:
             refusal = self._may_come_back(task, incarnation)
             if refusal is not None:
@@ -111,12 +111,12 @@ class Coming:
         self._gather(now)
         return None
 
-    def _may_come_back(self, task: Task, incarnation: int) -> Refusal | None:
+    def _may_come_back(self, task: Task, incarnation: int) -> Status | None:
         fresh = task.state is not TaskState.ERROR and task.session in (0, incarnation)
         if fresh or self._config.recoverable or not self.gathered or task.state is TaskState.DISCONNECTED:
             return None
         cause = task.error.message if task.error else "it has been restarted"
-        refusal = Refusal(
+        refusal = Status(
             Code.ABORTED, f"process {task.task_id} cannot come back, the job is not recoverable: {cause}", source_task=task.task_id
         )
         if task.error is None:
@@ -185,7 +185,7 @@ class Coming:
         total = len(self._roster)
         self._end(wait)
         sentence = f"{total - len(missing)} of {total} registered, missing {name_processes(missing)}; waited {now - wait.since:.1f} s"
-        self._reply(wait.call, refusal=Refusal(Code.DEADLINE_EXCEEDED, sentence, missing=missing))
+        self._reply(wait.call, refusal=Status(Code.DEADLINE_EXCEEDED, sentence, missing=missing))
 
     def waiting(self) -> list[int]:
         """Returns the task of each call that waits."""

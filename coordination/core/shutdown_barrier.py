@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .status import Code, Refusal, Reply, name_processes
-from .task_table import Roster, Task, TaskState
+from .status import Code, Completion, Status, name_processes
+from .task_table import Task, TaskState, TaskTable
 from .timers import Timers, Wait
 
 
-class Leaving:
+class ShutdownBarrier:
     """Holds who waits to leave. `leave` lets a task go, `propagate` makes an error everyone's."""
 
     def __init__(
         self,
-        roster: Roster,
+        roster: TaskTable,
         timers: Timers,
-        replies: list[Reply],
+        replies: list[Completion],
         *,
         leave: Callable[[Task, float], None],
-        propagate: Callable[[Refusal], None],
+        propagate: Callable[[Status], None],
     ) -> None:
         self._roster, self._timers, self._replies = roster, timers, replies
         self._leave, self._propagate = leave, propagate
@@ -32,7 +32,7 @@ class Leaving:
         if older is not None:
             older.done = True
             sentence = f"a newer call of process {task_id} took this one's place"
-            self._replies.append(Reply(older.call, None, Refusal(Code.CANCELLED, sentence)))
+            self._replies.append(Completion(older.call, None, Status(Code.CANCELLED, sentence)))
         wait = self._waits[task_id] = Wait(call, task_id, now, self)
         self._timers.add(now + timeout_s, wait)
         self.look(now)
@@ -46,7 +46,7 @@ class Leaving:
             self._fail(dead, Code.INTERNAL, now)
         elif not self._absent():
             for wait in (waits := self._take()):
-                self._replies.append(Reply(wait.call, None, None))
+                self._replies.append(Completion(wait.call, None, None))
             for wait in waits:
                 self._leave(self._roster.tasks[wait.task_id], now)
 
@@ -67,8 +67,8 @@ class Leaving:
     def _fail(self, absent: Sequence[int], code: Code, now: float) -> None:
         missing = self._roster.missing(absent, now)
         came = f"{len(self._waits)} of {len(self._roster)} had come"
-        refusal = Refusal(code, f"Shutdown barrier has failed: {came}, missing {name_processes(missing)}", missing=missing)
-        self._replies += [Reply(wait.call, None, refusal) for wait in self._take()]
+        refusal = Status(code, f"Shutdown barrier has failed: {came}, missing {name_processes(missing)}", missing=missing)
+        self._replies += [Completion(wait.call, None, refusal) for wait in self._take()]
         self._propagate(refusal)
 
     def waiting(self) -> dict[int, float]:

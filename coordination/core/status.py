@@ -57,7 +57,7 @@ def name_processes(missing: Sequence[Missing]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Status:
     """Why a call failed. The flags say which payloads travel with it; WIRE facts are in proto/coordination.proto."""
 
     code: Code
@@ -70,9 +70,9 @@ class Refusal:
     missing: tuple[Missing, ...] = ()
 
 
-class Reply(NamedTuple):
+class Completion(NamedTuple):
     """An effect: `call` ends with `value`, or with `refusal` where there is one."""
 
     call: Any
     value: Any
-    refusal: Refusal | None
+    refusal: Status | None

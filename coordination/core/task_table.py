@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from .status import Code, Missing, Refusal
+from .status import Code, Missing, Status
 
 
 class TaskState(IntEnum):
@@ -47,13 +47,13 @@ class Task:
     pid: int = 0
     last_seen: float | None = None
     state_since: float = 0.0
-    error: Refusal | None = None
+    error: Status | None = None
     owner: str = ""  # in a secured service: a digest of the key that this task's calls hold
     version: int = 0  # of the roster, when this task last changed
     progress: Progress = field(default_factory=Progress)
 
 
-class Roster:
+class TaskTable:
     """All tasks of the job. Each change of a task's state raises `version`."""
 
     def __init__(self, num_tasks: int) -> None:
@@ -73,9 +73,9 @@ class Roster:
         """Returns the task, None where the job has none of that number."""
         return self.tasks[task_id] if 0 <= task_id < len(self.tasks) else None
 
-    def no_task(self, task_id: int) -> Refusal:
+    def no_task(self, task_id: int) -> Status:
         """Returns the refusal of a call that names a task that the job does not have."""
-        return Refusal(Code.INVALID_ARGUMENT, f"there is no process {task_id}: the job has {len(self)}, 0 to {len(self) - 1}")
+        return Status(Code.INVALID_ARGUMENT, f"there is no process {task_id}: the job has {len(self)}, 0 to {len(self) - 1}")
 
     def connected(self, task_id: int) -> bool:
         """Says whether the task is there and in order."""
@@ -97,7 +97,7 @@ class Roster:
         task.owner = owner
         self.owned[owner] += 1
 
-    def move(self, task: Task, state: TaskState, now: float, error: Refusal | None = None) -> None:
+    def move(self, task: Task, state: TaskState, now: float, error: Status | None = None) -> None:
         """Moves a task into a state, with the error that put it there."""
         self.connected_count += (state is TaskState.CONNECTED) - (task.state is TaskState.CONNECTED)
         task.state, task.error, task.state_since = state, error, now

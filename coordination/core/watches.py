@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .status import Code, Refusal, Reply, name_processes
-from .task_table import Roster
+from .status import Code, Completion, Status, name_processes
+from .task_table import TaskTable
 from .timers import Timers
 
 
@@ -31,7 +31,7 @@ class Asking:
 class Looks:
     """Holds those who look. `look` answers whoever can be answered; call it after each change of the roster."""
 
-    def __init__(self, roster: Roster, timers: Timers, replies: list[Reply]) -> None:
+    def __init__(self, roster: TaskTable, timers: Timers, replies: list[Completion]) -> None:
         self._roster, self._timers, self._replies = roster, timers, replies
         self._watches: dict[Any, int] = {}
         self._alive: dict[frozenset[int], dict[int, Asking]] = {}
@@ -40,9 +40,9 @@ class Looks:
         """Answers as soon as the tasks are newer than `version`."""
         if version > self._roster.version:
             sentence = f"version {version} of the tasks is not yet; the latest is {self._roster.version}"
-            self._replies.append(Reply(call, None, Refusal(Code.INVALID_ARGUMENT, sentence)))
+            self._replies.append(Completion(call, None, Status(Code.INVALID_ARGUMENT, sentence)))
         elif version < self._roster.version:
-            self._replies.append(Reply(call, self._roster.version, None))
+            self._replies.append(Completion(call, self._roster.version, None))
         else:
             self._watches[call] = version
 
@@ -50,7 +50,7 @@ class Looks:
         """Answers with the tasks that are alive, once every connected one among `task_ids` has asked for the same set."""
         if task_id not in task_ids:
             sentence = f"process {task_id} asked who is alive in a set that it is not in"
-            self._replies.append(Reply(call, None, Refusal(Code.INVALID_ARGUMENT, sentence, from_service=False)))
+            self._replies.append(Completion(call, None, Status(Code.INVALID_ARGUMENT, sentence, from_service=False)))
             return
         wanted = frozenset(task_ids) & self._roster.everyone
         asking = self._alive.setdefault(wanted, {})
@@ -58,7 +58,7 @@ class Looks:
         if older is not None:
             older.done = True
             sentence = f"a newer call of process {task_id} took this one's place"
-            self._replies.append(Reply(older.call, None, Refusal(Code.CANCELLED, sentence)))
+            self._replies.append(Completion(older.call, None, Status(Code.CANCELLED, sentence)))
         asking[task_id] = Asking(call, task_id, wanted, now, self)
         self._timers.add(deadline, asking[task_id])
         self.look()
@@ -71,10 +71,10 @@ class Looks:
                 del self._alive[wanted]
                 for each in asking.values():
                     each.done = True
-                    self._replies.append(Reply(each.call, connected, None))
+                    self._replies.append(Completion(each.call, connected, None))
         for call in [call for call, version in self._watches.items() if self._roster.version > version]:
             del self._watches[call]
-            self._replies.append(Reply(call, self._roster.version, None))
+            self._replies.append(Completion(call, self._roster.version, None))
 
     def time_out(self, asking: Asking, now: float) -> None:
         """Ends a wait with the names of those who have not asked."""
@@ -83,7 +83,7 @@ class Looks:
         came = f"{len(asking.wanted) - len(missing)} of {len(asking.wanted)} asked who is alive"
         sentence = f"{came}, missing {name_processes(missing)}; waited {now - asking.since:.1f} s"
         self._forget(asking)
-        self._replies.append(Reply(asking.call, None, Refusal(Code.DEADLINE_EXCEEDED, sentence, missing=missing)))
+        self._replies.append(Completion(asking.call, None, Status(Code.DEADLINE_EXCEEDED, sentence, missing=missing)))
 
     def _forget(self, asking: Asking) -> None:
         asking.done = True

@@ -12,7 +12,7 @@ import hmac
 from collections.abc import Callable, Iterable
 
 from ..core.machine import Machine
-from ..core.status import Code, Refusal
+from ..core.status import Code, Status
 from ..credentials import KEY_HEADER, TOKEN_HEADER
 from ..limits import Limits
 
@@ -84,7 +84,7 @@ class Owners:
     def __init__(self, machine: Machine) -> None:
         self._machine, self._roster = machine, machine.roster
 
-    def may_come(self, task_id: int, key: str, names: Iterable[bytes] = (), has_stream: bool = True) -> Refusal | None:
+    def may_come(self, task_id: int, key: str, names: Iterable[bytes] = (), has_stream: bool = True) -> Status | None:
         """Decides whether an agent may register or a Session open; the task is then its key's. `names` are those in its certificate.
 
         Where the owner is known to be away (`has_stream` False), it may have died and this be its next life, which should come again.
@@ -103,7 +103,7 @@ class Owners:
         self._roster.dirty.add(task_id)
         return None
 
-    def may_call(self, task_id: int, key: str) -> Refusal | None:
+    def may_call(self, task_id: int, key: str) -> Status | None:
         """Decides whether a call may speak for a task; a negative task id stands for any task of its key."""
         if not key:
             return _keyless()
@@ -113,12 +113,12 @@ class Owners:
         task = self._roster.get(task_id)
         return None if task is None or task.owner == owner else _denied(task_id)
 
-    def _not_yet(self, task_id: int) -> Refusal:
+    def _not_yet(self, task_id: int) -> Status:
         limit_s = self._machine.config.heartbeat_timeout_s
         sentence = (
             f"process {task_id} is another's, which has no Session now: its number is free once that one has been silent for {limit_s:g} s"
         )
-        return Refusal(Code.UNAVAILABLE, sentence)
+        return Status(Code.UNAVAILABLE, sentence)
 
 
 def _certified(names: Iterable[bytes]) -> frozenset[int] | None:
@@ -127,26 +127,26 @@ def _certified(names: Iterable[bytes]) -> frozenset[int] | None:
     return frozenset(int(number) for number in found if number.isdigit()) if found else None
 
 
-def _uncertified(task_id: int, certified: frozenset[int]) -> Refusal:
+def _uncertified(task_id: int, certified: frozenset[int]) -> Status:
     sentence = f"process {task_id} is another's: the caller's certificate names {', '.join(map(str, sorted(certified))) or 'none'} alone"
-    return Refusal(Code.PERMISSION_DENIED, sentence, from_service=False)
+    return Status(Code.PERMISSION_DENIED, sentence, from_service=False)
 
 
 def _digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def _denied(task_id: int) -> Refusal:
+def _denied(task_id: int) -> Status:
     sentence = f"process {task_id} is another's: the call does not hold the key that it came with; give each process a number of its own"
-    return Refusal(Code.PERMISSION_DENIED, sentence, from_service=False)
+    return Status(Code.PERMISSION_DENIED, sentence, from_service=False)
 
 
-def _stranger() -> Refusal:
-    return Refusal(
+def _stranger() -> Status:
+    return Status(
         Code.PERMISSION_DENIED, "no process has come with the key of this call; expected a registration first", from_service=False
     )
 
 
-def _keyless() -> Refusal:
+def _keyless() -> Status:
     sentence = f"the call holds no key; expected a secret of its process in {KEY_HEADER!r}"
-    return Refusal(Code.PERMISSION_DENIED, sentence, from_service=False)
+    return Status(Code.PERMISSION_DENIED, sentence, from_service=False)

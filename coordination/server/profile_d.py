@@ -15,7 +15,7 @@ from holdfast.proto import distributed_runtime_pb2 as d
 from ..core.barriers import Arrival
 from ..core.devices import Node
 from ..core.machine import Machine
-from ..core.status import Code, Refusal, Reply
+from ..core.status import Code, Completion, Status
 from .profiles import Caller, Rpc, registered
 
 PROFILE_D = "/xla.DistributedRuntimeService/"
@@ -32,8 +32,8 @@ def _known(machine: Machine, call: Any, request: Any) -> bool:
     """Says whether the call names a session of ours; answers it if not."""
     if request.session_id in [_session_of(machine, version) for version in _VERSIONS]:
         return True
-    refusal = Refusal(Code.INVALID_ARGUMENT, "the session is not one of this service; expected one that Connect has returned")
-    machine.replies.append(Reply(call, None, refusal))
+    refusal = Status(Code.INVALID_ARGUMENT, "the session is not one of this service; expected one that Connect has returned")
+    machine.replies.append(Completion(call, None, refusal))
     return False
 
 
@@ -41,15 +41,15 @@ def _key(machine: Machine, call: Any, key: bytes) -> str | None:
     try:
         return key.decode()
     except UnicodeDecodeError:
-        refusal = Refusal(Code.INVALID_ARGUMENT, f"a name of UTF-8 was expected; found {key[:40]!r}")
-        machine.replies.append(Reply(call, None, refusal))
+        refusal = Status(Code.INVALID_ARGUMENT, f"a name of UTF-8 was expected; found {key[:40]!r}")
+        machine.replies.append(Completion(call, None, refusal))
         return None
 
 
 def _connect(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
     if request.protocol_version not in _VERSIONS:
         sentence = f"protocol version {request.protocol_version} is not spoken here; expected 1, 2 or 3"
-        machine.replies.append(Reply(call, None, Refusal(Code.INVALID_ARGUMENT, sentence)))
+        machine.replies.append(Completion(call, None, Status(Code.INVALID_ARGUMENT, sentence)))
         return
     deadline = now + request.timeout_milliseconds / 1000 if request.timeout_milliseconds > 0 else math.inf
     machine.devices.versions[request.node_id] = request.protocol_version
@@ -61,8 +61,8 @@ def _enumerate(machine: Machine, call: Any, request: Any, caller: Caller, now: f
         return
     topology = request.local_topology
     if not machine.roster.connected(topology.node_id):
-        refusal = Refusal(Code.INVALID_ARGUMENT, f"node {topology.node_id} has not connected; expected Connect before EnumerateDevices")
-        machine.replies.append(Reply(call, None, refusal))
+        refusal = Status(Code.INVALID_ARGUMENT, f"node {topology.node_id} has not connected; expected Connect before EnumerateDevices")
+        machine.replies.append(Completion(call, None, refusal))
         return
     devices = sorted(topology.devices, key=lambda device: int(device.local_device_ordinal))
     machine.devices.tell(call, topology.node_id, Node(devices, getattr(topology, "boot_id", "")))
@@ -70,7 +70,7 @@ def _enumerate(machine: Machine, call: Any, request: Any, caller: Caller, now: f
 
 def _get(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
     if _known(machine, call, request) and (key := _key(machine, call, request.key)) is not None:
-        late = Refusal(Code.NOT_FOUND, f"key {key!r} was not set within {request.timeout_milliseconds} ms", from_service=False)
+        late = Status(Code.NOT_FOUND, f"key {key!r} was not set within {request.timeout_milliseconds} ms", from_service=False)
         machine.keys.get(call, -1, key, now, now + request.timeout_milliseconds / 1000, late=late)
 
 

@@ -12,7 +12,7 @@ from holdfast.proto import coordination_pb2 as a
 
 from ..core.barriers import Arrival
 from ..core.machine import Machine
-from ..core.status import Code, Refusal, Reply
+from ..core.status import Code, Completion, Status
 from ..core.task_table import Task
 
 PROFILE_A = "/xla.coordination.CoordinationService/"
@@ -228,7 +228,7 @@ def registered(machine: Machine, call: Any, caller: Caller) -> bool:
     if task is not None and task.agent:
         return True
     sentence = f"process {caller.task_id} is not registered; expected a registration first"
-    machine.replies.append(Reply(call, None, Refusal(Code.INVALID_ARGUMENT, sentence)))
+    machine.replies.append(Completion(call, None, Status(Code.INVALID_ARGUMENT, sentence)))
     return False
 
 
@@ -310,7 +310,7 @@ MESSAGE_BYTES = 3_000
 """jaxlib cuts longer messages at 3,072 bytes, in the middle of a word."""
 
 
-def payloads(refusal: Refusal) -> dict[str, bytes]:
+def payloads(refusal: Status) -> dict[str, bytes]:
     """Returns the payloads of an error that C++ agents act on."""
     found: dict[str, bytes] = {}
     if refusal.from_service:
@@ -324,12 +324,12 @@ def payloads(refusal: Refusal) -> dict[str, bytes]:
     return found
 
 
-def status_details(refusal: Refusal) -> bytes:
+def status_details(refusal: Status) -> bytes:
     """Returns what the trailing metadata `grpc-status-details-bin` holds."""
     return a.StatusDetails(payloads=payloads(refusal)).SerializeToString()
 
 
-def message_of(refusal: Refusal) -> str:
+def message_of(refusal: Status) -> str:
     """Returns the sentence, cut where jaxlib would cut it."""
     text = refusal.message
     return text if len(text) <= MESSAGE_BYTES else text[:MESSAGE_BYTES] + " ..."

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from holdfast.proto import session_pb2
 
 from ..core.machine import Machine
-from ..core.status import Code, Refusal, Reply
+from ..core.status import Code, Completion, Status
 from ..limits import Config
 from .admission import Owners
 from .profile_d import RPCS_D
@@ -46,7 +46,7 @@ class UnaryCall:
         """Says whether it matters that the client goes away. At a barrier it does not: the task has come, and stays so."""
         return self.rpc.waits
 
-    def settle(self, machine: Machine, reply: Reply) -> None:
+    def settle(self, machine: Machine, reply: Completion) -> None:
         """Sends the machine's reply."""
         if reply.refusal is not None:
             self.wire.fail(reply.refusal.code, message_of(reply.refusal), status_details(reply.refusal))
@@ -107,7 +107,7 @@ class Service:
         now, machine = self._clock(), self.machine
         task_id, incarnation, service_incarnation = rpc.caller(request)
         found = self._admit(rpc, wire, task_id, incarnation, service_incarnation, now)
-        if isinstance(found, Refusal):
+        if isinstance(found, Status):
             wire.fail(found.code, found.message, status_details(found))
             return None
         task_id = found
@@ -119,7 +119,7 @@ class Service:
 
     def _admit(
         self, rpc: Rpc, wire: Wire, task_id: int | None, incarnation: int, service_incarnation: int | None, now: float
-    ) -> int | Refusal:
+    ) -> int | Status:
         """Returns the task that a call comes from, or why it is not let in. Whose the task is comes first: a liar is no sign of life."""
         if self._owners is not None:
             named = self.machine.roster.by_agent.get(incarnation) if task_id is None else task_id
@@ -214,6 +214,6 @@ class Service:
 
     def close(self) -> None:
         """Ends all that waits with CANCELLED."""
-        self.streams.close_all(Refusal(Code.CANCELLED, "the coordination service ends"))
+        self.streams.close_all(Status(Code.CANCELLED, "the coordination service ends"))
         if self._journal is not None:
             self._journal.close(finished=self._finished)

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from holdfast.proto import coordination_pb2, session_pb2
 
 from ..core.machine import Machine
-from ..core.status import Code, Refusal, Reply
+from ..core.status import Code, Completion, Status
 from ..core.task_table import Task
 from .admission import Owners
 from .profiles import RPCS_A, Caller, Rpc, message_of, payloads, task_info
@@ -70,7 +70,7 @@ class SessionCall:
     def __init__(self, session: Session, number: int, rpc: Rpc | None, caller: Caller) -> None:
         self.session, self.number, self.rpc, self.caller = session, number, rpc, caller
 
-    def settle(self, machine: Machine, reply: Reply) -> None:
+    def settle(self, machine: Machine, reply: Completion) -> None:
         """Sends the machine's reply as a frame."""
         self.session.calls.pop(self.number, None)
         limits, stream = machine.config.limits, self.session.stream
@@ -89,7 +89,7 @@ class SessionCall:
         self.session.stream.write(out.SerializeToString())
 
 
-def _fill_refusal(reply: session_pb2.Reply, number: int, refusal: Refusal) -> None:
+def _fill_refusal(reply: session_pb2.Reply, number: int, refusal: Status) -> None:
     reply.id, reply.code, reply.message = number, int(refusal.code), message_of(refusal)
     for name, payload in payloads(refusal).items():
         reply.payloads[name] = payload
@@ -109,7 +109,7 @@ class StacksCall:
     def __init__(self, wire: Wire, task_id: int) -> None:
         self._wire, self._task_id = wire, task_id
 
-    def settle(self, machine: Machine, reply: Reply) -> None:
+    def settle(self, machine: Machine, reply: Completion) -> None:
         """Answers with all that is known; fails only where nothing is."""
         live = session_pb2.StacksResponse.FromString(reply.value).stacks.decode() if reply.refusal is None else ""
         found = "\n".join(filter(None, [live, left_stacks(machine, self._task_id)]))
@@ -187,13 +187,13 @@ class Streams:
         stream.write(session_pb2.ServerFrame(opened=opened).SerializeToString())
         self._tell_soon(now)
 
-    def _others(self, stream: Stream, opening: session_pb2.Open) -> Refusal | None:
+    def _others(self, stream: Stream, opening: session_pb2.Open) -> Status | None:
         if self._owners is None:
             return None
         has_stream = opening.process_id in self._sessions
         return self._owners.may_come(opening.process_id, stream.key, stream.names(), has_stream)
 
-    def _other_job(self, opening: session_pb2.Open) -> Refusal | None:
+    def _other_job(self, opening: session_pb2.Open) -> Status | None:
         config = self._machine.config
         if opening.job and config.job and (opening.job, opening.attempt) != (config.job, config.attempt):
             expected, found = f"job {config.job!r}, attempt {config.attempt}", f"job {opening.job!r}, attempt {opening.attempt}"
@@ -201,7 +201,7 @@ class Streams:
             expected, found = f"a job of {config.num_tasks} processes", f"one of {opening.num_processes}"
         else:
             return None
-        return Refusal(Code.PERMISSION_DENIED, f"this service coordinates {expected}; process {opening.process_id} belongs to {found}")
+        return Status(Code.PERMISSION_DENIED, f"this service coordinates {expected}; process {opening.process_id} belongs to {found}")
 
     def _request(
         self, session: Session, request: session_pb2.Request, now: float, status: Callable[[], session_pb2.StatusResponse]
@@ -212,7 +212,7 @@ class Streams:
         caller = Caller(session.task_id, session.incarnation, True, deadline, needs)
         call = SessionCall(session, request.id, rpc, caller)
         if (sentence := self._too_much(session, now)) is not None:
-            call.settle(self._machine, Reply(call, None, Refusal(Code.RESOURCE_EXHAUSTED, sentence)))
+            call.settle(self._machine, Completion(call, None, Status(Code.RESOURCE_EXHAUSTED, sentence)))
             return
         session.calls[request.id] = call
         try:
@@ -221,8 +221,8 @@ class Streams:
             else:
                 self._own_method(call, request, now, status)
         except DecodeError:
-            refusal = Refusal(Code.INVALID_ARGUMENT, f"{request.method}: the body is not a message of this method")
-            self._machine.replies.append(Reply(call, None, refusal))
+            refusal = Status(Code.INVALID_ARGUMENT, f"{request.method}: the body is not a message of this method")
+            self._machine.replies.append(Completion(call, None, refusal))
 
     def _too_much(self, session: Session, now: float) -> str | None:
         limits = self._machine.config.limits
@@ -248,18 +248,18 @@ class Streams:
             error = session_pb2.ReportErrorRequest.FromString(request.body)
             machine.report_error(call, task_id, error.error_code, error.error_message, now)
         elif request.method == "GetStatus":
-            machine.replies.append(Reply(call, status().SerializeToString(), None))
+            machine.replies.append(Completion(call, status().SerializeToString(), None))
         elif request.method == "Stacks":
             self.ask_stacks(call, session_pb2.StacksRequest.FromString(request.body).task_id, now)
         else:
-            refusal = Refusal(Code.UNIMPLEMENTED, f"there is no method {request.method[:100]!r}")
-            machine.replies.append(Reply(call, None, refusal))
+            refusal = Status(Code.UNIMPLEMENTED, f"there is no method {request.method[:100]!r}")
+            machine.replies.append(Completion(call, None, refusal))
 
     def _cancel(self, session: Session, number: int) -> None:
         call = session.calls.get(number)
         if call is not None:
             self._machine.drop(call)
-            call.settle(self._machine, Reply(call, None, Refusal(Code.CANCELLED, "the caller took the call back")))
+            call.settle(self._machine, Completion(call, None, Status(Code.CANCELLED, "the caller took the call back")))
 
     # ---- Asking a client -----------------------------------------------------------------------------------------------------------
 
@@ -267,13 +267,13 @@ class Streams:
         """Asks a process for the stacks of its threads."""
         asked = self._sessions.get(task_id)
         if asked is None:
-            refusal = Refusal(Code.UNAVAILABLE, f"process {task_id} has no Session now, so it cannot be asked")
-            self._machine.replies.append(Reply(call, None, refusal))
+            refusal = Status(Code.UNAVAILABLE, f"process {task_id} has no Session now, so it cannot be asked")
+            self._machine.replies.append(Completion(call, None, refusal))
             return
         askers, _ = self._asks.get(asked.ask, ([], now))
         if len(askers) >= self._machine.config.limits.waiters_per_task:
-            refusal = Refusal(Code.RESOURCE_EXHAUSTED, f"{len(askers)} calls wait for the stacks of process {task_id}; expected fewer")
-            self._machine.replies.append(Reply(call, None, refusal))
+            refusal = Status(Code.RESOURCE_EXHAUSTED, f"{len(askers)} calls wait for the stacks of process {task_id}; expected fewer")
+            self._machine.replies.append(Completion(call, None, refusal))
             return
         askers.append(call)
         if len(askers) > 1:  # it is being asked already: its one answer is for all
@@ -289,7 +289,7 @@ class Streams:
             return  # it was not asked that
         askers, _ = self._asks.pop(answer.id, ([], 0.0))
         body = session_pb2.StacksResponse(stacks=answer.body).SerializeToString()
-        self._machine.replies += [Reply(call, body, None) for call in askers]
+        self._machine.replies += [Completion(call, body, None) for call in askers]
 
     # ---- Telling what changed ------------------------------------------------------------------------------------------------------
 
@@ -311,8 +311,8 @@ class Streams:
         for number, (askers, due) in list(self._asks.items()):
             if due <= now:
                 del self._asks[number]
-                refusal = Refusal(Code.DEADLINE_EXCEEDED, f"the process did not answer within {_STACKS_TIMEOUT_S:.0f} s")
-                self._machine.replies += [Reply(call, None, refusal) for call in askers]
+                refusal = Status(Code.DEADLINE_EXCEEDED, f"the process did not answer within {_STACKS_TIMEOUT_S:.0f} s")
+                self._machine.replies += [Completion(call, None, refusal) for call in askers]
         if now < self._tell_at:
             return
         self._tell_at, self._told_at = math.inf, now
@@ -357,7 +357,7 @@ class Streams:
         self.closed(stream)
         stream.finish(code, message)
 
-    def close_all(self, refusal: Refusal) -> None:
+    def close_all(self, refusal: Status) -> None:
         """Ends all streams."""
         for session in list(self._sessions.values()):
             self._end(session.stream, refusal.code, refusal.message)

@@ -14,7 +14,7 @@ _ATTEMPTS_PER_REQUEUE = 10_000
 
 
 @dataclass(frozen=True)
-class Found:
+class ClusterEnv:
     """Is what an engine tells a process about itself. `first_host` is where rank 0 runs, as far as it says; `local_size` 0: not said."""
 
     engine: str
@@ -28,7 +28,7 @@ class Found:
     num_slices: int = 1
 
 
-def detect(environment: Mapping[str, str]) -> Found | None:
+def detect(environment: Mapping[str, str]) -> ClusterEnv | None:
     """Returns what is found, the innermost engine first (mpirun inside Slurm is Open MPI); None where there is none.
 
     Raises ValueError, naming the variable, for an engine that says only half.
@@ -41,11 +41,11 @@ def detect(environment: Mapping[str, str]) -> Found | None:
     return None
 
 
-def _openmpi(environment: Mapping[str, str]) -> Found | None:
+def _openmpi(environment: Mapping[str, str]) -> ClusterEnv | None:
     if "OMPI_COMM_WORLD_RANK" not in environment:
         return None
     namespace = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid") or "mpi"
-    return Found(
+    return ClusterEnv(
         engine="Open MPI",
         job_id=re.sub(r"[^A-Za-z0-9_.-]", "-", namespace),
         attempt=1,
@@ -55,13 +55,13 @@ def _openmpi(environment: Mapping[str, str]) -> Found | None:
     )
 
 
-def _slurm(environment: Mapping[str, str]) -> Found | None:
+def _slurm(environment: Mapping[str, str]) -> ClusterEnv | None:
     """A task of a job step. PMIx alone (`srun --mpi=pmix`) says no size: Slurm does."""
     if "SLURM_PROCID" not in environment or environment.get("SLURM_STEP_NUM_TASKS", "") == "":
         return None
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     size = _number(environment, "SLURM_STEP_NUM_TASKS")
-    return Found(
+    return ClusterEnv(
         engine="Slurm",
         job_id=f"slurm-{environment.get('SLURM_JOB_ID', '0')}",
         attempt=slurm_attempt(environment) + _number(environment, "SLURM_STEP_ID", 0),
@@ -77,7 +77,7 @@ def slurm_attempt(environment: Mapping[str, str]) -> int:
     return _number(environment, "SLURM_RESTART_COUNT", 0) * _ATTEMPTS_PER_REQUEUE + 1
 
 
-def _kubernetes(environment: Mapping[str, str]) -> Found | None:
+def _kubernetes(environment: Mapping[str, str]) -> ClusterEnv | None:
     """A pod of an Indexed Job or of a JobSet, with what `holdfast kubernetes` writes into the manifest.
 
     K8S-1: the process is job index x parallelism + completion index; the completion index alone repeats across the jobs of a set.
@@ -86,7 +86,7 @@ def _kubernetes(environment: Mapping[str, str]) -> Found | None:
         return None
     per_job, jobs = _number(environment, "PODS_PER_JOB"), _number(environment, "JOBS", 1)
     job_index = _number(environment, "JOB_INDEX", 0)
-    return Found(
+    return ClusterEnv(
         engine="Kubernetes",
         job_id=environment.get("JOB_ID", "") or "kubernetes",
         attempt=_number(environment, "RESTART_ATTEMPT", 0) + 1,

@@ -17,7 +17,7 @@ from holdfast.multihost import ProcessSpec, StartupTimeout
 
 from ..workers.coordinator import Coordinator
 from ..workers.environment import worker_env
-from .detect import Found, detect
+from .detect import ClusterEnv, detect
 
 MARK = "\x1eholdfast "
 """Begins a line by which a task tells the engine that started it: `started STEP` and `exited CODE`."""
@@ -67,7 +67,7 @@ def run_task(
     return _watched(command, env)
 
 
-def _meet(found: Found, job: str, attempt: int, host: str | None, rendezvous: Path | None) -> str:
+def _meet(found: ClusterEnv, job: str, attempt: int, host: str | None, rendezvous: Path | None) -> str:
     if rendezvous is None and found.local_size != found.num_processes:
         raise ValueError(
             f"{found.engine} runs this job on several machines: give --coordinator HOST:PORT, or --rendezvous with a shared folder"

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import jax
 
-from .group_client import Channel, Deadline
+from .group_client import Deadline, GroupClient
 from .ids import is_runtime_to_distributed_ids_initialized, runtime_to_distributed_ids
 from .runtime import current_channel, process_index, use_experimental_distributed_process_id
 
@@ -81,7 +81,7 @@ def sync_global_processes(
     jax.monitoring.record_event_duration_secs(record_event_name, waited_s)
 
 
-def _wait(channel: Channel, name: str, timeout_s: float, members: list[int] | None) -> None:
+def _wait(channel: GroupClient, name: str, timeout_s: float, members: list[int] | None) -> None:
     deadline = Deadline(timeout_s)
     kind = "all" if members is None else f"some.{_label(members)}"
     with channel.turn(kind, name, deadline) as turn:

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from holdfast.coordination import BarrierTimeout, CoordinationError
 
 from .barriers import coordination_timeout
-from .group_client import Channel, Deadline
+from .group_client import Deadline, GroupClient
 from .runtime import current_channel, is_jax_distributed_client_initialized, process_index
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ def bounded(what: str, compute: Callable[[], T], timeout: float | None = None) -
     return outcome[0]
 
 
-def _explained(channel: Channel | None, what: str, error: BaseException) -> BaseException:
+def _explained(channel: GroupClient | None, what: str, error: BaseException) -> BaseException:
     """Returns the loss of the process that made the backend fail, once the coordinator knows of it; else the backend's error."""
     if not isinstance(error, (jax.errors.JaxRuntimeError, ValueError)):
         return error
@@ -107,7 +107,7 @@ def _explained(channel: Channel | None, what: str, error: BaseException) -> Base
     return error
 
 
-def _raise_if_anybody_is_lost(channel: Channel | None, what: str) -> None:
+def _raise_if_anybody_is_lost(channel: GroupClient | None, what: str) -> None:
     if channel is not None:
         channel.raise_if_lost(range(jax.process_count()), what)
 

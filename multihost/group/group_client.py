@@ -45,7 +45,7 @@ class Deadline(coordination.Deadline):
 
 
 @dataclass(frozen=True)
-class Turn:
+class CallInstance:
     """Is one call of a name: `key` is where its values live, `number` counts the calls, `barrier_id` is what the service knows it by.
 
     The barrier id stays the same from turn to turn, so that a name costs the service one barrier. After a failed turn it changes: jaxlib's
@@ -63,7 +63,7 @@ class Turn:
         return f"{self.key}/{self.number}"
 
 
-class Channel:
+class GroupClient:
     """Adapts a client. Safe from several threads; calls with different names never wait for each other.
 
     `tasks[i]` is the task id of runtime process i (None: they are equal). Calls with one name take turns, so that the nth
@@ -81,7 +81,7 @@ class Channel:
         self._lines: dict[str, _Line] = {}
 
     @contextmanager
-    def turn(self, kind: str, name: str, deadline: Deadline) -> Iterator[Turn]:
+    def turn(self, kind: str, name: str, deadline: Deadline) -> Iterator[CallInstance]:
         """Holds this process's turn at `name`. Raises BarrierTimeout when another thread holds it for the whole time."""
         key = f"holdfast/{kind}/{quote(name, safe='') or '%'}"
         with self._lock:
@@ -89,7 +89,7 @@ class Channel:
         waited = line.lock.acquire(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX))
         with self._lock:
             line.number += 1
-            turn = Turn(key, name, line.number, key if not line.epoch else f"{key}@{line.epoch}")
+            turn = CallInstance(key, name, line.number, key if not line.epoch else f"{key}@{line.epoch}")
             if not waited:
                 line.epoch = line.number + 1
         if not waited:
@@ -103,7 +103,7 @@ class Channel:
         finally:
             line.lock.release()
 
-    def barrier(self, turn: Turn, deadline: Deadline, processes: Sequence[int] | None = None) -> None:
+    def barrier(self, turn: CallInstance, deadline: Deadline, processes: Sequence[int] | None = None) -> None:
         """Waits until `processes` (None: all) wait at their nth turn. Raises BarrierTimeout, ProcessLost, CoordinatorLost."""
         self.require(processes, turn.name)
         ids = () if processes is None else ([self.task(process) for process in processes],)
@@ -244,16 +244,16 @@ def _named(processes: Sequence[int]) -> str:
     return f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, processes))}"
 
 
-_channels: dict[int, Channel] = {}
+_channels: dict[int, GroupClient] = {}
 _channels_lock = threading.Lock()
 
 
-def channel_of(client: Any, tasks: Sequence[int] | None = None) -> Channel:
+def channel_of(client: Any, tasks: Sequence[int] | None = None) -> GroupClient:
     """Returns the one channel of a client, so that all its users in this process share the turns. `tasks` counts on first use."""
     with _channels_lock:
         channel = _channels.get(id(client))
         if channel is None:
-            channel = _channels[id(client)] = Channel(client, tasks)
+            channel = _channels[id(client)] = GroupClient(client, tasks)
         return channel
 
 

@@ -9,7 +9,7 @@ from absl import flags
 from jax._src import distributed  # the only place where jax keeps its client and its distributed process id
 
 from ..spec import ProcessSpec
-from .group_client import Channel, Client, channel_of
+from .group_client import Client, GroupClient, channel_of
 
 _own_client: Client | None = None
 _spec: ProcessSpec | None = None
@@ -34,7 +34,7 @@ def current_client() -> Client:
     return client
 
 
-def current_channel() -> Channel:
+def current_channel() -> GroupClient:
     """Returns the channel over `current_client()`, shared by all of this process."""
     return channel_of(current_client())
 

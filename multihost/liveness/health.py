@@ -19,7 +19,7 @@ import jax
 from holdfast.coordination import BarrierTimeout, CoordinationError, ProcessLost
 
 from ..group.barriers import coordination_timeout
-from ..group.group_client import Channel, Deadline
+from ..group.group_client import Deadline, GroupClient
 from ..group.runtime import current_channel
 
 _log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Health:
     answer of `live_processes()`: work planned with the old life cannot meet the new one.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: GroupClient) -> None:
         self._channel = channel
         self._lock = threading.RLock()
         self._infos: list[ProcessInfo] = []
@@ -171,7 +171,7 @@ def health() -> Health:
         return _current
 
 
-def lost_tasks(channel: Channel) -> list[int]:
+def lost_tasks(channel: GroupClient) -> list[int]:
     """Returns the task ids of the processes of a channel whose lives have ended, as far as this process was told."""
     with _current_lock:
         current = _current
@@ -197,7 +197,7 @@ def live_processes(processes: Collection[int] | None = None, *, timeout_s: float
     return answer
 
 
-def _live(channel: Channel, members: Sequence[int]) -> dict[int, int]:
+def _live(channel: GroupClient, members: Sequence[int]) -> dict[int, int]:
     client: Any = channel.client
     with channel.errors("live_processes", "live_processes"):
         answer = client.get_live_nodes([channel.task(process) for process in members])

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from ..group.group_client import Channel, Client, channel_of
+from ..group.group_client import Client, GroupClient, channel_of
 from ..liveness.watchdog import progress
 from .sources import Notice, Polled, Signals, Source, default_sources
 from .step_agreement import SyncPoint
@@ -47,7 +47,7 @@ class Preemption:
         timeout_s: float = 60.0,
         lost: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        self._channel: Channel | None = None if client is None else channel_of(client)
+        self._channel: GroupClient | None = None if client is None else channel_of(client)
         self._process_id = process_id
         self._mine: dict[Source | None, Notice] = {}
         self._lock = threading.Lock()  # guards _mine

@@ -20,7 +20,7 @@ from weakref import WeakSet
 from holdfast.coordination import BarrierTimeout, CoordinationError, CoordinatorLost
 
 from ..group.group import ClusterGroup, Group
-from ..group.group_client import Channel, Client, Deadline, channel_of
+from ..group.group_client import Client, Deadline, GroupClient, channel_of
 from ..liveness.health import lost_tasks
 from .step_agreement_core import Answer, StepLog, agreed_step
 
@@ -57,7 +57,7 @@ class SyncPoint:
         on_change: Callable[[str], None] = lambda value: None,
     ) -> None:
         self.name = name
-        self._channel: Channel | None = None if client is None else channel_of(client)
+        self._channel: GroupClient | None = None if client is None else channel_of(client)
         self.folder = "" if self._channel is None else _folder(self._channel, name)
         self._process_id = process_id
         self._tasks = tuple(tasks)
@@ -147,7 +147,7 @@ class SyncPoint:
             waker.join(1.0)
         _open.discard(self)
 
-    def _wake(self, channel: Channel) -> None:
+    def _wake(self, channel: GroupClient) -> None:
         with suppress(CoordinationError):  # where the client was shut down, its waiting calls have ended
             self._send(channel, self._log.round, "", [self._process_id])
 
@@ -167,7 +167,7 @@ class SyncPoint:
             missing=missing,
         )
 
-    def _follow(self, channel: Channel) -> None:
+    def _follow(self, channel: GroupClient) -> None:
         """Lives as long as the sync point: hears of each round, publishes the floor, learns the step."""
         failures = 0
         while not self._closed.is_set():
@@ -188,12 +188,12 @@ class SyncPoint:
                 self._closed.wait(_BACK_OFF_S[min(failures, len(_BACK_OFF_S) - 1)])
                 failures += 1
 
-    def _catch_up(self, channel: Channel) -> None:
+    def _catch_up(self, channel: GroupClient) -> None:
         """Takes part in a round whose mail did not come: it was announced before this process came, or its announcer died."""
         while announcement := channel.list(f"{self.folder}/{self._log.round}").get("change"):
             self._round(channel, announcement.decode())
 
-    def _round(self, channel: Channel, announcement: str) -> None:
+    def _round(self, channel: GroupClient, announcement: str) -> None:
         announcer, value = announcement.split(" ", 1)
         with self._news:
             number, floor = self._log.round, self._log.freeze()
@@ -212,7 +212,7 @@ class SyncPoint:
             channel.delete(f"{self.folder}/{number - 1}/work")
         self._on_change(value)
 
-    def _gather(self, channel: Channel, number: int, announcement: str) -> str | None:
+    def _gather(self, channel: GroupClient, number: int, announcement: str) -> str | None:
         """Writes and returns the round's step when all floors are there; else waits a while for the first that is not."""
         keys = channel.list(f"{self.folder}/{number}")
         if "step" in keys:
@@ -228,11 +228,11 @@ class SyncPoint:
             self._send(channel, number, announcement, missing)
         return None
 
-    def _send(self, channel: Channel, number: int, announcement: str, tasks: Sequence[int]) -> None:
+    def _send(self, channel: GroupClient, number: int, announcement: str, tasks: Sequence[int]) -> None:
         for task in tasks:
             channel.set(f"{self.folder}/{number}/work/mail/{task}", announcement.encode())
 
-    def _insert(self, channel: Channel, key: str, value: str) -> bool:
+    def _insert(self, channel: GroupClient, key: str, value: str) -> bool:
         """Writes a key that nobody has written; returns False when somebody has."""
         try:
             with channel.errors(f"sync point {self.name!r}"):
@@ -243,7 +243,7 @@ class SyncPoint:
             return False
         return True
 
-    def _get(self, channel: Channel, key: str, timeout_s: float) -> str | None:
+    def _get(self, channel: GroupClient, key: str, timeout_s: float) -> str | None:
         """Waits for a key; returns None when it has not come in time."""
         try:
             with channel.errors(f"sync point {self.name!r}", self.name, timeout_s):
@@ -264,7 +264,7 @@ def _close_all() -> None:
         sync.close()
 
 
-def _folder(channel: Channel, name: str) -> str:
+def _folder(channel: GroupClient, name: str) -> str:
     with channel.turn("sync", name, Deadline(60.0)) as turn:
         return turn.folder
 

@@ -23,7 +23,7 @@ _COLLECTIVE_TIMEOUT_FLAG = "xla_cpu_collective_timeout_seconds"
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class DiscoveredProcess:
     """Is who we are, whether a launcher of ours says so, and which devices are ours (None: all of this machine's)."""
 
     spec: ProcessSpec | None
@@ -31,23 +31,23 @@ class Found:
     devices: Sequence[int] | None = None
 
 
-def find_process(spec: ProcessSpec | None, given: dict[str, Any], devices: Sequence[int] | None, timeout_s: float) -> Found:
+def find_process(spec: ProcessSpec | None, given: dict[str, Any], devices: Sequence[int] | None, timeout_s: float) -> DiscoveredProcess:
     """Finds out who we are: from a spec, from what was given, from our launcher's environment, from what jax detects."""
     if spec is not None:
         if given:
             raise ValueError(f"initialize() takes a spec or {', '.join(given)}, not both")
-        return Found(spec, True, devices)
+        return DiscoveredProcess(spec, True, devices)
     if len(given) < len(GIVEN) and (found := ProcessSpec.from_env(os.environ)) is not None:
-        return Found(dataclasses.replace(found, **given), True, devices)
+        return DiscoveredProcess(dataclasses.replace(found, **given), True, devices)
     if len(given) < len(GIVEN):
         detect: Any = clusters.ClusterEnv.auto_detect_unset_distributed_params
         *detected, devices = detect(*(given.get(field) for field in GIVEN), devices, None, math.ceil(timeout_s))
         given = {field: value for field, value in zip(GIVEN, detected, strict=True) if value is not None}
     if not given:
-        return Found(None)
+        return DiscoveredProcess(None)
     if missing := [field for field in GIVEN if field not in given]:
         raise ValueError(f"initialize() knows {given} but not {', '.join(missing)}: give them, or start with `holdfast run`")
-    return Found(ProcessSpec(**given), False, devices)
+    return DiscoveredProcess(ProcessSpec(**given), False, devices)
 
 
 def set_slices(spec: ProcessSpec) -> None:

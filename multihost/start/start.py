@@ -26,7 +26,7 @@ from ..preemption import preemption
 from ..preemption.sources import Source
 from ..spec import ProcessSpec
 from .coordinator import find_coordinator, progress_at
-from .discovery import GIVEN, Found, find_process, set_collective_timeout, set_slices
+from .discovery import GIVEN, DiscoveredProcess, find_process, set_collective_timeout, set_slices
 
 _log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ def is_initialized() -> bool:
     return _job is not None
 
 
-def _join(found: Found, spec: ProcessSpec, times: _Times, deadline: Deadline, sources: Sequence[Source] | None) -> None:
+def _join(found: DiscoveredProcess, spec: ProcessSpec, times: _Times, deadline: Deadline, sources: Sequence[Source] | None) -> None:
     """Does what `initialize()` promises, once it is known who we are."""
     global _job
     set_collective_timeout(times.collective_s)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from holdfast.checkpoint import AnyOf, AtSteps, EveryNSeconds, EveryNSteps, KeepAll, KeepAnyOf, KeepBest, KeepEvery, KeepLast, OnPreemption
-from holdfast.checkpoint.policy import Facts, StepFacts, best_rule, to_delete
+from holdfast.checkpoint.policy import PolicyContext, StepFacts, best_rule, to_delete
 
 STEPS = [StepFacts(step, {"loss": loss}) for step, loss in [(0, 3.0), (10, 1.0), (20, 2.0), (30, math.nan), (40, 1.0)]] + [StepFacts(50)]
 
@@ -15,20 +15,20 @@ STEPS = [StepFacts(step, {"loss": loss}) for step, loss in [(0, 3.0), (10, 1.0),
 @pytest.mark.parametrize(
     ("policy", "facts", "reason"),
     [
-        (EveryNSteps(10), Facts(20), "step 20 is a multiple of 10"),
-        (EveryNSteps(10), Facts(21), ""),
-        (EveryNSeconds(600), Facts(21, elapsed_s=601), "601.0 s since the last save, of 600 s"),
-        (EveryNSeconds(600), Facts(21, elapsed_s=599), ""),
-        (AtSteps({3, 5}), Facts(5), "step 5 is named"),
-        (AtSteps({3, 5}), Facts(4), ""),
-        (OnPreemption(), Facts(7, preempted=True), "the job is preempted"),
-        (OnPreemption(), Facts(7, last_step=7, preempted=True), ""),
-        (OnPreemption(), Facts(7), ""),
-        (AnyOf(EveryNSteps(10), AtSteps({7})), Facts(7), "step 7 is named"),
-        (AnyOf(), Facts(7), ""),
+        (EveryNSteps(10), PolicyContext(20), "step 20 is a multiple of 10"),
+        (EveryNSteps(10), PolicyContext(21), ""),
+        (EveryNSeconds(600), PolicyContext(21, elapsed_s=601), "601.0 s since the last save, of 600 s"),
+        (EveryNSeconds(600), PolicyContext(21, elapsed_s=599), ""),
+        (AtSteps({3, 5}), PolicyContext(5), "step 5 is named"),
+        (AtSteps({3, 5}), PolicyContext(4), ""),
+        (OnPreemption(), PolicyContext(7, preempted=True), "the job is preempted"),
+        (OnPreemption(), PolicyContext(7, last_step=7, preempted=True), ""),
+        (OnPreemption(), PolicyContext(7), ""),
+        (AnyOf(EveryNSteps(10), AtSteps({7})), PolicyContext(7), "step 7 is named"),
+        (AnyOf(), PolicyContext(7), ""),
     ],
 )
-def test_a_save_policy_gives_its_reason(policy: object, facts: Facts, reason: str) -> None:
+def test_a_save_policy_gives_its_reason(policy: object, facts: PolicyContext, reason: str) -> None:
     """Each save policy answers with the sentence that says why, or nothing."""
     assert policy.wants(facts) == reason  # type: ignore[attr-defined]
 

@@ -17,7 +17,7 @@ from holdfast.checkpoint.layouts.base import total_bytes
 from holdfast.checkpoint.layouts.detect import open_source
 from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.checkpoint.storage.path import Place
+from holdfast.checkpoint.storage.path import StorePath
 from holdfast.checkpoint.tools.convert import convert
 from holdfast.checkpoint.tools.diff import compare
 
@@ -80,7 +80,7 @@ def test_no_bar_without_a_terminal() -> None:
 def test_verify_and_diff_tell_how_far_they_are(layout: str, tmp_path: Path) -> None:
     """Every layout reports the bytes of its arrays while it reads them, in many steps."""
     save(tmp_path / "a", {f"w{i}": jnp.asarray(np.arange(1 << 18, dtype=np.float32)) for i in range(24)})
-    convert(open_source(tmp_path / "a"), Place(LocalStorage(tmp_path / "b")), layout)
+    convert(open_source(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), layout)
     heard: list[int] = []
 
     def opened() -> object:

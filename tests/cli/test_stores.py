@@ -23,7 +23,7 @@ from holdfast.checkpoint.steps.claims import this_writer
 from holdfast.checkpoint.steps.object_claims import open_claims
 from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.checkpoint.storage.path import Place, open_storage
+from holdfast.checkpoint.storage.path import StorePath, open_storage
 from holdfast.checkpoint.tools.convert import convert
 from holdfast.checkpoint.tools.copy import copy_checkpoint, file_sizes
 from tests.support.object_servers import BUCKET, gcs_server, s3_server
@@ -153,12 +153,12 @@ def test_packs_that_are_too_long_are_divided(tmp_path: Path) -> None:
     tree = {f"w{i}": rng.integers(0, 255, (2 << 20) + i % 5, dtype=np.uint8) for i in range(40)}
     tree |= {f"x{i}": np.full(3 + i % 4, i, np.float16) for i in range(50)}
     save(tmp_path / "a", {**tree, "n": 7, "long": [jnp.ones((3, 5))]}, step=4, metadata={"who": "me"})
-    source = Place(LocalStorage(tmp_path / "a"))
+    source = StorePath(LocalStorage(tmp_path / "a"))
     packs = [size for name, size in file_sizes(source).items() if name.endswith(".safetensors")]
     assert max(packs) > Bounded.limit_bytes
     local = open_storage(tmp_path / "b")
     claims = open_claims(local)
-    target = Place(Bounded(local, lambda done: None))
+    target = StorePath(Bounded(local, lambda done: None))
     heard: list[int] = []
     done = copy_checkpoint(source, target, claims, heard.append)
     assert len(done.written) > len(packs) + 1 and sum(heard) >= 80 << 20
@@ -177,7 +177,7 @@ def test_packs_that_are_too_long_are_divided(tmp_path: Path) -> None:
     assert not (tmp_path / "b/.holdfast").exists()
     save(tmp_path / "c", tree, step=4)
     with pytest.raises(StepExists, match="another checkpoint"):
-        copy_checkpoint(Place(LocalStorage(tmp_path / "c")), target, claims)
+        copy_checkpoint(StorePath(LocalStorage(tmp_path / "c")), target, claims)
 
 
 def test_a_damaged_source_never_becomes_a_step(tmp_path: Path) -> None:
@@ -189,13 +189,13 @@ def test_a_damaged_source_never_becomes_a_step(tmp_path: Path) -> None:
     target = open_storage(tmp_path / "b")
     claims = open_claims(target)
     with pytest.raises(Corrupt) as caught:
-        copy_checkpoint(Place(LocalStorage(tmp_path / "a")), Place(target), claims)
+        copy_checkpoint(StorePath(LocalStorage(tmp_path / "a")), StorePath(target), claims)
     assert caught.value.file == str(pack) and not (tmp_path / "b/checkpoint.json").exists()
     pack.write_bytes(whole)
     with pytest.raises(Corrupt, match="The source is whole: delete this file of the copy") as caught:
-        copy_checkpoint(Place(LocalStorage(tmp_path / "a")), Place(target), claims)
+        copy_checkpoint(StorePath(LocalStorage(tmp_path / "a")), StorePath(target), claims)
     Path(caught.value.file).unlink()
-    copy_checkpoint(Place(LocalStorage(tmp_path / "a")), Place(target), claims)
+    copy_checkpoint(StorePath(LocalStorage(tmp_path / "a")), StorePath(target), claims)
     assert load(tmp_path / "b")["w"].sum() == 64 * 64
 
 
@@ -207,14 +207,14 @@ def test_a_sweep_leaves_a_copy_under_way_alone(tmp_path: Path) -> None:
     target = open_storage(tmp_path / "b")
     claims = open_claims(target)
     swept = []
-    source = Place(LocalStorage(tmp_path / "a"), "5")
-    copy_checkpoint(source, Place(target, "5"), claims, lambda done: swept.append(sweep(tmp_path / "b")))
+    source = StorePath(LocalStorage(tmp_path / "a"), "5")
+    copy_checkpoint(source, StorePath(target, "5"), claims, lambda done: swept.append(sweep(tmp_path / "b")))
     assert swept and all(not found.files and not found.fenced and len(found.standing) == 2 for found in swept)
     assert load(tmp_path / "b" / "5")["w"].sum() == 300
     other = replace(this_writer(), id=open_source(tmp_path / "a" / "5").record.writer)  # type: ignore[attr-defined]
     claims.take(other)
     with pytest.raises(CheckpointError, match="somebody else is copying"):
-        copy_checkpoint(source, Place(target, "5"), claims)
+        copy_checkpoint(source, StorePath(target, "5"), claims)
     claims.fence(other.id)
 
 
@@ -224,7 +224,7 @@ def test_packs_of_more_than_256_mib_to_s3(servers: dict[str, str], tmp_path: Pat
     """A checkpoint of 1.2 GiB, whose packs are longer than an object may be, is copied to s3:// and back, and is the same."""
     rng = np.random.default_rng(0)
     save(tmp_path / "a", {f"w{i}": rng.integers(0, 1 << 62, 6 << 20) for i in range(26)})
-    assert max(file_sizes(Place(LocalStorage(tmp_path / "a"))).values()) > 256 << 20
+    assert max(file_sizes(StorePath(LocalStorage(tmp_path / "a"))).values()) > 256 << 20
     url = f"s3://{BUCKET}/long{servers['s3']}"
     subprocess.run([HOLDFAST, "cp", str(tmp_path / "a"), url], check=True, timeout=170)
     subprocess.run([HOLDFAST, "diff", str(tmp_path / "a"), url], check=True, timeout=170)
@@ -234,7 +234,8 @@ DIES = """
 import os, sys
 from holdfast.checkpoint.tools.convert import convert
 from holdfast.checkpoint.tools.copy import copy_checkpoint
-from holdfast.checkpoint.storage.path import Place; from holdfast.checkpoint.layouts.detect import find_steps, open_source
+from holdfast.checkpoint.storage.path import StorePath
+from holdfast.checkpoint.layouts.detect import find_steps, open_source
 from holdfast.checkpoint.steps.object_claims import open_claims
 from holdfast.checkpoint.storage.path import open_storage
 
@@ -250,9 +251,9 @@ def die(done):
 store = open_storage(target)
 claims = open_claims(store)
 if what == "cp":
-    copy_checkpoint(Place(open_storage(source)), Place(store, "0"), claims, die)
+    copy_checkpoint(StorePath(open_storage(source)), StorePath(store, "0"), claims, die)
 else:
-    convert(open_source(source), Place(store), what, claims=claims, progress=die)
+    convert(open_source(source), StorePath(store), what, claims=claims, progress=die)
 """
 
 
@@ -267,10 +268,10 @@ def test_killed_in_the_middle_and_begun_again(what: str, tmp_path: Path) -> None
     store = open_storage(tmp_path / "b")
     claims = open_claims(store)
     if what == "cp":
-        done = copy_checkpoint(Place(LocalStorage(tmp_path / "a")), Place(store, "0"), claims)
+        done = copy_checkpoint(StorePath(LocalStorage(tmp_path / "a")), StorePath(store, "0"), claims)
         assert done.skipped
     else:
-        convert(open_source(tmp_path / "a"), Place(store), what, claims=claims)
+        convert(open_source(tmp_path / "a"), StorePath(store), what, claims=claims)
     assert [int(value[0]) for value in load(tmp_path / "b").values()] == list(range(8))
     CheckpointManager(tmp_path / "b").close()
     assert sorted(os.listdir(tmp_path / "b")) in (["0"], [".holdfast", "0"])

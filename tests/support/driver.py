@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.coordination.core.barriers import Arrival
 from holdfast.coordination.core.machine import Machine
-from holdfast.coordination.core.status import Code, Refusal
+from holdfast.coordination.core.status import Code, Status
 from holdfast.coordination.limits import Config
 
 
@@ -19,18 +19,18 @@ class Driver:
         self.config = Config(count, incarnation=7, heartbeat_timeout_s=10.0, **options)
         self.machine = Machine(self.config, self.now)
         self.calls = 0
-        self.answers: dict[int, tuple[Any, Refusal | None]] = {}
+        self.answers: dict[int, tuple[Any, Status | None]] = {}
         for task_id in range(count if sessions else 0):
             assert self.open(task_id) is None
 
-    def open(self, task_id: int, life: int = 1) -> Refusal | None:
+    def open(self, task_id: int, life: int = 1) -> Status | None:
         return self.machine.coming.open_session(task_id, 100 * life + task_id, f"b{task_id}", 1, self.now)
 
     def call(self) -> int:
         self.calls += 1
         return self.calls
 
-    def settle(self) -> dict[int, tuple[Any, Refusal | None]]:
+    def settle(self) -> dict[int, tuple[Any, Status | None]]:
         for reply in self.machine.replies:
             assert reply.call not in self.answers, "a call was answered twice"
             self.answers[reply.call] = (reply.value, reply.refusal)

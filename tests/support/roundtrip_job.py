@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from holdfast.checkpoint import SAVED, TreeMismatch, load, save, verify
 from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.restoring import collective_read
-from holdfast.checkpoint.restoring.restore import How, restore_item
+from holdfast.checkpoint.restoring.restore import RestoreOptions, restore_item
 from holdfast.checkpoint.saving import plan
 from holdfast.checkpoint.storage.local import LocalStorage
 
@@ -164,7 +164,7 @@ def do_read_once(request: dict[str, Any]) -> None:
     """Loads it with each byte read once in the whole job: a collective, so nothing of one process may fail before it."""
     collective_read.BUNDLED_BYTES = (request["cuts"] or [BUNDLED_BYTES])[0]
     store = LocalStorage(request["folder"])
-    found = restore_item(store, "", read_record(store, ""), "state", build(request["tree"], like), How(read_once=True))
+    found = restore_item(store, "", read_record(store, ""), "state", build(request["tree"], like), RestoreOptions(read_once=True))
     check_tree(request["tree"], found, lambda facts: facts.get("wanted"))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from holdfast.coordination.core.status import Code, Refusal, Reply
+from holdfast.coordination.core.status import Code, Completion, Status
 from tests.support.simulated_world import World
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Request:
     method: str
     argument: Any
     sent_counter: int = 0
-    on_reply: Callable[[Reply], None] | None = None
+    on_reply: Callable[[Completion], None] | None = None
     again: bool = True
     done: bool = False
     sent_before: bool = False
@@ -129,7 +129,7 @@ class Clients:
         )
         self._world.at(RESEND_S, lambda: None if client.opening != stream or client.stream else self._open_stream(client, life))
 
-    def _opened(self, client: Client, life: int, stream: int, refusal: Refusal | None) -> None:
+    def _opened(self, client: Client, life: int, stream: int, refusal: Status | None) -> None:
         if client.life != life or client.opening != stream:
             return
         if refusal is not None:
@@ -141,7 +141,7 @@ class Clients:
             if not request.sent_before or request.again:
                 self._post(client, request)
             else:
-                self._answer(client, request, Reply(None, None, Refusal(Code.UNAVAILABLE, "broken")))
+                self._answer(client, request, Completion(None, None, Status(Code.UNAVAILABLE, "broken")))
 
     def _beat(self, client: Client, life: int) -> None:
         if client.dead or client.finished or client.life != life:
@@ -152,7 +152,7 @@ class Clients:
         self._world.at(BEAT_S, lambda: self._beat(client, life))
 
     def _ask(
-        self, client: Client, method: str, argument: Any, on_reply: Callable[[Reply], None], *, again: bool = True, counter: int = 0
+        self, client: Client, method: str, argument: Any, on_reply: Callable[[Completion], None], *, again: bool = True, counter: int = 0
     ) -> None:
         request = Request(next(self._world.numbers), method, argument, counter, on_reply, again)
         client.pending[request.number] = request
@@ -168,13 +168,13 @@ class Clients:
         if not client.stream:
             return  # sent when the next stream opens
         if request.sent_before and not request.again:
-            self._answer(client, request, Reply(None, None, Refusal(Code.UNAVAILABLE, "no answer")))
+            self._answer(client, request, Completion(None, None, Status(Code.UNAVAILABLE, "no answer")))
             return
         stream, request.sent_before = client.stream, True
         self._world.send(lambda: self.service.serve(client, stream, request), twice=request.again)
         self._world.at(RESEND_S * self._random.uniform(1, 2), lambda: self._post(client, request))
 
-    def _answer(self, client: Client, request: Request, reply: Reply) -> None:
+    def _answer(self, client: Client, request: Request, reply: Completion) -> None:
         """Takes the first answer to a request."""
         if request.done or client.dead:
             return
@@ -227,7 +227,7 @@ class Clients:
         argument = (name, participants, limit_s)
         self._ask(client, "barrier", argument, lambda reply: self._barrier_over(client, name, reply), counter=counter)
 
-    def _barrier_over(self, client: Client, name: str, reply: Reply) -> None:
+    def _barrier_over(self, client: Client, name: str, reply: Completion) -> None:
         found = reply.value if reply.refusal is None else (reply.refusal.barrier or (name, client.counters[name]))[1]
         client.counters[name] = found
         self._world.note("leaves", f"{client.task_id} {name} {found} {'OK' if reply.refusal is None else reply.refusal.code.name}")
@@ -241,13 +241,13 @@ class Clients:
         key, value = f"first/{self._random.randrange(3)}", f"{client.task_id}:{client.incarnation}".encode()
         self._ask(client, "set", (key, value), lambda reply: self._key_set(client, key, value, reply))
 
-    def _key_set(self, client: Client, key: str, value: bytes, reply: Reply) -> None:
+    def _key_set(self, client: Client, key: str, value: bytes, reply: Completion) -> None:
         if reply.refusal is None:
             self._truth.acknowledged[key] = value
         self._world.note("set", f"{client.task_id} {key} {'OK' if reply.refusal is None else reply.refusal.code.name}")
         self._next_step(client)
 
-    def _counted(self, client: Client, reply: Reply) -> None:
+    def _counted(self, client: Client, reply: Completion) -> None:
         self._truth.counted(reply)
         self._next_step(client)
 
@@ -256,7 +256,7 @@ class Clients:
         self._left -= not client.finished
         client.finished = True
 
-    def reach(self, call: Call, reply: Reply) -> None:
+    def reach(self, call: Call, reply: Completion) -> None:
         """Brings a reply to its client, if that still listens on this stream."""
         client, machine = call.client, self.service.machine
         if client.stream != call.stream or client.dead:
@@ -268,5 +268,5 @@ class Clients:
         if call.request.method == "set" and exists and machine is not None:
             key, value = call.request.argument  # what the client's reading back finds
             if machine.keys.values.get(key) == value:
-                reply = Reply(call, None, None)
+                reply = Completion(call, None, None)
         self._answer(client, call.request, reply)

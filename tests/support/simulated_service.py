@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from holdfast.coordination.core import journal_codec
 from holdfast.coordination.core.barriers import Arrival
 from holdfast.coordination.core.machine import Machine
-from holdfast.coordination.core.status import Refusal, Reply
+from holdfast.coordination.core.status import Completion, Status
 from holdfast.coordination.limits import Config
 from tests.support.simulated_clients import Client, Request
 from tests.support.simulated_truth import Truth
@@ -29,7 +29,9 @@ class Call:
 class SimulatedService:
     """Serves clients as `_service` and a transport do. `batch_s`: how long events are gathered for one write of the journal."""
 
-    def __init__(self, world: World, config: Config, truth: Truth, reach: Callable[[Call, Reply], None], *, journal: bool, batch_s: float):
+    def __init__(
+        self, world: World, config: Config, truth: Truth, reach: Callable[[Call, Completion], None], *, journal: bool, batch_s: float
+    ):
         self._world, self._config, self._truth, self._reach, self._batch_s = world, config, truth, reach, batch_s
         self.disk = Disk(config) if journal else None
         self.machine: Machine | None = Machine(config, 0.0)
@@ -132,7 +134,7 @@ class SimulatedService:
         """Says whether this is the stream that the client's task has."""
         return self._streams.get(client.task_id) == stream
 
-    def open(self, client: Client, stream: int, incarnation: int, opened: Callable[[Refusal | None], None]) -> None:
+    def open(self, client: Client, stream: int, incarnation: int, opened: Callable[[Status | None], None]) -> None:
         """Takes the first frame of a stream; `opened` is told the answer."""
         if self.machine is None or stream < self._streams.get(client.task_id, 0):
             return

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from holdfast.coordination.core.machine import Machine
-from holdfast.coordination.core.status import Code, Reply
+from holdfast.coordination.core.status import Code, Completion
 from tests.support.simulated_clients import Request
 from tests.support.simulated_world import World
 
@@ -49,7 +49,7 @@ class Truth:
             del self.deadlines[instance]
         self.unwritten.clear()
 
-    def replied(self, task_id: int, request: Request, reply: Reply) -> None:
+    def replied(self, task_id: int, request: Request, reply: Completion) -> None:
         """Checks one reply of the machine."""
         if request.method != "barrier":
             return
@@ -70,7 +70,7 @@ class Truth:
             for number in stale:
                 del self.arrivals[name][number]
 
-    def _outcome(self, name: str, reply: Reply) -> tuple[int, str] | None:
+    def _outcome(self, name: str, reply: Completion) -> tuple[int, str] | None:
         refusal = reply.refusal
         if refusal is None:
             return reply.value, "OK"
@@ -84,7 +84,7 @@ class Truth:
         if not participants <= came:
             self._world.fail(f"barrier {name} {counter} released, but {sorted(participants - came)} had not come")
 
-    def counted(self, reply: Reply) -> None:
+    def counted(self, reply: Completion) -> None:
         """Checks that no two acknowledged increments got the same number."""
         if reply.refusal is None:
             number = int(reply.value[1])

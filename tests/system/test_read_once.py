@@ -12,7 +12,7 @@ SCRIPT = """
 import threading
 import holdfast.multihost
 import holdfast.checkpoint.restoring.reader as reader
-from holdfast.checkpoint.restoring.restore import How, restore_item; from holdfast.checkpoint.format.record import read_record
+from holdfast.checkpoint.restoring.restore import RestoreOptions, restore_item; from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.storage.local import LocalStorage
 
 class Counting(LocalStorage):
@@ -44,7 +44,7 @@ if sys.argv[5] == "exact":
 gaps = 0 if sys.argv[5] == "exact" else 1 << 16
 storage = Counting(folder)
 record = read_record(storage, "")
-got = restore_item(storage, "", record, "state", dist(tree), How(read_once=True))
+got = restore_item(storage, "", record, "state", dist(tree), RestoreOptions(read_once=True))
 for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(tree)):
     assert a.sharding == b.sharding and a.dtype == b.dtype
     for x, y in zip(a.addressable_shards, b.addressable_shards):

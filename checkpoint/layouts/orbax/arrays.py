@@ -18,11 +18,11 @@ from ...errors import Corrupt, HostileCheckpoint
 from ...format.dtypes import dtype_named
 from ...format.record import ItemRecord, LeafRecord
 from ...format.tree import describe, flatten
-from ...restoring.reader import Target
+from ...restoring.reader import ReadRequest
 from ...storage.base import Storage
 from ...storage.counting import CountingStorage
 from ...storage.object import ObjectStorage
-from ...storage.path import Place
+from ...storage.path import StorePath
 from ..base import array_record
 from ..orbax import metadata as files
 
@@ -34,7 +34,7 @@ _CONTEXT: dict[str, Any] = {"file_io_concurrency": {"limit": 32}, "cache_pool": 
 class OrbaxItem:
     """One tree item: its metadata, read at once, and the arrays, opened when a region of them is read."""
 
-    def __init__(self, name: str, place: Place, context: Any) -> None:
+    def __init__(self, name: str, place: StorePath, context: Any) -> None:
         self._place, self._context = place, context
         self._files = place.names()
         about = self._metadata()
@@ -100,7 +100,7 @@ class OrbaxItem:
         return description, tuple(replace(leaf, path=path) for path, leaf in zip(paths, leaves, strict=True))
 
     def _random_key(self, leaf: LeafRecord) -> LeafRecord:
-        place = Place(self._place.storage, f"{self._place.name}_metadata")
+        place = StorePath(self._place.storage, f"{self._place.name}_metadata")
         about = files.parse_json(place.fetch("metadata"), f"{place}/metadata") if "metadata" in place.names() else {}
         if not about.get("typed"):
             return leaf
@@ -165,7 +165,7 @@ class OrbaxItem:
             found[name] = known[value.value]
         return found
 
-    def fill(self, targets: Sequence[Target], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
+    def fill(self, targets: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
         """Gives every target its array: see `ItemReader.fill`."""
         reads = []
         for target in targets:
@@ -210,13 +210,13 @@ class OrbaxItem:
             raise Corrupt(message, path=str(self._place), file=str(self._place), leaf=name) from error
 
 
-def kvstore_of(place: Place) -> dict[str, Any]:
+def kvstore_of(place: StorePath) -> dict[str, Any]:
     """Returns tensorstore's JSON spec of a folder."""
     storage = _behind(place.storage)
     return storage.kvstore(place.name) if isinstance(storage, ObjectStorage) else {"driver": "file", "path": f"{place}/"}
 
 
-def context_of(place: Place, **limits: Any) -> Any:
+def context_of(place: StorePath, **limits: Any) -> Any:
     """Returns the limits of what tensorstore does at once, with the connections (and memory) of the store that the place is in."""
     storage, spec = _behind(place.storage), _CONTEXT | limits
     return ts.Context(spec, parent=storage.context) if isinstance(storage, ObjectStorage) else ts.Context(spec)

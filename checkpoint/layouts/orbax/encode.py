@@ -81,13 +81,13 @@ def storable(name: str, leaf: LeafRecord) -> LeafRecord:
         raise UnsupportedLeaf(message, leaf=name, found=str(leaf.shape))
     dtype = dtype_named(leaf.dtype)
     assert dtype is not None
-    part = leaf.grid.part if leaf.grid.part != leaf.shape else _chunk_shape(leaf.shape, dtype.itemsize)
+    part = leaf.grid.shard_shape if leaf.grid.shard_shape != leaf.shape else _chunk_shape(leaf.shape, dtype.itemsize)
     return replace(leaf, path=name, grid=Grid(leaf.shape, part, part))
 
 
 def chunks(leaf: LeafRecord) -> list[int]:
     assert leaf.grid is not None
-    return list(leaf.grid.part)
+    return list(leaf.grid.shard_shape)
 
 
 def _chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from ...errors import Corrupt, StepNotFound
 from ...format.record import ItemRecord
-from ...restoring.restore import Report
+from ...restoring.restore import VerifyReport
 from ...storage.base import Entry
-from ...storage.path import Place
+from ...storage.path import StorePath
 from ..base import Info, verify_by_reading
 from ..orbax import metadata as files
 from .arrays import OrbaxItem, context_of
@@ -24,7 +24,7 @@ class OrbaxLayout:
 
     name = "orbax"
 
-    def recognises(self, place: Place, names: Mapping[str, Entry]) -> bool:
+    def recognises(self, place: StorePath, names: Mapping[str, Entry]) -> bool:
         if files.TEMPORARY in place.basename:
             return False
         if files.CHECKPOINT_METADATA in names or files.MARKER in names or files.TREE_METADATA in names or files.MANIFEST in names:
@@ -32,7 +32,7 @@ class OrbaxLayout:
         folders = [name for name in names if name.endswith("/") and files.step_of(name[:-1]) is None]
         return any(not {files.TREE_METADATA, files.MANIFEST}.isdisjoint((place / name[:-1]).names()) for name in folders)
 
-    def open(self, place: Place) -> OrbaxSource:
+    def open(self, place: StorePath) -> OrbaxSource:
         return OrbaxSource(place)
 
     def step_of(self, name: str) -> int | None:
@@ -42,7 +42,7 @@ class OrbaxLayout:
 class OrbaxSource:
     """Is one checkpoint of Orbax's."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StorePath) -> None:
         self._place = place
         self._context = context_of(place)
         self._items: dict[str, OrbaxItem] = {}
@@ -51,7 +51,7 @@ class OrbaxSource:
         self._folders = self._find_items(names)
         self.info = self._read_info(names)
 
-    def _find_items(self, names: Mapping[str, Entry]) -> dict[str, tuple[Place, str]]:
+    def _find_items(self, names: Mapping[str, Entry]) -> dict[str, tuple[StorePath, str]]:
         """Returns each item's folder and kind. A direct checkpoint is one item, "default"."""
         if files.TREE_METADATA in names or files.MANIFEST in names:
             return {"default": (self._place, "tree")}
@@ -92,7 +92,7 @@ class OrbaxSource:
                 return files.parse_json(place.fetch(file), f"{place}/{file}")
         raise Corrupt(f"{place} has none of {', '.join(files.JSON_FILES)}; the item '{name}' has lost its data", file=str(place))
 
-    def _folder(self, name: str) -> tuple[Place, str]:
+    def _folder(self, name: str) -> tuple[StorePath, str]:
         if name not in self._folders:
             known = ", ".join(sorted(self._folders)) or "none"
             raise StepNotFound(f"{self._place} has no item '{name}'; it has: {known}", path=str(self._place))
@@ -113,11 +113,11 @@ class OrbaxSource:
                 self._items[name] = OrbaxItem(name, place, self._context)
             return self._items[name]
 
-    def verify(self) -> Report:
+    def verify(self) -> VerifyReport:
         return verify_by_reading(self, len(self._place.storage.list(self._place.name, recursive=True)))
 
 
-def _kind_of(place: Place) -> tuple[Place, str]:
+def _kind_of(place: StorePath) -> tuple[StorePath, str]:
     """Returns the folder that holds an item's files, and the item's kind."""
     names = place.names()
     for nested in _NESTED:

@@ -23,7 +23,7 @@ from holdfast.multihost import Group, Solo
 from ...errors import CheckpointError, SaveFailed, StepExists, UnsupportedLeaf
 from ...format.record import ItemRecord, LeafRecord
 from ...format.tree import describe, flatten
-from ...storage.path import Place
+from ...storage.path import StorePath
 from ..orbax import metadata as files
 from .arrays import context_of, kvstore_of
 from .encode import VALUE_TYPES, Keys, array_metadatas, array_spec, chunks, leaf_name, live_leaf, pointed, shardings_of, storable, walk
@@ -39,13 +39,13 @@ class OrbaxWriter:
     In a group every process makes the same calls. `abandon` removes what was written so far. For one thread at a time.
     """
 
-    def __init__(self, place: Place, *, group: Group | None = None, timeout_s: float = 600) -> None:
+    def __init__(self, place: StorePath, *, group: Group | None = None, timeout_s: float = 600) -> None:
         self._final, self._group, self._timeout_s = place, group or Solo(), timeout_s
         self._local = not any(place.storage.root.startswith(scheme) for scheme in ("gs://", "s3://", "memory://"))
         parent, _, base = place.name.rpartition("/")
         self._place = place
         if self._local:
-            self._place = Place(place.storage, f"{parent}/{base}{files.TEMPORARY}" if parent else f"{base}{files.TEMPORARY}")
+            self._place = StorePath(place.storage, f"{parent}/{base}{files.TEMPORARY}" if parent else f"{base}{files.TEMPORARY}")
         if self._group.index == 0 and place.names():
             raise StepExists(f"{place} is there already; choose another place or delete it first", path=str(place))
         if self._group.index == 0 and self._local:
@@ -208,7 +208,7 @@ class OrbaxWriter:
 
 
 def save_orbax(
-    place: Place,
+    place: StorePath,
     items: Mapping[str, Any],
     *,
     json_items: Mapping[str, Any] | None = None,

@@ -43,7 +43,7 @@ from ...workers.output import ConsoleOutput, Output
 from ...workers.signals import passing_on
 from .cluster import cluster_nodes, load_ray
 from .placement import Node, Seats, seats
-from .worker_actor import CoordinatorSeat, News, Seat
+from .worker_actor import CoordinatorActor, WorkerActor, WorkerUpdate
 
 _LOOK_S = 0.5  # between two looks at the cluster
 _NEWS_S = 0.5  # how long a seat may hold back an answer
@@ -164,8 +164,10 @@ class RayEngine:
         ray = load_ray()
         chosen = self._seats
         here = ray.get_runtime_context().get_node_id()
-        self._coordinator = _actor(CoordinatorSeat, node_id=here).remote(self._job_id, attempt, len(chosen.nodes))
-        actors = [_actor(Seat, group=self._group, bundle=rank, need=self._spec.resources).remote() for rank in range(len(chosen.nodes))]
+        self._coordinator = _actor(CoordinatorActor, node_id=here).remote(self._job_id, attempt, len(chosen.nodes))
+        actors = [
+            _actor(WorkerActor, group=self._group, bundle=rank, need=self._spec.resources).remote() for rank in range(len(chosen.nodes))
+        ]
         self._actors = dict(enumerate(actors))
         left_s = self._spec.restart.startup_timeout_s
         address = ray.get(self._coordinator.address.remote(), timeout=left_s)
@@ -252,7 +254,7 @@ class RayEngine:
     def _hear(self, ref: Any, rank: int) -> list[Event]:
         ray = load_ray()
         try:
-            news: News = ray.get(ref)
+            news: WorkerUpdate = ray.get(ref)
         except ray.exceptions.RayError as error:
             why = str(error).strip().splitlines()[0]
             return self._exited(Exited(self._attempt, rank, -9, f"its seat is gone: {why}"))
@@ -273,7 +275,7 @@ class RayEngine:
             found += self._on_signal() if isinstance(news, int) else [news]
         return [*found, event]
 
-    def _why(self, news: News) -> str:
+    def _why(self, news: WorkerUpdate) -> str:
         kind, value = pickle.loads(news.outcome) if news.outcome else ("", None)
         return f"{type(value).__name__}: {value}" if kind == "error" else ""
 

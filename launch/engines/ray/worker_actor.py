@@ -24,7 +24,7 @@ from .cluster import load_ray
 
 
 @dataclass(frozen=True)
-class News:
+class WorkerUpdate:
     """Is what a seat has to tell: lines of output and, at the end, the exit code and the pickled outcome of a call."""
 
     lines: tuple[str, ...]
@@ -32,7 +32,7 @@ class News:
     outcome: bytes | None = None
 
 
-class Seat:
+class WorkerActor:
     """Holds one process of the job. Its methods are called one after the other, and none blocks for longer than it is told."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Seat:
     def _result(self) -> Path:
         return Path(self._folder.name) / "result"
 
-    def news(self, timeout_s: float) -> News:
+    def news(self, timeout_s: float) -> WorkerUpdate:
         """Returns what has happened since the last call; waits up to `timeout_s` seconds for the first of it."""
         lines: list[str] = []
         deadline = time.monotonic() + timeout_s
@@ -69,9 +69,9 @@ class Seat:
             try:
                 item = self._news.get(timeout=0.02 if lines else max(0.0, deadline - time.monotonic()) or 0.001)
             except queue.Empty:
-                return News(tuple(lines))
+                return WorkerUpdate(tuple(lines))
             if isinstance(item, int):
-                return News(tuple(lines), item, self._result.read_bytes() if self._result.exists() else None)
+                return WorkerUpdate(tuple(lines), item, self._result.read_bytes() if self._result.exists() else None)
             lines.append(item)
 
     def signal(self, number: int) -> None:
@@ -85,7 +85,7 @@ class Seat:
             self._child.kill()
 
 
-class CoordinatorSeat:
+class CoordinatorActor:
     """Holds the coordinator of one attempt."""
 
     def __init__(self, job_id: str, attempt: int, count: int) -> None:

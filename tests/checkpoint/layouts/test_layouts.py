@@ -16,9 +16,9 @@ from click.testing import CliRunner
 
 from holdfast.checkpoint import CheckpointManager, Corrupt, StepNotFound, TreeMismatch, load, save, verify
 from holdfast.checkpoint.layouts.detect import find_steps, open_source, pick_item, restore_source
-from holdfast.checkpoint.restoring.reader import Target
+from holdfast.checkpoint.restoring.reader import ReadRequest
 from holdfast.checkpoint.restoring.restore import allocate
-from holdfast.checkpoint.storage.path import Place, open_storage
+from holdfast.checkpoint.storage.path import StorePath, open_storage
 from holdfast.checkpoint.tools.convert import convert
 from holdfast.cli import main
 from tests.support.object_servers import BUCKET, s3_server
@@ -31,7 +31,7 @@ _numbers = itertools.count()
 def write(layout: str, root: str) -> str:
     """Writes TREE as step 7 of a root (safetensors: as the folder `7` of it); returns where it is."""
     save(f"{root}/source", jax.tree.map(jnp.asarray, TREE), step=7)
-    target = Place(open_storage(root), "7" if layout == "safetensors" else "")
+    target = StorePath(open_storage(root), "7" if layout == "safetensors" else "")
     return convert(open_source(f"{root}/source"), target, layout)
 
 
@@ -57,7 +57,7 @@ def test_a_source_describes_itself_and_fills_any_region(layout: str, root: str) 
         "c": ("float16", ()),
     }
     regions = [((0, 5), (0, 12)), ((1, 3), (0, 12)), ((0, 5), (4, 8)), ((4, 5), (11, 12)), ((2, 2), (0, 12))]
-    targets = [Target(leaves["a.w"], region) for region in regions] + [Target(leaves["c"], ())]
+    targets = [ReadRequest(leaves["a.w"], region) for region in regions] + [ReadRequest(leaves["c"], ())]
     source.reader("state").fill(targets, allocate)
     for target, region in zip(targets, regions, strict=False):
         expected = TREE["a"]["w"][tuple(slice(*bounds) for bounds in region)]  # type: ignore[index]

@@ -20,7 +20,7 @@ from holdfast.checkpoint.layouts.detect import find_steps, open_source, restore_
 from holdfast.checkpoint.layouts.orbax.write import save_orbax
 from holdfast.checkpoint.restoring.match import SAVED
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.checkpoint.storage.path import Place
+from holdfast.checkpoint.storage.path import StorePath
 from tests.support.cluster import run_processes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Orbax's own
@@ -201,7 +201,7 @@ def test_what_we_write_the_real_orbax_restores(tmp_path: Path, item: str) -> Non
     tree = rich_tree()
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) if isinstance(x, jax.Array) else x, tree)
     save_orbax(
-        Place(LocalStorage(tmp_path), "3"), {item: tree}, json_items={"meta": {"x": 1}}, metrics={"loss": 0.5}, metadata={"who": "me"}
+        StorePath(LocalStorage(tmp_path), "3"), {item: tree}, json_items={"meta": {"x": 1}}, metrics={"loss": 0.5}, metadata={"who": "me"}
     )
     assert_same(ocp1.load(tmp_path / "3", abstract), tree)
     loaded = ocp1.load_checkpointables(tmp_path / "3")

@@ -22,7 +22,7 @@ from holdfast.checkpoint.format.rename import checked, parse_names, renamer
 from holdfast.checkpoint.layouts.detect import open_source
 from holdfast.checkpoint.layouts.safetensors import runs, split_shards
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.checkpoint.storage.path import Place
+from holdfast.checkpoint.storage.path import StorePath
 from holdfast.checkpoint.tools.convert import convert
 from holdfast.checkpoint.tools.to_safetensors import plain_name
 from tests.support.cluster import run_processes
@@ -194,15 +194,15 @@ def test_export_opens_with_the_library(tmp_path: Path) -> None:
     """A step exported as one file, and as indexed shards, holds what was saved, under names that people know."""
     tree = {"params": {"w": jnp.ones((64, 8)), "b": jnp.zeros(8, jnp.bfloat16), "odd.name": jnp.arange(3)}, "step": 7, "text": "hello"}
     save(tmp_path / "c", tree, step=7)
-    convert(open_source(tmp_path / "c"), Place(LocalStorage(tmp_path / "one")), "safetensors")
+    convert(open_source(tmp_path / "c"), StorePath(LocalStorage(tmp_path / "one")), "safetensors")
     found = load_file(tmp_path / "one" / "model.safetensors")
     assert found["params.w"].tobytes() == np.ones((64, 8), np.float32).tobytes()
     assert found["params.odd.name"].tolist() == [0, 1, 2] and found["step"].item() == 7
     with safe_open(tmp_path / "one" / "model.safetensors", "np") as file:
         assert file.metadata() == {"format": "pt", "text": "hello", "step": "7"} or file.metadata()["text"] == "hello"
     with pytest.raises(StepExists, match="already"):
-        convert(open_source(tmp_path / "c"), Place(LocalStorage(tmp_path / "one")), "safetensors")
-    convert(open_source(tmp_path / "c"), Place(LocalStorage(tmp_path / "many")), "safetensors", under="params", shard_bytes=1024)
+        convert(open_source(tmp_path / "c"), StorePath(LocalStorage(tmp_path / "one")), "safetensors")
+    convert(open_source(tmp_path / "c"), StorePath(LocalStorage(tmp_path / "many")), "safetensors", under="params", shard_bytes=1024)
     index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"]) == {"params.w", "params.b", "params.odd.name"} and len(set(index["weight_map"].values())) > 1
     for name, file in index["weight_map"].items():
@@ -223,8 +223,8 @@ def test_fp8_there_and_back(tmp_path: Path) -> None:
     tensors = {f"w.{dtype}": all_bytes(dtype) for dtype in FP8}
     (tmp_path / "hf").mkdir()
     save_file(tensors, tmp_path / "hf" / "model.safetensors")
-    convert(open_source(tmp_path / "hf"), Place(LocalStorage(tmp_path / "ours")), "holdfast")
-    convert(open_source(tmp_path / "ours"), Place(LocalStorage(tmp_path / "out")), "safetensors")
+    convert(open_source(tmp_path / "hf"), StorePath(LocalStorage(tmp_path / "ours")), "holdfast")
+    convert(open_source(tmp_path / "ours"), StorePath(LocalStorage(tmp_path / "out")), "safetensors")
     tags = {"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0"}
     for folder in ("hf", "out"):
         found = dict(deserialize((tmp_path / folder / "model.safetensors").read_bytes()))
@@ -250,7 +250,7 @@ def test_fp8_between_torch_and_jax(tmp_path: Path) -> None:
     for dtype in dtypes:
         assert np.asarray(found[dtype]).tobytes() == all_bytes(dtype).tobytes()
     save(tmp_path / "ours", found)
-    convert(open_source(tmp_path / "ours"), Place(LocalStorage(tmp_path / "out")), "safetensors")
+    convert(open_source(tmp_path / "ours"), StorePath(LocalStorage(tmp_path / "out")), "safetensors")
     for name, tensor in load_torch(tmp_path / "out" / "model.safetensors").items():
         assert tensor.dtype == tensors[name].dtype and torch.equal(tensor.view(torch.uint8), tensors[name].view(torch.uint8))
 
@@ -259,10 +259,10 @@ def test_what_a_file_cannot_hold_is_named(tmp_path: Path) -> None:
     """A dtype that safetensors lacks, or two leaves of one name, are refused with the leaf's name."""
     save(tmp_path / "c", {"w": {"x": jnp.ones(3, jnp.int4)}})
     with pytest.raises(UnsupportedLeaf, match=r"'w\.x' of dtype int4"):
-        convert(open_source(tmp_path / "c"), Place(LocalStorage(tmp_path / "out")), "safetensors")
+        convert(open_source(tmp_path / "c"), StorePath(LocalStorage(tmp_path / "out")), "safetensors")
     save(tmp_path / "d", {"a": {"b": 1}, "a.b": 2})
     with pytest.raises(UnsupportedLeaf, match=r"two leaves would be called 'a\.b'"):
-        convert(open_source(tmp_path / "d"), Place(LocalStorage(tmp_path / "out")), "safetensors")
+        convert(open_source(tmp_path / "d"), StorePath(LocalStorage(tmp_path / "out")), "safetensors")
     assert issubclass(UnsupportedLeaf, CheckpointError)
 
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint.format.files import FileReport, ItemReport, pack_name
 from holdfast.checkpoint.format.record import cell_runs, expand_cells, parse_record
-from holdfast.checkpoint.saving.plan import CHUNK_BYTES, PACKS, Layout, Leaf, Plan, make_plan
+from holdfast.checkpoint.saving.plan import CHUNK_BYTES, PACKS, Leaf, Plan, ShardPlacement, make_plan
 from holdfast.checkpoint.saving.record_builder import build_record
 
 
-def layout(parts: tuple[int, ...], ranks: np.ndarray, me: int) -> Layout:
+def layout(parts: tuple[int, ...], ranks: np.ndarray, me: int) -> ShardPlacement:
     """Returns a layout of one device a process; `ranks` is [cells, replicas]."""
-    return Layout(parts, ranks, np.where(ranks == me, 0, -1))
+    return ShardPlacement(parts, ranks, np.where(ranks == me, 0, -1))
 
 
 @st.composite

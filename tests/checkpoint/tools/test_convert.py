@@ -21,11 +21,11 @@ from holdfast.checkpoint.format.grid import Grid
 from holdfast.checkpoint.format.pack_header import parse_header
 from holdfast.checkpoint.format.record import ItemRecord, parse_record
 from holdfast.checkpoint.layouts.detect import open_source
-from holdfast.checkpoint.restoring.per_process import Own, own_leaves
-from holdfast.checkpoint.restoring.reader import Target
+from holdfast.checkpoint.restoring.per_process import PerProcessSelection, own_leaves
+from holdfast.checkpoint.restoring.reader import ReadRequest
 from holdfast.checkpoint.saving.record_builder import build_record
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.checkpoint.storage.path import Place
+from holdfast.checkpoint.storage.path import StorePath
 from holdfast.checkpoint.tools.convert import convert
 from holdfast.checkpoint.tools.to_holdfast import write_item
 
@@ -45,14 +45,15 @@ CONVERT = """
 import pathlib, re, sys
 import jax, tensorstore
 from holdfast.checkpoint.tools.convert import convert
-from holdfast.checkpoint.storage.path import Place; from holdfast.checkpoint.layouts.detect import open_source
+from holdfast.checkpoint.storage.path import StorePath
+from holdfast.checkpoint.layouts.detect import open_source
 from holdfast.checkpoint.storage.path import open_storage
 jax.numpy.zeros(1).block_until_ready()
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
 pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins here; without, that of the process that forked this one counts
 before = peak()
-convert(open_source(sys.argv[1]), Place(open_storage(sys.argv[2])), sys.argv[3])
+convert(open_source(sys.argv[1]), StorePath(open_storage(sys.argv[2])), sys.argv[3])
 print(peak() - before >> 10)
 """
 
@@ -100,7 +101,7 @@ def tree() -> dict[str, Any]:
 def test_a_step_of_ours_stays_what_it_was(tmp_path: Path) -> None:
     """holdfast to holdfast: the tree with its types, values, dtypes, keys and shardings, bit for bit, and the folder has no traces."""
     save(tmp_path / "a", tree(), step=3, metadata={"x": 1})
-    convert(open_source(tmp_path / "a"), Place(LocalStorage(tmp_path / "b")), "holdfast")
+    convert(open_source(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), "holdfast")
     assert sorted(os.listdir(tmp_path / "b")) == ["3"]
     one, two = (load(tmp_path / name, types=[Pair]) for name in ("a", "b/3"))
     assert jax.tree.structure(one) == jax.tree.structure(two) == jax.tree.structure(tree())
@@ -117,8 +118,8 @@ def test_large_leaves_are_read_in_pieces(tmp_path: Path) -> None:
     big = np.random.default_rng(0).integers(0, 255, (5, 7, (3 << 20) + 1), dtype=np.uint8)  # 105 MB: several chunks
     save(tmp_path / "a", {"big": jax.device_put(big, jax.NamedSharding(mesh, jax.P())), "x": jnp.ones(3)}, step=1)
     for layout in ("holdfast", "orbax", "safetensors"):
-        convert(open_source(tmp_path / "a"), Place(LocalStorage(tmp_path / layout)), layout)
-        convert(open_source(tmp_path / layout), Place(LocalStorage(tmp_path / f"{layout}-back")), "holdfast")
+        convert(open_source(tmp_path / "a"), StorePath(LocalStorage(tmp_path / layout)), layout)
+        convert(open_source(tmp_path / layout), StorePath(LocalStorage(tmp_path / f"{layout}-back")), "holdfast")
         back = tmp_path / f"{layout}-back"
         verify(back)
         assert load(back)["big"].tobytes() == big.tobytes()
@@ -138,7 +139,7 @@ def test_what_a_source_reads_only_whole_is_read_once(tmp_path: Path) -> None:
     class Reader:
         def fill(self, targets: Any, allocate: Any) -> None:
             reads.extend(target.nbytes for target in targets)
-            inner = [Target(leaf, target.region) for target in targets]
+            inner = [ReadRequest(leaf, target.region) for target in targets]
             source.reader("state").fill(inner, allocate)
             for target, filled in zip(targets, inner, strict=True):
                 target.array = filled.array
@@ -160,7 +161,7 @@ def test_nothing_is_left_of_a_conversion_that_failed(layout: str, tmp_path: Path
     data[-5] ^= 1
     pack.write_bytes(data)
     with pytest.raises(Corrupt):
-        convert(open_source(tmp_path / "a"), Place(LocalStorage(tmp_path / "b")), layout)
+        convert(open_source(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), layout)
     assert not (tmp_path / "b").exists() or os.listdir(tmp_path / "b") == []
 
 
@@ -178,7 +179,7 @@ def test_values_of_three_processes(tmp_path: Path) -> None:
     found = parse_record(data, "x").items["state"].leaves
     assert len(reports) == 3 and [leaf.per_process for leaf in found] == [True, True, False]
     assert found[0].value == (5, 6, 7) and found[1].shape == (3, 4)
-    assert [leaf.value for leaf in own_leaves(ItemRecord("state", "tree", (), 0, found), Own(2)).leaves[:1]] == [7]
+    assert [leaf.value for leaf in own_leaves(ItemRecord("state", "tree", (), 0, found), PerProcessSelection(2)).leaves[:1]] == [7]
 
 
 def test_leaves_kept_per_process(tmp_path: Path) -> None:
@@ -187,13 +188,13 @@ def test_leaves_kept_per_process(tmp_path: Path) -> None:
 
     state = {"rng": np.arange(4), "seed": 7, "w": jnp.ones(3)}
     save(tmp_path / "a", state, group=Solo(), per_process=lambda path: path in ("rng", "seed"))
-    convert(open_source(tmp_path / "a"), Place(LocalStorage(tmp_path / "b")), "holdfast")
+    convert(open_source(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), "holdfast")
     assert [leaf.per_process for leaf in open_source(tmp_path / "b").item("state").leaves] == [True, True, False]
     assert load(tmp_path / "b", state)["seed"] == 7
     with pytest.raises(UnsupportedLeaf, match="say whose copy to take"):
-        convert(open_source(tmp_path / "a"), Place(LocalStorage(tmp_path / "c")), "orbax")
-    convert(open_source(tmp_path / "a"), Place(LocalStorage(tmp_path / "c")), "orbax", process=0)
+        convert(open_source(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "c")), "orbax")
+    convert(open_source(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "c")), "orbax", process=0)
     found = load(tmp_path / "c")
     assert found["rng"].tolist() == [0, 1, 2, 3] and found["seed"] == 7
     with pytest.raises(CheckpointError, match="kept per process and is there for 1 processes"):
-        convert(open_source(tmp_path / "a"), Place(LocalStorage(tmp_path / "d")), "orbax", process=1)
+        convert(open_source(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "d")), "orbax", process=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.coordination.core import journal_codec
 from holdfast.coordination.core.machine import Machine
-from holdfast.coordination.core.status import Code, Refusal
+from holdfast.coordination.core.status import Code, Status
 from holdfast.coordination.core.task_table import TaskState
 from holdfast.coordination.server.admission import Owners
 from tests.support.driver import Driver
@@ -66,7 +66,7 @@ def test_two_channels_are_one_task() -> None:
     assert driver.open(0, life=2) is None
     assert driver.answers[driver.register(0, 11)] == (7, None)
     stale = driver.machine.check(None, 10, 7, driver.now)
-    assert isinstance(stale, Refusal) and stale.code is Code.ABORTED
+    assert isinstance(stale, Status) and stale.code is Code.ABORTED
 
 
 def test_shutdown_is_a_barrier_over_those_who_are_left() -> None:
@@ -122,7 +122,7 @@ def test_no_refusal_holds_an_incarnation() -> None:
     """What another life of the service is told is what it had said itself."""
     driver = Driver(2)
     refusal = driver.machine.check(0, 100, 999, driver.now)
-    assert isinstance(refusal, Refusal) and refusal.mismatch == 999 and "7" not in refusal.message
+    assert isinstance(refusal, Status) and refusal.mismatch == 999 and "7" not in refusal.message
 
 
 def test_nothing_grows_without_a_journal() -> None:

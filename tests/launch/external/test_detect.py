@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.launch import KubernetesJob, render_kubernetes
-from holdfast.launch.external.detect import Found, detect, first_host
+from holdfast.launch.external.detect import ClusterEnv, detect, first_host
 from tests.support.paths import SUPPORT
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
@@ -56,19 +56,22 @@ JOBSET = {
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        (SLURM, Found("Slurm", "slurm-77", 10_003, 3, 4, first_host="gpu03")),
-        (OPENMPI_4, Found("Open MPI", "2563768321", 1, 1, 3, local_size=3)),
-        (OPENMPI_5, Found("Open MPI", "prterun-node7-1234-1", 1, 2, 8, local_size=4)),
-        (SLURM | OPENMPI_5, Found("Open MPI", "prterun-node7-1234-1", 1, 2, 8, local_size=4)),
-        (SLURM | {"PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.77.2"}, Found("Slurm", "slurm-77", 10_003, 3, 4, first_host="gpu03")),
-        (JOBSET, Found("Kubernetes", "train", 6, 9, 12, first_host="h", slice_id=2, num_slices=3)),
-        ({"JOB_COMPLETION_INDEX": "1", "PODS_PER_JOB": "4"}, Found("Kubernetes", "kubernetes", 1, 1, 4)),
+        (SLURM, ClusterEnv("Slurm", "slurm-77", 10_003, 3, 4, first_host="gpu03")),
+        (OPENMPI_4, ClusterEnv("Open MPI", "2563768321", 1, 1, 3, local_size=3)),
+        (OPENMPI_5, ClusterEnv("Open MPI", "prterun-node7-1234-1", 1, 2, 8, local_size=4)),
+        (SLURM | OPENMPI_5, ClusterEnv("Open MPI", "prterun-node7-1234-1", 1, 2, 8, local_size=4)),
+        (
+            SLURM | {"PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.77.2"},
+            ClusterEnv("Slurm", "slurm-77", 10_003, 3, 4, first_host="gpu03"),
+        ),
+        (JOBSET, ClusterEnv("Kubernetes", "train", 6, 9, 12, first_host="h", slice_id=2, num_slices=3)),
+        ({"JOB_COMPLETION_INDEX": "1", "PODS_PER_JOB": "4"}, ClusterEnv("Kubernetes", "kubernetes", 1, 1, 4)),
         ({"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4"}, None),
         ({}, None),
     ],
     ids=["slurm", "openmpi4", "openmpi5", "mpirun in slurm", "srun with pmix", "jobset", "indexed job", "batch step", "none"],
 )
-def test_what_each_engine_says(environment: dict[str, str], expected: Found | None) -> None:
+def test_what_each_engine_says(environment: dict[str, str], expected: ClusterEnv | None) -> None:
     """K8S-1 among them: the process is job index x parallelism + completion index. The batch step of Slurm is no task."""
     assert detect(environment) == expected
 

@@ -15,7 +15,7 @@ from holdfast.coordination import CoordinationClient, CoordinationService, Proce
 from holdfast.coordination.client.processes import ProcessInfo as TaskInfo
 from holdfast.coordination.client.processes import ProcessWatch
 from holdfast.multihost import Health, ProcessInfo
-from holdfast.multihost.group.group_client import Channel
+from holdfast.multihost.group.group_client import GroupClient
 from holdfast.multihost.liveness.health import failed_incarnations
 from tests.support.cluster import Processes, run_processes
 
@@ -77,7 +77,7 @@ def test_a_life_ends_by_leaving_by_failing_and_by_another_incarnation() -> None:
 def test_a_failed_process_is_refused_until_its_new_life_was_seen() -> None:
     """After a death, work with the process is refused with its number, host and reason, also when it is back; `admit` ends that."""
     client = Told()
-    health = Health(Channel(client, tasks=[1, 0]))  # type: ignore[arg-type]
+    health = Health(GroupClient(client, tasks=[1, 0]))  # type: ignore[arg-type]
     client.tell(TaskInfo(0, "CONNECTED", 7, host="a"), TaskInfo(1, "CONNECTED", 8, host="b"))
     health.require([0, 1], "save")
     client.tell(TaskInfo(0, "ERROR", 7, "UNAVAILABLE", "silent for 12 s", "a"), TaskInfo(1, "CONNECTED", 8, host="b"))
@@ -97,7 +97,7 @@ def test_a_failed_process_is_refused_until_its_new_life_was_seen() -> None:
 def test_listeners_get_complete_lists_in_order_with_runtime_numbers() -> None:
     """A listener hears the list at once and at each change, until it is removed; one that raises does not stop the others."""
     client, first, second = Told(), Listener(), Listener()
-    health = Health(Channel(client, tasks=[1, 0]))  # type: ignore[arg-type]
+    health = Health(GroupClient(client, tasks=[1, 0]))  # type: ignore[arg-type]
     client.tell(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "UNINITIALIZED", 0))
     remove = health.add_listener(first)
     health.add_listener(second)
@@ -310,7 +310,7 @@ os._exit(0)
 
 def test_a_health_without_a_telling_client_knows_nothing() -> None:
     """Over jaxlib's own client the list is empty and nothing is refused."""
-    health = Health(Channel(threading))  # type: ignore[arg-type]  # any object without watch_processes
+    health = Health(GroupClient(threading))  # type: ignore[arg-type]  # any object without watch_processes
     assert health.processes() == [] and health.failed() == {}
     health.require([0, 1], "anything")
     health.close()
