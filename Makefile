@@ -1,18 +1,37 @@
-# `make demo` and `make test` need nothing but Python 3.11+, git and make: the first rule sets up the rest.
-PYTHON ?= python3
+# `make demo` and `make test` need nothing but Python 3.11 to 3.13, git and make: the first rules set up the rest.
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 PROTOS := $(wildcard proto/*.proto)
 WORKERS ?= 2
 
-.PHONY: demo test slow lint types proto docs clean setup
+# The newest supported Python that runs, unless PYTHON= names one. To be on PATH is not enough: pyenv's shims of inactive versions only fail.
+SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
+NEWEST = $(shell for name in python3.13 python3.12 python3.11 python3; do $$name -c '$(SUPPORTED)' 2>/dev/null && echo $$name && break; done)
+CHOSEN = $(or $(PYTHON),$(NEWEST))
+VERSION := import sys; print("%d.%d" % sys.version_info[:2])
+define NONE
+no Python 3.11 to 3.13 that runs with its modules venv and ensurepip.
+Looked on PATH for python3.13, python3.12, python3.11 and python3.
+Install one (on Debian with python3-venv), activate one (pyenv shell 3.13), or name one: make PYTHON=/path/to/python3.13
+endef
+
+.PHONY: demo test slow lint types proto docs clean setup same-python
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "holdfast needs Python 3.11 or newer; set PYTHON=..." >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(BIN)/python:
+	$(if $(CHOSEN),,$(error $(NONE)))
+	@$(CHOSEN) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "PYTHON=$(CHOSEN): expected Python 3.11 or newer that runs with its modules venv and ensurepip" >&2; exit 1; }
+	$(CHOSEN) -m venv --clear $(VENV)
+
+# A .venv that is there is used, but not in place of another Python that was asked for.
+same-python: $(BIN)/python
+	@test -z "$(PYTHON)" || test "$$($(PYTHON) -c '$(VERSION)')" = "$$($(BIN)/python -c '$(VERSION)')" || { \
+		echo "$(VENV) is not of PYTHON=$(PYTHON), but of Python $$($(BIN)/python -c '$(VERSION)'): leave out PYTHON, or remove $(VENV)" >&2; exit 1; }
+
+$(STAMP): pyproject.toml $(BIN)/python | same-python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,lint]'
 	@# Old on purpose: code from this protoc works with protobuf 5, 6 and 7. Its own pin of protobuf is for its Python API, unused here.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps grpcio-tools==1.66.2
