@@ -24,10 +24,10 @@ from holdfast.checkpoint.tools.diff import compare
 SHOW = """
 import sys, threading
 import click
-from holdfast.cli import _common
+from holdfast.cli import common
 from holdfast.cli.common import json_option, progress_bar
 
-_common.SHOW_AFTER_S = 0.05 if sys.argv.pop(1) == "slow" else 3600
+common.SHOW_AFTER_S = 0.05 if sys.argv.pop(1) == "slow" else 3600
 
 @click.command()
 @json_option
@@ -36,7 +36,7 @@ def command(as_json):
         meter.expect(4_000_000)
         meter(1_000_000)
         for thread in threading.enumerate():
-            if isinstance(thread, threading.Timer) and _common.SHOW_AFTER_S < 1:
+            if isinstance(thread, threading.Timer) and common.SHOW_AFTER_S < 1:
                 thread.join()
     print("done")
 
@@ -97,13 +97,13 @@ def test_verify_and_diff_tell_how_far_they_are(layout: str, tmp_path: Path) -> N
 
 INTERRUPT = """
 import os, signal, sys
-from holdfast.cli import _common, main
+from holdfast.cli import common, main
 
-class Interrupting(_common.Meter):
+class Interrupting(common.Meter):
     def __call__(self, done_bytes):
         os.kill(os.getpid(), signal.SIGINT)
 
-_common.Meter = Interrupting
+common.Meter = Interrupting
 main(sys.argv[1:])
 """
 

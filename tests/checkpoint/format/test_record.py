@@ -16,7 +16,7 @@ from holdfast.checkpoint import Corrupt, HostileCheckpoint, SaveFailed
 from holdfast.checkpoint.format.files import ItemReport, decode_value, encode_value
 from holdfast.checkpoint.format.record import parse_record
 from holdfast.checkpoint.saving.pack_writer import write_json, write_snapshot
-from holdfast.checkpoint.saving.plan import Layout, Leaf, make_plan
+from holdfast.checkpoint.saving.plan import Leaf, ShardPlacement, make_plan
 from holdfast.checkpoint.saving.plan_mismatch import check_reports
 from holdfast.checkpoint.saving.planner import Planner
 from holdfast.checkpoint.saving.record_builder import build_record
@@ -85,7 +85,7 @@ def test_reports_travel_as_bytes(tmp_path: Path) -> None:
 
 def test_differences_between_processes_are_named() -> None:
     """Another plan names the processes; another value of a host-local leaf names leaf and processes."""
-    layout = Layout((2,), np.array([[0], [1]]), np.array([[0], [-1]]))
+    layout = ShardPlacement((2,), np.array([[0], [1]]), np.array([[0], [-1]]))
     leaves = [Leaf("w", "array", "float32", (4,), 4, layout), Leaf("count", "numpy", "int64", (), 8), Leaf("name", "str")]
     plan = make_plan({}, leaves, 0, 2)
     good = [ItemReport(0, plan.hash, (), (1, 2)), ItemReport(1, plan.hash, (), (1, 2))]

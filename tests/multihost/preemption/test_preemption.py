@@ -21,7 +21,7 @@ HEAD = """
 import os, random, signal, sys, threading, time
 import jax
 from holdfast import multihost
-from holdfast.multihost import _preemption
+from holdfast.multihost.preemption import preemption as notices
 
 index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 
@@ -29,10 +29,10 @@ def begin(sources=None, service=False, **options):
     jax.config.update("jax_enable_preemption_service", service)
     jax.distributed.initialize(address, count, index)
     client = jax._src.distributed.global_state.client
-    return client, _preemption.start(client, index, count, sources=sources, **options)
+    return client, notices.start(client, index, count, sources=sources, **options)
 
 def end():
-    _preemption.stop()
+    notices.stop()
     jax.distributed.shutdown()
 """
 
@@ -46,7 +46,7 @@ if service == "ours":
 else:
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(address, count, index)
-client = multihost._runtime.current_client()
+client = multihost.current_client()
 for seed in seeds:
     rng = random.Random(1000 * seed + index)
     slurm_end = time.time() + 60 + 0.3 + rng.random() * 0.5 if index == seed % count else 2e9
@@ -57,7 +57,7 @@ for seed in seeds:
         "slurm": lambda: [multihost.SlurmEnd(slurm_end, lead_s=60, every_s=0.02)],
         "program": lambda: [],
     }[source]()
-    _preemption.start(client, index, count, sources=sources)
+    notices.start(client, index, count, sources=sources)
     client.wait_at_barrier(f"begin {seed}", 60_000)
     print(f"ready {seed}.", flush=True)
     if source == "program" and index == seed % count:
@@ -70,7 +70,7 @@ for seed in seeds:
     print(f"seed {seed} stopped at {step}", flush=True)
     assert multihost.reached_preemption(step) and multihost.reached_preemption(step + stride)
     client.wait_at_barrier(f"end {seed}", 60_000)
-    _preemption.stop()
+    notices.stop()
 if service == "ours":
     multihost.shutdown()
 else:
@@ -232,7 +232,7 @@ jax.config.update("jax_enable_preemption_service", False)
 jax.distributed.initialize(address, count, index)
 client = jax._src.distributed.global_state.client
 if index != 2:
-    preemption = _preemption.start(client, index, count, sources=[], timeout_s=12)
+    preemption = notices.start(client, index, count, sources=[], timeout_s=12)
 client.wait_at_barrier("started", 100_000)
 if index != 2:
     multihost.notify_preemption(multihost.Notice("told"))
@@ -257,8 +257,8 @@ def test_an_announcer_that_dies_half_way_is_taken_over() -> None:
         HEAD
         + """
 multihost.initialize(address, count, index, heartbeat_timeout_s=8, preemption_sources=[])
-preemption = _preemption.current()
-client = multihost._runtime.current_client()
+preemption = notices.current()
+client = multihost.current_client()
 multihost.reached_preemption(10 * index)
 client.wait_at_barrier("asked", 60_000)
 if index == 2:

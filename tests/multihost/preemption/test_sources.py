@@ -189,8 +189,8 @@ def test_a_second_sigterm_ends_a_stuck_process_with_its_stacks() -> None:
         HEAD
         + """
 from holdfast import multihost
-from holdfast.multihost import _preemption
-_preemption.start(None, sources=[Signals(repeat_s=0.5)])
+from holdfast.multihost.preemption import preemption as notices
+notices.start(None, sources=[Signals(repeat_s=0.5)])
 os.kill(os.getpid(), signal.SIGTERM)
 os.kill(os.getpid(), signal.SIGTERM)
 multihost.reached_preemption(0)
@@ -215,8 +215,8 @@ def test_a_second_sigterm_does_not_end_a_process_that_still_asks() -> None:
         HEAD
         + """
 from holdfast import multihost
-from holdfast.multihost import _preemption
-_preemption.start(None, sources=[Signals(repeat_s=2)])
+from holdfast.multihost.preemption import preemption as notices
+notices.start(None, sources=[Signals(repeat_s=2)])
 end = time.monotonic() + 3
 step = 0
 while time.monotonic() < end:
