@@ -50,6 +50,8 @@ slow: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/link_types.py
+	PYTHONPATH=build/types $(BIN)/lint-imports --no-logo --no-cache
 
 # Type checkers cannot follow an editable install's import hook: they get a tree of links instead.
 types: $(STAMP)

@@ -1,0 +1,112 @@
+"""One name for one thing: words that were given up do not come back, and the public names of each room are those listed here."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+ROOMS = ("coordination", "multihost", "checkpoint", "launch", "cli")
+
+# Names of classes, functions and parameters that had to be learnt; CONTRIBUTING.md says what stands for them.
+_GIVEN_UP = """
+    How Own Desk Save Flight Preparer Decider Restorer Shelf Cleaner Want Target Piece Stored Place Layout Source Filler Facts Report
+    lanes part sub cells tag Coming Leaving Looks Roster Refusal Reply Link Broken Wire Channel Turn epoch needs Found Seat News
+    left used knob _Stream _left _late _gone _await
+"""
+_MODULES_GIVEN_UP = "keeping explaining bundle spread stores own cleaner become guard call looks coming leaving"
+GIVEN_UP, MODULES_GIVEN_UP = frozenset(_GIVEN_UP.split()), frozenset(_MODULES_GIVEN_UP.split())
+KEPT = {
+    ("multihost/preemption/sources.py", "Source"),  # public: a source of notices
+    ("multihost/errors.py", "knob"),  # a field of a public error
+}
+
+PUBLIC = {
+    "coordination": """
+        BarrierTimeout CoordinationClient CoordinationError CoordinationService CoordinatorLost Credentials Deadline Fenced
+        HoldfastError ProcessInfo ProcessLost Relay
+    """,
+    "multihost": """
+        HANG_EXIT_CODE MEGASCALE_PORT BarrierSyncFn ClusterGroup Fatal GceMetadata Group Hang Health HealthListener JobError Notice
+        Polled Preempted ProcessInfo ProcessSpec Signals SlurmEnd Solo Source StartupFailed StartupTimeout SyncPoint Watchdog
+        WatchedFile WorkerFailed add_preemption_source agree_on_step apply_changes broadcast_one_to_all coordination_timeout
+        current_client current_spec default_group distributed_to_device_ids get_barrier_sync_fn get_jax_distributed_client
+        global_max health in_replica initialize initialize_distributed_to_device_ids initialize_runtime_to_distributed_ids
+        is_distributed_to_device_ids_initialized is_initialized is_jax_distributed_client_initialized is_pathways_backend
+        is_pathways_colocated_runtime_active is_pathways_controller is_primary_host is_runtime_to_distributed_ids_initialized
+        live_devices live_processes local_replica_devices mark_pathways_colocated_runtime_active notify_preemption preemption_notice
+        primary_process_in_replica process_count process_index process_index_from_device process_replica_id reached_preemption
+        replica_count replica_devices runtime_to_distributed_ids runtime_to_distributed_process_id should_skip_process_sync shutdown
+        slice_changes slice_count sync_global_processes unique_barrier_key unique_processes_from_devices
+        use_experimental_distributed_process_id watchdog
+    """,
+    "checkpoint": """
+        SAVED AnyOf AtSteps CheckpointError CheckpointManager CommitUnknown Corrupt EveryNSeconds EveryNSteps HostileCheckpoint Json
+        KeepAll KeepAnyOf KeepBest KeepEvery KeepLast KeepPolicy Node OnPreemption Options PolicyContext Progress ProgressBar
+        SaveFailed SavePolicy StepExists StepFacts StepGone StepNotFound Swept TreeMismatch UnsupportedLeaf VerifyReport
+        iterate_steps load save sweep verify wait_for_new_step
+    """,
+    "launch": """
+        DONE DO_NOT_RESTART HANG PREEMPTED Engine Fatal Hang JobError JobResult KubernetesJob LiveView Preempted RestartPolicy
+        StartupFailed StartupTimeout WorkerFailed ray render_kubernetes run_local run_slurm run_task supervise
+    """,
+    "cli": """
+        main
+    """,
+}
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    """Yields the names of classes, functions, parameters and fields."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+            yield from (line.target.id for line in node.body if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+            arguments = node.args
+            yield from (argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_names_that_were_given_up_do_not_come_back(room: str) -> None:
+    """No module, class, function, parameter or field has a name that the field does not know."""
+    for path in sorted((ROOT / room).rglob("*.py")):
+        where = str(path.relative_to(ROOT))
+        assert path.stem not in MODULES_GIVEN_UP, where
+        found = {name for name in _names(ast.parse(path.read_text())) if name in GIVEN_UP and (where, name) not in KEPT}
+        assert not found, f"{where} has {sorted(found)}"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_docstring_begins_with_is(room: str) -> None:
+    """A docstring says what a thing does."""
+    for path in sorted((ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node) or ""
+                assert not text.startswith("Is "), f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+
+
+@pytest.mark.parametrize("page", sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md")}), ids=lambda page: page.name)
+def test_pages_use_todays_names(page: Path) -> None:
+    """No page names a class that was given up, nor a private module."""
+    classes = "|".join(name for name in GIVEN_UP if name[0].isupper() and name not in ("Source", "Save", "Own", "How"))
+    text = page.read_text()
+    assert not re.findall(rf"`(?:{classes})[`(.]", text)
+    assert not re.findall(r"(?:coordination|multihost|checkpoint|launch|cli)/_\w+\.py", text)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_face_of_a_room_is_pinned(room: str) -> None:
+    """What a room offers changes only together with this list."""
+    code = f"import holdfast.{room} as m; print(*m.__all__)"
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True, text=True)
+    assert ran.stdout.split() == PUBLIC[room].split()
