@@ -12,7 +12,7 @@ import jax
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, default_group
 
-from .errors import CheckpointError, StepExists, StepNotFound, describe, failure_of
+from .errors import CheckpointError, StepExists, StepNotFound, failure_of
 from .format.record import read_record
 from .format.rename import Names
 from .inspection import open_checkpoint
@@ -22,9 +22,9 @@ from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, restore_item
 from .saving.pack_writer import write_snapshot
 from .saving.plan import Plan
-from .saving.plan_mismatch import PlansDiffer, check_reports, explain, hear
+from .saving.plan_mismatch import PlansDiffer, check_reports, explain, receive_result
 from .saving.planner import Planner
-from .saving.protocol import Outcome, SaveReport, check
+from .saving.protocol import SaveReport, SaveResult, check_save_reports
 from .saving.record_builder import build_record
 from .saving.snapshot import take_snapshot
 from .steps.claims import FOLDER, Writer
@@ -102,21 +102,20 @@ def _save(
         message = SaveReport(group.index, 0, step, {item: report})
     except Exception as error:
         own_error = error
-        text = str(error) if isinstance(error, StepExists) else describe(error)
-        message = SaveReport(group.index, 0, step, error=text, kind=type(error).__name__)
+        message = SaveReport.of_error(group.index, 0, step, error)
     gathered = group.gather(f"{name}/report", message.to_bytes(), timeout_s=timeout_s)
     if gathered is None:
-        told = Outcome.from_bytes(hear(group, name, {item: plan} if plan is not None else {}, timeout_s))
+        result = SaveResult.from_bytes(receive_result(group, name, {item: plan} if plan is not None else {}, timeout_s))
     else:
-        told = _commit(storage, writer, item, plan, gathered, step, metadata, started_s, overwrite)
-        if isinstance(told.error, PlansDiffer):
-            told = Outcome(step, explain(group, name, told.error, plan))
-        group.broadcast(f"{name}/outcome", told.to_bytes(), timeout_s=timeout_s)
-    if told.error is not None:
+        result = _commit(storage, writer, item, plan, gathered, step, metadata, started_s, overwrite)
+        if isinstance(result.error, PlansDiffer):
+            result = SaveResult(step, explain(group, name, result.error, plan))
+        group.broadcast(f"{name}/outcome", result.to_bytes(), timeout_s=timeout_s)
+    if result.error is not None:
         _drop_own(storage, item, writer, group.index)
         if isinstance(own_error, HoldfastError) and group.count == 1:
             raise own_error
-        raise told.error from own_error
+        raise result.error from own_error
 
 
 def _refuse_existing(storage: Storage) -> None:
@@ -135,10 +134,10 @@ def _commit(
     metadata: Any,
     started_s: float,
     overwrite: bool,
-) -> Outcome:
+) -> SaveResult:
     try:
         reports = [SaveReport.from_bytes(data) for data in gathered]
-        check(reports, 0, step)
+        check_save_reports(reports, 0, step)
         assert plan is not None
         items = [report.items[item] for report in reports]
         check_reports(item, plan, items)
@@ -147,11 +146,11 @@ def _commit(
         old = _old_names(storage) if overwrite else []
         storage.commit(RECORD_NAME, record, f"{FOLDER}/{writer.id}", replace=overwrite)
         storage.delete([name for name in old if f"-{writer.id}." not in name])
-        return Outcome(step)
+        return SaveResult(step)
     except FileExistsError:
-        return Outcome(step, StepExists(f"{storage.root} holds a checkpoint already: somebody saved it meanwhile", path=storage.root))
+        return SaveResult(step, StepExists(f"{storage.root} holds a checkpoint already: somebody saved it meanwhile", path=storage.root))
     except Exception as error:
-        return Outcome(step, failure_of(error, step, 0))
+        return SaveResult(step, failure_of(error, step, 0))
 
 
 def _old_names(storage: Storage) -> list[str]:
@@ -193,7 +192,7 @@ def load(
     except StepNotFound:
         foreign = True
     own = PerProcessSelection(jax.process_index(), jax.process_count()) if process is None else PerProcessSelection(process)
-    how = RestoreOptions(partial=partial, cast=cast, types=types, own=own, host_memory_bytes=host_memory_bytes)
+    options = RestoreOptions(partial=partial, cast=cast, types=types, own=own, host_memory_bytes=host_memory_bytes)
     if foreign:
-        return restore_source(open_source(path), item, like, how, rename=rename)
-    return restore_item(storage, step_dir, record, item, like, how)
+        return restore_source(open_source(path), item, like, options, rename=rename)
+    return restore_item(storage, step_dir, record, item, like, options)

@@ -19,7 +19,7 @@ from .plan import Leaf, Plan
 
 
 class PlansDiffer(SaveFailed):
-    """Says that the processes planned different saves of an item; see _explaining.py. It does not leave this room."""
+    """Says that the processes planned different saves of an item; it does not leave this room."""
 
     item: str = ""
 
@@ -67,7 +67,7 @@ def explain(group: Group, name: str, error: PlansDiffer, plan: Plan | None) -> S
     return SaveFailed(message, process=error.process, leaf=leaf)
 
 
-def hear(group: Group, name: str, plans: Mapping[str, Plan], timeout_s: float) -> bytes:
+def receive_result(group: Group, name: str, plans: Mapping[str, Plan], timeout_s: float) -> bytes:
     """Is the part of the others: returns how it ended, having answered if asked."""
     told = group.broadcast(f"{name}/outcome", None, timeout_s=timeout_s)
     if not told.startswith(QUESTION):

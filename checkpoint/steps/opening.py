@@ -1,4 +1,4 @@
-"""Opening a root together: the primary takes the claim, fences the dead and lists the steps; all others hear of it in one message."""
+"""Opens a root together: the primary takes the claim, fences the dead and lists the steps; one message brings it to all others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, ProcessSpec
 
-from ..errors import CheckpointError, describe, told_error
+from ..errors import CheckpointError, error_from_message, error_text, error_to_message
 from ..format.files import list_steps
 from ..options import Options
 from ..storage.base import Storage
@@ -37,19 +37,26 @@ def open_root(
     """
     name = f"checkpoint/open/{hashlib.sha256(storage.root.encode()).hexdigest()[:16]}"
     if group.index:
-        return _heard(group.broadcast(name, None, timeout_s=options.save_timeout_s))
+        return _from_bytes(group.broadcast(name, None, timeout_s=options.save_timeout_s))
     try:
         opened = _open(storage, claims, options, find_foreign)
     except Exception as error:
-        failure = error if isinstance(error, HoldfastError) else CheckpointError(f"cannot open {storage.root}: {describe(error)}")
-        told = {"kind": type(failure).__name__, "message": failure.message}
-        group.broadcast(name, json.dumps(told).encode(), timeout_s=options.save_timeout_s)
+        failure = error if isinstance(error, HoldfastError) else CheckpointError(f"cannot open {storage.root}: {error_text(error)}")
+        group.broadcast(name, json.dumps({"error": error_to_message(failure)}).encode(), timeout_s=options.save_timeout_s)
         if failure is error:
             raise
         raise failure from error
-    told_all = {"writer": asdict(opened.writer), "steps": opened.steps, "foreign": dict(opened.foreign)}
-    group.broadcast(name, json.dumps(told_all).encode(), timeout_s=options.save_timeout_s)
+    group.broadcast(name, json.dumps(asdict(opened)).encode(), timeout_s=options.save_timeout_s)
     return opened
+
+
+def _from_bytes(data: bytes) -> Opened:
+    """Returns what the primary broadcast, or raises its error."""
+    message = json.loads(data)
+    if "error" in message:
+        raise error_from_message(*message["error"])
+    foreign = {int(step): name for step, name in message["foreign"].items()}
+    return Opened(Writer(**message["writer"]), tuple(message["steps"]), foreign)
 
 
 def _open(storage: Storage, claims: Claims, options: Options, find_foreign: Callable[[Storage], dict[int, str]] | None) -> Opened:
@@ -65,10 +72,3 @@ def _open(storage: Storage, claims: Claims, options: Options, find_foreign: Call
     steps = list_steps(storage)
     foreign = find_foreign(storage) if find_foreign is not None else {}
     return Opened(writer, tuple(steps), {step: name for step, name in foreign.items() if step not in steps})
-
-
-def _heard(data: bytes) -> Opened:
-    told = json.loads(data)
-    if "kind" in told:
-        raise told_error(told["kind"], told["message"], {})
-    return Opened(Writer(**told["writer"]), tuple(told["steps"]), {int(step): name for step, name in told["foreign"].items()})

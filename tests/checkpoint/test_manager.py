@@ -318,7 +318,7 @@ def test_a_leaked_manager_warns(tmp_path: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         manager = CheckpointManager(tmp_path)
-        manager._cleaner.wait(60)
+        manager._worker.wait(60)
         del manager
         gc.collect()
     assert any("was not closed" in str(warning.message) for warning in caught if warning.category is ResourceWarning)
@@ -528,9 +528,9 @@ def test_many_saves_in_a_row_leave_no_trace(tmp_path: Path, saves: int) -> None:
             manager.save(step, state)
             if step % (saves // 4) == saves // 4 - 1:
                 manager.wait_until_finished()
-                manager._cleaner.wait(60)
+                manager._worker.wait(60)
                 loads.append(_load())
-        assert manager.all_steps() == [saves - 3, saves - 2, saves - 1] and manager._shelf.steps() == manager.all_steps()
+        assert manager.all_steps() == [saves - 3, saves - 2, saves - 1] and manager._index.steps() == manager.all_steps()
         threads, handles, resident = zip(*loads, strict=True)
         assert max(threads) <= threads[0] and max(handles) <= handles[0], loads
         assert resident[3] - resident[1] < 4096, f"KiB after each quarter: {resident}"

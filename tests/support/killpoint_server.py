@@ -60,7 +60,7 @@ def save(root: Path, group: Group, mesh: Mesh | None, then: Callable[[], None]) 
     """Saves step 3; returns "saved", or the error's name. Any error that is not of the tree comes through."""
     try:
         with CheckpointManager(root, keep_policy=KeepLast(2), group=group, options=OPTIONS) as manager:
-            manager._cleaner.wait()
+            manager._worker.wait()
             manager.save(3, items=items(3, group.index, mesh))
             manager.wait_until_finished()
             then()
@@ -134,7 +134,7 @@ def look(manager: CheckpointManager, step: int, processes: int) -> None:
 def check(root: Path, known: bool, processes: int) -> list[int]:
     """Opens the root as the next attempt would: listed steps are exact, what was known is there, the next save leaves nothing behind."""
     with CheckpointManager(root, keep_policy=KeepLast(2), group=Solo(), options=OPTIONS) as manager:
-        manager._cleaner.wait()
+        manager._worker.wait()
         steps = manager.all_steps()
         assert 2 in steps and set(steps) <= {1, 2, 3} and (3 in steps or not known) and (1 in steps or 3 in steps), (steps, known)
         for step in steps:
