@@ -105,7 +105,7 @@ def _save(
         message = SaveReport.of_error(group.index, 0, step, error)
     gathered = group.gather(f"{name}/report", message.to_bytes(), timeout_s=timeout_s)
     if gathered is None:
-        result = SaveResult.from_bytes(receive_result(group, name, {item: plan} if plan is not None else {}, timeout_s))
+        result = receive_result(group, name, {item: plan} if plan is not None else {}, timeout_s)
     else:
         result = _commit(storage, writer, item, plan, gathered, step, metadata, started_s, overwrite)
         if isinstance(result.error, PlansDiffer):

@@ -20,7 +20,7 @@ from ..format.record import read_record
 from ..options import Options, ProgressMeter, Statistics
 from ..policy import StepFacts
 from ..steps.claims import FOLDER, Claims, Writer
-from ..steps.garbage import BackgroundWorker, delete_files, delete_own
+from ..steps.garbage import BackgroundWorker, delete_files, delete_save
 from ..steps.index import StepIndex
 from ..storage.base import Storage
 from ..storage.local import LocalStorage, fenced
@@ -159,7 +159,7 @@ def _follow(request: SaveRequest, context: SaveContext, report: SaveReport) -> S
         lost = error
     try:
         plans = {item: plan for item, (plan, _) in request.trees.items()}
-        return SaveResult.from_bytes(receive_result(context.group, name, plans, context.remaining_s(request) + RESULT_WAIT_S))
+        return receive_result(context.group, name, plans, context.remaining_s(request) + RESULT_WAIT_S)
     except HoldfastError as error:
         return _result_by_record(request, context, lost or error)
 
@@ -245,7 +245,7 @@ def _clean(request: SaveRequest, context: SaveContext) -> None:
     items = [*request.trees, *request.values]
 
     def delete() -> None:
-        delete_own(context.storage, request.step, items, context.group.index, request.save_id)
+        delete_save(context.storage, request.step, items, context.group.index, request.save_id)
 
     try:
         delete()

@@ -25,12 +25,12 @@ from .snapshot import Snapshot, local_leaves
 
 
 def write_snapshot(
-    snapshot: Snapshot, storage: Storage, step_dir: str, item: str, writer_id: str, *, progress: Callable[[int], None] | None = None
+    snapshot: Snapshot, storage: Storage, step_dir: str, item: str, save_id: str, *, progress: Callable[[int], None] | None = None
 ) -> ItemReport:
     """Writes the packs of this process under `<step_dir>/<item>/`, durably, and reports them; blocks, and empties the snapshot.
 
-    `step_dir` is relative to the store's root ("" for the root itself). `progress` hears, from several threads, how many more bytes went
-    out. A failure is the store's OSError (or the device's error); the caller turns it into SaveFailed and reports it to the group.
+    `step_dir` is relative to the store's root ("" for the root itself). `progress` is called, from several threads, with the bytes that
+    went out. A failure is the store's OSError (or the device's error); the caller turns it into SaveFailed and reports it to the group.
     """
     plan = snapshot.plan
     crcs: dict[tuple[int, str], int] = {}
@@ -38,7 +38,7 @@ def write_snapshot(
     def write(pack: int) -> FileReport:
         planned, found = plan_pack(plan, pack), list[int]()
         shards = snapshot.take_pack(pack)
-        name = pack_name(plan.process, pack, writer_id)
+        name = pack_name(plan.process, pack, save_id)
         parts = pack_parts(planned, shards, found)
         storage.write(join(step_dir, item, name), planned.size, parts if progress is None else counted(parts, progress))
         if plan.process == 0:
@@ -71,10 +71,10 @@ def _local_crcs(snapshot: Snapshot, written: dict[tuple[int, str], int]) -> tupl
     return (*crcs, *(0 if leaf.per_process else crc32c(repr(encode_value(value)).encode()) for value, leaf in values))
 
 
-def write_json(storage: Storage, step_dir: str, item: str, writer_id: str, process: int, value: Any) -> ItemReport:
-    """Writes a value of JSON types as `<item>/<process>-j-<writer id>.json`, durably, and reports it."""
+def write_json(storage: Storage, step_dir: str, item: str, save_id: str, process: int, value: Any) -> ItemReport:
+    """Writes a value of JSON types as `<item>/<process>-j-<save id>.json`, durably, and reports it."""
     data = json.dumps(value, separators=(",", ":")).encode()
-    name = json_name(process, writer_id)
+    name = json_name(process, save_id)
     storage.write(join(step_dir, item, name), len(data), [(0, [memoryview(data)])])
     return ItemReport(process, "", (FileReport(name, len(data), 0, crc32c(data)),))
 

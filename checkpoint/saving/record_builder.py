@@ -1,4 +1,4 @@
-"""The record of a save: built by the primary from the plan and the reports of all processes."""
+"""Builds the record of a save, at the primary, from the plan and the reports of all processes."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def _values(plan: Plan, reports: Sequence[ItemReport]) -> list[Any]:
 
 
 def _static_text(plan: Plan) -> str:
-    """Returns what a plan alone says of its item: the tree, the leaves, and where their cells are; a JSON object without its end."""
+    """Returns what a plan alone says of its item: the tree, the leaves, and where their chunks are; a JSON object without its end."""
     files = np.array([rank << 32 | pack for rank, pack in plan.files], np.int64)
-    cells: dict[bytes, int] = {}
+    known: dict[bytes, int] = {}  # what `runs` has, by its bytes
     runs: list[list[list[int]]] = []
     shardings: dict[str, int] = {}
     leaves = []
@@ -85,14 +85,14 @@ def _static_text(plan: Plan) -> str:
         if array is not None:
             where = np.searchsorted(files, array.writers << 32 | array.packs)
             key = where.tobytes()
-            if key not in cells:
-                cells[key] = len(runs)
+            if key not in known:
+                known[key] = len(runs)
                 runs.append(cell_runs(where))
             facts |= {
                 "dtype": leaf.dtype,
                 "shape": leaf.shape,
                 "grid": [array.grid.shard_shape, array.grid.chunk_shape],
-                "cells": cells[key],
+                "cells": known[key],
             }
             facts |= {"sharding": shardings.setdefault(_dump(leaf.sharding), len(shardings))}
             facts |= {"impl": leaf.impl} if leaf.impl else {}

@@ -66,7 +66,7 @@ def may_fence(other: Writer, me: Writer, *, dead: bool) -> str:
 
 
 class Claims(Protocol):
-    """Is the whole of what a manager asks of a root's claims. Blocking; raises the store's OSError."""
+    """All that a manager asks of a root's claims. Blocking; raises the store's OSError."""
 
     def take(self, writer: Writer) -> None:
         """Makes the claim; called again, shows that the writer lives. Raises CheckpointError when the store cannot be written safely."""

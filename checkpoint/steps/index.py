@@ -1,4 +1,4 @@
-"""The steps that a manager knows of, and the keep policy at work on them."""
+"""Knows the steps of a root, and which of them the keep policy lets go."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class StepIndex:
-    """Knows the steps of a root, alike on every process of a group; the primary's deletes them. Thread-safe."""
+    """The known steps of a root, alike on every process of a group; the primary's deletes them. Thread-safe."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class StepIndex:
 
     def remove(self, steps: Sequence[int]) -> list[int]:
         """Forgets steps; the primary deletes their records now, and their packs in the background. Returns what could not be deleted."""
-        stuck = [step for step in steps if self._deletes and not self._delete(step)]
+        remaining = [step for step in steps if self._deletes and not self._delete(step)]
         with self._lock:
-            for step in set(steps) - set(stuck):
+            for step in set(steps) - set(remaining):
                 self._facts.pop(step, None)
-        return stuck
+        return remaining
 
     def _delete(self, step: int) -> bool:
         """Deletes a step's record, and says whether it is gone; one that cannot be deleted stays a step, for the policy's next turn."""

@@ -31,7 +31,7 @@ from ..saving.pack_writer import pack_parts, plan_pack, write_json
 from ..saving.plan import CHUNK_BYTES, Leaf, Plan, ShardPlacement, make_plan
 from ..saving.record_builder import build_record
 from ..steps.claims import FOLDER, Claims, LocalClaims
-from ..steps.garbage import delete_own
+from ..steps.garbage import delete_save
 from ..steps.object_claims import ObjectClaims
 from ..steps.opening import open_root
 from ..storage.base import Storage, counted, run_side_by_side
@@ -62,7 +62,7 @@ def to_holdfast(
         try:
             _write(source, chosen, storage, step, opened.writer.id, progress)
         except BaseException:
-            delete_own(storage, step, names, 0, opened.writer.id)
+            delete_save(storage, step, names, 0, opened.writer.id)
             raise
     finally:
         claims.fence(opened.writer.id)
@@ -165,12 +165,12 @@ class _Wanted(NamedTuple):
 
 
 def _wanted(plan: Plan, chunk: Chunk, leaf: LeafRecord) -> _Wanted:
-    layout, grid = plan.leaves[chunk.leaf].layout, leaf.grid
+    layout, grid = plan.leaves[chunk.leaf].placement, leaf.grid
     assert grid is not None
     part, base = leaf.shape, [0] * len(leaf.shape)
     if layout is not None:
-        part = tuple(size // count for size, count in zip(leaf.shape, layout.parts, strict=True))
-        base = [int(at) * size for at, size in zip(np.unravel_index(chunk.slot, layout.parts), part, strict=True)]
+        part = tuple(size // count for size, count in zip(leaf.shape, layout.shards_per_axis, strict=True))
+        base = [int(at) * size for at, size in zip(np.unravel_index(chunk.slot, layout.shards_per_axis), part, strict=True)]
     whole = tuple((start, start + size) for start, size in zip(base, part, strict=True))
     region = whole
     if chunk.inside is not None:
