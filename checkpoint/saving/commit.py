@@ -261,7 +261,10 @@ def _take_note(request: SaveRequest, result: SaveResult, context: SaveContext) -
         return
     context.statistics.add(saves=1, save_s=time.monotonic() - request.began, save_bytes=request.total_bytes)
     context.group.report(saved_step=request.step)
-    if context.group.index == 0:
-        context.claims.take(context.writer)
     context.index.add(StepFacts(request.step, request.metrics))
     context.index.remove(result.superfluous)
+    if context.group.index == 0:
+        try:
+            context.claims.take(context.writer)
+        except OSError as error:
+            _log.warning("the claim on %s could not be renewed, it is tried again after the next save: %s", context.storage.root, error)
