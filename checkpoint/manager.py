@@ -101,7 +101,7 @@ class CheckpointManager:
         return bool(self._scheduler.reason(_checked_step(step), busy=self._saver.busy()))
 
     def reached_preemption(self, step: int) -> bool:
-        """Says whether the job was told to give its machines back: save this step and stop. Alike on every process, at the same step."""
+        """Says whether the job has to give its machines back: save this step and stop. Alike on every process, at the same step."""
         self._report_progress()
         return self._scheduler.preempted(_checked_step(step))
 
@@ -124,12 +124,12 @@ class CheckpointManager:
         `overwrite` replaces a step that exists.
 
         Raises StepExists, UnsupportedLeaf, ValueError before anything is written. The error of an earlier save that failed in the
-        background is raised here too, after this save has begun: every process then begins the same saves, whenever it hears of a
+        background is raised here too, after this save has begun: every process then begins the same saves, whenever it learns of a
         failure.
         """
         step = _checked_step(step)
         self._report_progress()
-        self._need_writer()
+        self._refuse_readers()
         if not force and not self.should_save(step):
             self._statistics.add(saves_skipped=1)
             return False
@@ -171,7 +171,7 @@ class CheckpointManager:
         if self._watchdog is not None:
             self._watchdog.progress()
 
-    def _need_writer(self) -> None:
+    def _refuse_readers(self) -> None:
         if self._closed:
             raise ValueError(f"the manager of {self._storage.root} is closed")
         if self._options.read_only:
@@ -206,7 +206,7 @@ class CheckpointManager:
 
     def delete(self, step: int) -> None:
         """Deletes a step, held or not; every process calls it, the primary acts. Blocks. Raises StepNotFound."""
-        self._need_writer()
+        self._refuse_readers()
         step = _checked_step(step)
         if step in self._foreign:
             raise CheckpointError(
@@ -276,9 +276,15 @@ class CheckpointManager:
         Blocks. Raises StepNotFound, StepGone, TreeMismatch, Corrupt, HostileCheckpoint.
         """
         chosen = None if step is None else _checked_step(step)
-        own = PerProcessSelection(self._group.index, self._group.count) if process is None else PerProcessSelection(operator.index(process))
-        memory = self._options.host_memory_bytes
-        options = RestoreOptions(partial=partial, cast=cast, types=types, read_once=read_once, own=own, host_memory_bytes=memory)
+        selected = (self._group.index, self._group.count) if process is None else (operator.index(process),)
+        options = RestoreOptions(
+            partial=partial,
+            cast=cast,
+            types=types,
+            read_once=read_once,
+            own=PerProcessSelection(*selected),
+            host_memory_bytes=self._options.host_memory_bytes,
+        )
         began = time.perf_counter()
         if fallback:
             value = self._restore_newest_whole(chosen, like, item, options, hold_s)

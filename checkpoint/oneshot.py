@@ -67,13 +67,7 @@ def save(
     claims = open_claims(storage)
     writer = open_root(storage, claims, group, Options(save_timeout_s=timeout_s)).writer
     try:
-        planner = Planner(
-            group.index,
-            group.count,
-            processes=getattr(group, "processes", None),
-            max_file_bytes=storage.max_file_bytes,
-            per_process=per_process,
-        )
+        planner = Planner.of_group(group, max_file_bytes=storage.max_file_bytes, per_process=per_process)
         _save(storage, group, writer, planner, item, state, step, metadata, overwrite, timeout_s)
     finally:
         if group.index == 0:
@@ -141,8 +135,15 @@ def _commit(
         assert plan is not None
         items = [report.items[item] for report in reports]
         check_reports(item, plan, items)
-        facts = {"writer": writer.id, "processes": len(reports), "started_s": started_s, "finished_s": time.time(), "metadata": metadata}
-        record = build_record(step, {item: (plan, items)}, **facts)
+        record = build_record(
+            step,
+            {item: (plan, items)},
+            writer=writer.id,
+            processes=len(reports),
+            started_s=started_s,
+            finished_s=time.time(),
+            metadata=metadata,
+        )
         old = _old_names(storage) if overwrite else []
         storage.commit(RECORD_NAME, record, f"{FOLDER}/{writer.id}", replace=overwrite)
         storage.delete([name for name in old if f"-{writer.id}." not in name])
@@ -191,8 +192,8 @@ def load(
         foreign = rename is not None
     except StepNotFound:
         foreign = True
-    own = PerProcessSelection(jax.process_index(), jax.process_count()) if process is None else PerProcessSelection(process)
-    options = RestoreOptions(partial=partial, cast=cast, types=types, own=own, host_memory_bytes=host_memory_bytes)
+    selection = PerProcessSelection(jax.process_index(), jax.process_count()) if process is None else PerProcessSelection(process)
+    options = RestoreOptions(partial=partial, cast=cast, types=types, own=selection, host_memory_bytes=host_memory_bytes)
     if foreign:
         return restore_source(open_source(path), item, like, options, rename=rename)
     return restore_item(storage, step_dir, record, item, like, options)

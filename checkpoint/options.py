@@ -52,7 +52,7 @@ class ProgressBar:
         self._lock = threading.Lock()
         self._bar: object | None = None
 
-    def __call__(self, seen: Progress) -> None:
+    def __call__(self, progress: Progress) -> None:
         """Redraws the bar."""
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -64,12 +64,12 @@ class ProgressBar:
                 bar = Rich(*columns, console=Console(stderr=True), transient=True)
                 if not bar.console.is_terminal:
                     return
-                bar.add_task(f"{seen.phase} step {seen.step}", total=seen.total_bytes)
+                bar.add_task(f"{progress.phase} step {progress.step}", total=progress.total_bytes)
                 bar.start()
                 self._bar = bar
             bar = self._bar  # type: ignore[assignment]
-            bar.update(bar.task_ids[0], completed=seen.done_bytes)
-            if seen.done_bytes >= seen.total_bytes:
+            bar.update(bar.task_ids[0], completed=progress.done_bytes)
+            if progress.done_bytes >= progress.total_bytes:
                 bar.stop()
                 self._bar = None
 

@@ -199,7 +199,7 @@ class KeepAnyOf:
 
 def to_delete(policy: KeepPolicy, steps: Sequence[StepFacts], *, held: Iterable[int] = ()) -> list[int]:
     """Returns the steps that `policy` lets go, oldest first: never the newest, never one that a reader holds."""
-    ascending = sorted(steps, key=lambda facts: facts.step)
+    ascending = sorted(steps, key=lambda each: each.step)
     stay = policy.keeps(ascending) | set(held) | {facts.step for facts in ascending[-1:]}
     return [facts.step for facts in ascending if facts.step not in stay]
 

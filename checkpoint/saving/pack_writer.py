@@ -154,6 +154,6 @@ def pack_parts(pack: PackPlan, shards: list[Any], crcs: list[int]) -> Iterator[P
 def chunk_bytes(shard: Any, chunk: Chunk) -> memoryview:
     """Returns the bytes of a chunk of a numpy array or Shard, in C order; a view unless the array is laid out otherwise."""
     array: Any = shard if isinstance(shard, np.ndarray) else shard.get()
-    part: Any = array if chunk.inside is None else array[chunk.inside]
-    data: Any = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+    region: Any = array if chunk.inside is None else array[chunk.inside]
+    data: Any = np.ascontiguousarray(region).reshape(-1).view(np.uint8)
     return memoryview(data)

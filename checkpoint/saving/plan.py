@@ -200,21 +200,21 @@ def _writers(arrays: Sequence[tuple[Leaf, Grid]], count: int) -> list[Ints]:
         writers[index] = np.zeros(grid.num_chunks, np.int64) if leaf.placement is None else leaf.placement.holders[0][grid.shards, 0]
         load += np.bincount(writers[index], weights=grid.sizes, minlength=count).astype(np.int64)
     most = max(1, -(-sum(arrays[index][0].nbytes for index in shared) // SHARE_BYTES))
-    turn = 0
+    rotation = 0
     for index in sorted(shared, key=lambda index: -arrays[index][0].nbytes):
         leaf, grid = arrays[index]
         assert leaf.placement is not None
-        writers[index] = _writers_of_replicated(leaf.placement, grid, most, load, turn)
-        turn += grid.num_chunks
+        writers[index] = _writers_of_replicated(leaf.placement, grid, most, load, rotation)
+        rotation += grid.num_chunks
     return writers
 
 
-def _writers_of_replicated(placement: ShardPlacement, grid: Grid, most: int, load: Ints, turn: int) -> Ints:
+def _writers_of_replicated(placement: ShardPlacement, grid: Grid, most: int, load: Ints, rotation: int) -> Ints:
     """Returns the writer of each chunk of one replicated leaf, and adds the chunks to `load`."""
     holders, counts = placement.holders
     holders, counts = holders[grid.shards], np.minimum(counts[grid.shards], most)
     if grid.num_chunks > FEW_CHUNKS:
-        writers: Ints = holders[np.arange(grid.num_chunks), (turn + np.arange(grid.num_chunks)) % counts]
+        writers: Ints = holders[np.arange(grid.num_chunks), (rotation + np.arange(grid.num_chunks)) % counts]
         load += np.bincount(writers, weights=grid.sizes, minlength=len(load)).astype(np.int64)
         return writers
     chosen = []
@@ -290,9 +290,9 @@ def _digest(about: Any, leaves: Sequence[Leaf], grids: Sequence[Grid], writers: 
     for leaf in leaves:
         shardings.setdefault(id(leaf.sharding), len(shardings))
     unique = list({id(leaf.sharding): leaf.sharding for leaf in leaves}.values())
-    facts = [(leaf.path, leaf.kind, leaf.dtype, leaf.shape, leaf.impl, leaf.per_process, shardings[id(leaf.sharding)]) for leaf in leaves]
+    rows = [(leaf.path, leaf.kind, leaf.dtype, leaf.shape, leaf.impl, leaf.per_process, shardings[id(leaf.sharding)]) for leaf in leaves]
     cuts = [(grid.shard_shape, grid.chunk_shape) for grid in grids]
-    digest = hashlib.sha256(json.dumps([about, unique, facts, cuts], sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps([about, unique, rows, cuts], sort_keys=True).encode())
     digest.update(writers.astype("<i8").tobytes())
     digest.update(packs.astype("<i8").tobytes())
     return digest.hexdigest()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 from jax.tree_util import PyTreeDef
+
+from holdfast.multihost import Group
 
 from ..errors import UnsupportedLeaf
 from ..format.dtypes import can_store, name_of
@@ -48,6 +50,12 @@ class Planner:
         self._cached: list[_CachedPlan] = []
         self._placements: dict[tuple[Sharding, tuple[int, ...]], tuple[ShardPlacement, Any]] = {}
         self._described: dict[Sharding, Any] = {}
+
+    @classmethod
+    def of_group(cls, group: Group, *, max_file_bytes: int | None, per_process: Callable[[str], bool] | None) -> Self:
+        """Returns the planner of one process of a group."""
+        processes = getattr(group, "processes", None)
+        return cls(group.index, group.count, processes=processes, max_file_bytes=max_file_bytes, per_process=per_process)
 
     def plan(self, tree: Any) -> Plan:
         """Returns the plan of a tree; raises UnsupportedLeaf naming the leaf's path and what to do."""
@@ -179,10 +187,10 @@ def _named_shards(sharding: NamedSharding, rank: int) -> tuple[tuple[int, ...], 
     """Returns the number of shards along each axis, and the devices as [shards, replicas]."""
     mesh, names = sharding.mesh, list(sharding.mesh.axis_names)
     sizes = dict(zip(names, mesh.devices.shape, strict=True))
-    used = [axes_of(entry) for entry in tuple(sharding.spec) + (None,) * (rank - len(sharding.spec))]
-    order = [names.index(name) for axes in used for name in axes]
+    axes_used = [axes_of(entry) for entry in tuple(sharding.spec) + (None,) * (rank - len(sharding.spec))]
+    order = [names.index(name) for axes in axes_used for name in axes]
     order += [axis for axis in range(len(names)) if axis not in order]
-    shards_per_axis = tuple(int(np.prod([sizes[name] for name in axes], dtype=int)) for axes in used)
+    shards_per_axis = tuple(int(np.prod([sizes[name] for name in axes], dtype=int)) for axes in axes_used)
     return shards_per_axis, mesh.devices.transpose(order).reshape(int(np.prod(shards_per_axis, dtype=int)), -1)
 
 

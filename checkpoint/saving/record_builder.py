@@ -81,22 +81,22 @@ def _static_text(plan: Plan) -> str:
     shardings: dict[str, int] = {}
     leaves = []
     for leaf, array in zip(plan.leaves, plan.arrays, strict=True):
-        facts: dict[str, Any] = {"path": leaf.path, "kind": leaf.kind}
+        entry: dict[str, Any] = {"path": leaf.path, "kind": leaf.kind}
         if array is not None:
             where = np.searchsorted(files, array.writers << 32 | array.packs)
             key = where.tobytes()
             if key not in known:
                 known[key] = len(runs)
                 runs.append(cell_runs(where))
-            facts |= {
+            entry |= {
                 "dtype": leaf.dtype,
                 "shape": leaf.shape,
                 "grid": [array.grid.shard_shape, array.grid.chunk_shape],
                 "cells": known[key],
             }
-            facts |= {"sharding": shardings.setdefault(_dump(leaf.sharding), len(shardings))}
-            facts |= {"impl": leaf.impl} if leaf.impl else {}
-        facts |= {"per_process": True} if leaf.per_process else {}
-        leaves.append(facts)
+            entry |= {"sharding": shardings.setdefault(_dump(leaf.sharding), len(shardings))}
+            entry |= {"impl": leaf.impl} if leaf.impl else {}
+        entry |= {"per_process": True} if leaf.per_process else {}
+        leaves.append(entry)
     tables = {"kind": "tree", "tree": plan.tree, "leaves": leaves, "cells": runs, "shardings": [json.loads(text) for text in shardings]}
     return _dump(tables)[:-1]

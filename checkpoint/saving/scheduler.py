@@ -47,17 +47,18 @@ class SaveScheduler:
         if preempted and self._last_step != step:
             return "the job is preempted"
         if self._agreement is None:
-            clock = self._wants(step, time.monotonic() - self._last_s, preempted)
+            clock = self._policy_reason(step, time.monotonic() - self._last_s, preempted)
             return "" if self._skips and busy else clock
-        wanted = self._wants(step, 0.0, preempted)
+        wanted = self._policy_reason(step, 0.0, preempted)
         if self._group.index == 0 and not self._proposed:
-            self._due = self._due or (bool(wanted) and self._skips) or bool(self._wants(step, time.monotonic() - self._last_s, preempted))
+            by_clock = self._policy_reason(step, time.monotonic() - self._last_s, preempted)
+            self._due = self._due or bool(by_clock or (wanted and self._skips))
             if self._due and not (busy if self._skips else wanted):
                 self._propose()
         agreed = "all agreed to save here" if self._agreement.reached(step) else ""
         return agreed if self._skips else wanted or agreed
 
-    def _wants(self, step: int, elapsed_s: float, preempted: bool) -> str:
+    def _policy_reason(self, step: int, elapsed_s: float, preempted: bool) -> str:
         if self._policy is None:
             return "there is no save policy: every call saves"
         return self._policy.wants(PolicyContext(step, self._last_step, elapsed_s, preempted))

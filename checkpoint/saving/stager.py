@@ -82,11 +82,6 @@ class SaveStager:
 
     def _planner(self, item: str) -> Planner:
         if item not in self._planners:
-            self._planners[item] = Planner(
-                self._group.index,
-                self._group.count,
-                processes=getattr(self._group, "processes", None),
-                max_file_bytes=self._storage.max_file_bytes,
-                per_process=self._options.per_process,
-            )
+            limit, per_process = self._storage.max_file_bytes, self._options.per_process
+            self._planners[item] = Planner.of_group(self._group, max_file_bytes=limit, per_process=per_process)
         return self._planners[item]

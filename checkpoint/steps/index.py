@@ -50,18 +50,18 @@ class StepIndex:
         with self._lock:
             return sorted(self._facts)
 
-    def add(self, facts: StepFacts) -> None:
+    def add(self, committed: StepFacts) -> None:
         """Adds a committed step."""
         with self._lock:
-            self._facts[facts.step] = facts
+            self._facts[committed.step] = committed
 
     def superfluous(self, new: StepFacts) -> list[int]:
         """Returns the steps that the keep policy lets go once `new` is committed, which stays. Reads the store: for the primary."""
         if isinstance(self._keep_policy, KeepAll):
             return []
         with self._lock:
-            facts = self._facts | {new.step: new}
-        known = [found for step in facts if (found := facts[step] or self._read(step)) is not None]
+            after = self._facts | {new.step: new}
+        known = [facts for step in after if (facts := after[step] or self._read(step)) is not None]
         return to_delete(self._keep_policy, known, held=held_steps(self._storage) | {new.step})
 
     def _read(self, step: int) -> StepFacts | None:

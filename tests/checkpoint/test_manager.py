@@ -101,7 +101,7 @@ def test_a_step_that_exists(tmp_path: Path) -> None:
         assert equal(manager.restore(1, like=tree(0)), 3) and len(files(tmp_path)) == len(before) and files(tmp_path) != before
 
 
-def test_callers_mistakes_are_told_at_once_and_write_nothing(tmp_path: Path) -> None:
+def test_callers_mistakes_are_raised_at_once_and_write_nothing(tmp_path: Path) -> None:
     """Wrong arguments, unsupported leaves and wrong `like`s: one clear error each, nothing half-written."""
     with CheckpointManager(tmp_path) as manager:
         with pytest.raises(ValueError, match="either a state or items"):
@@ -125,7 +125,7 @@ def test_callers_mistakes_are_told_at_once_and_write_nothing(tmp_path: Path) -> 
 
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
-    """Opening says so, names it, and tells how to read only; reading only works."""
+    """Opening says so, names it, and says how to only read; reading only works."""
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"cannot write a checkpoint in .*file.*Options\(read_only=True\)"):
         CheckpointManager(tmp_path / "file")

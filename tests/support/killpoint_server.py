@@ -1,4 +1,4 @@
-"""The fork server of killpoints.py: for each point a fresh root, a save in forked processes, and a look at what is left."""
+"""The fork server of killpoints.py: for each point a fresh root, a save in forked processes, and a check of what is left."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def attempt(root: Path, processes: int, victim: int, point: int, error: int) -> 
     return {"point": point, "how": [how for how, _ in said], "known": known, "reached": all(reached for _, reached in said)}
 
 
-def look(manager: CheckpointManager, step: int, processes: int) -> None:
+def check_step(manager: CheckpointManager, step: int, processes: int) -> None:
     """Asserts that a step is bit-exact, for each process that saved it."""
     for process in range(processes if step == 3 else 1):
         got, want = manager.restore(step, process=process), items(step, process)["state"]
@@ -138,7 +138,7 @@ def check(root: Path, known: bool, processes: int) -> list[int]:
         steps = manager.all_steps()
         assert 2 in steps and set(steps) <= {1, 2, 3} and (3 in steps or not known) and (1 in steps or 3 in steps), (steps, known)
         for step in steps:
-            look(manager, step, processes)
+            check_step(manager, step, processes)
         manager.save(4, items=items(4))
         manager.wait_until_finished()
         kept = manager.all_steps()

@@ -1,4 +1,4 @@
-"""The messages of a save: what each process reports, how the primary judges, what it tells all."""
+"""The messages of a save: what each process reports, how the primary judges, what it sends to all."""
 
 from __future__ import annotations
 

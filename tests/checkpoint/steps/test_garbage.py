@@ -147,7 +147,7 @@ def test_two_managers_live_side_by_side(tmp_path: Path) -> None:
 
 
 def test_sweep_by_force_fences_the_living(tmp_path: Path) -> None:
-    """`sweep(force=True)` takes every claim; the writer hears of it at its next commit, and harms nothing."""
+    """`sweep(force=True)` takes every claim; the writer learns of it at its next commit, and harms nothing."""
     manager = CheckpointManager(tmp_path)
     manager.save(1, {"w": np.ones(3)})
     manager.wait_until_finished()
