@@ -97,12 +97,12 @@ class CheckpointManager:
 
     def should_save(self, step: int) -> bool:
         """Says whether `save(step, ...)` would save: the save policy says so, or the preemption sync point. Alike on every process."""
-        self._report_progress()
+        self._note_progress()
         return bool(self._scheduler.reason(_checked_step(step), busy=self._saver.busy()))
 
     def reached_preemption(self, step: int) -> bool:
         """Says whether the job has to give its machines back: save this step and stop. Alike on every process, at the same step."""
-        self._report_progress()
+        self._note_progress()
         return self._scheduler.preempted(_checked_step(step))
 
     def save(
@@ -128,8 +128,8 @@ class CheckpointManager:
         failure.
         """
         step = _checked_step(step)
-        self._report_progress()
-        self._refuse_readers()
+        self._note_progress()
+        self._check_writable()
         if not force and not self.should_save(step):
             self._statistics.add(saves_skipped=1)
             return False
@@ -167,11 +167,11 @@ class CheckpointManager:
         """Raises the error of a save that failed in the background, once. Does not block."""
         self._saver.raise_error()
 
-    def _report_progress(self) -> None:
+    def _note_progress(self) -> None:
         if self._watchdog is not None:
             self._watchdog.progress()
 
-    def _refuse_readers(self) -> None:
+    def _check_writable(self) -> None:
         if self._closed:
             raise ValueError(f"the manager of {self._storage.root} is closed")
         if self._options.read_only:
@@ -206,7 +206,7 @@ class CheckpointManager:
 
     def delete(self, step: int) -> None:
         """Deletes a step, held or not; every process calls it, the primary acts. Blocks. Raises StepNotFound."""
-        self._refuse_readers()
+        self._check_writable()
         step = _checked_step(step)
         if step in self._foreign:
             raise CheckpointError(

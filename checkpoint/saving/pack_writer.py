@@ -21,7 +21,7 @@ from ..format.pack_header import header_around, join_header
 from ..storage.base import Part, Storage, counted, run_side_by_side
 from ..storage.path import join
 from .plan import Plan, local_chunks
-from .snapshot import Snapshot, local_leaves
+from .snapshot import Snapshot
 
 
 def write_snapshot(
@@ -50,7 +50,7 @@ def write_snapshot(
         local = _local_crcs(snapshot, crcs)
     finally:
         snapshot.release()
-    own = zip(snapshot.values, (leaf for leaf in plan.leaves if leaf.is_value), strict=True)
+    own = zip(snapshot.values, plan.value_leaves, strict=True)
     values = tuple(encode_value(value) for value, leaf in own if plan.process == 0 or leaf.per_process)
     return ItemReport(plan.process, plan.hash, tuple(files), local, values)
 
@@ -61,13 +61,13 @@ def _local_crcs(snapshot: Snapshot, written: dict[tuple[int, str], int]) -> tupl
     if plan.process_count == 1:
         return ()
     crcs = []
-    for position, leaf in enumerate(local_leaves(plan)):
+    for position, leaf in enumerate(plan.local_leaves):
         crc = 0
         for chunk in local_chunks(plan, leaf):
             found = written[leaf, chunk.name] if plan.process == 0 else crc32c(chunk_bytes(snapshot.local[position], chunk))
             crc = crc32c(found.to_bytes(4, "little"), crc)
         crcs.append(crc)
-    values = zip(snapshot.values, (leaf for leaf in plan.leaves if leaf.is_value), strict=True)
+    values = zip(snapshot.values, plan.value_leaves, strict=True)
     return (*crcs, *(0 if leaf.per_process else crc32c(repr(encode_value(value)).encode()) for value, leaf in values))
 
 

@@ -123,6 +123,16 @@ class Plan:
     total_bytes: int
     cache: dict[str, Any] = field(default_factory=dict)
 
+    @cached_property
+    def value_leaves(self) -> tuple[Leaf, ...]:
+        """The leaves that are Python values, in order."""
+        return tuple(leaf for leaf in self.leaves if leaf.is_value)
+
+    @cached_property
+    def local_leaves(self) -> tuple[int, ...]:
+        """The indices of the arrays that every process has a copy of and rank 0 writes."""
+        return tuple(index for index, leaf in enumerate(self.leaves) if not leaf.is_value and leaf.placement is None)
+
 
 def make_plan(tree: Any, leaves: Sequence[Leaf], rank: int = 0, count: int = 1, *, max_file_bytes: int | None = None) -> Plan:
     """Returns the plan of leaves whose tree is described by `tree`; ranks are 0 to count - 1."""

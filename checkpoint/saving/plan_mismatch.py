@@ -37,8 +37,7 @@ def check_reports(item: str, plan: Plan, reports: Sequence[ItemReport]) -> None:
             "their trees differ in structure, shapes, dtypes or shardings; save the same tree everywhere"
         )
         raise PlansDiffer(message, process=others[0], item=item)
-    names = [leaf.path for leaf in plan.leaves if not leaf.is_value and leaf.placement is None]
-    names += [leaf.path for leaf in plan.leaves if leaf.is_value]
+    names = [plan.leaves[index].path for index in plan.local_leaves] + [leaf.path for leaf in plan.value_leaves]
     for position, name in enumerate(names if plan.process_count > 1 else []):
         others = [report.process for report in reports if report.local[position] != reports[0].local[position]]
         if others:

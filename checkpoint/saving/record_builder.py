@@ -68,7 +68,7 @@ def _values(plan: Plan, reports: Sequence[ItemReport]) -> list[Any]:
     """Returns the Python values: [type, text], and of those kept per process [type, [text of each process]]."""
     values: list[Any] = []
     others = [iter(report.values) for report in reports[1:]]
-    for leaf, (kind, text) in zip((leaf for leaf in plan.leaves if leaf.is_value), reports[0].values, strict=True):
+    for leaf, (kind, text) in zip(plan.value_leaves, reports[0].values, strict=True):
         values.append([kind, [text, *(next(other)[1] for other in others)] if leaf.per_process else text])
     return values
 

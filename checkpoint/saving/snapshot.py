@@ -108,14 +108,9 @@ def take_snapshot(plan: Plan, tree: Any, *, host_memory_bytes: int | None = None
             for taken in snapshot.packs.values():
                 taken[:] = [sent.get(id(shard), shard) for shard in taken]
         if plan.process != 0:
-            snapshot.local = [_host_copy(leaves[index]) for index in local_leaves(plan)]
+            snapshot.local = [_host_copy(leaves[index]) for index in plan.local_leaves]
         snapshot.values = [leaf for leaf, described in zip(leaves, plan.leaves, strict=True) if described.is_value]
     return snapshot
-
-
-def local_leaves(plan: Plan) -> list[int]:
-    """Returns the indices of the leaves that every process has a copy of and rank 0 writes."""
-    return [index for index, leaf in enumerate(plan.leaves) if leaf.dtype and leaf.placement is None]
 
 
 def _may_view(plan: Plan, leaves: Sequence[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""CheckpointManager, alone and in a group of real processes."""
+"""CheckpointManager, alone: what its calls do, return and raise. (In a group: tests/system/test_group_saves.py.)"""
 
 from __future__ import annotations
 
