@@ -52,7 +52,7 @@ def test_one_process_that_differs_fails_the_save(other: SaveReport, kind: type[E
         (CheckpointError("else"), CheckpointError, None),
     ],
 )
-def test_what_the_primary_tells_is_what_the_others_raise(error: Exception, kind: type[HoldfastError], process: int | None) -> None:
+def test_what_the_primary_sends_is_what_the_others_raise(error: Exception, kind: type[HoldfastError], process: int | None) -> None:
     """Any error becomes one of the tree that names the process, and crosses the wire with its facts."""
     sent = SaveResult.from_bytes(SaveResult(100, failure_of(error, 100, 0)).to_bytes())
     assert type(sent.error) is kind and getattr(sent.error, "process", None) == process
