@@ -1,4 +1,4 @@
-"""Deletes steps, and sweeps what dead writers left.
+"""Deletes steps, sweeps what dead writers left, and has a worker that does such jobs in the background.
 
 The order of a deletion makes it safe at every moment: the record first (the step is gone, durably), then the packs that it named. The
 order of a sweep too: packs are listed, then the claims, then the record is read. A pack whose writer has no claim then, and that the
