@@ -25,6 +25,7 @@ from holdfast.multihost import Group, Watchdog, default_group
 
 from .errors import CheckpointError, StepExists, StepNotFound, error_text
 from .format.files import has_record, list_steps
+from .format.limits import check_step
 from .format.record import read_record
 from .layouts.detect import ForeignSteps, find_foreign_steps, restore_source
 from .options import Options, Statistics
@@ -65,7 +66,7 @@ class CheckpointManager:
         group: Group | None = None,
         options: Options | None = None,
     ) -> None:
-        self._closed = True  # until it is open
+        self._closed, self._forked = True, False  # until it is open
         self._options = options or Options()
         self._group = group if group is not None else default_group()
         self._keep_policy = keep_policy or KeepAll()
@@ -98,12 +99,12 @@ class CheckpointManager:
     def should_save(self, step: int) -> bool:
         """Says whether `save(step, ...)` would save: the save policy says so, or the preemption sync point. Alike on every process."""
         self._note_progress()
-        return bool(self._scheduler.reason(_checked_step(step), busy=self._saver.busy()))
+        return bool(self._scheduler.reason(check_step(step), busy=self._saver.busy()))
 
     def reached_preemption(self, step: int) -> bool:
         """Says whether the job has to give its machines back: save this step and stop. Alike on every process, at the same step."""
         self._note_progress()
-        return self._scheduler.preempted(_checked_step(step))
+        return self._scheduler.preempted(check_step(step))
 
     def save(
         self,
@@ -127,7 +128,7 @@ class CheckpointManager:
         background is raised here too, after this save has begun: every process then begins the same saves, whenever it learns of a
         failure.
         """
-        step = _checked_step(step)
+        step = check_step(step)
         self._note_progress()
         self._check_writable()
         if not force and not self.should_save(step):
@@ -173,7 +174,8 @@ class CheckpointManager:
 
     def _check_writable(self) -> None:
         if self._closed:
-            raise ValueError(f"the manager of {self._storage.root} is closed")
+            forked = "; it belongs to the process that this one was forked from" if self._forked else ""
+            raise ValueError(f"the manager of {self._storage.root} is closed{forked}")
         if self._options.read_only:
             raise ValueError(f"the manager of {self._storage.root} was opened with Options(read_only=True)")
 
@@ -207,7 +209,7 @@ class CheckpointManager:
     def delete(self, step: int) -> None:
         """Deletes a step, held or not; every process calls it, the primary acts. Blocks. Raises StepNotFound."""
         self._check_writable()
-        step = _checked_step(step)
+        step = check_step(step)
         if step in self._foreign:
             raise CheckpointError(
                 f"step {step} of {self._storage.root} was written by another library; holdfast deletes only its own", step=step
@@ -243,13 +245,13 @@ class CheckpointManager:
         """Returns the metrics of a step. Raises StepNotFound, Corrupt."""
         if step in self._foreign:
             return dict(self._foreign.open(step).info.metrics)
-        return dict(read_record(self._storage, str(_checked_step(step))).metrics)
+        return dict(read_record(self._storage, str(check_step(step))).metrics)
 
     def metadata(self, step: int) -> Any:
         """Returns the user's metadata of a step. Raises StepNotFound, Corrupt."""
         if step in self._foreign:
             return self._foreign.open(step).info.metadata
-        return read_record(self._storage, str(_checked_step(step))).metadata
+        return read_record(self._storage, str(check_step(step))).metadata
 
     def restore(
         self,
@@ -275,7 +277,7 @@ class CheckpointManager:
 
         Blocks. Raises StepNotFound, StepGone, TreeMismatch, Corrupt, HostileCheckpoint.
         """
-        chosen = None if step is None else _checked_step(step)
+        chosen = None if step is None else check_step(step)
         selected = (self._group.index, self._group.count) if process is None else (operator.index(process),)
         options = RestoreOptions(
             partial=partial,
@@ -404,13 +406,6 @@ def _items(state: Any, items: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"state": state} if items is None else dict(items)
 
 
-def _checked_step(step: int) -> int:
-    number = operator.index(step)
-    if not 0 <= number < 10**18:
-        raise ValueError(f"step {number}: expected 0 to 10**18 - 1")
-    return number
-
-
 _open_managers: weakref.WeakSet[CheckpointManager] = weakref.WeakSet()
 
 
@@ -418,6 +413,15 @@ def _finish_all_at_exit() -> None:
     for manager in list(_open_managers):
         manager._finish_at_exit()
 
+
+def _close_all_in_child() -> None:
+    """Closes the managers of a forked child without a word to store or group: they are the parent's, and so are their threads."""
+    for manager in list(_open_managers):
+        manager._closed = manager._forked = True
+    _open_managers.clear()
+
+
+os.register_at_fork(after_in_child=_close_all_in_child)
 
 # Threads and executors still work in hooks of `threading`; in those of `atexit` they are gone. The last registered runs first:
 # the executors' own hook, registered when their module was imported, runs after ours.

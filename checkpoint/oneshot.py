@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, default_group
 
 from .errors import CheckpointError, StepExists, StepNotFound, failure_of
+from .format.limits import check_item_name, check_step, encode_json
 from .format.record import read_record
 from .format.rename import Names
 from .inspection import open_checkpoint
@@ -57,6 +59,8 @@ def save(
     Raises StepExists where one is there (unless `overwrite`), UnsupportedLeaf, SaveFailed naming the process that failed, CheckpointError
     for a folder that cannot be written; on every process alike. `group=None` is the job's processes, or this one alone.
     """
+    check_item_name(item)
+    step, metadata = check_step(step), json.loads(encode_json(metadata, "the metadata"))
     group = group if group is not None else default_group()
     if layout == "orbax":
         from .layouts.orbax.write import save_orbax

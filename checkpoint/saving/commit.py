@@ -266,5 +266,5 @@ def _take_note(request: SaveRequest, result: SaveResult, context: SaveContext) -
     if context.group.index == 0:
         try:
             context.claims.take(context.writer)
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             _log.warning("the claim on %s could not be renewed, it is tried again after the next save: %s", context.storage.root, error)

@@ -6,7 +6,6 @@ but the checksums is known from the plan. Packs of a process are written side by
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,9 +70,8 @@ def _local_crcs(snapshot: Snapshot, written: dict[tuple[int, str], int]) -> tupl
     return (*crcs, *(0 if leaf.per_process else crc32c(repr(encode_value(value)).encode()) for value, leaf in values))
 
 
-def write_json(storage: Storage, step_dir: str, item: str, save_id: str, process: int, value: Any) -> ItemReport:
-    """Writes a value of JSON types as `<item>/<process>-j-<save id>.json`, durably, and reports it."""
-    data = json.dumps(value, separators=(",", ":")).encode()
+def write_json(storage: Storage, step_dir: str, item: str, save_id: str, process: int, data: bytes) -> ItemReport:
+    """Writes JSON as `<item>/<process>-j-<save id>.json`, durably, and reports it."""
     name = json_name(process, save_id)
     storage.write(join(step_dir, item, name), len(data), [(0, [memoryview(data)])])
     return ItemReport(process, "", (FileReport(name, len(data), 0, crc32c(data)),))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from typing import Any
 from holdfast.multihost import Group
 
 from ..format.json_state import Json, is_iterator, state_of
+from ..format.limits import check_item_name, encode_json
 from ..options import Options
 from ..storage.base import Storage
 from .plan import Plan
@@ -29,7 +31,7 @@ class SaveRequest:
     save_id: str
     overwrite: bool = False
     trees: Mapping[str, tuple[Plan, Snapshot]] = field(default_factory=dict)
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, bytes] = field(default_factory=dict)  # JSON
     metrics: Mapping[str, float] = field(default_factory=dict)
     metadata: Any = None
     broken: Exception | None = None
@@ -64,14 +66,16 @@ class SaveStager:
     def stage(self, request: SaveRequest, items: Mapping[str, Any], metrics: Mapping[str, Any] | None, metadata: Any) -> SaveRequest:
         """Returns the request with items, metrics and metadata. Raises UnsupportedLeaf, TypeError, ValueError, holding nothing then."""
         trees: dict[str, tuple[Plan, Snapshot]] = {}
-        values: dict[str, Any] = {}
-        staged = replace(request, trees=trees, values=values, metadata=metadata)
+        values: dict[str, bytes] = {}
+        kept = json.loads(encode_json(metadata, "the metadata"))  # as it is now, whatever the caller does with it afterwards
+        staged = replace(request, trees=trees, values=values, metadata=kept)
         try:
             for name, value in items.items():
+                check_item_name(name)
                 if isinstance(value, Json):
-                    values[name] = value.value
+                    values[name] = encode_json(value.value, f"the item {name!r}")
                 elif is_iterator(value):
-                    values[name] = state_of(name, value)
+                    values[name] = encode_json(state_of(name, value), f"the state of the iterator {name!r}")
                 else:
                     plan = self._planner(name).plan(value)
                     trees[name] = (plan, take_snapshot(plan, value, host_memory_bytes=self._options.host_memory_bytes))

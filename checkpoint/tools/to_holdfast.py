@@ -21,6 +21,7 @@ from ..errors import StepExists
 from ..format.dtypes import dtype_named
 from ..format.files import FileReport, ItemReport, encode_value, pack_name
 from ..format.grid import Chunk, Grid
+from ..format.limits import encode_json
 from ..format.record import ItemRecord, LeafRecord
 from ..format.tree import describe, flatten, rebuild
 from ..layouts.base import CheckpointReader, fresh
@@ -84,7 +85,7 @@ def _write(
         items[name] = write_item(item, reader, storage, str(step), tag, progress)
     for name, kind in info.items.items():
         if kind == "json":
-            items[name] = (None, [write_json(storage, str(step), name, tag, 0, source.json(name))])
+            items[name] = (None, [write_json(storage, str(step), name, tag, 0, encode_json(source.json(name), f"the item {name!r}"))])
     metrics = {name: value for name, value in info.metrics.items() if isinstance(value, (int, float))}
     processes = max([len(reports) for _, reports in items.values()], default=1)
     facts = {"started_s": started_s, "finished_s": time.time(), "metrics": metrics, "metadata": info.metadata}

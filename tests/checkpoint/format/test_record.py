@@ -28,7 +28,7 @@ def record_of(tmp_path: Path, **options: Any) -> bytes:
     storage = LocalStorage(tmp_path)
     plan = Planner().plan(TREE)
     report = write_snapshot(take_snapshot(plan, TREE), storage, "7", "state", "ab12cd34")
-    extra = write_json(storage, "7", "data", "ab12cd34", 0, {"at": 5})
+    extra = write_json(storage, "7", "data", "ab12cd34", 0, b'{"at":5}')
     facts: dict[str, Any] = {"writer": "ab12cd34", "processes": 1, "started_s": 1.0, "finished_s": 2.0} | options
     return build_record(7, {"state": (plan, [report]), "data": (None, [extra])}, **facts)
 
