@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ import jax
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, default_group
 
-from .errors import CheckpointError, StepExists, StepNotFound, failure_of
+from .errors import CheckpointError, CommitUnknown, StepExists, StepNotFound, failure_of
 from .format.limits import check_item_name, check_step, encode_json
 from .format.record import read_record
 from .format.rename import Names
@@ -22,6 +23,7 @@ from .layouts.detect import open_source, restore_source
 from .options import Options
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, restore_item
+from .saving.commit import commit_record
 from .saving.pack_writer import write_snapshot
 from .saving.plan import Plan
 from .saving.plan_mismatch import PlansDiffer, check_reports, explain, receive_result
@@ -31,10 +33,12 @@ from .saving.record_builder import build_record
 from .saving.snapshot import take_snapshot
 from .steps.claims import FOLDER, Writer
 from .steps.object_claims import open_claims
-from .steps.opening import open_root
+from .steps.opening import give_up_claim, open_root
 from .storage.base import Storage
 from .storage.path import StorePath, open_storage
 from .storage.tombstone import RECORD_NAME
+
+log = logging.getLogger("holdfast.checkpoint")
 
 
 def save(
@@ -75,8 +79,7 @@ def save(
         _save(storage, group, writer, planner, item, state, step, metadata, overwrite, timeout_s)
     finally:
         if group.index == 0:
-            claims.fence(writer.id)
-            storage.delete([f"{FOLDER}/"])
+            give_up_claim(storage, claims, writer)
 
 
 def _save(
@@ -110,7 +113,8 @@ def _save(
             result = SaveResult(step, explain(group, name, result.error, plan))
         group.broadcast(f"{name}/outcome", result.to_bytes(), timeout_s=timeout_s)
     if result.error is not None:
-        _drop_own(storage, item, writer, group.index)
+        if not isinstance(result.error, CommitUnknown):
+            _drop_own(storage, item, writer, group.index)
         if isinstance(own_error, HoldfastError) and group.count == 1:
             raise own_error
         raise result.error from own_error
@@ -149,11 +153,12 @@ def _commit(
             metadata=metadata,
         )
         old = _old_names(storage) if overwrite else []
-        storage.commit(RECORD_NAME, record, f"{FOLDER}/{writer.id}", replace=overwrite)
-        storage.delete([name for name in old if f"-{writer.id}." not in name])
+        commit_record(storage, "", record, f"{FOLDER}/{writer.id}", writer.id, replace=overwrite)
+        try:
+            storage.delete([name for name in old if f"-{writer.id}." not in name])
+        except OSError as error:  # it is saved; what it was before may lie beside it
+            log.warning("what %s held before could not be deleted: %s", storage.root, error)
         return SaveResult(step)
-    except FileExistsError:
-        return SaveResult(step, StepExists(f"{storage.root} holds a checkpoint already: somebody saved it meanwhile", path=storage.root))
     except Exception as error:
         return SaveResult(step, failure_of(error, step, 0))
 

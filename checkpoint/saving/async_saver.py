@@ -27,12 +27,17 @@ class AsyncSaver:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] | None = None
 
     def start(self, request: SaveRequest) -> None:
-        """Begins a save; the one before has ended. One thread serves all: to start one would hold the caller until it runs."""
-        self._request, self._result, self._unread = request, Future(), True
+        """Begins a save; the one before has ended. One thread serves all: to start one would hold the caller until it runs.
+
+        An interrupt (Ctrl-C) at any moment leaves either no save, or one that runs: what later calls wait for is noted last.
+        """
+        result: Future[SaveResult] = Future()
         if self._queue is None:
-            self._queue = queue.SimpleQueue()
-            threading.Thread(target=_serve, args=(self._queue,), name="holdfast-save", daemon=True).start()
-        self._queue.put(functools.partial(_run, request, self._context, self._result))
+            queued: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+            threading.Thread(target=_serve, args=(queued,), name="holdfast-save", daemon=True).start()
+            self._queue = queued
+        self._queue.put(functools.partial(_run, request, self._context, result))
+        self._request, self._result, self._unread = request, result, True
 
     def close(self) -> None:
         """Lets the thread end, after the save in flight."""

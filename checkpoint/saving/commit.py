@@ -15,15 +15,16 @@ from typing import Any
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
 
-from ..errors import CheckpointError, CommitUnknown, SaveFailed, StepExists, failure_of
+from ..errors import CheckpointError, CommitUnknown, SaveFailed, StepExists, StepNotFound, failure_of
 from ..format.record import read_record
 from ..options import Options, ProgressMeter, Statistics
 from ..policy import StepFacts
 from ..steps.claims import FOLDER, Claims, Writer
 from ..steps.garbage import BackgroundWorker, delete_files, delete_save
 from ..steps.index import StepIndex
-from ..storage.base import Storage
+from ..storage.base import NotCommitted, Storage
 from ..storage.local import LocalStorage, fenced
+from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME
 from .pack_writer import write_json, write_snapshot
 from .plan import Plan
@@ -35,6 +36,7 @@ from .stager import SaveRequest
 _log = logging.getLogger(__name__)
 MESSAGE_NAMES = 64  # saves take turns at this many names: a process that is late for one save never meets the others in the next
 RESULT_WAIT_S = 30.0  # what the primary's result may take beyond the save's own time
+READ_TRIES = 3  # of a record that settles an unclear commit
 SPARE_BYTES = 1 << 20  # for headers, the record and folders, when free space is checked
 
 
@@ -166,7 +168,7 @@ def _follow(request: SaveRequest, context: SaveContext, report: SaveReport) -> S
 
 def _result_by_record(request: SaveRequest, context: SaveContext, error: HoldfastError) -> SaveResult:
     """Reads the record: if it is this save's, the save is committed; else nobody here can know."""
-    if _is_ours(request, context):
+    if _writer_of(context.storage, str(request.step)) == request.save_id:
         return SaveResult(request.step)
     unknown = CommitUnknown(
         f"whether step {request.step} was saved is not known here: {error}. It may yet appear, whole or not at all; "
@@ -176,13 +178,6 @@ def _result_by_record(request: SaveRequest, context: SaveContext, error: Holdfas
     )
     unknown.__cause__ = error
     return SaveResult(request.step, unknown)
-
-
-def _is_ours(request: SaveRequest, context: SaveContext) -> bool:
-    try:
-        return read_record(context.storage, str(request.step)).writer == request.save_id
-    except (CheckpointError, OSError):
-        return False
 
 
 def _commit(request: SaveRequest, context: SaveContext, reports: list[SaveReport]) -> None:
@@ -209,7 +204,7 @@ def _commit(request: SaveRequest, context: SaveContext, reports: list[SaveReport
     if not context.remaining_s(request):
         timeout_s = context.options.save_timeout_s
         raise SaveFailed(f"step {request.step} was not saved: it took longer than save_timeout_s={timeout_s:g}", step=request.step)
-    _publish(request, context, record)
+    commit_record(context.storage, str(request.step), record, context.claim_folder, request.save_id, replace=request.overwrite)
     written = {f"{name}/{file.name}" for name, (_, shares) in items.items() for share in shares for file in share.files}
     try:
         if replaced:
@@ -218,18 +213,41 @@ def _commit(request: SaveRequest, context: SaveContext, reports: list[SaveReport
         _log.warning("what step %d was before could not be deleted: %s", request.step, error)
 
 
-def _publish(request: SaveRequest, context: SaveContext, record: bytes) -> None:
-    storage, step = context.storage, request.step
+def commit_record(storage: Storage, step_dir: str, record: bytes, claim_folder: str, save_id: str, *, replace: bool = False) -> None:
+    """Gives a record its name: from then on the step exists. The one way to commit, for managers, one-shot saves and conversions. Blocks.
+
+    Raises Fenced, NotCommitted and StepExists where the record is not there and never will be: what was written for it may be deleted.
+    Raises CommitUnknown where the answer was unclear (EIO of the folder's fsync, a time-out) and reading the record does not settle it:
+    nothing may be deleted then but by a sweep, once the claim is fenced.
+    """
+    where = join(storage.root, step_dir)
     try:
-        storage.commit(f"{step}/{RECORD_NAME}", record, context.claim_folder, replace=request.overwrite)
-    except FileExistsError:
-        message = f"step {step} is already in {storage.root}, saved by another writer meanwhile; nothing was changed"
-        raise StepExists(message, step=step, path=storage.root) from None
+        storage.commit(join(step_dir, RECORD_NAME), record, claim_folder, replace=replace)
+    except NotCommitted:
+        raise
     except OSError as error:
-        if not _is_ours(request, context):
-            raise
-        message = f"step {step} has its record in {storage.root}, but whether it is durable is not known: {error}"
-        raise CommitUnknown(message, step=step, path=storage.root) from error
+        writer = _writer_of(storage, step_dir)
+        exists = isinstance(error, FileExistsError)
+        if exists and writer == save_id:
+            return
+        if exists and writer:
+            message = f"{where} holds a checkpoint already, saved by another writer meanwhile; nothing was changed"
+            raise StepExists(message, path=where) from None
+        state = "it has its record, but whether that is durable" if writer == save_id else "whether it has its record"
+        message = f"{where} may or may not be saved: {state} is not known: {error}; the next manager that is opened knows"
+        raise CommitUnknown(message, path=where) from error
+
+
+def _writer_of(storage: Storage, step_dir: str) -> str:
+    """Returns whose record is there; "" where there is none, or none that can be read."""
+    for _ in range(READ_TRIES):
+        try:
+            return read_record(storage, step_dir).writer
+        except StepNotFound:
+            return ""
+        except (CheckpointError, OSError):
+            continue
+    return ""
 
 
 def _named_files(request: SaveRequest, context: SaveContext) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,8 +16,10 @@ from ..errors import CheckpointError, error_from_message, error_text, error_to_m
 from ..format.files import list_steps
 from ..options import Options
 from ..storage.base import Storage
-from .claims import Claims, Writer, this_writer
+from .claims import FOLDER, Claims, Writer, this_writer
 from .garbage import fence_others
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,3 +75,12 @@ def _open(storage: Storage, claims: Claims, options: Options, find_foreign: Call
     steps = list_steps(storage)
     foreign = find_foreign(storage) if find_foreign is not None else {}
     return Opened(writer, tuple(steps), {step: name for step, name in foreign.items() if step not in steps})
+
+
+def give_up_claim(storage: Storage, claims: Claims, writer: Writer) -> None:
+    """Removes the claim of a single save, and the folder of claims where it is empty; what cannot be removed is left to the next writer."""
+    try:
+        claims.fence(writer.id)
+        storage.delete([f"{FOLDER}/"])
+    except OSError as error:
+        _log.warning("the claim on %s could not be removed, the next writer does it: %s", storage.root, error)

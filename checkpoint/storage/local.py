@@ -16,12 +16,16 @@ from typing import TypeVar
 from holdfast.coordination import Fenced
 
 from ..errors import Corrupt
-from .base import Entry, Part
+from .base import Entry, NotCommitted, Part
 
 IOV_MAX = 1000  # buffers in one vectored call; Linux allows 1,024
 FOLDER_TRIES = 16
 WRITEBACK_BYTES = 1 << 20  # dirty bytes after which the kernel is asked to start writing them out
 _SYNC_FILE_RANGE_WRITE = 2
+REFUSALS = {  # errors of link() and rename() by which nothing was done; after others (EIO, ESTALE, ETIMEDOUT) the name may exist
+    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMLINK, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR),
+    *(errno.ELOOP, errno.EXDEV, errno.ENOENT, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+}
 T = TypeVar("T")
 
 
@@ -88,8 +92,9 @@ class LocalStorage:
             return file.read(limit_bytes)
 
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
-        path, source = self._to_change(name), self._root / claim / f"{uuid.uuid4().hex}.record"
-        with self._fenced_if_gone(claim):
+        path, source = self._root / name, self._root / claim / f"{uuid.uuid4().hex}.record"
+        with _refusing(lambda error: True), self._fenced_if_gone(claim):
+            self._to_change(name)
             file = os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
                 _write_all(file, [memoryview(data)], 0)
@@ -97,7 +102,7 @@ class LocalStorage:
             finally:
                 os.close(file)
         try:
-            with self._fenced_if_gone(claim):
+            with _refusing(lambda error: error.errno in REFUSALS), self._fenced_if_gone(claim):
                 _in_folder(path, lambda: self._publish(source, path, replace))
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -108,7 +113,11 @@ class LocalStorage:
         if replace:
             os.rename(source, path)
         elif not self._single_writer:
-            os.link(source, path)
+            try:
+                os.link(source, path)
+            except FileExistsError:
+                if not os.path.samefile(source, path):  # else it is our own link: an NFS client may lose the first answer
+                    raise
         elif path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         else:
@@ -183,6 +192,19 @@ def open_to_read(path: Path) -> int:
 
 def _no_file(path: Path) -> Corrupt:
     return Corrupt(f"{path} is a pipe, a socket or a device; expected a file", path=str(path), file=str(path))
+
+
+@contextlib.contextmanager
+def _refusing(certain: Callable[[OSError], bool]) -> Iterator[None]:
+    """Raises NotCommitted for an OSError that is a refusal for certain."""
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if not certain(error):
+            raise
+        raise NotCommitted(error.errno, error.strerror, error.filename) from error
 
 
 def fenced(claim: str) -> Fenced:
