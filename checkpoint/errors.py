@@ -9,7 +9,7 @@ from holdfast.coordination import BarrierTimeout, Fenced, HoldfastError, Process
 
 
 class CheckpointError(HoldfastError):
-    """Is the root of what can go wrong with a checkpoint. `path` is the root, step folder or file that it is about."""
+    """The root of all that can go wrong with a checkpoint. `path` is the root, step folder or file that it is about."""
 
     path: str = ""
     step: int | None = None
@@ -66,28 +66,35 @@ class HostileCheckpoint(CheckpointError):
     file: str = ""
 
 
+# What crosses between the processes of a job as itself; every other error becomes a SaveFailed.
 _SENT_ERRORS: dict[str, type[HoldfastError]] = {
     kind.__name__: kind for kind in (CheckpointError, CommitUnknown, Fenced, SaveFailed, StepExists)
 }
 
 
 def failure_of(error: Exception, step: int, process: int) -> HoldfastError:
-    """Returns an error as it is told to all: one of the tree, that names a process."""
+    """Returns an error of a save as all processes raise it: itself where it can be sent, else a SaveFailed that names a process."""
     if isinstance(error, tuple(_SENT_ERRORS.values())):
         assert isinstance(error, HoldfastError)
         return error
-    missing = getattr(error, "missing", ()) if isinstance(error, BarrierTimeout) else (getattr(error, "process", None),)
     if isinstance(error, BarrierTimeout | ProcessLost):
+        missing = error.missing if isinstance(error, BarrierTimeout) else (error.process,)
         return SaveFailed(f"step {step} was not saved: {error}", step=step, process=next(iter(missing), None))
-    return SaveFailed(f"step {step} was not saved: process {process} failed: {describe(error)}", step=step, process=process)
+    return SaveFailed(f"step {step} was not saved: process {process} failed: {error_text(error)}", step=step, process=process)
 
 
-def describe(error: BaseException) -> str:
-    """Returns an error's type and sentence, as one line of a message to others."""
+def error_text(error: BaseException) -> str:
+    """Returns an error's type and sentence, as part of a message."""
     return f"{type(error).__name__}: {error}"
 
 
-def told_error(kind: str, message: str, facts: Mapping[str, Any]) -> HoldfastError:
-    """Rebuilds an error that the primary told; an unknown kind is a SaveFailed."""
+def error_to_message(error: HoldfastError) -> list[Any]:
+    """Returns what `error_from_message` rebuilds an error from, in JSON types: no pickle crosses between processes."""
+    fields = {name: value for name, value in vars(error).items() if isinstance(value, int | str) and not name.startswith("_")}
+    return [type(error).__name__, error.message, fields]
+
+
+def error_from_message(kind: str, message: str, fields: Mapping[str, Any]) -> HoldfastError:
+    """Rebuilds an error that another process sent; an unknown kind is a SaveFailed."""
     made = _SENT_ERRORS.get(kind, SaveFailed)
-    return made(message, **{name: value for name, value in facts.items() if hasattr(made, name)})
+    return made(message, **{name: value for name, value in fields.items() if hasattr(made, name)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import logging
 import operator
 import os
@@ -13,26 +14,30 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import thread as _executors
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
+
+import jax
 
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, Watchdog, default_group
 
-from .errors import CheckpointError, StepExists, StepNotFound
+from .errors import CheckpointError, StepExists, StepNotFound, error_text
 from .format.files import has_record, list_steps
+from .format.limits import check_step
 from .format.record import read_record
-from .layouts.detect import ForeignSteps, find_foreign_steps
+from .layouts.detect import ForeignSteps, find_foreign_steps, restore_source
 from .options import Options, Statistics
 from .policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule
-from .restorer import Restorer
 from .restoring.per_process import PerProcessSelection
-from .restoring.restore import RestoreOptions
+from .restoring.restore import RestoreOptions, restore_any
 from .saving.async_saver import AsyncSaver
-from .saving.commit import SaveContext, SaveRequest
+from .saving.commit import SaveContext
 from .saving.scheduler import SaveScheduler
-from .saving.stager import SaveStager
+from .saving.stager import SaveRequest, SaveStager
 from .steps.garbage import BackgroundWorker, sweep_files
+from .steps.holds import add_hold
 from .steps.index import StepIndex
 from .steps.object_claims import open_claims
 from .steps.opening import open_root
@@ -61,10 +66,10 @@ class CheckpointManager:
         group: Group | None = None,
         options: Options | None = None,
     ) -> None:
-        self._closed = True  # until it is open
+        self._closed, self._forked = True, False  # until it is open
         self._options = options or Options()
         self._group = group if group is not None else default_group()
-        self._keep = keep_policy or KeepAll()
+        self._keep_policy = keep_policy or KeepAll()
         single_writer = self._options.single_writer
         self._storage = open_storage(directory, single_writer=single_writer)
         self._claims = open_claims(self._storage, single_writer=single_writer, claim_age_s=self._options.claim_age_s)
@@ -72,52 +77,34 @@ class CheckpointManager:
         self._writer = opened.writer
         self._foreign = ForeignSteps(self._storage, opened.foreign)
         self._statistics = Statistics()
-        self._cleaner = BackgroundWorker()
-        self._shelf = StepIndex(self._storage, self._keep, opened.steps, self._cleaner, self._statistics, deletes=self._is_writing_primary)
-        self._preparer = SaveStager(self._storage, self._group, self._options)
+        self._worker = BackgroundWorker()
+        is_primary = self._is_writing_primary
+        self._index = StepIndex(self._storage, self._keep_policy, opened.steps, self._worker, self._statistics, deletes=is_primary)
+        self._stager = SaveStager(self._storage, self._group, self._options)
+        self._saver = AsyncSaver(
+            SaveContext(self._storage, self._group, self._claims, self._writer, self._options, self._index, self._worker, self._statistics)
+        )
         self._counter = 0
-        desk = SaveContext(
-            self._storage,
-            self._group,
-            self._writer.id,
-            self._options.save_timeout_s,
-            self._options.check_free_space,
-            lambda save: self._shelf.superfluous(StepFacts(save.step, save.metrics)),
-        )
-        self._flight = AsyncSaver(desk, self._preparer.meter, self._settled)
-        self._decider = SaveScheduler(
-            save_policy,
-            self._group,
-            f"checkpoint/{self._writer.id}/soon",
-            skips=self._options.on_busy == "skip",
-            busy=self._flight.busy,
-        )
-        self._restorer = Restorer(
-            self._storage,
-            self._group,
-            self._writer.id,
-            self._statistics,
-            self._options.save_timeout_s,
-            self._foreign,
-        )
-        watched = self._options.hang_timeout_s
-        self._watchdog = None if watched is None else Watchdog(watched, exit=self._options.hang_exit)
+        skips = self._options.on_busy == "skip"
+        self._scheduler = SaveScheduler(save_policy, self._group, f"{self._message_name}/soon", skips=skips)
+        hang_timeout_s = self._options.hang_timeout_s
+        self._watchdog = None if hang_timeout_s is None else Watchdog(hang_timeout_s, exit=self._options.hang_exit)
         self._closed = False
         _open_managers.add(self)
-        if self._is_writing_primary:
-            self._cleaner.put(f"sweeping {self._storage.root}", lambda: sweep_files(self._storage, self._claims))
+        if is_primary:
+            self._worker.put(f"sweeping {self._storage.root}", lambda: sweep_files(self._storage, self._claims))
 
     # --- saving
 
     def should_save(self, step: int) -> bool:
         """Says whether `save(step, ...)` would save: the save policy says so, or the preemption sync point. Alike on every process."""
-        self._gets_on()
-        return bool(self._decider.reason(_checked(step)))
+        self._note_progress()
+        return bool(self._scheduler.reason(check_step(step), busy=self._saver.busy()))
 
     def reached_preemption(self, step: int) -> bool:
-        """Says whether the job was told to give its machines back: save this step and stop. Alike on every process, at the same step."""
-        self._gets_on()
-        return self._decider.preempted(_checked(step))
+        """Says whether the job has to give its machines back: save this step and stop. Alike on every process, at the same step."""
+        self._note_progress()
+        return self._scheduler.preempted(check_step(step))
 
     def save(
         self,
@@ -138,37 +125,31 @@ class CheckpointManager:
         `overwrite` replaces a step that exists.
 
         Raises StepExists, UnsupportedLeaf, ValueError before anything is written. The error of an earlier save that failed in the
-        background is raised here too, after this save has begun: every process then begins the same saves, whenever it hears of a
+        background is raised here too, after this save has begun: every process then begins the same saves, whenever it learns of a
         failure.
         """
-        step = _checked(step)
-        self._gets_on()
-        self._need_writer()
+        step = check_step(step)
+        self._note_progress()
+        self._check_writable()
         if not force and not self.should_save(step):
             self._statistics.add(saves_skipped=1)
             return False
         called = time.perf_counter()
-        self._flight.join()
-        earlier = self._flight.take_error()
+        self._saver.join()
+        earlier = self._saver.take_error()
         self._counter += 1
-        save = SaveRequest(self._counter, step, f"{self._writer.id}{self._counter:08x}", overwrite)
+        request = SaveRequest(self._counter, step, f"{self._writer.id}{self._counter:08x}", overwrite)
         try:
-            if step in self._foreign:
-                raise StepExists(f"step {step} of {self._storage.root} was written by another library; save another step", step=step)
-            if not overwrite and self._exists(step):
-                raise StepExists(
-                    f"step {step} is already in {self._storage.root}; nothing was written. To replace it, pass overwrite=True",
-                    step=step,
-                    path=self._storage.root,
-                )
-            self._preparer.fill(save, _items(state, items), metrics, metadata)
+            self._refuse_existing(step, overwrite)
+            request = self._stager.stage(request, _items(state, items), metrics, metadata)
         except Exception as error:
             if earlier is not None:
                 error.add_note(f"besides, an earlier save failed: {earlier}")
-            self._break(save, error)
+            if self._group.count > 1:  # the other processes learn that this one cannot take part
+                self._start(replace(request, broken=error))
             raise
-        self._start(save)
-        self._flight.wait_for_snapshots()
+        self._start(request)
+        self._saver.wait_for_snapshots()
         self._statistics.add(save_blocked_s=time.perf_counter() - called)
         if earlier is not None:
             earlier.add_note(f"the save of step {step} was begun nevertheless")
@@ -180,73 +161,65 @@ class CheckpointManager:
 
         When it returns, every save that was begun is durable, and steps that the keep policy let go are no longer listed.
         """
-        self._flight.join(timeout_s)
-        self._flight.raise_error()
+        self._saver.join(timeout_s)
+        self._saver.raise_error()
 
     def check_for_errors(self) -> None:
         """Raises the error of a save that failed in the background, once. Does not block."""
-        self._flight.raise_error()
+        self._saver.raise_error()
 
-    def _gets_on(self) -> None:
+    def _note_progress(self) -> None:
         if self._watchdog is not None:
             self._watchdog.progress()
 
-    def _need_writer(self) -> None:
+    def _check_writable(self) -> None:
         if self._closed:
-            raise ValueError(f"the manager of {self._storage.root} is closed")
+            forked = "; it belongs to the process that this one was forked from" if self._forked else ""
+            raise ValueError(f"the manager of {self._storage.root} is closed{forked}")
         if self._options.read_only:
             raise ValueError(f"the manager of {self._storage.root} was opened with Options(read_only=True)")
+
+    @property
+    def _message_name(self) -> str:
+        """What the names of this manager's messages to its group begin with."""
+        return f"checkpoint/{self._writer.id}"
 
     @property
     def _is_writing_primary(self) -> bool:
         return self._group.index == 0 and not self._options.read_only
 
     def _exists(self, step: int) -> bool:
-        return step in self._shelf if self._group.count > 1 else has_record(self._storage, step)
+        return step in self._index if self._group.count > 1 else has_record(self._storage, step)
 
-    def _break(self, save: SaveRequest, error: Exception) -> None:
-        """Lets the other processes know that this one cannot take part; alone, there is nobody to tell."""
-        for _, snapshot in save.trees.values():
-            snapshot.release()
-        if self._group.count > 1:
-            save.trees, save.values, save.broken = {}, {}, error
-            self._start(save)
+    def _refuse_existing(self, step: int, overwrite: bool) -> None:
+        root = self._storage.root
+        if step in self._foreign:
+            raise StepExists(f"step {step} of {root} was written by another library; save another step", step=step)
+        if not overwrite and self._exists(step):
+            message = f"step {step} is already in {root}; nothing was written. To replace it, pass overwrite=True"
+            raise StepExists(message, step=step, path=root)
 
-    def _start(self, save: SaveRequest) -> None:
-        self._decider.started(save.step)
-        self._group.report(step=save.step)
-        self._flight.start(save)
-
-    def _settled(self, save: SaveRequest, gone: Sequence[int]) -> None:
-        """Takes note of how a save ended, on its thread."""
-        if save.error is not None:
-            self._statistics.add(saves_failed=1)
-            if save.leftovers:
-                self._cleaner.put(f"deleting what is left of the failed save of step {save.step}", save.leftovers)
-            return
-        self._statistics.add(saves=1, save_s=save.ended - save.began, save_bytes=save.total_bytes)
-        self._group.report(saved_step=save.step)
-        if self._is_writing_primary:
-            self._claims.take(self._writer)
-        self._shelf.add(StepFacts(save.step, save.metrics))
-        self._shelf.let_go(gone)
+    def _start(self, request: SaveRequest) -> None:
+        self._scheduler.started(request.step)
+        self._group.report(step=request.step)
+        self._saver.start(request)
 
     # --- keeping
 
     def delete(self, step: int) -> None:
         """Deletes a step, held or not; every process calls it, the primary acts. Blocks. Raises StepNotFound."""
-        self._need_writer()
-        step = _checked(step)
+        self._check_writable()
+        step = check_step(step)
         if step in self._foreign:
             raise CheckpointError(
                 f"step {step} of {self._storage.root} was written by another library; holdfast deletes only its own", step=step
             )
-        self._flight.join()
+        self._saver.join()
         if not self._exists(step):
             raise StepNotFound(f"there is no step {step} in {self._storage.root}, which has {self.all_steps()}", step=step)
-        if self._shelf.let_go([step]):
+        if self._index.remove([step]):
             raise CheckpointError(f"step {step} of {self._storage.root} could not be deleted; see the log", step=step)
-        self._cleaner.wait(self._options.save_timeout_s)
+        self._worker.wait(self._options.save_timeout_s)
 
     # --- restoring
 
@@ -254,7 +227,7 @@ class CheckpointManager:
         """Returns the steps that are there, ascending: the store's listing; in a group what all processes know alike."""
         if self._group.count == 1:
             return sorted([*list_steps(self._storage), *self._foreign])
-        return sorted([*self._shelf.steps(), *self._foreign])
+        return sorted([*self._index.steps(), *self._foreign])
 
     def latest_step(self) -> int | None:
         """Returns the newest step, or None. The last acknowledged save, or a newer one."""
@@ -262,7 +235,7 @@ class CheckpointManager:
 
     def best_step(self, metric: str | None = None, mode: str = "min") -> int | None:
         """Returns the best step by a metric: that of the keep policy's KeepBest unless given. None when no step has it."""
-        rule = best_rule(self._keep) if metric is None else KeepBest(1, metric, mode)  # type: ignore[arg-type]
+        rule = best_rule(self._keep_policy) if metric is None else KeepBest(1, metric, mode)  # type: ignore[arg-type]
         if rule is None:
             raise ValueError("best_step: give a metric, or a keep policy with a KeepBest in it")
         known = [StepFacts(step, self.metrics(step)) for step in self.all_steps()]
@@ -272,13 +245,13 @@ class CheckpointManager:
         """Returns the metrics of a step. Raises StepNotFound, Corrupt."""
         if step in self._foreign:
             return dict(self._foreign.open(step).info.metrics)
-        return dict(read_record(self._storage, str(_checked(step))).metrics)
+        return dict(read_record(self._storage, str(check_step(step))).metrics)
 
     def metadata(self, step: int) -> Any:
         """Returns the user's metadata of a step. Raises StepNotFound, Corrupt."""
         if step in self._foreign:
             return self._foreign.open(step).info.metadata
-        return read_record(self._storage, str(_checked(step))).metadata
+        return read_record(self._storage, str(check_step(step))).metadata
 
     def restore(
         self,
@@ -304,11 +277,68 @@ class CheckpointManager:
 
         Blocks. Raises StepNotFound, StepGone, TreeMismatch, Corrupt, HostileCheckpoint.
         """
-        own = PerProcessSelection(self._group.index, self._group.count) if process is None else PerProcessSelection(operator.index(process))
-        memory = self._options.host_memory_bytes
-        how = RestoreOptions(partial=partial, cast=cast, types=types, read_once=read_once, own=own, host_memory_bytes=memory)
-        chosen = None if step is None else _checked(step)
-        return self._restorer.restore(chosen, like, item, how, fallback=fallback, hold_s=hold_s)
+        chosen = None if step is None else check_step(step)
+        selected = (self._group.index, self._group.count) if process is None else (operator.index(process),)
+        options = RestoreOptions(
+            partial=partial,
+            cast=cast,
+            types=types,
+            read_once=read_once,
+            own=PerProcessSelection(*selected),
+            host_memory_bytes=self._options.host_memory_bytes,
+        )
+        began = time.perf_counter()
+        if fallback:
+            value = self._restore_newest_whole(chosen, like, item, options, hold_s)
+        else:
+            value = self._restore_step(self._agreed_latest() if chosen is None else chosen, like, item, options, hold_s)
+        size = sum(int(getattr(leaf, "nbytes", 0)) for leaf in jax.tree_util.tree_leaves(value))
+        self._statistics.add(restores=1, restore_s=time.perf_counter() - began, restore_bytes=size)
+        return value
+
+    def _restore_step(self, step: int, like: Any, item: str, options: RestoreOptions, hold_s: float) -> Any:
+        if hold_s > 0 and self._group.index == 0:
+            add_hold(self._storage, step, hold_s)
+        if step in self._foreign:
+            return restore_source(self._foreign.open(step), item, like, options)
+        return restore_any(self._storage, str(step), read_record(self._storage, str(step)), item, like, options)
+
+    def _restore_newest_whole(self, newest: int | None, like: Any, item: str, options: RestoreOptions, hold_s: float) -> Any:
+        """Tries the steps from the newest (or `newest`) down until one restores on every process."""
+        failures = []
+        candidates = [step for step in sorted(self._agreed_steps(), reverse=True) if newest is None or step <= newest]
+        for number, step in enumerate(candidates):
+            value, failure = None, ""
+            try:
+                value = self._restore_step(step, like, item, options, hold_s)
+            except (CheckpointError, OSError) as error:
+                failure = error_text(error)
+            failure = self._first_failure(f"{self._message_name}/whole/{number % 8}", failure)
+            if not failure:
+                return value
+            failures.append(f"step {step}: {failure}")
+        raise StepNotFound(f"no step of {self._storage.root} restores: {'; '.join(failures) or 'there is none'}", path=self._storage.root)
+
+    def _agreed_steps(self) -> list[int]:
+        """Returns the primary's listing, on every process."""
+        listing = json.dumps([*list_steps(self._storage), *self._foreign]).encode() if self._group.index == 0 else None
+        agreed = self._group.broadcast(f"{self._message_name}/steps", listing, timeout_s=self._options.save_timeout_s)
+        return [int(step) for step in json.loads(agreed)]
+
+    def _agreed_latest(self) -> int:
+        steps = self._agreed_steps()
+        if not steps:
+            raise StepNotFound(f"there is no step in {self._storage.root}", path=self._storage.root)
+        return max(steps)
+
+    def _first_failure(self, name: str, failure: str) -> str:
+        """Returns the first process's failure, alike on every process; "" when none has any."""
+        timeout_s = self._options.save_timeout_s
+        gathered = self._group.gather(f"{name}/trouble", failure.encode(), timeout_s=timeout_s)
+        first = None
+        if gathered is not None:
+            first = next((f"process {rank}: {text.decode()}" for rank, text in enumerate(gathered) if text), "").encode()
+        return self._group.broadcast(f"{name}/verdict", first, timeout_s=timeout_s).decode()
 
     # --- the end
 
@@ -322,34 +352,34 @@ class CheckpointManager:
             return
         self._closed = True
         try:
-            self._flight.join()
+            self._saver.join()
         finally:
-            self._shut(self._options.exit_timeout_s)
-        self._flight.raise_error()
+            self._release(self._options.exit_timeout_s)
+        self._saver.raise_error()
 
-    def _shut(self, timeout_s: float) -> None:
+    def _release(self, timeout_s: float) -> None:
         _open_managers.discard(self)
-        self._flight.close()
+        self._saver.close()
         if self._watchdog is not None:
             self._watchdog.close()
-        self._decider.close()
-        if not self._cleaner.wait(timeout_s):
-            self._cleaner.drop()
+        self._scheduler.close()
+        if not self._worker.wait(timeout_s):
+            self._worker.drop()
         if self._is_writing_primary:
             try:
                 self._claims.fence(self._writer.id)
             except OSError as error:
                 _log.warning("the claim on %s could not be removed, the next manager does it: %s", self._storage.root, error)
 
-    def _exit(self) -> None:
-        """Is called when the interpreter ends with this manager open: a save in flight may finish, within bounds."""
+    def _finish_at_exit(self) -> None:
+        """Lets a save in flight finish, within bounds, when the interpreter ends with this manager open."""
         self._closed = True
         with contextlib.suppress(TimeoutError, HoldfastError):
-            self._flight.join(self._options.exit_timeout_s)
-        if (error := self._flight.take_error()) is not None:
+            self._saver.join(self._options.exit_timeout_s)
+        if (error := self._saver.take_error()) is not None:
             _log.error("a save failed before the exit: %s", error)
-        if not self._flight.busy():
-            self._shut(1.0)
+        if not self._saver.busy():
+            self._release(1.0)
 
     def __enter__(self) -> Self:
         return self
@@ -376,22 +406,24 @@ def _items(state: Any, items: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"state": state} if items is None else dict(items)
 
 
-def _checked(step: int) -> int:
-    number = operator.index(step)
-    if not 0 <= number < 10**18:
-        raise ValueError(f"step {number}: expected 0 to 10**18 - 1")
-    return number
-
-
 _open_managers: weakref.WeakSet[CheckpointManager] = weakref.WeakSet()
 
 
-def _finish_at_exit() -> None:
+def _finish_all_at_exit() -> None:
     for manager in list(_open_managers):
-        manager._exit()
+        manager._finish_at_exit()
 
+
+def _close_all_in_child() -> None:
+    """Closes the managers of a forked child without a word to store or group: they are the parent's, and so are their threads."""
+    for manager in list(_open_managers):
+        manager._closed = manager._forked = True
+    _open_managers.clear()
+
+
+os.register_at_fork(after_in_child=_close_all_in_child)
 
 # Threads and executors still work in hooks of `threading`; in those of `atexit` they are gone. The last registered runs first:
 # the executors' own hook, registered when their module was imported, runs after ours.
 assert _executors is not None
-getattr(threading, "_register_atexit", atexit.register)(_finish_at_exit)
+getattr(threading, "_register_atexit", atexit.register)(_finish_all_at_exit)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +14,8 @@ import jax
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, default_group
 
-from .errors import CheckpointError, StepExists, StepNotFound, describe, failure_of
+from .errors import CheckpointError, CommitUnknown, StepExists, StepNotFound, failure_of
+from .format.limits import check_item_name, check_step, encode_json
 from .format.record import read_record
 from .format.rename import Names
 from .inspection import open_checkpoint
@@ -20,19 +23,22 @@ from .layouts.detect import open_source, restore_source
 from .options import Options
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, restore_item
+from .saving.commit import commit_record
 from .saving.pack_writer import write_snapshot
 from .saving.plan import Plan
-from .saving.plan_mismatch import PlansDiffer, check_reports, explain, hear
+from .saving.plan_mismatch import PlansDiffer, check_reports, explain, receive_result
 from .saving.planner import Planner
-from .saving.protocol import Outcome, SaveReport, check
+from .saving.protocol import SaveReport, SaveResult, check_save_reports
 from .saving.record_builder import build_record
 from .saving.snapshot import take_snapshot
 from .steps.claims import FOLDER, Writer
 from .steps.object_claims import open_claims
-from .steps.opening import open_root
+from .steps.opening import give_up_claim, open_root
 from .storage.base import Storage
 from .storage.path import StorePath, open_storage
 from .storage.tombstone import RECORD_NAME
+
+log = logging.getLogger("holdfast.checkpoint")
 
 
 def save(
@@ -57,6 +63,8 @@ def save(
     Raises StepExists where one is there (unless `overwrite`), UnsupportedLeaf, SaveFailed naming the process that failed, CheckpointError
     for a folder that cannot be written; on every process alike. `group=None` is the job's processes, or this one alone.
     """
+    check_item_name(item)
+    step, metadata = check_step(step), json.loads(encode_json(metadata, "the metadata"))
     group = group if group is not None else default_group()
     if layout == "orbax":
         from .layouts.orbax.write import save_orbax
@@ -67,18 +75,11 @@ def save(
     claims = open_claims(storage)
     writer = open_root(storage, claims, group, Options(save_timeout_s=timeout_s)).writer
     try:
-        planner = Planner(
-            group.index,
-            group.count,
-            processes=getattr(group, "processes", None),
-            max_file_bytes=storage.max_file_bytes,
-            per_process=per_process,
-        )
+        planner = Planner.of_group(group, max_file_bytes=storage.max_file_bytes, per_process=per_process)
         _save(storage, group, writer, planner, item, state, step, metadata, overwrite, timeout_s)
     finally:
         if group.index == 0:
-            claims.fence(writer.id)
-            storage.delete([f"{FOLDER}/"])
+            give_up_claim(storage, claims, writer)
 
 
 def _save(
@@ -102,21 +103,21 @@ def _save(
         message = SaveReport(group.index, 0, step, {item: report})
     except Exception as error:
         own_error = error
-        text = str(error) if isinstance(error, StepExists) else describe(error)
-        message = SaveReport(group.index, 0, step, error=text, kind=type(error).__name__)
+        message = SaveReport.of_error(group.index, 0, step, error)
     gathered = group.gather(f"{name}/report", message.to_bytes(), timeout_s=timeout_s)
     if gathered is None:
-        told = Outcome.from_bytes(hear(group, name, {item: plan} if plan is not None else {}, timeout_s))
+        result = receive_result(group, name, {item: plan} if plan is not None else {}, timeout_s)
     else:
-        told = _commit(storage, writer, item, plan, gathered, step, metadata, started_s, overwrite)
-        if isinstance(told.error, PlansDiffer):
-            told = Outcome(step, explain(group, name, told.error, plan))
-        group.broadcast(f"{name}/outcome", told.to_bytes(), timeout_s=timeout_s)
-    if told.error is not None:
-        _drop_own(storage, item, writer, group.index)
+        result = _commit(storage, writer, item, plan, gathered, step, metadata, started_s, overwrite)
+        if isinstance(result.error, PlansDiffer):
+            result = SaveResult(step, explain(group, name, result.error, plan))
+        group.broadcast(f"{name}/outcome", result.to_bytes(), timeout_s=timeout_s)
+    if result.error is not None:
+        if not isinstance(result.error, CommitUnknown):
+            _drop_own(storage, item, writer, group.index)
         if isinstance(own_error, HoldfastError) and group.count == 1:
             raise own_error
-        raise told.error from own_error
+        raise result.error from own_error
 
 
 def _refuse_existing(storage: Storage) -> None:
@@ -135,23 +136,31 @@ def _commit(
     metadata: Any,
     started_s: float,
     overwrite: bool,
-) -> Outcome:
+) -> SaveResult:
     try:
         reports = [SaveReport.from_bytes(data) for data in gathered]
-        check(reports, 0, step)
+        check_save_reports(reports, 0, step)
         assert plan is not None
         items = [report.items[item] for report in reports]
         check_reports(item, plan, items)
-        facts = {"writer": writer.id, "processes": len(reports), "started_s": started_s, "finished_s": time.time(), "metadata": metadata}
-        record = build_record(step, {item: (plan, items)}, **facts)
+        record = build_record(
+            step,
+            {item: (plan, items)},
+            writer=writer.id,
+            processes=len(reports),
+            started_s=started_s,
+            finished_s=time.time(),
+            metadata=metadata,
+        )
         old = _old_names(storage) if overwrite else []
-        storage.commit(RECORD_NAME, record, f"{FOLDER}/{writer.id}", replace=overwrite)
-        storage.delete([name for name in old if f"-{writer.id}." not in name])
-        return Outcome(step)
-    except FileExistsError:
-        return Outcome(step, StepExists(f"{storage.root} holds a checkpoint already: somebody saved it meanwhile", path=storage.root))
+        commit_record(storage, "", record, f"{FOLDER}/{writer.id}", writer.id, replace=overwrite)
+        try:
+            storage.delete([name for name in old if f"-{writer.id}." not in name])
+        except OSError as error:  # it is saved; what it was before may lie beside it
+            log.warning("what %s held before could not be deleted: %s", storage.root, error)
+        return SaveResult(step)
     except Exception as error:
-        return Outcome(step, failure_of(error, step, 0))
+        return SaveResult(step, failure_of(error, step, 0))
 
 
 def _old_names(storage: Storage) -> list[str]:
@@ -192,8 +201,8 @@ def load(
         foreign = rename is not None
     except StepNotFound:
         foreign = True
-    own = PerProcessSelection(jax.process_index(), jax.process_count()) if process is None else PerProcessSelection(process)
-    how = RestoreOptions(partial=partial, cast=cast, types=types, own=own, host_memory_bytes=host_memory_bytes)
+    selection = PerProcessSelection(jax.process_index(), jax.process_count()) if process is None else PerProcessSelection(process)
+    options = RestoreOptions(partial=partial, cast=cast, types=types, own=selection, host_memory_bytes=host_memory_bytes)
     if foreign:
-        return restore_source(open_source(path), item, like, how, rename=rename)
-    return restore_item(storage, step_dir, record, item, like, how)
+        return restore_source(open_source(path), item, like, options, rename=rename)
+    return restore_item(storage, step_dir, record, item, like, options)

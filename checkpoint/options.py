@@ -1,11 +1,45 @@
-"""Options: the settings of a manager that are no policy, as one value; what it counts; and a progress bar."""
+"""The settings of a manager that are no policy, as one value; what it counts; and how it shows progress."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+DAY_S = 24 * 3600.0
+PROGRESS_S = 0.25
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a save of this process is: `done_bytes` of the `total_bytes` that it writes are out. `phase` is "save"."""
+
+    step: int
+    phase: str
+    done_bytes: int
+    total_bytes: int
+
+
+class ProgressMeter:
+    """Counts the bytes of one save, and passes its `Progress` on, at most every PROGRESS_S seconds and at the end. Thread-safe."""
+
+    def __init__(self, step: int, total_bytes: int, listener: Callable[[Progress], None]) -> None:
+        self._step, self._total_bytes, self._listener = step, total_bytes, listener
+        self._lock = threading.Lock()
+        self._done_bytes = 0
+        self._passed_on_s = 0.0
+
+    def add(self, size: int) -> None:
+        """Counts bytes that are out."""
+        with self._lock:
+            self._done_bytes += size
+            now, done = time.monotonic(), self._done_bytes
+            if now - self._passed_on_s < PROGRESS_S and done < self._total_bytes:
+                return
+            self._passed_on_s = now
+        self._listener(Progress(self._step, "save", done, self._total_bytes))
 
 
 class ProgressBar:
@@ -18,8 +52,8 @@ class ProgressBar:
         self._lock = threading.Lock()
         self._bar: object | None = None
 
-    def __call__(self, seen: Progress) -> None:
-        """Draws the bar anew."""
+    def __call__(self, progress: Progress) -> None:
+        """Redraws the bar."""
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
         from rich.progress import Progress as Rich
@@ -30,12 +64,12 @@ class ProgressBar:
                 bar = Rich(*columns, console=Console(stderr=True), transient=True)
                 if not bar.console.is_terminal:
                     return
-                bar.add_task(f"{seen.phase} step {seen.step}", total=seen.total_bytes)
+                bar.add_task(f"{progress.phase} step {progress.step}", total=progress.total_bytes)
                 bar.start()
                 self._bar = bar
             bar = self._bar  # type: ignore[assignment]
-            bar.update(bar.task_ids[0], completed=seen.done_bytes)
-            if seen.done_bytes >= seen.total_bytes:
+            bar.update(bar.task_ids[0], completed=progress.done_bytes)
+            if progress.done_bytes >= progress.total_bytes:
                 bar.stop()
                 self._bar = None
 
@@ -69,19 +103,6 @@ class Statistics:
             return {name: getattr(self, name) for name in self.__dataclass_fields__ if not name.startswith("_")}
 
 
-DAY_S = 24 * 3600.0
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a save of this process is: `done_bytes` of the `total_bytes` that it writes are out. `phase` is "save"."""
-
-    step: int
-    phase: str
-    done_bytes: int
-    total_bytes: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Settings of a CheckpointManager.
@@ -93,7 +114,7 @@ class Options:
     single_writer: promises that nobody else writes to this root, where the store has no atomic create-if-absent.
     read_only: takes no claim: `save` and `delete` are errors, and nothing is written.
     check_free_space: refuses a save that does not fit on the disk before it begins.
-    progress: called with a `Progress` from background threads, a few times a second at most.
+    progress: called with a `Progress` from background threads, at most four times a second.
     claim_age_s: on stores without locks, the age from which a claim that was not renewed counts as dead.
     per_process: says of a leaf's path whether each process keeps its own value, `lambda path: path.startswith("reader.")`. Such a leaf is a
         value of the host (numpy, Python, an array on this process's devices) of one shape and dtype everywhere; without this it has to be

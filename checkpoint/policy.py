@@ -1,8 +1,8 @@
 """When to save and what to keep: values, and decisions that return their reason.
 
-A save policy answers `wants(facts)` with the sentence that says why, or "" for no. A keep policy answers `keeps(steps)` with the steps that
-must stay. Neither reads a clock or a disk: what they need is in their arguments, so every process of a job decides alike. Anything with
-the same verb serves: subclassing is not needed.
+A save policy answers `wants(context)` with the sentence that says why, or "" for no. A keep policy answers `keeps(steps)` with the steps
+that must stay. Neither reads a clock or a disk: what they need is in their arguments, so every process of a job decides alike. Anything
+with the same verb serves: subclassing is not needed.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class StepFacts:
 
 
 class SavePolicy(Protocol):
-    """Says whether a step is to be saved. One verb; must be a pure function of `facts`."""
+    """Says whether a step is to be saved. One verb; must be a pure function of `context`."""
 
-    def wants(self, facts: PolicyContext) -> str:
+    def wants(self, context: PolicyContext) -> str:
         """Returns why this step is to be saved, or "" if it is not."""
         ...
 
@@ -60,9 +60,9 @@ class EveryNSteps:
     def __post_init__(self) -> None:
         _need_positive("EveryNSteps", "n", self.n)
 
-    def wants(self, facts: PolicyContext) -> str:
+    def wants(self, context: PolicyContext) -> str:
         """Returns a reason at each multiple of `n`."""
-        return f"step {facts.step} is a multiple of {self.n}" if facts.step % self.n == 0 else ""
+        return f"step {context.step} is a multiple of {self.n}" if context.step % self.n == 0 else ""
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class EveryNSeconds:
     def __post_init__(self) -> None:
         _need_positive("EveryNSeconds", "seconds", self.seconds)
 
-    def wants(self, facts: PolicyContext) -> str:
+    def wants(self, context: PolicyContext) -> str:
         """Returns a reason once the time has passed."""
-        return f"{facts.elapsed_s:.1f} s since the last save, of {self.seconds:g} s" if facts.elapsed_s >= self.seconds else ""
+        return f"{context.elapsed_s:.1f} s since the last save, of {self.seconds:g} s" if context.elapsed_s >= self.seconds else ""
 
 
 class AtSteps:
@@ -85,9 +85,9 @@ class AtSteps:
     def __init__(self, steps: Iterable[int]) -> None:
         self.steps = frozenset(steps)
 
-    def wants(self, facts: PolicyContext) -> str:
+    def wants(self, context: PolicyContext) -> str:
         """Returns a reason at the named steps."""
-        return f"step {facts.step} is named" if facts.step in self.steps else ""
+        return f"step {context.step} is named" if context.step in self.steps else ""
 
     def __repr__(self) -> str:
         return f"AtSteps({sorted(self.steps)})"
@@ -103,9 +103,9 @@ class AtSteps:
 class OnPreemption:
     """Saves at the step at which the whole job agreed to stop. In a group every manager does so, whatever its policy."""
 
-    def wants(self, facts: PolicyContext) -> str:
+    def wants(self, context: PolicyContext) -> str:
         """Returns a reason once the preemption sync point is reached, until the step is saved."""
-        return "the job is preempted" if facts.preempted and facts.last_step != facts.step else ""
+        return "the job is preempted" if context.preempted and context.last_step != context.step else ""
 
 
 @dataclass(frozen=True, init=False)
@@ -117,9 +117,9 @@ class AnyOf:
     def __init__(self, *policies: SavePolicy) -> None:
         object.__setattr__(self, "policies", policies)
 
-    def wants(self, facts: PolicyContext) -> str:
+    def wants(self, context: PolicyContext) -> str:
         """Returns the first reason among its policies."""
-        return next((reason for policy in self.policies if (reason := policy.wants(facts))), "")
+        return next((reason for policy in self.policies if (reason := policy.wants(context))), "")
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class KeepAnyOf:
 
 def to_delete(policy: KeepPolicy, steps: Sequence[StepFacts], *, held: Iterable[int] = ()) -> list[int]:
     """Returns the steps that `policy` lets go, oldest first: never the newest, never one that a reader holds."""
-    ascending = sorted(steps, key=lambda facts: facts.step)
+    ascending = sorted(steps, key=lambda each: each.step)
     stay = policy.keeps(ascending) | set(held) | {facts.step for facts in ascending[-1:]}
     return [facts.step for facts in ascending if facts.step not in stay]
 
@@ -209,7 +209,7 @@ def best_rule(policy: KeepPolicy) -> KeepBest | None:
     if isinstance(policy, KeepBest):
         return policy
     inner = policy.policies if isinstance(policy, KeepAnyOf) else ()
-    return next((rule for part in inner if (rule := best_rule(part))), None)
+    return next((rule for each in inner if (rule := best_rule(each))), None)
 
 
 def _need_positive(policy: str, name: str, value: float) -> None:

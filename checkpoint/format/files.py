@@ -106,12 +106,18 @@ def decode_value(kind: str, text: str) -> Any:
     raise ValueError(f"no value of kind {kind!r}")
 
 
-_STEP_FOLDER = re.compile(r"(?:0|[1-9][0-9]{0,17})/")
+_STEP_FOLDER = re.compile(r"0|[1-9][0-9]{0,17}")
+
+
+def step_of(name: str) -> int | None:
+    """Returns the step that a folder of this name holds; None for a name that is not a step's."""
+    return int(name) if _STEP_FOLDER.fullmatch(name) else None
 
 
 def step_folders(storage: Storage) -> list[int]:
     """Returns the numbers of all folders that are named like steps, ascending."""
-    return sorted(int(entry.name[:-1]) for entry in storage.list("") if _STEP_FOLDER.fullmatch(entry.name))
+    folders = (entry.name[:-1] for entry in storage.list("") if entry.name.endswith("/"))
+    return sorted(step for name in folders if (step := step_of(name)) is not None)
 
 
 def has_record(storage: Storage, step: int) -> bool:

@@ -6,6 +6,7 @@ An iterator's state may hold what JSON lacks; it travels as an object with one m
 from __future__ import annotations
 
 import base64
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -58,6 +59,8 @@ def give_state(value: Any, state: Any) -> Any:
 
 def encode(value: Any, path: str) -> Any:
     """Returns `value` as JSON types. `path` leads the messages."""
+    if type(value) is float and not math.isfinite(value):
+        return {"$float": repr(value)}  # JSON has no such number
     if value is None or isinstance(value, bool | str) or (type(value) in (int, float)):
         return value
     if isinstance(value, bytes | bytearray):
@@ -107,6 +110,7 @@ def _decode_array(parts: Any) -> Any:
 _DECODERS: dict[str, Any] = {
     "$bytes": base64.b64decode,
     "$array": _decode_array,
+    "$float": float,
     "$tuple": lambda parts: tuple(decode(part) for part in parts),
     "$dict": lambda pairs: {decode(key): decode(part) for key, part in pairs},
 }

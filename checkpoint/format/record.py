@@ -22,6 +22,7 @@ from ..storage.tombstone import RECORD_NAME, body_of, sealed
 from .dtypes import dtype_named
 from .files import FileReport, decode_value
 from .grid import Grid, Ints
+from .limits import ITEM_NAME
 from .sharding import parse_sharding
 from .tree import check_description, paused_gc
 
@@ -52,7 +53,6 @@ FORMAT = "holdfast/1"
 
 RECORD_LIMIT_BYTES = 256 << 20
 
-ITEM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 _FILE_NAME = re.compile(r"(\d{5,})-(\d{5,}|j)-([0-9A-Za-z_-]{1,64})\.(safetensors|json)")
 

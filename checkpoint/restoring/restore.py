@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import HostileCheckpoint, StepNotFound
+from ..errors import HostileCheckpoint, StepNotFound, TreeMismatch
+from ..format.json_state import give_state, is_iterator
 from ..format.record import ItemRecord, Record, find_item
 from ..format.tree import describe, flatten, paused_gc, rebuild
 from ..storage.base import Storage
@@ -236,3 +237,24 @@ def verify_step(storage: Storage, step_dir: str, record: Record) -> VerifyReport
             reader.check_all()
         total += sum(file.size for file in item.files)
     return VerifyReport(join(storage.root, step_dir), record.step, len(record.file_names()), leaves, total)
+
+
+def restore_any(storage: Storage, step_dir: str, record: Record, item: str, like: Any, options: RestoreOptions) -> Any:
+    """Restores an item of any kind: a tree, a JSON value, or the state of an iterator, which `like` takes back and is returned."""
+    if is_iterator(like):
+        return give_state(like, read_json(storage, step_dir, record, item, _state_owner(record, item, options.own)))
+    if item in record.items and record.items[item].kind == "json":
+        chosen = options.own.process if options.own is not None and options.own.processes is None else 0
+        return read_json(storage, step_dir, record, item, chosen)
+    return restore_item(storage, step_dir, record, item, like, options)
+
+
+def _state_owner(record: Record, item: str, own: PerProcessSelection | None) -> int:
+    """Returns whose state an iterator takes; raises TreeMismatch on another number of processes than saved, unless one is chosen."""
+    if own is None or own.processes in (None, record.processes):
+        return 0 if own is None else own.process
+    message = (
+        f"{record.path}: the item {item!r} has a state for each of {record.processes} processes, and this job has {own.processes}; to take "
+        f"that of one of them, pass process=0 to {record.processes - 1}"
+    )
+    raise TreeMismatch(message, leaf=item, expected=f"states of {own.processes} processes", found=f"states of {record.processes}")

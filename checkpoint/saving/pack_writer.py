@@ -6,7 +6,6 @@ but the checksums is known from the plan. Packs of a process are written side by
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,16 +20,16 @@ from ..format.pack_header import header_around, join_header
 from ..storage.base import Part, Storage, counted, run_side_by_side
 from ..storage.path import join
 from .plan import Plan, local_chunks
-from .snapshot import Snapshot, local_leaves
+from .snapshot import Snapshot
 
 
 def write_snapshot(
-    snapshot: Snapshot, storage: Storage, step_dir: str, item: str, writer_id: str, *, progress: Callable[[int], None] | None = None
+    snapshot: Snapshot, storage: Storage, step_dir: str, item: str, save_id: str, *, progress: Callable[[int], None] | None = None
 ) -> ItemReport:
     """Writes the packs of this process under `<step_dir>/<item>/`, durably, and reports them; blocks, and empties the snapshot.
 
-    `step_dir` is relative to the store's root ("" for the root itself). `progress` hears, from several threads, how many more bytes went
-    out. A failure is the store's OSError (or the device's error); the caller turns it into SaveFailed and reports it to the group.
+    `step_dir` is relative to the store's root ("" for the root itself). `progress` is called, from several threads, with the bytes that
+    went out. A failure is the store's OSError (or the device's error); the caller turns it into SaveFailed and reports it to the group.
     """
     plan = snapshot.plan
     crcs: dict[tuple[int, str], int] = {}
@@ -38,7 +37,7 @@ def write_snapshot(
     def write(pack: int) -> FileReport:
         planned, found = plan_pack(plan, pack), list[int]()
         shards = snapshot.take_pack(pack)
-        name = pack_name(plan.process, pack, writer_id)
+        name = pack_name(plan.process, pack, save_id)
         parts = pack_parts(planned, shards, found)
         storage.write(join(step_dir, item, name), planned.size, parts if progress is None else counted(parts, progress))
         if plan.process == 0:
@@ -50,7 +49,7 @@ def write_snapshot(
         local = _local_crcs(snapshot, crcs)
     finally:
         snapshot.release()
-    own = zip(snapshot.values, (leaf for leaf in plan.leaves if leaf.is_value), strict=True)
+    own = zip(snapshot.values, plan.value_leaves, strict=True)
     values = tuple(encode_value(value) for value, leaf in own if plan.process == 0 or leaf.per_process)
     return ItemReport(plan.process, plan.hash, tuple(files), local, values)
 
@@ -61,20 +60,19 @@ def _local_crcs(snapshot: Snapshot, written: dict[tuple[int, str], int]) -> tupl
     if plan.process_count == 1:
         return ()
     crcs = []
-    for position, leaf in enumerate(local_leaves(plan)):
+    for position, leaf in enumerate(plan.local_leaves):
         crc = 0
         for chunk in local_chunks(plan, leaf):
             found = written[leaf, chunk.name] if plan.process == 0 else crc32c(chunk_bytes(snapshot.local[position], chunk))
             crc = crc32c(found.to_bytes(4, "little"), crc)
         crcs.append(crc)
-    values = zip(snapshot.values, (leaf for leaf in plan.leaves if leaf.is_value), strict=True)
+    values = zip(snapshot.values, plan.value_leaves, strict=True)
     return (*crcs, *(0 if leaf.per_process else crc32c(repr(encode_value(value)).encode()) for value, leaf in values))
 
 
-def write_json(storage: Storage, step_dir: str, item: str, writer_id: str, process: int, value: Any) -> ItemReport:
-    """Writes a value of JSON types as `<item>/<process>-j-<writer id>.json`, durably, and reports it."""
-    data = json.dumps(value, separators=(",", ":")).encode()
-    name = json_name(process, writer_id)
+def write_json(storage: Storage, step_dir: str, item: str, save_id: str, process: int, data: bytes) -> ItemReport:
+    """Writes JSON as `<item>/<process>-j-<save id>.json`, durably, and reports it."""
+    name = json_name(process, save_id)
     storage.write(join(step_dir, item, name), len(data), [(0, [memoryview(data)])])
     return ItemReport(process, "", (FileReport(name, len(data), 0, crc32c(data)),))
 
@@ -154,6 +152,6 @@ def pack_parts(pack: PackPlan, shards: list[Any], crcs: list[int]) -> Iterator[P
 def chunk_bytes(shard: Any, chunk: Chunk) -> memoryview:
     """Returns the bytes of a chunk of a numpy array or Shard, in C order; a view unless the array is laid out otherwise."""
     array: Any = shard if isinstance(shard, np.ndarray) else shard.get()
-    part: Any = array if chunk.inside is None else array[chunk.inside]
-    data: Any = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+    region: Any = array if chunk.inside is None else array[chunk.inside]
+    data: Any = np.ascontiguousarray(region).reshape(-1).view(np.uint8)
     return memoryview(data)

@@ -1,12 +1,12 @@
-"""Who writes which chunk into which pack: a pure function of shapes, dtypes and where the shards lie. No jax, no I/O.
+"""Decides who writes which chunk into which pack: a pure function of shapes, dtypes and where the shards lie. No jax, no I/O.
 
-A leaf is cut into a grid of chunks: along each axis into the equal parts of its sharding, and those, along the leading axes, until a
-chunk has at most CHUNK_BYTES. Each chunk has one writer among the ranks that hold it. First all chunks with one holder are counted; then
+A leaf is cut into a grid of chunks: along each axis into the shards of its sharding, and those, along the leading axes, until a chunk
+has at most CHUNK_BYTES. Each chunk has one writer among the ranks that hold it. First all chunks with one holder are counted; then
 the replicated leaves, largest first, go to the least loaded of their holders (few chunks) or round by rotation (many). So that one
 restoring process need not open a pack of every process for its biases, no more ranks share in replicated leaves than have SHARE_BYTES
 each to write.
 
-The chunks of one rank, in the order of leaves and cells, are split into packs of about equal weight. All of it is index arithmetic on
+The chunks of one rank, in the order of leaves and their grids, are split into packs of about equal weight. All of it is index arithmetic on
 whole grids, since a job may have thousands of ranks.
 """
 
@@ -27,7 +27,7 @@ from ..format.pack_header import HEADER_BYTES
 
 CHUNK_BYTES = 64 << 20
 
-DEAL_BYTES = 4 << 20  # replicated leaves are cut no smaller than this to be shared out
+SHARED_CHUNK_BYTES = 4 << 20  # replicated leaves are cut no smaller than this to be shared out
 
 SHARE_BYTES = 16 << 20  # of replicated leaves, at least this much for each rank that takes part
 
@@ -39,22 +39,24 @@ PACK_CHUNKS = 200_000  # of about 100 bytes each in the header, of which safeten
 
 CHUNK_WEIGHT = 512  # what a chunk costs beside its bytes
 
-FEW_CELLS = 64
+FEW_CHUNKS = 64
 
 
 @dataclass(frozen=True, eq=False)
 class ShardPlacement:
-    """Says where the shards of an array lie: `parts` equal parts an axis, and in C order of these cells, [cells, replicas], the rank that
-    holds each replica (-1: nobody of the group) and, at its holder, the index of its addressable shard (-1 elsewhere).
+    """Where the shards of an array lie.
+
+    `ranks` is [shards, replicas], shards in C order: the rank that holds each replica (-1: nobody of the group). `slots` is, at the holder
+    of a replica, the index of its addressable shard (-1 elsewhere).
     """
 
-    parts: tuple[int, ...]
+    shards_per_axis: tuple[int, ...]
     ranks: Ints
     slots: Ints
 
     @cached_property
     def holders(self) -> tuple[Ints, Ints]:
-        """Is the distinct ranks of each cell, ascending, [cells, most], and how many there are of them, [cells]."""
+        """The distinct ranks that hold each shard, ascending, [shards, most], and how many there are of them, [shards]."""
         ranks = np.sort(self.ranks, axis=1)
         first = ranks >= 0
         first[:, 1:] &= ranks[:, 1:] != ranks[:, :-1]
@@ -65,9 +67,11 @@ class ShardPlacement:
 
 @dataclass(frozen=True)
 class Leaf:
-    """Describes one leaf. `kind` is "array", "key" (typed PRNG keys; dtype and shape are those of their data), "numpy", "scalar" (of
-    numpy) or the name of a Python type, whose value lives in the record. `layout` None: host-local, rank 0 writes it whole. `per_process`:
-    every rank has its own, of the same shape, and writes it as its row of [ranks, *shape], which is then the shape here.
+    """One leaf. `kind` is "array", "key" (typed PRNG keys; dtype and shape are those of their data), "numpy", "scalar" (of numpy) or the
+    name of a Python type, whose value lies in the record.
+
+    `placement` None: host-local, rank 0 writes it whole. `per_process`: every rank has its own, of the same shape, and writes it as its row
+    of [ranks, *shape], which is then the shape here.
     """
 
     path: str
@@ -75,7 +79,7 @@ class Leaf:
     dtype: str = ""
     shape: tuple[int, ...] = ()
     itemsize: int = 0
-    layout: ShardPlacement | None = None
+    placement: ShardPlacement | None = None
     sharding: Any = None  # of JSON types
     impl: str = ""
     per_process: bool = False
@@ -91,7 +95,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class LeafPlan:
-    """The grid of a leaf, and in C order of its cells who writes each and into which of the writer's packs."""
+    """The grid of a leaf, and in C order of its chunks who writes each and into which of the writer's packs."""
 
     leaf: Leaf
     grid: Grid
@@ -101,7 +105,7 @@ class LeafPlan:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Says what each process writes of one tree, the same on every process but for `own`.
+    """What each process writes of one tree, the same on every process but for `own`.
 
     `hash` is the SHA-256, in hex, of its canonical description. `own` are the chunks of this process by pack, in the order of the file.
     `own_bytes` is what this process writes, `total_bytes` what all write. `cache` holds what other modules derive from the plan once.
@@ -119,20 +123,31 @@ class Plan:
     total_bytes: int
     cache: dict[str, Any] = field(default_factory=dict)
 
+    @cached_property
+    def value_leaves(self) -> tuple[Leaf, ...]:
+        """The leaves that are Python values, in order."""
+        return tuple(leaf for leaf in self.leaves if leaf.is_value)
+
+    @cached_property
+    def local_leaves(self) -> tuple[int, ...]:
+        """The indices of the arrays that every process has a copy of and rank 0 writes."""
+        return tuple(index for index, leaf in enumerate(self.leaves) if not leaf.is_value and leaf.placement is None)
+
 
 def make_plan(tree: Any, leaves: Sequence[Leaf], rank: int = 0, count: int = 1, *, max_file_bytes: int | None = None) -> Plan:
     """Returns the plan of leaves whose tree is described by `tree`; ranks are 0 to count - 1."""
-    grids = _cut_all(leaves)
-    cells = [(leaf, grid) for leaf, grid in zip(leaves, grids, strict=True) if grid is not None]
-    ends = np.cumsum([grid.num_chunks for _, grid in cells], dtype=np.int64)
-    sizes = np.concatenate([grid.sizes for _, grid in cells]) if cells else np.zeros(0, np.int64)
-    writers = np.concatenate(_deal(cells, count)) if cells else np.zeros(0, np.int64)
-    packs = _split(writers, sizes, count, max_file_bytes)
-    parts = iter(zip(cells, np.split(writers, ends[:-1]), np.split(packs, ends[:-1]), strict=bool(cells)))
-    arrays = tuple(None if grid is None else LeafPlan(*(part := next(parts))[0], part[1], part[2]) for grid in grids)
+    grids = _grids(leaves)
+    cut = [(leaf, grid) for leaf, grid in zip(leaves, grids, strict=True) if grid is not None]
+    ends = np.cumsum([grid.num_chunks for _, grid in cut], dtype=np.int64)
+    sizes = np.concatenate([grid.sizes for _, grid in cut]) if cut else np.zeros(0, np.int64)
+    writers = np.concatenate(_writers(cut, count)) if cut else np.zeros(0, np.int64)
+    packs = _packs(writers, sizes, count, max_file_bytes)
+    planned = zip(cut, np.split(writers, ends[:-1]), np.split(packs, ends[:-1]), strict=bool(cut))
+    plans = (LeafPlan(leaf, grid, writer, pack) for (leaf, grid), writer, pack in planned)
+    arrays = tuple(None if grid is None else next(plans) for grid in grids)
     own = _own_chunks(leaves, arrays, rank)
     return Plan(
-        hash=_digest([count, tree], leaves, [grid for _, grid in cells], writers, packs),
+        hash=_digest([count, tree], leaves, [grid for _, grid in cut], writers, packs),
         process=rank,
         process_count=count,
         tree=tree,
@@ -145,71 +160,71 @@ def make_plan(tree: Any, leaves: Sequence[Leaf], rank: int = 0, count: int = 1, 
     )
 
 
-def _cut_all(leaves: Sequence[Leaf]) -> list[Grid | None]:
+def _grids(leaves: Sequence[Leaf]) -> list[Grid | None]:
     """Returns the grids of the arrays; equal ones are one object."""
     known: dict[Any, Grid] = {}
     grids: list[Grid | None] = []
     for leaf in leaves:
-        key = (leaf.shape, leaf.itemsize, id(leaf.layout))
+        key = (leaf.shape, leaf.itemsize, id(leaf.placement))
         if not leaf.is_value and key not in known:
-            known[key] = _cut(leaf)
+            known[key] = _grid(leaf)
         grids.append(None if leaf.is_value else known[key])
     return grids
 
 
-def _cut(leaf: Leaf) -> Grid:
+def _grid(leaf: Leaf) -> Grid:
     shape = leaf.shape
     if not math.prod(shape):
         return Grid(shape, shape, shape, leaf.itemsize)
-    parts = leaf.layout.parts if leaf.layout else (1,) * len(shape)
-    part = tuple(size // count for size, count in zip(shape, parts, strict=True))
-    limit = CHUNK_BYTES
-    if leaf.layout is not None and (holders := leaf.layout.holders[0].shape[1]) > 1:
-        limit = min(limit, max(DEAL_BYTES, -(-math.prod(part) * leaf.itemsize // holders)))
-    return Grid(shape, part, _pieces(part, leaf.itemsize, limit), leaf.itemsize)
+    shards_per_axis = leaf.placement.shards_per_axis if leaf.placement else (1,) * len(shape)
+    shard_shape = tuple(size // count for size, count in zip(shape, shards_per_axis, strict=True))
+    limit_bytes = CHUNK_BYTES
+    if leaf.placement is not None and (holders := leaf.placement.holders[0].shape[1]) > 1:
+        limit_bytes = min(limit_bytes, max(SHARED_CHUNK_BYTES, -(-math.prod(shard_shape) * leaf.itemsize // holders)))
+    return Grid(shape, shard_shape, _chunk_shape(shard_shape, leaf.itemsize, limit_bytes), leaf.itemsize)
 
 
-def _pieces(part: tuple[int, ...], itemsize: int, limit: int) -> tuple[int, ...]:
-    """Cuts a part along its leading axes until a piece has at most `limit` bytes; pieces are as equal as can be."""
-    sub = list(part)
-    for axis, size in enumerate(part):
-        row = math.prod(part[axis + 1 :]) * itemsize
-        if row * size <= limit:
+def _chunk_shape(shard_shape: tuple[int, ...], itemsize: int, limit_bytes: int) -> tuple[int, ...]:
+    """Cuts a shard along its leading axes until a chunk has at most `limit_bytes`; chunks are as equal as can be."""
+    chunk_shape = list(shard_shape)
+    for axis, size in enumerate(shard_shape):
+        row_bytes = math.prod(shard_shape[axis + 1 :]) * itemsize
+        if row_bytes * size <= limit_bytes:
             break
-        count = -(-size // max(1, limit // row))
-        sub[axis] = -(-size // count)
-        if row <= limit:
+        count = -(-size // max(1, limit_bytes // row_bytes))
+        chunk_shape[axis] = -(-size // count)
+        if row_bytes <= limit_bytes:
             break
-    return tuple(sub)
+    return tuple(chunk_shape)
 
 
-def _deal(cells: Sequence[tuple[Leaf, Grid]], count: int) -> list[Ints]:
-    """Returns the writer of each cell of each array."""
-    writers: list[Ints] = [np.zeros(0, np.int64)] * len(cells)
+def _writers(arrays: Sequence[tuple[Leaf, Grid]], count: int) -> list[Ints]:
+    """Returns the writer of each chunk of each array."""
+    writers: list[Ints] = [np.zeros(0, np.int64)] * len(arrays)
     load = np.zeros(count, np.int64)
     shared: list[int] = []
-    for index, (leaf, grid) in enumerate(cells):
-        if leaf.layout is not None and leaf.layout.holders[0].shape[1] > 1:
+    for index, (leaf, grid) in enumerate(arrays):
+        if leaf.placement is not None and leaf.placement.holders[0].shape[1] > 1:
             shared.append(index)
             continue
-        writers[index] = np.zeros(grid.num_chunks, np.int64) if leaf.layout is None else leaf.layout.holders[0][grid.shards, 0]
+        writers[index] = np.zeros(grid.num_chunks, np.int64) if leaf.placement is None else leaf.placement.holders[0][grid.shards, 0]
         load += np.bincount(writers[index], weights=grid.sizes, minlength=count).astype(np.int64)
-    most = max(1, -(-sum(cells[index][0].nbytes for index in shared) // SHARE_BYTES))
-    turn = 0
-    for index in sorted(shared, key=lambda index: -cells[index][0].nbytes):
-        leaf, grid = cells[index]
-        assert leaf.layout is not None
-        writers[index] = _share(leaf.layout, grid, most, load, turn)
-        turn += grid.num_chunks
+    most = max(1, -(-sum(arrays[index][0].nbytes for index in shared) // SHARE_BYTES))
+    rotation = 0
+    for index in sorted(shared, key=lambda index: -arrays[index][0].nbytes):
+        leaf, grid = arrays[index]
+        assert leaf.placement is not None
+        writers[index] = _writers_of_replicated(leaf.placement, grid, most, load, rotation)
+        rotation += grid.num_chunks
     return writers
 
 
-def _share(layout: ShardPlacement, grid: Grid, most: int, load: Ints, turn: int) -> Ints:
-    """Deals the cells of one replicated leaf and adds them to `load`."""
-    holders, counts = layout.holders
+def _writers_of_replicated(placement: ShardPlacement, grid: Grid, most: int, load: Ints, rotation: int) -> Ints:
+    """Returns the writer of each chunk of one replicated leaf, and adds the chunks to `load`."""
+    holders, counts = placement.holders
     holders, counts = holders[grid.shards], np.minimum(counts[grid.shards], most)
-    if grid.num_chunks > FEW_CELLS:
-        writers: Ints = holders[np.arange(grid.num_chunks), (turn + np.arange(grid.num_chunks)) % counts]
+    if grid.num_chunks > FEW_CHUNKS:
+        writers: Ints = holders[np.arange(grid.num_chunks), (rotation + np.arange(grid.num_chunks)) % counts]
         load += np.bincount(writers, weights=grid.sizes, minlength=len(load)).astype(np.int64)
         return writers
     chosen = []
@@ -220,8 +235,8 @@ def _share(layout: ShardPlacement, grid: Grid, most: int, load: Ints, turn: int)
     return np.array(chosen, np.int64)
 
 
-def _split(writers: Ints, sizes: Ints, count: int, max_file_bytes: int | None) -> Ints:
-    """Returns the pack of each cell among its writer's: consecutive runs of about equal weight."""
+def _packs(writers: Ints, sizes: Ints, count: int, max_file_bytes: int | None) -> Ints:
+    """Returns the pack of each chunk among its writer's: consecutive runs of about equal weight."""
     weights = sizes + CHUNK_WEIGHT
     load = np.bincount(writers, weights=weights, minlength=count).astype(np.int64)
     packs = np.minimum(PACKS, load // PACK_BYTES)
@@ -242,8 +257,8 @@ def _own_chunks(leaves: Sequence[Leaf], arrays: Sequence[LeafPlan | None], rank:
     for index, array in enumerate(arrays):
         if array is None:
             continue
-        for cell in np.flatnonzero(array.writers == rank).tolist():
-            found.setdefault(int(array.packs[cell]), []).append(_chunk(index, array, cell, rank))
+        for position in np.flatnonzero(array.writers == rank).tolist():
+            found.setdefault(int(array.packs[position]), []).append(_chunk(index, array, position, rank))
     return {pack: tuple(sorted(chunks, key=_file_order)) for pack, chunks in sorted(found.items())}
 
 
@@ -252,27 +267,27 @@ def _file_order(chunk: Chunk) -> tuple[bool, int]:
     return chunk.nbytes % 64 != 0, -chunk.itemsize
 
 
-def _chunk(index: int, array: LeafPlan, cell: int, rank: int) -> Chunk:
+def _chunk(index: int, array: LeafPlan, position: int, rank: int) -> Chunk:
     leaf, grid = array.leaf, array.grid
-    region = grid.region(cell)
+    region = grid.region(position)
     shape = tuple(stop - start for start, stop in region)
     slot, inside = -1, None
-    if leaf.layout is not None:
-        shard = grid.shards[cell]
-        slot = int(leaf.layout.slots[shard][leaf.layout.ranks[shard] == rank][0])
+    if leaf.placement is not None:
+        shard = grid.shards[position]
+        slot = int(leaf.placement.slots[shard][leaf.placement.ranks[shard] == rank][0])
     if shape != grid.shard_shape:
         inside = tuple(
-            slice(start % part, start % part + size) for (start, _), part, size in zip(region, grid.shard_shape, shape, strict=True)
+            slice(start % along, start % along + size) for (start, _), along, size in zip(region, grid.shard_shape, shape, strict=True)
         )
     name = chunk_name(leaf.path, region, leaf.shape)
     return Chunk(index, slot, inside, name, shape, math.prod(shape) * leaf.itemsize, leaf.itemsize)
 
 
 def local_chunks(plan: Plan, leaf: int) -> list[Chunk]:
-    """Returns the chunks of a host-local leaf, in the order of its cells, as rank 0 writes them."""
+    """Returns the chunks of a host-local leaf, in the order of its grid, as rank 0 writes them."""
     array = plan.arrays[leaf]
-    assert array is not None and array.leaf.layout is None
-    return [_chunk(leaf, array, cell, 0) for cell in range(array.grid.num_chunks)]
+    assert array is not None and array.leaf.placement is None
+    return [_chunk(leaf, array, position, 0) for position in range(array.grid.num_chunks)]
 
 
 def _files(writers: Ints, packs: Ints) -> tuple[tuple[int, int], ...]:
@@ -285,9 +300,9 @@ def _digest(about: Any, leaves: Sequence[Leaf], grids: Sequence[Grid], writers: 
     for leaf in leaves:
         shardings.setdefault(id(leaf.sharding), len(shardings))
     unique = list({id(leaf.sharding): leaf.sharding for leaf in leaves}.values())
-    facts = [(leaf.path, leaf.kind, leaf.dtype, leaf.shape, leaf.impl, leaf.per_process, shardings[id(leaf.sharding)]) for leaf in leaves]
+    rows = [(leaf.path, leaf.kind, leaf.dtype, leaf.shape, leaf.impl, leaf.per_process, shardings[id(leaf.sharding)]) for leaf in leaves]
     cuts = [(grid.shard_shape, grid.chunk_shape) for grid in grids]
-    digest = hashlib.sha256(json.dumps([about, unique, facts, cuts], sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps([about, unique, rows, cuts], sort_keys=True).encode())
     digest.update(writers.astype("<i8").tobytes())
     digest.update(packs.astype("<i8").tobytes())
     return digest.hexdigest()

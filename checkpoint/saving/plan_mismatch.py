@@ -1,6 +1,6 @@
-"""Why the plans of a save differ: asked for only when their hashes do, so that a save of equal ones stays one gather.
+"""Says why the plans of a save differ: asked for only when their hashes do, so that a save of equal ones stays one gather.
 
-The primary broadcasts a question instead of how the save ended; every process answers with its leaves; then the primary tells the end.
+The primary broadcasts a question instead of the result; every process answers with its leaves; then the primary sends the result.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from ..errors import SaveFailed
 from ..format.files import ItemReport
 from ..format.sharding import show_sharding
 from .plan import Leaf, Plan
+from .protocol import SaveResult
 
 
 class PlansDiffer(SaveFailed):
-    """Says that the processes planned different saves of an item; see _explaining.py. It does not leave this room."""
+    """Says that the processes planned different saves of an item; it does not leave this room."""
 
     item: str = ""
 
 
 def check_reports(item: str, plan: Plan, reports: Sequence[ItemReport]) -> None:
-    """Raises SaveFailed when the processes' reports (in rank order) do not tell of one plan (PlansDiffer) and one value of each local leaf.
+    """Raises SaveFailed when the processes' reports (in rank order) are not of one plan (PlansDiffer) and one value of each local leaf.
 
     Its message names the leaf and the processes that differ; `process` is the first of them.
     """
@@ -36,8 +37,7 @@ def check_reports(item: str, plan: Plan, reports: Sequence[ItemReport]) -> None:
             "their trees differ in structure, shapes, dtypes or shardings; save the same tree everywhere"
         )
         raise PlansDiffer(message, process=others[0], item=item)
-    names = [leaf.path for leaf in plan.leaves if not leaf.is_value and leaf.layout is None]
-    names += [leaf.path for leaf in plan.leaves if leaf.is_value]
+    names = [plan.leaves[index].path for index in plan.local_leaves] + [leaf.path for leaf in plan.value_leaves]
     for position, name in enumerate(names if plan.process_count > 1 else []):
         others = [report.process for report in reports if report.local[position] != reports[0].local[position]]
         if others:
@@ -54,7 +54,7 @@ ANSWER_S = 20.0  # for all to answer: they have just reported, and wait
 
 
 def explain(group: Group, name: str, error: PlansDiffer, plan: Plan | None) -> SaveFailed:
-    """Is the primary's part: asks all, and returns the error with the first leaf that differs, where it can be known."""
+    """Does the primary's part: asks all, and returns the error with the first leaf that differs, where it can be known."""
     message, leaf = error.message, ""
     try:
         group.broadcast(f"{name}/outcome", QUESTION + error.item.encode(), timeout_s=ANSWER_S)
@@ -67,13 +67,13 @@ def explain(group: Group, name: str, error: PlansDiffer, plan: Plan | None) -> S
     return SaveFailed(message, process=error.process, leaf=leaf)
 
 
-def hear(group: Group, name: str, plans: Mapping[str, Plan], timeout_s: float) -> bytes:
-    """Is the part of the others: returns how it ended, having answered if asked."""
-    told = group.broadcast(f"{name}/outcome", None, timeout_s=timeout_s)
-    if not told.startswith(QUESTION):
-        return told
-    group.gather(f"{name}/leaves", _answer(plans.get(told.removeprefix(QUESTION).decode())), timeout_s=ANSWER_S)
-    return group.broadcast(f"{name}/outcome", None, timeout_s=2 * ANSWER_S)
+def receive_result(group: Group, name: str, plans: Mapping[str, Plan], timeout_s: float) -> SaveResult:
+    """Does the part of the others: returns the result, having answered the question if there was one."""
+    message = group.broadcast(f"{name}/outcome", None, timeout_s=timeout_s)
+    if message.startswith(QUESTION):
+        group.gather(f"{name}/leaves", _answer(plans.get(message.removeprefix(QUESTION).decode())), timeout_s=ANSWER_S)
+        message = group.broadcast(f"{name}/outcome", None, timeout_s=2 * ANSWER_S)
+    return SaveResult.from_bytes(message)
 
 
 def _answer(plan: Plan | None) -> bytes:
@@ -84,7 +84,7 @@ def _answer(plan: Plan | None) -> bytes:
 def _shown(leaf: Leaf) -> str:
     if leaf.is_value:
         return f"a Python {leaf.kind}"
-    kept = ", kept per process" if leaf.per_process else ", a value of each host" if leaf.layout is None else ""
+    kept = ", kept per process" if leaf.per_process else ", a value of each host" if leaf.placement is None else ""
     sharding = f", {show_sharding(leaf.sharding)}" if leaf.sharding is not None else kept
     return f"{leaf.dtype}{list(leaf.shape)} ({leaf.kind}{sharding})"
 

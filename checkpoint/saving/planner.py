@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 from jax.tree_util import PyTreeDef
+
+from holdfast.multihost import Group
 
 from ..errors import UnsupportedLeaf
 from ..format.dtypes import can_store, name_of
@@ -17,12 +19,12 @@ from ..format.sharding import axes_of, describe_sharding
 from ..format.tree import VALUE_TYPES, describe, flatten, is_key, paused_gc, type_name
 from .plan import Leaf, Plan, ShardPlacement, make_plan
 
-KEPT_PLANS = 8
+CACHED_PLANS = 8
 
 
-class _Kept(NamedTuple):
+class _CachedPlan(NamedTuple):
     treedef: PyTreeDef
-    facts: list[tuple[type, Any, Any]]
+    signatures: list[tuple[type, Any, Any]]
     plan: Plan
 
 
@@ -45,44 +47,51 @@ class Planner:
         self._index, self._count, self._max_file_bytes, self._per_process = index, count, max_file_bytes, per_process
         self._rows: dict[int, ShardPlacement] = {}
         self._ranks = {process: rank for rank, process in enumerate(processes if processes is not None else range(count))}
-        self._kept: list[_Kept] = []
-        self._layouts: dict[tuple[Sharding, tuple[int, ...]], tuple[ShardPlacement, Any]] = {}
+        self._cached: list[_CachedPlan] = []
+        self._placements: dict[tuple[Sharding, tuple[int, ...]], tuple[ShardPlacement, Any]] = {}
         self._described: dict[Sharding, Any] = {}
+
+    @classmethod
+    def of_group(cls, group: Group, *, max_file_bytes: int | None, per_process: Callable[[str], bool] | None) -> Self:
+        """Returns the planner of one process of a group."""
+        processes = getattr(group, "processes", None)
+        return cls(group.index, group.count, processes=processes, max_file_bytes=max_file_bytes, per_process=per_process)
 
     def plan(self, tree: Any) -> Plan:
         """Returns the plan of a tree; raises UnsupportedLeaf naming the leaf's path and what to do."""
         leaves, treedef = flatten(tree)
-        for kept in self._kept:
-            if kept.treedef == treedef and _same(kept.facts, leaves):
-                return kept.plan
+        for cached in self._cached:
+            if cached.treedef == treedef and _same(cached.signatures, leaves):
+                return cached.plan
         with paused_gc():
             plan = self._make(tree, leaves)
-            self._kept = [_Kept(treedef, [_facts(leaf) for leaf in leaves], plan), *self._kept[: KEPT_PLANS - 1]]
+            self._cached = [_CachedPlan(treedef, [_signature(leaf) for leaf in leaves], plan), *self._cached[: CACHED_PLANS - 1]]
         return plan
 
     def _make(self, tree: Any, leaves: Sequence[Any]) -> Plan:
-        self._layouts, self._described = {}, {}
+        self._placements, self._described = {}, {}
         description, paths = describe(tree)
         assert len(paths) == len(leaves)
         described = [self._leaf(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
         return make_plan(description, described, self._index, self._count, max_file_bytes=self._max_file_bytes)
 
     def _leaf(self, path: str, leaf: Any) -> Leaf:
-        mine = self._per_process is not None and self._per_process(path)
-        made = self._jax_leaf(path, leaf, local=mine or self._count > 1) if isinstance(leaf, jax.Array) else _host_leaf(path, leaf)
-        return self._kept_per_process(made) if mine else made
+        per_process = self._per_process is not None and self._per_process(path)
+        local = per_process or self._count > 1
+        described = self._jax_leaf(path, leaf, local=local) if isinstance(leaf, jax.Array) else _host_leaf(path, leaf)
+        return self._kept_per_process(described) if per_process else described
 
     def _kept_per_process(self, leaf: Leaf) -> Leaf:
         """Returns a leaf of which every process writes its own."""
         if leaf.is_value:
             return replace(leaf, per_process=True)
-        if leaf.layout is not None:
+        if leaf.placement is not None:
             message = (
                 f"the leaf {leaf.path!r} is one array of several processes, and cannot be kept per process; leave it out of per_process"
             )
             raise UnsupportedLeaf(message, leaf=leaf.path, found=str(leaf.sharding))
-        rows = self._rows.setdefault(len(leaf.shape), row_layout(self._count, len(leaf.shape)))
-        return replace(leaf, shape=(self._count, *leaf.shape), layout=rows, per_process=True)
+        rows = self._rows.setdefault(len(leaf.shape), row_placement(self._count, len(leaf.shape)))
+        return replace(leaf, shape=(self._count, *leaf.shape), placement=rows, per_process=True)
 
     def _jax_leaf(self, path: str, leaf: jax.Array, *, local: bool) -> Leaf:
         if isinstance(leaf, jax.core.Tracer):
@@ -97,19 +106,19 @@ class Planner:
         _check_dtype(path, dtype)
         if local and leaf.is_fully_addressable:
             return Leaf(path, kind, dtype.name, leaf.shape, dtype.itemsize, impl=impl)
-        layout, sharding = self._layout(path, leaf)
-        return Leaf(path, kind, name_of(dtype), leaf.shape, dtype.itemsize, layout, sharding, impl)
+        placement, sharding = self._placement(path, leaf)
+        return Leaf(path, kind, name_of(dtype), leaf.shape, dtype.itemsize, placement, sharding, impl)
 
-    def _layout(self, path: str, leaf: jax.Array) -> tuple[ShardPlacement, Any]:
-        """Returns the layout and the description of a leaf's sharding, made once for all leaves of that shape and sharding."""
+    def _placement(self, path: str, leaf: jax.Array) -> tuple[ShardPlacement, Any]:
+        """Returns the placement and the description of a leaf's sharding, made once for all leaves of that shape and sharding."""
         key = (leaf.sharding, leaf.shape)
-        if key not in self._layouts:
-            layout = make_layout(leaf, self._ranks)
-            if (layout.holders[1] == 0).any():
-                message = f"parts of the leaf {path!r} are on processes outside of this group; save it with a group that holds all of it"
+        if key not in self._placements:
+            placement = placement_of(leaf, self._ranks)
+            if (placement.holders[1] == 0).any():
+                message = f"shards of the leaf {path!r} are on processes outside of this group; save it with a group that holds all of it"
                 raise UnsupportedLeaf(message, leaf=path, found=str(leaf.sharding))
-            self._layouts[key] = layout, self._described.setdefault(leaf.sharding, describe_sharding(leaf.sharding))
-        return self._layouts[key]
+            self._placements[key] = placement, self._described.setdefault(leaf.sharding, describe_sharding(leaf.sharding))
+        return self._placements[key]
 
 
 def _host_leaf(path: str, leaf: Any) -> Leaf:
@@ -126,7 +135,7 @@ def _host_leaf(path: str, leaf: Any) -> Leaf:
     raise UnsupportedLeaf(message, leaf=path, found=type_name(type(leaf)))
 
 
-def _facts(leaf: Any) -> tuple[type, Any, Any]:
+def _signature(leaf: Any) -> tuple[type, Any, Any]:
     """Returns a type and two objects whose equality means the same plan; those of jax arrays are often identical from save to save."""
     if isinstance(leaf, jax.Array):
         return type(leaf), leaf.aval, leaf.sharding
@@ -155,44 +164,44 @@ def _check_dtype(path: str, dtype: np.dtype[Any]) -> None:
         raise UnsupportedLeaf(message, leaf=path, found=str(dtype))
 
 
-def row_layout(count: int, rank: int) -> ShardPlacement:
-    """Returns the layout of [count, ...]: a row a process, `rank` more axes. The rows are the host's."""
+def row_placement(count: int, rank: int) -> ShardPlacement:
+    """Returns the placement of [count, ...]: a row a process, `rank` more axes. The rows are the host's."""
     return ShardPlacement((count, *(1,) * rank), np.arange(count)[:, None], np.full((count, 1), -1))
 
 
-def make_layout(array: jax.Array, ranks: dict[int, int]) -> ShardPlacement:
+def placement_of(array: jax.Array, ranks: dict[int, int]) -> ShardPlacement:
     """Returns where the shards of an array lie, by arithmetic on mesh and spec where it has them."""
     slots = {shard.device: slot for slot, shard in enumerate(array.addressable_shards)}
     sharding, shape = array.sharding, array.shape
     if isinstance(sharding, NamedSharding):
-        parts, devices = _named_cells(sharding, len(shape))
+        shards_per_axis, devices = _named_shards(sharding, len(shape))
     else:
-        parts, devices = _general_cells(sharding, shape)
+        shards_per_axis, devices = _general_shards(sharding, shape)
     flat = devices.reshape(-1).tolist()
     held = np.array([ranks.get(device.process_index, -1) for device in flat], np.int64).reshape(devices.shape)
     slot = np.array([slots.get(device, -1) for device in flat], np.int64).reshape(devices.shape)
-    return ShardPlacement(parts, held, slot)
+    return ShardPlacement(shards_per_axis, held, slot)
 
 
-def _named_cells(sharding: NamedSharding, rank: int) -> tuple[tuple[int, ...], Any]:
-    """Returns the parts of each axis, and the devices as [cells, replicas]."""
+def _named_shards(sharding: NamedSharding, rank: int) -> tuple[tuple[int, ...], Any]:
+    """Returns the number of shards along each axis, and the devices as [shards, replicas]."""
     mesh, names = sharding.mesh, list(sharding.mesh.axis_names)
     sizes = dict(zip(names, mesh.devices.shape, strict=True))
-    used = [axes_of(entry) for entry in tuple(sharding.spec) + (None,) * (rank - len(sharding.spec))]
-    order = [names.index(name) for axes in used for name in axes]
+    axes_used = [axes_of(entry) for entry in tuple(sharding.spec) + (None,) * (rank - len(sharding.spec))]
+    order = [names.index(name) for axes in axes_used for name in axes]
     order += [axis for axis in range(len(names)) if axis not in order]
-    parts = tuple(int(np.prod([sizes[name] for name in axes], dtype=int)) for axes in used)
-    return parts, mesh.devices.transpose(order).reshape(int(np.prod(parts, dtype=int)), -1)
+    shards_per_axis = tuple(int(np.prod([sizes[name] for name in axes], dtype=int)) for axes in axes_used)
+    return shards_per_axis, mesh.devices.transpose(order).reshape(int(np.prod(shards_per_axis, dtype=int)), -1)
 
 
-def _general_cells(sharding: Sharding, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Any]:
-    shard = sharding.shard_shape(shape)
-    parts = tuple(size // part if part else 1 for size, part in zip(shape, shard, strict=True))
-    cells: list[list[Any]] = [[] for _ in range(int(np.prod(parts, dtype=int)))]
+def _general_shards(sharding: Sharding, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Any]:
+    shard_shape = sharding.shard_shape(shape)
+    shards_per_axis = tuple(size // along if along else 1 for size, along in zip(shape, shard_shape, strict=True))
+    holders: list[list[Any]] = [[] for _ in range(int(np.prod(shards_per_axis, dtype=int)))]
     for device, index in sharding.devices_indices_map(shape).items():
-        starts = [(piece.start or 0) // part if part else 0 for piece, part in zip(index or (), shard, strict=False)]
-        cells[int(np.ravel_multi_index(starts, parts)) if starts else 0].append(device)
-    devices = np.empty((len(cells), len(cells[0])), object)
-    for row, cell in enumerate(cells):
-        devices[row, :] = cell
-    return parts, devices
+        starts = [(cut.start or 0) // along if along else 0 for cut, along in zip(index or (), shard_shape, strict=False)]
+        holders[int(np.ravel_multi_index(starts, shards_per_axis)) if starts else 0].append(device)
+    devices = np.empty((len(holders), len(holders[0])), object)
+    for shard, replicas in enumerate(holders):
+        devices[shard, :] = replicas
+    return shards_per_axis, devices

@@ -1,7 +1,7 @@
-"""The one agreement of a save, as messages: what each process reports, and what the primary tells all. No I/O, threads or clocks.
+"""The one agreement of a save, as messages: what each process reports, and the result that the primary sends to all.
 
-A report means durable: whoever dies after it does not stop the commit. Every process of the group reports in every save, its error if it
-has one, so that the saves of all stay in step; the first process that failed is named to all.
+No I/O, threads or clocks. A report means durable: a process that dies after it does not stop the commit. Every process of the group
+reports in every save, its error if it has one, so that the saves of all stay in step; the first process that failed is named to all.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 from holdfast.coordination import Fenced, HoldfastError
 
-from ..errors import SaveFailed, StepExists, told_error
+from ..errors import SaveFailed, StepExists, error_from_message, error_text, error_to_message
 from ..format.files import ItemReport
 
 
 @dataclass(frozen=True)
 class SaveReport:
-    """What one process tells the primary of its part in save number `counter` of a manager: items with their files, or its error."""
+    """What one process reports to the primary of its share in save number `counter` of a manager: items with their files, or its error."""
 
     process: int
     counter: int
@@ -26,6 +26,12 @@ class SaveReport:
     items: Mapping[str, ItemReport] = field(default_factory=dict)
     error: str = ""
     kind: str = ""
+
+    @classmethod
+    def of_error(cls, process: int, counter: int, step: int, error: Exception) -> SaveReport:
+        """Returns the report of a process that cannot save; of a step that exists, or a writer that was fenced, the message says it all."""
+        text = error.message if isinstance(error, StepExists | Fenced) else error_text(error)
+        return cls(process, counter, step, error=text, kind=type(error).__name__)
 
     def to_bytes(self) -> bytes:
         """Returns compact JSON."""
@@ -39,7 +45,7 @@ class SaveReport:
         return cls(process, counter, step, {name: ItemReport.from_json(report) for name, report in items.items()}, error, kind)
 
 
-def check(reports: Sequence[SaveReport], counter: int, step: int) -> None:
+def check_save_reports(reports: Sequence[SaveReport], counter: int, step: int) -> None:
     """Raises the save's error when a process failed, or is at another save, step or set of items than the primary (rank 0)."""
     for report in reports:
         if (report.counter, report.step) != (counter, step):
@@ -69,24 +75,22 @@ def check(reports: Sequence[SaveReport], counter: int, step: int) -> None:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a save ended, as the primary tells it to all: committed, with the steps that go now, or the error."""
+class SaveResult:
+    """How a save ended, alike on all processes: committed, with the steps that it makes superfluous, or the error."""
 
     step: int
     error: HoldfastError | None = None
-    gone: tuple[int, ...] = ()
+    superfluous: tuple[int, ...] = ()
 
     def to_bytes(self) -> bytes:
-        """Returns compact JSON: no pickle crosses between processes."""
-        if self.error is None:
-            return json.dumps([self.step, self.gone]).encode()
-        facts = {name: value for name, value in vars(self.error).items() if isinstance(value, int | str) and not name.startswith("_")}
-        return json.dumps([self.step, type(self.error).__name__, self.error.message, facts]).encode()
+        """Returns compact JSON."""
+        body = [self.superfluous] if self.error is None else error_to_message(self.error)
+        return json.dumps([self.step, *body]).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Outcome:
+    def from_bytes(cls, data: bytes) -> SaveResult:
         """Reads what `to_bytes` wrote."""
-        step, *rest = json.loads(data)
-        if len(rest) == 1:
-            return cls(step, None, tuple(rest[0]))
-        return cls(step, told_error(*rest))
+        step, *body = json.loads(data)
+        if len(body) == 1:
+            return cls(step, None, tuple(body[0]))
+        return cls(step, error_from_message(*body))

@@ -1,4 +1,4 @@
-"""The record of a save: built by the primary from the plan and the reports of all processes."""
+"""Builds the record of a save, at the primary, from the plan and the reports of all processes."""
 
 from __future__ import annotations
 
@@ -68,35 +68,35 @@ def _values(plan: Plan, reports: Sequence[ItemReport]) -> list[Any]:
     """Returns the Python values: [type, text], and of those kept per process [type, [text of each process]]."""
     values: list[Any] = []
     others = [iter(report.values) for report in reports[1:]]
-    for leaf, (kind, text) in zip((leaf for leaf in plan.leaves if leaf.is_value), reports[0].values, strict=True):
+    for leaf, (kind, text) in zip(plan.value_leaves, reports[0].values, strict=True):
         values.append([kind, [text, *(next(other)[1] for other in others)] if leaf.per_process else text])
     return values
 
 
 def _static_text(plan: Plan) -> str:
-    """Returns what a plan alone says of its item: the tree, the leaves, and where their cells are; a JSON object without its end."""
+    """Returns what a plan alone says of its item: the tree, the leaves, and where their chunks are; a JSON object without its end."""
     files = np.array([rank << 32 | pack for rank, pack in plan.files], np.int64)
-    cells: dict[bytes, int] = {}
+    known: dict[bytes, int] = {}  # what `runs` has, by its bytes
     runs: list[list[list[int]]] = []
     shardings: dict[str, int] = {}
     leaves = []
     for leaf, array in zip(plan.leaves, plan.arrays, strict=True):
-        facts: dict[str, Any] = {"path": leaf.path, "kind": leaf.kind}
+        entry: dict[str, Any] = {"path": leaf.path, "kind": leaf.kind}
         if array is not None:
             where = np.searchsorted(files, array.writers << 32 | array.packs)
             key = where.tobytes()
-            if key not in cells:
-                cells[key] = len(runs)
+            if key not in known:
+                known[key] = len(runs)
                 runs.append(cell_runs(where))
-            facts |= {
+            entry |= {
                 "dtype": leaf.dtype,
                 "shape": leaf.shape,
                 "grid": [array.grid.shard_shape, array.grid.chunk_shape],
-                "cells": cells[key],
+                "cells": known[key],
             }
-            facts |= {"sharding": shardings.setdefault(_dump(leaf.sharding), len(shardings))}
-            facts |= {"impl": leaf.impl} if leaf.impl else {}
-        facts |= {"per_process": True} if leaf.per_process else {}
-        leaves.append(facts)
+            entry |= {"sharding": shardings.setdefault(_dump(leaf.sharding), len(shardings))}
+            entry |= {"impl": leaf.impl} if leaf.impl else {}
+        entry |= {"per_process": True} if leaf.per_process else {}
+        leaves.append(entry)
     tables = {"kind": "tree", "tree": plan.tree, "leaves": leaves, "cells": runs, "shardings": [json.loads(text) for text in shardings]}
     return _dump(tables)[:-1]

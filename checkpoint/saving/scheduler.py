@@ -1,4 +1,4 @@
-"""Whether to save now: the save policy, the preemption sync point, and what one process alone can know, agreed on by all.
+"""Decides whether to save now: the save policy, the preemption sync point, and what one process alone can know, agreed on by all.
 
 In a group only the primary's clock and load count. When they ask for a save, the primary proposes one; the sync point makes it hold from
 one step on, ahead of all, and each process answers True at the first step it asks about from there on.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 
 from holdfast.coordination import CoordinationError
 from holdfast.multihost import Group, agree_on_step, reached_preemption
@@ -21,58 +20,58 @@ _log = logging.getLogger(__name__)
 class SaveScheduler:
     """Answers `should_save` alike on every process. For the thread that trains."""
 
-    def __init__(self, policy: SavePolicy | None, group: Group, name: str, *, skips: bool, busy: Callable[[], bool]) -> None:
+    def __init__(self, policy: SavePolicy | None, group: Group, name: str, *, skips: bool) -> None:
         self._policy = policy
         self._group = group
         self._skips = skips
-        self._busy = busy
-        self._asks = group.count > 1 or asks_preemption(policy)
+        self._asks_preemption = group.count > 1 or asks_preemption(policy)
         self._last_step: int | None = None
-        self._last = time.monotonic()
+        self._last_s = time.monotonic()
         self._due = self._proposed = False
-        agreed = group.count > 1 and (skips or (policy is not None and uses_clock(policy)))
-        self._soon = agree_on_step(group, name) if agreed else None
+        agrees = group.count > 1 and (skips or (policy is not None and uses_clock(policy)))
+        self._agreement = agree_on_step(group, name) if agrees else None
 
     def started(self, step: int) -> None:
-        """Takes note that a save of `step` begins."""
-        self._last_step, self._last = step, time.monotonic()
+        """Notes that a save of `step` begins."""
+        self._last_step, self._last_s = step, time.monotonic()
         self._due = self._proposed = False
 
     def preempted(self, step: int) -> bool:
         """Asks the preemption sync point; from then on `reason` does so too."""
-        self._asks = True
+        self._asks_preemption = True
         return reached_preemption(step)
 
-    def reason(self, step: int) -> str:
-        """Returns why `step` is to be saved, or ""."""
-        preempted = self._asks and reached_preemption(step)
+    def reason(self, step: int, *, busy: bool) -> str:
+        """Returns why `step` is to be saved, or ""; `busy` says whether a save of this process is in flight."""
+        preempted = self._asks_preemption and reached_preemption(step)
         if preempted and self._last_step != step:
             return "the job is preempted"
-        if self._soon is None:
-            clock = self._wants(step, time.monotonic() - self._last, preempted)
-            return "" if self._skips and self._busy() else clock
-        wanted = self._wants(step, 0.0, preempted)
+        if self._agreement is None:
+            clock = self._policy_reason(step, time.monotonic() - self._last_s, preempted)
+            return "" if self._skips and busy else clock
+        wanted = self._policy_reason(step, 0.0, preempted)
         if self._group.index == 0 and not self._proposed:
-            self._due = self._due or (bool(wanted) and self._skips) or bool(self._wants(step, time.monotonic() - self._last, preempted))
-            if self._due and not (self._skips and self._busy()) and not (wanted and not self._skips):
+            by_clock = self._policy_reason(step, time.monotonic() - self._last_s, preempted)
+            self._due = self._due or bool(by_clock or (wanted and self._skips))
+            if self._due and not (busy if self._skips else wanted):
                 self._propose()
-        agreed = "all agreed to save here" if self._soon.reached(step) else ""
+        agreed = "all agreed to save here" if self._agreement.reached(step) else ""
         return agreed if self._skips else wanted or agreed
 
-    def _wants(self, step: int, elapsed_s: float, preempted: bool) -> str:
+    def _policy_reason(self, step: int, elapsed_s: float, preempted: bool) -> str:
         if self._policy is None:
             return "there is no save policy: every call saves"
         return self._policy.wants(PolicyContext(step, self._last_step, elapsed_s, preempted))
 
     def _propose(self) -> None:
-        assert self._soon is not None
+        assert self._agreement is not None
         try:
-            self._soon.propose("save")
+            self._agreement.propose("save")
             self._proposed = True
         except CoordinationError as error:
             _log.warning("a save that is due could not be proposed, it is tried again at the next step: %s", error)
 
     def close(self) -> None:
-        """Ends the sync point."""
-        if self._soon is not None:
-            self._soon.close()
+        """Ends the agreement on a step."""
+        if self._agreement is not None:
+            self._agreement.close()

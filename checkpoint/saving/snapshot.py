@@ -22,7 +22,7 @@ _PINNED = "pinned_host"
 
 
 class Shard:
-    """Is a shard on its way to the host; `get` waits for it. Packs that share a shard share this object."""
+    """A shard on its way to the host; `get` waits for it. Packs that share a shard share this object."""
 
     def __init__(self, array: jax.Array, moved: Callable[[], None] | None = None) -> None:
         self._array: jax.Array | None = array
@@ -41,7 +41,7 @@ class Shard:
 
 
 class Snapshot:
-    """Holds this process's share of a tree until it is written."""
+    """This process's share of a tree, held until it is written."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -108,14 +108,9 @@ def take_snapshot(plan: Plan, tree: Any, *, host_memory_bytes: int | None = None
             for taken in snapshot.packs.values():
                 taken[:] = [sent.get(id(shard), shard) for shard in taken]
         if plan.process != 0:
-            snapshot.local = [_host_copy(leaves[index]) for index in local_leaves(plan)]
+            snapshot.local = [_host_copy(leaves[index]) for index in plan.local_leaves]
         snapshot.values = [leaf for leaf, described in zip(leaves, plan.leaves, strict=True) if described.is_value]
     return snapshot
-
-
-def local_leaves(plan: Plan) -> list[int]:
-    """Returns the indices of the leaves that every process has a copy of and rank 0 writes."""
-    return [index for index, leaf in enumerate(plan.leaves) if leaf.dtype and leaf.layout is None]
 
 
 def _may_view(plan: Plan, leaves: Sequence[Any]) -> bool:

@@ -1,22 +1,57 @@
-"""What a save does in the caller's thread: items are told apart, trees planned and snapshot."""
+"""What a save does in the caller's thread: tells items apart, plans trees and takes snapshots of them."""
 
 from __future__ import annotations
 
-import threading
+import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.multihost import Group
 
 from ..format.json_state import Json, is_iterator, state_of
-from ..options import Options, Progress
+from ..format.limits import check_item_name, encode_json
+from ..options import Options
 from ..storage.base import Storage
-from .commit import SaveRequest
+from .plan import Plan
 from .planner import Planner
-from .snapshot import take_snapshot
+from .snapshot import Snapshot, take_snapshot
 
-PROGRESS_S = 0.25  # at most four calls of Options.progress a second
+
+@dataclass(frozen=True)
+class SaveRequest:
+    """What one process saves as a step. `save_id` is the writer's id and `counter`, which is the same on all processes.
+
+    `trees` and `values` are the items. `broken` says why this process cannot take part: the others learn it from its report.
+    """
+
+    counter: int
+    step: int
+    save_id: str
+    overwrite: bool = False
+    trees: Mapping[str, tuple[Plan, Snapshot]] = field(default_factory=dict)
+    values: Mapping[str, bytes] = field(default_factory=dict)  # JSON
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    metadata: Any = None
+    broken: Exception | None = None
+    started_s: float = field(default_factory=time.time)  # Unix time, for the record
+    began: float = field(default_factory=time.monotonic)  # what the save's time is counted from
+
+    @property
+    def total_bytes(self) -> int:
+        """The bytes that all processes write of the trees."""
+        return sum(plan.total_bytes for plan, _ in self.trees.values())
+
+    @property
+    def own_bytes(self) -> int:
+        """The bytes that this process writes of the trees."""
+        return sum(plan.own_bytes for plan, _ in self.trees.values())
+
+    def release(self) -> None:
+        """Drops what the snapshots still hold."""
+        for _, snapshot in self.trees.values():
+            snapshot.release()
 
 
 class SaveStager:
@@ -28,46 +63,29 @@ class SaveStager:
         self._options = options
         self._planners: dict[str, Planner] = {}
 
-    def fill(self, save: SaveRequest, items: Mapping[str, Any], metrics: Mapping[str, Any] | None, metadata: Any) -> None:
-        """Puts items, metrics and metadata into a save; what it has taken before an error is the caller's to release."""
-        save.metrics = {name: float(value) for name, value in (metrics or {}).items()}
-        save.metadata = metadata
-        for name, value in items.items():
-            if isinstance(value, Json):
-                save.values[name] = value.value
-            elif is_iterator(value):
-                save.values[name] = state_of(name, value)
-            else:
-                plan = self._planner(name).plan(value)
-                save.trees[name] = (plan, take_snapshot(plan, value, host_memory_bytes=self._options.host_memory_bytes))
+    def stage(self, request: SaveRequest, items: Mapping[str, Any], metrics: Mapping[str, Any] | None, metadata: Any) -> SaveRequest:
+        """Returns the request with items, metrics and metadata. Raises UnsupportedLeaf, TypeError, ValueError, holding nothing then."""
+        trees: dict[str, tuple[Plan, Snapshot]] = {}
+        values: dict[str, bytes] = {}
+        kept = json.loads(encode_json(metadata, "the metadata"))  # as it is now, whatever the caller does with it afterwards
+        staged = replace(request, trees=trees, values=values, metadata=kept)
+        try:
+            for name, value in items.items():
+                check_item_name(name)
+                if isinstance(value, Json):
+                    values[name] = encode_json(value.value, f"the item {name!r}")
+                elif is_iterator(value):
+                    values[name] = encode_json(state_of(name, value), f"the state of the iterator {name!r}")
+                else:
+                    plan = self._planner(name).plan(value)
+                    trees[name] = (plan, take_snapshot(plan, value, host_memory_bytes=self._options.host_memory_bytes))
+            return replace(staged, metrics={name: float(value) for name, value in (metrics or {}).items()})
+        except BaseException:
+            staged.release()
+            raise
 
     def _planner(self, item: str) -> Planner:
         if item not in self._planners:
-            self._planners[item] = Planner(
-                self._group.index,
-                self._group.count,
-                processes=getattr(self._group, "processes", None),
-                max_file_bytes=self._storage.max_file_bytes,
-                per_process=self._options.per_process,
-            )
+            limit, per_process = self._storage.max_file_bytes, self._options.per_process
+            self._planners[item] = Planner.of_group(self._group, max_file_bytes=limit, per_process=per_process)
         return self._planners[item]
-
-    def meter(self, save: SaveRequest) -> Callable[[int], None] | None:
-        """Returns what counts a save's bytes for Options.progress; None when nobody listens."""
-        report, total = self._options.progress, save.own_bytes
-        if report is None:
-            return None
-        lock, done, last = threading.Lock(), 0, 0.0
-
-        def count(size: int) -> None:
-            nonlocal done, last
-            with lock:
-                done += size
-                now = time.monotonic()
-                due = now - last >= PROGRESS_S or done >= total
-                last = now if due else last
-                seen = done
-            if due:
-                report(Progress(save.step, "save", seen, total))
-
-        return count

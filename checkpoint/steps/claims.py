@@ -28,8 +28,9 @@ from typing import Any, Protocol
 
 from holdfast.coordination import Fenced
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, Corrupt
 from ..storage.base import Storage
+from ..storage.local import open_to_read
 
 FOLDER = ".holdfast"
 LOCK_TRIES = 16  # each loss means that a sweep took the unfinished claim for that of a dead writer
@@ -66,7 +67,7 @@ def may_fence(other: Writer, me: Writer, *, dead: bool) -> str:
 
 
 class Claims(Protocol):
-    """Is the whole of what a manager asks of a root's claims. Blocking; raises the store's OSError."""
+    """All that a manager asks of a root's claims. Blocking; raises the store's OSError."""
 
     def take(self, writer: Writer) -> None:
         """Makes the claim; called again, shows that the writer lives. Raises CheckpointError when the store cannot be written safely."""
@@ -102,6 +103,8 @@ class LocalClaims:
         made = self._folder / f"new-{writer.id}"
         lock: _Lock | None = None
         try:
+            if self._folder.is_symlink():
+                raise OSError(errno.ELOOP, "it is a link, and nothing behind links is written", str(self._folder))
             lock = _lock_in(made)
             (made / "claim.json").write_text(json.dumps(asdict(writer)))
             if not self._single_writer:
@@ -141,7 +144,7 @@ class LocalClaims:
     def standing(self) -> set[str]:
         """Lists the claims."""
         with contextlib.suppress(FileNotFoundError):
-            return {name for name in os.listdir(self._folder) if _ID.fullmatch(name)}
+            return {name for name in os.listdir(self._folder) if _ID.fullmatch(name) and not (self._folder / name).is_symlink()}
         return set()
 
     def bury(self, step: int, names: list[str], writers: set[str]) -> list[str]:
@@ -160,9 +163,12 @@ class LocalClaims:
 
     def _read(self, writer_id: str) -> Writer | None:
         try:
-            return parse_writer((self._folder / writer_id / "claim.json").read_bytes(), writer_id)
+            with open(open_to_read(self._folder / writer_id / "claim.json"), "rb") as file:
+                return parse_writer(file.read(), writer_id)
         except FileNotFoundError:
             return None
+        except (OSError, Corrupt):
+            return Writer(writer_id)
 
 
 def parse_writer(data: bytes, writer_id: str) -> Writer:
@@ -179,7 +185,7 @@ class _Lock:
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
         self._file = -1
-        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o666)
+        self._file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o666)
         _open_locks.add(self)
 
     def try_hold(self) -> bool:
@@ -229,11 +235,15 @@ def _lock_in(folder: Path) -> _Lock:
 
 def _remove_half_made(folder: Path) -> None:
     """Removes a claim whose writer died while making it; one that lives holds the lock, or is about to and begins again."""
+    if folder.is_symlink():
+        return
     try:
         lock = _Lock(folder / "lock", create=False)
     except FileNotFoundError:
         with contextlib.suppress(OSError):
             os.rmdir(folder)
+        return
+    except OSError:  # its lock is no file
         return
     if lock.try_hold():
         _remove(folder)
@@ -244,7 +254,7 @@ def _is_free(path: Path) -> bool:
     """Says whether nobody holds the lock; a claim without its lock file has just been taken away."""
     try:
         lock = _Lock(path, create=False)
-    except FileNotFoundError:
+    except OSError:  # gone, or no file
         return False
     free = lock.try_hold()
     lock.close()
@@ -278,7 +288,9 @@ def _check_links(folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Removes a flat folder that is no claim, or no longer one; what cannot be removed stays for the next sweep."""
+    """Removes a flat folder that is no claim, or no longer one; what cannot be removed, and a link, stays."""
+    if folder.is_symlink():
+        return
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             os.unlink(folder / name)

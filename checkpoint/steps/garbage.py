@@ -1,4 +1,4 @@
-"""What is in a root, and what may go: listing steps, deleting them, and sweeping what dead writers left.
+"""Deletes steps, sweeps what dead writers left, and has a worker that does such jobs in the background.
 
 The order of a deletion makes it safe at every moment: the record first (the step is gone, durably), then the packs that it named. The
 order of a sweep too: packs are listed, then the claims, then the record is read. A pack whose writer has no claim then, and that the
@@ -24,7 +24,7 @@ from .claims import Claims, Writer, may_fence, this_writer
 from .object_claims import open_claims
 
 _log = logging.getLogger(__name__)
-
+KEPT_FAILURES = 16  # jobs of a worker; what more there is the next manager sweeps
 _PACK = re.compile(r"\d{5,}-(?:\d{5}|j)-([0-9a-f]{8})(?:[0-9a-f]{8})?\.(?:safetensors|json)")
 
 
@@ -34,15 +34,15 @@ def delete_files(storage: Storage, step: int, names: Sequence[str]) -> None:
     storage.delete([f"{step}/{name}" for name in names] + [f"{step}/{item}/" for item in sorted(items)] + [f"{step}/"])
 
 
-def delete_own(storage: Storage, step: int, items: Sequence[str], process: int, tag: str) -> None:
+def delete_save(storage: Storage, step: int, items: Sequence[str], process: int, save_id: str) -> None:
     """Deletes what one process wrote of a save that failed. Never call it while a commit may be under way."""
-    prefix, own = f"{process:05d}-", []
+    prefix, written = f"{process:05d}-", []
     for item in items:
         for entry in storage.list(f"{step}/{item}"):
             name = entry.name.rpartition("/")[2]
-            if name.startswith(prefix) and name.partition(".")[0].endswith(f"-{tag}"):
-                own.append(f"{item}/{name}")
-    delete_files(storage, step, own or [f"{item}/" for item in items])
+            if name.startswith(prefix) and name.partition(".")[0].endswith(f"-{save_id}"):
+                written.append(f"{item}/{name}")
+    delete_files(storage, step, written or [f"{item}/" for item in items])
 
 
 def pack_names(storage: Storage, step: int) -> list[str]:
@@ -83,8 +83,8 @@ def fence_others(claims: Claims, me: Writer, *, force: bool = False) -> list[str
 
 def sweep_files(storage: Storage, claims: Claims) -> list[str]:
     """Deletes packs of writers without a claim that no record names, and folders that are then empty; returns their names."""
-    gone: list[str] = []
-    bare: list[int] = []
+    deleted: list[str] = []
+    without_packs: list[int] = []
     for step in step_folders(storage):
         packs = _packs(storage, step)
         standing = claims.standing()
@@ -93,13 +93,13 @@ def sweep_files(storage: Storage, claims: Claims) -> list[str]:
             names = [name for name, _ in suspects if name not in named]
             names = claims.bury(step, names, {writer for name, writer in suspects if name in names}) if names else []
             delete_files(storage, step, names)
-            gone += [f"{step}/{name}" for name in names]
+            deleted += [f"{step}/{name}" for name in names]
         if not packs or suspects:
             _delete_empty(storage, step)
         if not packs:
-            bare.append(step)
-    claims.forget_fenced(bare)
-    return gone
+            without_packs.append(step)
+    claims.forget_fenced(without_packs)
+    return deleted
 
 
 def _named(storage: Storage, step: int) -> set[str] | None:
@@ -125,13 +125,10 @@ def sweep(path: str | os.PathLike[str], *, force: bool = False) -> Swept:
 
     Never touches steps that have a record, Orbax's or foreign files, or, without `force`, the saves of a manager that lives. Blocks.
     """
-    store = open_storage(path)
-    claims = open_claims(store)
+    storage = open_storage(path)
+    claims = open_claims(storage)
     fenced = fence_others(claims, this_writer(), force=force)
-    return Swept(fenced, sweep_files(store, claims), sorted(claims.standing()))
-
-
-KEPT_FAILURES = 16  # the next manager sweeps what more there is
+    return Swept(fenced, sweep_files(storage, claims), sorted(claims.standing()))
 
 
 class BackgroundWorker:
@@ -142,40 +139,40 @@ class BackgroundWorker:
 
     def __init__(self) -> None:
         self._jobs: collections.deque[tuple[str, Callable[[], object]]] = collections.deque()
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._failed: list[tuple[str, Callable[[], object]]] = []
-        self._runs = False
+        self._running = False
 
     def put(self, what: str, job: Callable[[], object]) -> None:
         """Adds a job; `what` names it in the log."""
-        with self._news:
+        with self._changed:
             self._jobs.extend([*self._failed, (what, job)])
             self._failed.clear()
-            if not self._runs:
-                self._runs = True
-                threading.Thread(target=self._run, name="holdfast-cleaner", daemon=True).start()
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="holdfast-background", daemon=True).start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Blocks until no job is left; returns whether that is so."""
-        with self._news:
-            return self._news.wait_for(lambda: not self._runs, timeout_s)
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._running, timeout_s)
 
     def drop(self) -> None:
         """Forgets the jobs that have not begun: the next manager sweeps."""
-        with self._news:
+        with self._changed:
             self._jobs.clear()
 
     def _run(self) -> None:
         while True:
-            with self._news:
+            with self._changed:
                 if not self._jobs:
-                    self._runs = False
-                    self._news.notify_all()
+                    self._running = False
+                    self._changed.notify_all()
                     return
                 what, job = self._jobs.popleft()
             try:
                 job()
             except Exception as error:
                 _log.warning("%s failed, it is tried again later: %s", what, error)
-                with self._news:
+                with self._changed:
                     self._failed = [*self._failed, (what, job)][-KEPT_FAILURES:]

@@ -1,6 +1,7 @@
-"""Holds: a reader's wish that a step stays for a while. Files under `.holdfast/holds/` that keep policies honour.
+"""Holds: a reader's wish that a step stays for a while. They are files under `.holdfast/holds/` that keep policies honour.
 
-A hold's name says all: `<step>-<seconds>-<id>`; it counts from when it was made, by the store's clock where it tells the time.
+A hold's name says all: `<step>-<seconds>-<made>-<id>`. It counts from when it was made, by the store's clock where listings have times,
+else by `<made>`, Unix seconds of its maker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The steps that a manager knows of, and the keep policy at work on them."""
+"""Knows the steps of a root, and which of them the keep policy lets go."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _log = logging.getLogger(__name__)
 
 
 class StepIndex:
-    """Knows the steps of a root, alike on every process of a group; the primary's deletes them. Thread-safe."""
+    """The known steps of a root, alike on every process of a group; the primary's deletes them. Thread-safe."""
 
     def __init__(
         self,
         storage: Storage,
-        keep: KeepPolicy,
+        keep_policy: KeepPolicy,
         steps: Iterable[int],
-        cleaner: BackgroundWorker,
+        worker: BackgroundWorker,
         statistics: Statistics,
         *,
         deletes: bool,
     ) -> None:
         self._storage = storage
-        self._keep = keep
-        self._cleaner = cleaner
+        self._keep_policy = keep_policy
+        self._worker = worker
         self._statistics = statistics
         self._deletes = deletes
         self._facts: dict[int, StepFacts | None] = dict.fromkeys(steps)  # None: the record was not read yet
@@ -50,19 +50,19 @@ class StepIndex:
         with self._lock:
             return sorted(self._facts)
 
-    def add(self, facts: StepFacts) -> None:
-        """Takes note of a committed step."""
+    def add(self, committed: StepFacts) -> None:
+        """Adds a committed step."""
         with self._lock:
-            self._facts[facts.step] = facts
+            self._facts[committed.step] = committed
 
     def superfluous(self, new: StepFacts) -> list[int]:
         """Returns the steps that the keep policy lets go once `new` is committed, which stays. Reads the store: for the primary."""
-        if isinstance(self._keep, KeepAll):
+        if isinstance(self._keep_policy, KeepAll):
             return []
         with self._lock:
-            facts = self._facts | {new.step: new}
-        known = [found for step in facts if (found := facts[step] or self._read(step)) is not None]
-        return to_delete(self._keep, known, held=held_steps(self._storage) | {new.step})
+            after = self._facts | {new.step: new}
+        known = [facts for step in after if (facts := after[step] or self._read(step)) is not None]
+        return to_delete(self._keep_policy, known, held=held_steps(self._storage) | {new.step})
 
     def _read(self, step: int) -> StepFacts | None:
         """Reads what the keep policy needs; None for a step whose record is damaged: it is never touched."""
@@ -73,13 +73,13 @@ class StepIndex:
         self.add(found)
         return found
 
-    def let_go(self, steps: Sequence[int]) -> list[int]:
-        """Forgets steps; the primary deletes their records now, and their packs while nobody waits. Returns what could not be deleted."""
-        stuck = [step for step in steps if self._deletes and not self._delete(step)]
+    def remove(self, steps: Sequence[int]) -> list[int]:
+        """Forgets steps; the primary deletes their records now, and their packs in the background. Returns what could not be deleted."""
+        remaining = [step for step in steps if self._deletes and not self._delete(step)]
         with self._lock:
-            for step in set(steps) - set(stuck):
+            for step in set(steps) - set(remaining):
                 self._facts.pop(step, None)
-        return stuck
+        return remaining
 
     def _delete(self, step: int) -> bool:
         """Deletes a step's record, and says whether it is gone; one that cannot be deleted stays a step, for the policy's next turn."""
@@ -89,7 +89,7 @@ class StepIndex:
         except OSError as error:
             _log.warning("step %d could not be deleted, it is tried again after the next save: %s", step, error)
             return False
-        self._cleaner.put(f"deleting step {step}", lambda: self._delete_files(step, names))
+        self._worker.put(f"deleting step {step}", lambda: self._delete_files(step, names))
         return True
 
     def _file_names(self, step: int) -> list[str]:

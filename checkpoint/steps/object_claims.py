@@ -61,10 +61,10 @@ class ObjectClaims:
     def _renew(self, writer: Writer) -> None:
         if time.monotonic() - self._renewed < self._age_s / 20:
             return
-        self._renewed = time.monotonic()
         found, generation = self._storage.get(_name(writer.id))
         if found is not None:
             self._storage.put(_name(writer.id), json.dumps(asdict(replace(writer, renewed_s=time.time()))).encode(), generation)
+        self._renewed = time.monotonic()
 
     def others(self, me: str) -> list[tuple[Writer, bool]]:
         """Reads the other claims; one that was not renewed for long counts as dead."""

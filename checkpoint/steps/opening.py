@@ -1,9 +1,10 @@
-"""Opening a root together: the primary takes the claim, fences the dead and lists the steps; all others hear of it in one message."""
+"""Opens a root together: the primary takes the claim, fences the dead and lists the steps; one message brings it to all others."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,12 +12,14 @@ from dataclasses import asdict, dataclass, field
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, ProcessSpec
 
-from ..errors import CheckpointError, describe, told_error
+from ..errors import CheckpointError, error_from_message, error_text, error_to_message
 from ..format.files import list_steps
 from ..options import Options
 from ..storage.base import Storage
-from .claims import Claims, Writer, this_writer
+from .claims import FOLDER, Claims, Writer, this_writer
 from .garbage import fence_others
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,19 +40,26 @@ def open_root(
     """
     name = f"checkpoint/open/{hashlib.sha256(storage.root.encode()).hexdigest()[:16]}"
     if group.index:
-        return _heard(group.broadcast(name, None, timeout_s=options.save_timeout_s))
+        return _from_bytes(group.broadcast(name, None, timeout_s=options.save_timeout_s))
     try:
         opened = _open(storage, claims, options, find_foreign)
     except Exception as error:
-        failure = error if isinstance(error, HoldfastError) else CheckpointError(f"cannot open {storage.root}: {describe(error)}")
-        told = {"kind": type(failure).__name__, "message": failure.message}
-        group.broadcast(name, json.dumps(told).encode(), timeout_s=options.save_timeout_s)
+        failure = error if isinstance(error, HoldfastError) else CheckpointError(f"cannot open {storage.root}: {error_text(error)}")
+        group.broadcast(name, json.dumps({"error": error_to_message(failure)}).encode(), timeout_s=options.save_timeout_s)
         if failure is error:
             raise
         raise failure from error
-    told_all = {"writer": asdict(opened.writer), "steps": opened.steps, "foreign": dict(opened.foreign)}
-    group.broadcast(name, json.dumps(told_all).encode(), timeout_s=options.save_timeout_s)
+    group.broadcast(name, json.dumps(asdict(opened)).encode(), timeout_s=options.save_timeout_s)
     return opened
+
+
+def _from_bytes(data: bytes) -> Opened:
+    """Returns what the primary broadcast, or raises its error."""
+    message = json.loads(data)
+    if "error" in message:
+        raise error_from_message(*message["error"])
+    foreign = {int(step): name for step, name in message["foreign"].items()}
+    return Opened(Writer(**message["writer"]), tuple(message["steps"]), foreign)
 
 
 def _open(storage: Storage, claims: Claims, options: Options, find_foreign: Callable[[Storage], dict[int, str]] | None) -> Opened:
@@ -67,8 +77,10 @@ def _open(storage: Storage, claims: Claims, options: Options, find_foreign: Call
     return Opened(writer, tuple(steps), {step: name for step, name in foreign.items() if step not in steps})
 
 
-def _heard(data: bytes) -> Opened:
-    told = json.loads(data)
-    if "kind" in told:
-        raise told_error(told["kind"], told["message"], {})
-    return Opened(Writer(**told["writer"]), tuple(told["steps"]), {int(step): name for step, name in told["foreign"].items()})
+def give_up_claim(storage: Storage, claims: Claims, writer: Writer) -> None:
+    """Removes the claim of a single save, and the folder of claims where it is empty; what cannot be removed is left to the next writer."""
+    try:
+        claims.fence(writer.id)
+        storage.delete([f"{FOLDER}/"])
+    except OSError as error:
+        _log.warning("the claim on %s could not be removed, the next writer does it: %s", storage.root, error)

@@ -39,6 +39,10 @@ class Entry:
     modified_s: float = 0.0
 
 
+class NotCommitted(OSError):
+    """Says that a commit was refused for certain: its name does not exist, and never will by this call."""
+
+
 class Storage(Protocol):
     """Is the whole of what the checkpoint room asks of a store.
 
@@ -72,6 +76,8 @@ class Storage(Protocol):
 
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
         """Makes `name` exist with `data`, whole and durable, if no such file is there (FileExistsError) and the claim stands (Fenced).
+
+        Raises NotCommitted where it was refused for certain; after any other OSError the name may exist, now or later, durable or not.
 
         With `replace` a file that is there is replaced in one step. `claim` is the folder of the writer's claim; on POSIX the data is
         written and fsynced inside it and linked from there, so that a claim that was renamed away stops the commit.

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import stat
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,12 +15,17 @@ from typing import TypeVar
 
 from holdfast.coordination import Fenced
 
-from .base import Entry, Part
+from ..errors import Corrupt
+from .base import Entry, NotCommitted, Part
 
 IOV_MAX = 1000  # buffers in one vectored call; Linux allows 1,024
 FOLDER_TRIES = 16
 WRITEBACK_BYTES = 1 << 20  # dirty bytes after which the kernel is asked to start writing them out
 _SYNC_FILE_RANGE_WRITE = 2
+REFUSALS = {  # errors of link() and rename() by which nothing was done; after others (EIO, ESTALE, ETIMEDOUT) the name may exist
+    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMLINK, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR),
+    *(errno.ELOOP, errno.EXDEV, errno.ENOENT, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+}
 T = TypeVar("T")
 
 
@@ -40,9 +46,19 @@ class LocalStorage:
     def root(self) -> str:
         return str(self._root)
 
+    def _to_change(self, name: str) -> Path:
+        """Returns the path of what is written or deleted. Raises OSError for a name behind a link: what is there is not the root's."""
+        path = self._root
+        for folder in name.rstrip("/").split("/")[:-1]:
+            path /= folder
+            if path.is_symlink():
+                raise OSError(errno.ELOOP, "it is a link, and nothing behind links is written or deleted", str(path))
+        return self._root / name
+
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
-        path = self._root / name
-        file = _in_folder(path, lambda: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666))
+        path = self._to_change(name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        file = _in_folder(path, lambda: os.open(path, flags, 0o666))
         try:
             dirty = 0
             for offset, buffers in parts:
@@ -59,7 +75,7 @@ class LocalStorage:
         _sync_folder(path.parent)
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
-        file = os.open(self._root / name, os.O_RDONLY | os.O_CLOEXEC)
+        file = open_to_read(self._root / name)
         try:
             done = 0
             for got in _transfer(os.preadv, file, buffers, offset):
@@ -69,7 +85,7 @@ class LocalStorage:
             os.close(file)
 
     def fetch(self, name: str, limit_bytes: int) -> bytes:
-        with open(self._root / name, "rb") as file:
+        with open(open_to_read(self._root / name), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > limit_bytes:
                 raise OverflowError(f"{self._root / name} has {size} bytes; at most {limit_bytes} are read")
@@ -77,7 +93,8 @@ class LocalStorage:
 
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
         path, source = self._root / name, self._root / claim / f"{uuid.uuid4().hex}.record"
-        with self._fenced_if_gone(claim):
+        with _refusing(lambda error: True), self._fenced_if_gone(claim):
+            self._to_change(name)
             file = os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
                 _write_all(file, [memoryview(data)], 0)
@@ -85,7 +102,7 @@ class LocalStorage:
             finally:
                 os.close(file)
         try:
-            with self._fenced_if_gone(claim):
+            with _refusing(lambda error: error.errno in REFUSALS), self._fenced_if_gone(claim):
                 _in_folder(path, lambda: self._publish(source, path, replace))
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -96,7 +113,11 @@ class LocalStorage:
         if replace:
             os.rename(source, path)
         elif not self._single_writer:
-            os.link(source, path)
+            try:
+                os.link(source, path)
+            except FileExistsError:
+                if not os.path.samefile(source, path):  # else it is our own link: an NFS client may lose the first answer
+                    raise
         elif path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         else:
@@ -128,13 +149,13 @@ class LocalStorage:
                     yield Entry(name + "/", 0)
                 continue
             with contextlib.suppress(FileNotFoundError):
-                stat = item.stat()
-                yield Entry(name, stat.st_size, stat.st_mtime)
+                found_stat = item.stat()
+                yield Entry(name, found_stat.st_size, found_stat.st_mtime)
 
     def delete(self, names: Sequence[str]) -> None:
         folders: dict[Path, None] = {}
         for name in names:
-            path = self._root / name
+            path = self._to_change(name)
             try:
                 if name.endswith("/"):
                     os.rmdir(path)
@@ -151,6 +172,39 @@ class LocalStorage:
         for folder in folders:
             with contextlib.suppress(FileNotFoundError):
                 _sync_folder(folder)
+
+
+def open_to_read(path: Path) -> int:
+    """Returns a file's descriptor. Raises Corrupt for a pipe, a socket or a device: reading one could wait for ever."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise _no_file(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise _no_file(path)
+    return file
+
+
+def _no_file(path: Path) -> Corrupt:
+    return Corrupt(f"{path} is a pipe, a socket or a device; expected a file", path=str(path), file=str(path))
+
+
+@contextlib.contextmanager
+def _refusing(certain: Callable[[OSError], bool]) -> Iterator[None]:
+    """Raises NotCommitted for an OSError that is a refusal for certain."""
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if not certain(error):
+            raise
+        raise NotCommitted(error.errno, error.strerror, error.filename) from error
 
 
 def fenced(claim: str) -> Fenced:

@@ -17,27 +17,28 @@ from crc32c import crc32c
 
 from holdfast.multihost import Solo
 
-from ..errors import StepExists
+from ..errors import CommitUnknown, StepExists
 from ..format.dtypes import dtype_named
 from ..format.files import FileReport, ItemReport, encode_value, pack_name
 from ..format.grid import Chunk, Grid
+from ..format.limits import encode_json
 from ..format.record import ItemRecord, LeafRecord
 from ..format.tree import describe, flatten, rebuild
 from ..layouts.base import CheckpointReader, fresh
 from ..options import Options
 from ..restoring.devices import Region
 from ..restoring.reader import ArrayReader, ReadRequest
+from ..saving.commit import commit_record
 from ..saving.pack_writer import pack_parts, plan_pack, write_json
 from ..saving.plan import CHUNK_BYTES, Leaf, Plan, ShardPlacement, make_plan
 from ..saving.record_builder import build_record
 from ..steps.claims import FOLDER, Claims, LocalClaims
-from ..steps.garbage import delete_own
+from ..steps.garbage import delete_save
 from ..steps.object_claims import ObjectClaims
-from ..steps.opening import open_root
+from ..steps.opening import give_up_claim, open_root
 from ..storage.base import Storage, counted, run_side_by_side
 from ..storage.object import ObjectStorage
 from ..storage.path import StorePath, join
-from ..storage.tombstone import RECORD_NAME
 
 AHEAD_BYTES = 16 << 20  # of small chunks, read together
 MAX_PARTS = 4096  # a source that is cut finer than this is read as if it were whole
@@ -61,12 +62,13 @@ def to_holdfast(
         names = [*chosen, *(name for name, kind in source.info.items.items() if kind == "json")]
         try:
             _write(source, chosen, storage, step, opened.writer.id, progress)
+        except CommitUnknown:
+            raise
         except BaseException:
-            delete_own(storage, step, names, 0, opened.writer.id)
+            delete_save(storage, step, names, 0, opened.writer.id)
             raise
     finally:
-        claims.fence(opened.writer.id)
-        storage.delete([f"{FOLDER}/"])
+        give_up_claim(storage, claims, opened.writer)
     return str(root / str(step))
 
 
@@ -84,15 +86,12 @@ def _write(
         items[name] = write_item(item, reader, storage, str(step), tag, progress)
     for name, kind in info.items.items():
         if kind == "json":
-            items[name] = (None, [write_json(storage, str(step), name, tag, 0, source.json(name))])
+            items[name] = (None, [write_json(storage, str(step), name, tag, 0, encode_json(source.json(name), f"the item {name!r}"))])
     metrics = {name: value for name, value in info.metrics.items() if isinstance(value, (int, float))}
     processes = max([len(reports) for _, reports in items.values()], default=1)
     facts = {"started_s": started_s, "finished_s": time.time(), "metrics": metrics, "metadata": info.metadata}
     record = build_record(step, items, writer=tag, processes=processes, **facts)
-    try:
-        storage.commit(f"{step}/{RECORD_NAME}", record, f"{FOLDER}/{tag}")
-    except FileExistsError:
-        raise StepExists(f"step {step} is already in {storage.root}: somebody saved it meanwhile", path=storage.root, step=step) from None
+    commit_record(storage, str(step), record, f"{FOLDER}/{tag}", tag)
 
 
 def write_item(
@@ -165,12 +164,12 @@ class _Wanted(NamedTuple):
 
 
 def _wanted(plan: Plan, chunk: Chunk, leaf: LeafRecord) -> _Wanted:
-    layout, grid = plan.leaves[chunk.leaf].layout, leaf.grid
+    layout, grid = plan.leaves[chunk.leaf].placement, leaf.grid
     assert grid is not None
     part, base = leaf.shape, [0] * len(leaf.shape)
     if layout is not None:
-        part = tuple(size // count for size, count in zip(leaf.shape, layout.parts, strict=True))
-        base = [int(at) * size for at, size in zip(np.unravel_index(chunk.slot, layout.parts), part, strict=True)]
+        part = tuple(size // count for size, count in zip(leaf.shape, layout.shards_per_axis, strict=True))
+        base = [int(at) * size for at, size in zip(np.unravel_index(chunk.slot, layout.shards_per_axis), part, strict=True)]
     whole = tuple((start, start + size) for start, size in zip(base, part, strict=True))
     region = whole
     if chunk.inside is not None:

@@ -13,7 +13,7 @@ STEPS = [StepFacts(step, {"loss": loss}) for step, loss in [(0, 3.0), (10, 1.0),
 
 
 @pytest.mark.parametrize(
-    ("policy", "facts", "reason"),
+    ("policy", "context", "reason"),
     [
         (EveryNSteps(10), PolicyContext(20), "step 20 is a multiple of 10"),
         (EveryNSteps(10), PolicyContext(21), ""),
@@ -28,13 +28,13 @@ STEPS = [StepFacts(step, {"loss": loss}) for step, loss in [(0, 3.0), (10, 1.0),
         (AnyOf(), PolicyContext(7), ""),
     ],
 )
-def test_a_save_policy_gives_its_reason(policy: object, facts: PolicyContext, reason: str) -> None:
+def test_a_save_policy_gives_its_reason(policy: object, context: PolicyContext, reason: str) -> None:
     """Each save policy answers with the sentence that says why, or nothing."""
-    assert policy.wants(facts) == reason  # type: ignore[attr-defined]
+    assert policy.wants(context) == reason  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
-    ("policy", "gone"),
+    ("policy", "deleted"),
     [
         (KeepLast(3), [0, 10, 20]),
         (KeepLast(30), []),
@@ -46,9 +46,9 @@ def test_a_save_policy_gives_its_reason(policy: object, facts: PolicyContext, re
         (KeepAll(), []),
     ],
 )
-def test_a_keep_policy_lets_steps_go_oldest_first(policy: object, gone: list[int]) -> None:
+def test_a_keep_policy_lets_steps_go_oldest_first(policy: object, deleted: list[int]) -> None:
     """What no policy keeps goes, oldest first; the newest stays; of equal metrics the newer is better; NaN is never best."""
-    assert to_delete(policy, STEPS) == gone  # type: ignore[arg-type]
+    assert to_delete(policy, STEPS) == deleted  # type: ignore[arg-type]
 
 
 def test_a_held_step_stays() -> None:

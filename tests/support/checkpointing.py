@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
+from holdfast.coordination import CoordinationClient, CoordinationService
+from holdfast.multihost import ClusterGroup
 from tests.support.cluster import Processes
+
+T = TypeVar("T")
 
 START = """
 import json, os, signal, sys, time
@@ -62,3 +70,21 @@ def run_together(script: str, count: int, root: object, *arguments: object, time
     report = "\n".join(f"--- process {i} (exit {f.code}):\n{f.output}" for i, f in enumerate(finished))
     assert [f.code for f in finished] == [0] * count, report
     return [f.output for f in finished]
+
+
+def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Makes calls in threads, all at the same time, and returns their values."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(lambda call: call(), calls))
+
+
+@contextlib.contextmanager
+def groups(count: int) -> Iterator[list[ClusterGroup]]:
+    """Yields the group of each process of a job whose processes are threads of this one: a real coordinator, a client for each."""
+    with CoordinationService.spawn(count) as service:
+        clients = [CoordinationClient(service.address, index, shutdown_timeout_s=20) for index in range(count)]
+        at_once([client.connect for client in clients])
+        try:
+            yield [ClusterGroup(client, index, count) for index, client in enumerate(clients)]
+        finally:
+            at_once([client.shutdown for client in clients])

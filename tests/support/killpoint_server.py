@@ -1,4 +1,4 @@
-"""The fork server of killpoints.py: for each point a fresh root, a save in forked processes, and a look at what is left."""
+"""The fork server of killpoints.py: for each point a fresh root, a save in forked processes, and a check of what is left."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def save(root: Path, group: Group, mesh: Mesh | None, then: Callable[[], None]) 
     """Saves step 3; returns "saved", or the error's name. Any error that is not of the tree comes through."""
     try:
         with CheckpointManager(root, keep_policy=KeepLast(2), group=group, options=OPTIONS) as manager:
-            manager._cleaner.wait()
+            manager._worker.wait()
             manager.save(3, items=items(3, group.index, mesh))
             manager.wait_until_finished()
             then()
@@ -121,7 +121,7 @@ def attempt(root: Path, processes: int, victim: int, point: int, error: int) -> 
     return {"point": point, "how": [how for how, _ in said], "known": known, "reached": all(reached for _, reached in said)}
 
 
-def look(manager: CheckpointManager, step: int, processes: int) -> None:
+def check_step(manager: CheckpointManager, step: int, processes: int) -> None:
     """Asserts that a step is bit-exact, for each process that saved it."""
     for process in range(processes if step == 3 else 1):
         got, want = manager.restore(step, process=process), items(step, process)["state"]
@@ -134,11 +134,11 @@ def look(manager: CheckpointManager, step: int, processes: int) -> None:
 def check(root: Path, known: bool, processes: int) -> list[int]:
     """Opens the root as the next attempt would: listed steps are exact, what was known is there, the next save leaves nothing behind."""
     with CheckpointManager(root, keep_policy=KeepLast(2), group=Solo(), options=OPTIONS) as manager:
-        manager._cleaner.wait()
+        manager._worker.wait()
         steps = manager.all_steps()
         assert 2 in steps and set(steps) <= {1, 2, 3} and (3 in steps or not known) and (1 in steps or 3 in steps), (steps, known)
         for step in steps:
-            look(manager, step, processes)
+            check_step(manager, step, processes)
         manager.save(4, items=items(4))
         manager.wait_until_finished()
         kept = manager.all_steps()

@@ -29,7 +29,7 @@ from holdfast.checkpoint.saving import plan
 from holdfast.checkpoint.storage.local import LocalStorage
 
 BUNDLED_BYTES = collective_read.BUNDLED_BYTES
-CUTS = (plan.CHUNK_BYTES, plan.DEAL_BYTES, plan.SHARE_BYTES, plan.PACK_BYTES)
+CUTS = (plan.CHUNK_BYTES, plan.SHARED_CHUNK_BYTES, plan.SHARE_BYTES, plan.PACK_BYTES)
 
 
 class Pair(NamedTuple):
@@ -137,7 +137,7 @@ def check_tree(tree: list[Any], found: Any, place: Callable[[dict[str, Any]], An
 
 def do_save(request: dict[str, Any]) -> None:
     """Saves the tree, cut into pieces as small as asked for, and looks at it where it was saved."""
-    for name, size in zip(("CHUNK_BYTES", "DEAL_BYTES", "SHARE_BYTES", "PACK_BYTES"), request["cuts"] or CUTS, strict=True):
+    for name, size in zip(("CHUNK_BYTES", "SHARED_CHUNK_BYTES", "SHARE_BYTES", "PACK_BYTES"), request["cuts"] or CUTS, strict=True):
         setattr(plan, name, size)
     save(request["folder"], build(request["tree"], put))
     check_tree(request["tree"], load(request["folder"], SAVED), placed)

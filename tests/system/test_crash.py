@@ -81,7 +81,7 @@ def test_sigkill_before_each_system_call_of_a_save(library: Path, processes: int
     """Of a save that deletes an old step, from opening to closing: listed steps are exact, known ones there, nothing stays behind.
 
     Each point is a fresh root and a real SIGKILL right before the nth call that changes files. Of two processes both write packs, of an
-    array that lies on both and of their own; one that outlives the other hears of its loss, or reads the record and knows.
+    array that lies on both and of their own; one that outlives the other learns of its loss, or reads the record and knows.
     """
     found = walk(library, processes, victim, 0, range(first, MOST_POINTS, every))
     assert not found[-1]["reached"] and set(found[-1]["how"]) == {"saved"}, "the walk did not come to the end of the save"

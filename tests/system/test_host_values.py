@@ -182,5 +182,5 @@ with CheckpointManager(f"{root}/many") as manager:
 
 
 def test_what_differs_is_named(tmp_path: Path) -> None:
-    """Where the processes' trees differ in a leaf, its shape, dtype or sharding, or a local value, every process is told which leaf."""
+    """Where the processes' trees differ in a leaf, its shape, dtype or sharding, or a local value, every process learns which leaf."""
     run_together(DIFFER, 2, tmp_path)

@@ -16,22 +16,22 @@ from holdfast.checkpoint.saving.plan import CHUNK_BYTES, PACKS, Leaf, Plan, Shar
 from holdfast.checkpoint.saving.record_builder import build_record
 
 
-def layout(parts: tuple[int, ...], ranks: np.ndarray, me: int) -> ShardPlacement:
-    """Returns a layout of one device a process; `ranks` is [cells, replicas]."""
-    return ShardPlacement(parts, ranks, np.where(ranks == me, 0, -1))
+def placement(shards_per_axis: tuple[int, ...], ranks: np.ndarray, me: int) -> ShardPlacement:
+    """Returns a placement of one device a process; `ranks` is [shards, replicas]."""
+    return ShardPlacement(shards_per_axis, ranks, np.where(ranks == me, 0, -1))
 
 
 @st.composite
 def jobs(draw: st.DrawFn) -> tuple[int, list[tuple[tuple[int, ...], int, tuple[int, ...], np.ndarray | None]]]:
-    """Draws a process count and leaves as (shape, itemsize, parts, ranks)."""
+    """Draws a process count and leaves as (shape, itemsize, shards_per_axis, ranks)."""
     count = draw(st.sampled_from([1, 2, 3, 4, 8]))
     leaves = []
     for _ in range(draw(st.integers(1, 6))):
         sharded = draw(st.sampled_from([n for n in (1, 2, 4, 8) if count % n == 0]))
-        parts = draw(st.sampled_from([(sharded, 1), (1, sharded)]))
-        shape = tuple(part * draw(st.integers(1, 9)) for part in parts)
+        shards_per_axis = draw(st.sampled_from([(sharded, 1), (1, sharded)]))
+        shape = tuple(count * draw(st.integers(1, 9)) for count in shards_per_axis)
         ranks = np.array(draw(st.permutations(range(count)))).reshape(sharded, -1)
-        leaves.append((shape, draw(st.sampled_from([1, 2, 4, 8, 16])), parts, None if draw(st.integers(0, 4)) == 0 else ranks))
+        leaves.append((shape, draw(st.sampled_from([1, 2, 4, 8, 16])), shards_per_axis, None if draw(st.integers(0, 4)) == 0 else ranks))
     return count, leaves
 
 
@@ -39,8 +39,8 @@ def plans(count: int, leaves: list[tuple[tuple[int, ...], int, tuple[int, ...], 
     made = []
     for rank in range(count):
         described = [
-            Leaf(f"leaf{i}", "array", "float32", shape, itemsize, None if ranks is None else layout(parts, ranks, rank))
-            for i, (shape, itemsize, parts, ranks) in enumerate(leaves)
+            Leaf(f"leaf{i}", "array", "float32", shape, itemsize, None if ranks is None else placement(shards_per_axis, ranks, rank))
+            for i, (shape, itemsize, shards_per_axis, ranks) in enumerate(leaves)
         ]
         made.append(make_plan({"kind": "list"}, described, rank, count, **options))
     return made
@@ -70,8 +70,8 @@ def test_every_element_is_written_once_by_who_holds_it(
     assert sum(plan.own_bytes for plan in made) == made[0].total_bytes == sum(math.prod(shape) * size for shape, size, *_ in leaves)
 
 
-def test_large_chunks_are_cut_and_dealt_evenly() -> None:
-    """A 1 GiB replicated array is shared by its four holders in chunks of at most 64 MiB; a sharded one needs no dealing."""
+def test_large_chunks_are_cut_and_shared_evenly() -> None:
+    """A 1 GiB replicated array is shared by its four holders in chunks of at most 64 MiB; a sharded one stays where it lies."""
     ranks = np.arange(4)[None, :]
     made = plans(4, [((1 << 14, 1 << 14), 4, (1, 1), ranks), ((1 << 12, 1 << 10), 4, (4, 1), ranks.T)])
     sizes = [plan.own_bytes for plan in made]
@@ -85,7 +85,7 @@ def test_large_chunks_are_cut_and_dealt_evenly() -> None:
 def test_small_replicated_leaves_have_few_writers() -> None:
     """A thousand biases on 64 processes lie in one pack, so that a restore opens one file for them."""
     ranks = np.arange(64)[None, :]
-    shared = layout((1,), ranks, 0)
+    shared = placement((1,), ranks, 0)
     plan = make_plan({}, [Leaf(f"bias{i}", "array", "float32", (256,), 4, shared) for i in range(1000)], 0, 64)
     assert plan.files == ((0, 0),)
 
@@ -115,7 +115,7 @@ def test_another_tree_has_another_hash() -> None:
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
 def test_runs_expand_to_what_they_were(where: list[int]) -> None:
-    """Runs of cells are exact for any assignment."""
+    """Runs of chunks are exact for any assignment."""
     assert expand_cells([cell_runs(np.array(where))], 6)[0].tolist() == where
 
 
@@ -123,9 +123,13 @@ def test_a_job_of_4096_processes() -> None:
     """1,000 leaves over 4,096 processes are planned, recorded and read back; the record stays below 1 MB. (Times: benchmarks.)"""
     count, me = 4096, 7
     ranks = np.arange(count)
-    layouts = [layout((count, 1), ranks[:, None], me), layout((1,), ranks[None, :], me), layout((64, 1), ranks.reshape(64, 64), me)]
+    placements = [
+        placement((count, 1), ranks[:, None], me),
+        placement((1,), ranks[None, :], me),
+        placement((64, 1), ranks.reshape(64, 64), me),
+    ]
     shapes = [(8192, 4096), (4096,), (8192, 1024)]
-    leaves = [Leaf(f"layer{i}.w", "array", "bfloat16", shapes[i % 3], 2, layouts[i % 3], None) for i in range(1000)]
+    leaves = [Leaf(f"layer{i}.w", "array", "bfloat16", shapes[i % 3], 2, placements[i % 3], None) for i in range(1000)]
     began = time.perf_counter()
     plan = make_plan({"kind": "list", "nodes": list(range(1000))}, leaves, me, count)
     planned = time.perf_counter()

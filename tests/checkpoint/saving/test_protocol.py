@@ -1,4 +1,4 @@
-"""The messages of a save: what each process reports, how the primary judges, what it tells all."""
+"""The messages of a save: what each process reports, how the primary judges, what it sends to all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from holdfast.checkpoint import CheckpointError, CommitUnknown, SaveFailed, StepExists
 from holdfast.checkpoint.errors import failure_of
 from holdfast.checkpoint.format.files import FileReport, ItemReport
-from holdfast.checkpoint.saving.protocol import Outcome, SaveReport, check
+from holdfast.checkpoint.saving.protocol import SaveReport, SaveResult, check_save_reports
 from holdfast.coordination import BarrierTimeout, Fenced, HoldfastError, ProcessLost
 
 
@@ -34,9 +34,9 @@ def test_reports_come_back_as_they_were() -> None:
 )
 def test_one_process_that_differs_fails_the_save(other: SaveReport, kind: type[Exception], message: str, process: int | None) -> None:
     """It is named, with what was expected and found."""
-    check([report(0), report(1)], 3, 100)
+    check_save_reports([report(0), report(1)], 3, 100)
     with pytest.raises(kind) as caught:
-        check([report(0), other], 3, 100)
+        check_save_reports([report(0), other], 3, 100)
     assert message in str(caught.value) and getattr(caught.value, "process", None) == process
 
 
@@ -52,13 +52,13 @@ def test_one_process_that_differs_fails_the_save(other: SaveReport, kind: type[E
         (CheckpointError("else"), CheckpointError, None),
     ],
 )
-def test_what_the_primary_tells_is_what_the_others_raise(error: Exception, kind: type[HoldfastError], process: int | None) -> None:
+def test_what_the_primary_sends_is_what_the_others_raise(error: Exception, kind: type[HoldfastError], process: int | None) -> None:
     """Any error becomes one of the tree that names the process, and crosses the wire with its facts."""
-    told = Outcome.from_bytes(Outcome(100, failure_of(error, 100, 0)).to_bytes())
-    assert type(told.error) is kind and getattr(told.error, "process", None) == process
-    assert str(error) in str(told.error)
+    sent = SaveResult.from_bytes(SaveResult(100, failure_of(error, 100, 0)).to_bytes())
+    assert type(sent.error) is kind and getattr(sent.error, "process", None) == process
+    assert str(error) in str(sent.error)
 
 
-def test_a_commit_is_told_with_the_steps_that_go() -> None:
+def test_a_commit_is_sent_with_the_steps_that_go() -> None:
     """All processes forget the same steps."""
-    assert Outcome.from_bytes(Outcome(100, None, (1, 2)).to_bytes()) == Outcome(100, None, (1, 2))
+    assert SaveResult.from_bytes(SaveResult(100, None, (1, 2)).to_bytes()) == SaveResult(100, None, (1, 2))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, Options, sweep
+from holdfast.checkpoint import CheckpointError, CheckpointManager, Options
 from holdfast.checkpoint.steps import claims as claims_module
 from holdfast.checkpoint.steps.claims import LocalClaims, Writer, may_fence, parse_writer, this_writer
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -102,60 +102,6 @@ def test_a_higher_attempt_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyP
         second.save(2, {"w": np.zeros(3)})
         second.wait_until_finished()
         assert np.array_equal(second.restore(2)["w"], np.zeros(3))
-
-
-def test_two_managers_live_side_by_side(tmp_path: Path) -> None:
-    """Neither fences the other; a sweep touches neither's unfinished saves."""
-    with CheckpointManager(tmp_path) as one, CheckpointManager(tmp_path) as two:
-        one.save(1, {"w": np.ones(3)})
-        two.save(2, {"w": np.ones(3)})
-        pack = tmp_path / "3" / "state" / f"00000-00000-{one._writer.id}.safetensors"
-        pack.parent.mkdir(parents=True)
-        pack.write_bytes(b"in flight")
-        found = sweep(str(tmp_path))
-        assert (found.fenced, found.files) == ([], []) and set(found.standing) == {one._writer.id, two._writer.id}
-        one.wait_until_finished()
-        two.wait_until_finished()
-        assert one.all_steps() == two.all_steps() == [1, 2]
-    found = sweep(str(tmp_path))
-    assert found.files == [f"3/state/{pack.name}"] and not (tmp_path / "3").exists()
-
-
-def test_sweep_by_force_fences_the_living(tmp_path: Path) -> None:
-    """`sweep(force=True)` takes every claim; the writer hears of it at its next commit, and harms nothing."""
-    manager = CheckpointManager(tmp_path)
-    manager.save(1, {"w": np.ones(3)})
-    manager.wait_until_finished()
-    assert sweep(str(tmp_path), force=True).fenced == [f"writer {manager._writer.id} was fenced by force"]
-    manager.save(2, {"w": np.ones(3)})
-    with pytest.raises(Fenced):
-        manager.close()
-    assert sorted(os.listdir(tmp_path)) == [".holdfast", "1"] and os.listdir(tmp_path / ".holdfast") == []
-
-
-def test_what_a_sweep_never_touches(tmp_path: Path) -> None:
-    """Steps with a record, whole or damaged; Orbax's files; foreign files; what is not named like ours."""
-    with CheckpointManager(tmp_path) as manager:
-        manager.save(1, {"w": np.ones(3)})
-        manager.save(2, {"w": np.ones(3)})
-    (tmp_path / "2" / "checkpoint.json").write_text("damaged")
-    kept = [
-        "2/state/00007-00000-00c0ffee.safetensors",
-        "3/_METADATA",
-        "3/default/d/0a1b",
-        "4/state/model.safetensors",
-        "x/state/y",
-        "4.tmp/z",
-    ]
-    gone = ["1/state/00007-00000-00c0ffee.safetensors", "5/state/00000-00000-00c0ffee.safetensors", "5/cfg/00001-j-00c0ffee00000002.json"]
-    for name in kept + gone:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("x")
-    (tmp_path / "6" / "state").mkdir(parents=True)
-    assert sorted(sweep(str(tmp_path)).files) == sorted(gone)
-    assert all((tmp_path / name).exists() for name in kept) and not (tmp_path / "5").exists() and not (tmp_path / "6").exists()
-    with CheckpointManager(tmp_path) as manager:
-        assert {1, 2} <= set(manager.all_steps()) and np.array_equal(manager.restore(1)["w"], np.ones(3))
 
 
 def test_links_that_do_not_hold_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,7 @@ def test_a_commit_that_comes_after_its_tombstone_has_gone_is_taken_back() -> Non
 def test_sweep_works_on_urls(url: str) -> None:
     """`sweep` leaves the saves of a living manager alone; with `force` it takes its claim."""
     with CheckpointManager(url) as manager:
-        manager._cleaner.wait(60)
+        manager._worker.wait(60)
         put = ObjectStorage(url).put
         put(f"9/state/00000-00000-{manager._writer.id}.safetensors", b"in flight")
         put("9/state/00000-00000-00c0ffee.safetensors", b"of nobody")
@@ -204,7 +204,7 @@ def test_a_store_under_load_is_asked_again(s3: str, status: int) -> None:
     try:
         url = f"s3://{BUCKET}/flaky/{next(_numbers)}?endpoint=http://127.0.0.1:{server.server_address[1]}&aws_region=us-east-1"
         with CheckpointManager(url) as manager:
-            manager._cleaner.wait(60)
+            manager._worker.wait(60)
             handler.left.update(PUT=2, GET=2)  # type: ignore[attr-defined]
             manager.save(1, {"w": np.arange(10)})
             try:

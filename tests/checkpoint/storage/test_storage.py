@@ -163,7 +163,7 @@ def test_a_manager_runs_on_it(url: str) -> None:
         manager.wait_until_finished()
         assert manager.all_steps() == [2, 3] and np.array_equal(manager.restore()["w"], np.arange(5.0))
     with CheckpointManager(url, options=options) as manager:
-        manager._cleaner.wait(60)
+        manager._worker.wait(60)
         assert manager.all_steps() == [2, 3] and np.array_equal(manager.restore(2)["w"], np.arange(100.0) + 2)
         assert manager.metrics(2) == {"loss": 2.0}
         manager.delete(3)

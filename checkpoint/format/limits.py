@@ -1,0 +1,47 @@
+"""Limits that a reader has, for writers too: what no reader takes is refused before a byte is written."""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from typing import Any
+
+STEP_LIMIT = 10**18
+JSON_LIMIT_BYTES = 100_000_000  # of a JSON item, and of a user's metadata
+ITEM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+def check_step(step: Any) -> int:
+    """Returns the step as an int; raises TypeError for what is no whole number, ValueError for one out of range."""
+    if isinstance(step, bool) or not hasattr(step, "__index__"):
+        raise TypeError(f"step {step!r}: expected a whole number, found a {type(step).__name__}")
+    number = operator.index(step)
+    if not 0 <= number < STEP_LIMIT:
+        raise ValueError(f"step {number}: expected 0 to 10**18 - 1")
+    return number
+
+
+def check_item_name(name: Any) -> str:
+    """Returns the name of an item; raises ValueError for one that could not be a folder in every store."""
+    if not isinstance(name, str) or not ITEM_NAME.fullmatch(name):
+        raise ValueError(
+            f"an item cannot be called {name!r}: expected 1 to 100 ASCII letters, digits, '_', '.' and '-', "
+            "the first of them a letter, a digit or '_'"
+        )
+    return name
+
+
+def encode_json(value: Any, what: str) -> bytes:
+    """Returns a user's value as JSON; `what` names it in errors. Raises TypeError or ValueError for what no JSON reader would take back."""
+    try:
+        data = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{what} cannot be saved as JSON: a string in it is not valid UTF-8: {error.object[error.start : error.end]!r}"
+        ) from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise type(error)(f"{what} cannot be saved as JSON: {error}") from error
+    if len(data) > JSON_LIMIT_BYTES:
+        raise ValueError(f"{what} has {len(data):,} bytes as JSON, a reader takes {JSON_LIMIT_BYTES:,}; put large values into an array")
+    return data

@@ -1,0 +1,130 @@
+"""What an unclear answer to a commit may mean: a record that has its name is never robbed of its packs, nor is the one before it lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast.checkpoint import CheckpointError, CheckpointManager, CommitUnknown, StepExists, load, save, verify
+from holdfast.checkpoint.layouts.detect import open_source
+from holdfast.checkpoint.storage import local
+from holdfast.checkpoint.storage.path import StorePath, open_storage
+from holdfast.checkpoint.tools.convert import convert
+
+OLD, NEW = {"x": np.arange(3.0)}, {"x": np.arange(3.0) + 10}
+
+
+@contextmanager
+def _failing_sync(monkeypatch: pytest.MonkeyPatch, times: int) -> Iterator[None]:
+    """Lets the fsync of a folder that holds a record fail with EIO, after the record has got its name."""
+    real, spared = local._sync_folder, [times]
+
+    def sync(folder: Path) -> None:
+        if (folder / "checkpoint.json").exists() and spared[0]:
+            spared[0] -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
+        real(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "_sync_folder", sync)
+        yield
+
+
+@contextmanager
+def _link_answers_twice(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lets link() do its work and then fail with EEXIST, as an NFS client does whose first answer was lost."""
+    real = os.link
+
+    def link(source: Any, target: Any, **more: Any) -> None:
+        real(source, target, **more)
+        if str(target).endswith("checkpoint.json"):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(source), None, str(target))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", link)
+        yield
+
+
+def _one_shot(path: Path, state: Any, overwrite: bool = False) -> None:
+    save(path, state, overwrite=overwrite)
+
+
+def _managed(path: Path, state: Any, overwrite: bool = False) -> None:
+    with CheckpointManager(path.parent) as manager:
+        manager.save(int(path.name), state, overwrite=overwrite)
+        manager.wait_until_finished()
+
+
+def _converted(path: Path, state: Any, overwrite: bool = False) -> None:
+    source = path.parent.parent / "source"
+    if not source.exists():
+        save(source, state, step=int(path.name))
+    convert(open_source(source), StorePath(open_storage(path.parent)), "holdfast")
+
+
+WRITERS = [_one_shot, _managed, _converted]
+
+
+@pytest.mark.parametrize("times", [1, 2, 1000])
+@pytest.mark.parametrize("write", WRITERS)
+def test_an_error_after_the_record_has_its_name_deletes_nothing(
+    write: Callable[..., None], times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EIO of the folder's fsync: the save is not known to be durable, and what is there is whole."""
+    path = tmp_path / "root" / "7"
+    path.parent.mkdir()
+    if write is _converted:
+        save(tmp_path / "source", NEW, step=7)
+    with _failing_sync(monkeypatch, times), pytest.raises(CheckpointError) as caught:
+        write(path, NEW)
+    assert isinstance(caught.value, CommitUnknown), caught.value
+    assert load(path)["x"].tolist() == [10, 11, 12]
+    verify(path)
+
+
+@pytest.mark.parametrize("times", [1, 1000])
+@pytest.mark.parametrize("write", [_one_shot, _managed])
+def test_an_overwrite_that_ends_unclear_keeps_one_of_the_two(
+    write: Callable[..., None], times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With overwrite=True the old checkpoint goes only once the new one is known to be there."""
+    path = tmp_path / "root" / "7"
+    write(path, OLD)
+    with _failing_sync(monkeypatch, times), pytest.raises(CommitUnknown):
+        write(path, NEW, overwrite=True)
+    assert load(path)["x"].tolist() in ([0, 1, 2], [10, 11, 12])
+    verify(path)
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_eexist_for_our_own_link_is_a_success(write: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit whose answer was lost is settled by reading whose record is there."""
+    path = tmp_path / "root" / "7"
+    path.parent.mkdir()
+    if write is _converted:
+        save(tmp_path / "source", NEW, step=7)
+    with _link_answers_twice(monkeypatch):
+        write(path, NEW)
+    assert load(path)["x"].tolist() == [10, 11, 12]
+
+
+def test_eexist_for_anothers_link_is_step_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record that is there is another writer's: it stays, whole, and ours is refused."""
+    path = tmp_path / "root" / "7"
+    with CheckpointManager(tmp_path / "root") as manager:
+        manager.save(7, NEW)  # its existence was looked for before
+        with monkeypatch.context() as patch:
+            patch.setattr(manager, "_refuse_existing", lambda *_: None)
+            manager.wait_until_finished()
+            manager.save(7, OLD)
+            with pytest.raises(StepExists, match="meanwhile"):
+                manager.wait_until_finished()
+    assert load(path)["x"].tolist() == [10, 11, 12]
+    verify(path)

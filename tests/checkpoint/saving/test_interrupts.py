@@ -1,0 +1,62 @@
+"""Ctrl-C at any line of a save: the manager goes on, and no later call waits for a save that was never begun."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast.checkpoint import CheckpointManager, KeepLast, verify
+
+STATE = {"x": np.arange(3.0)}
+FILES = ("manager.py", "async_saver.py", "stager.py")
+
+
+class _Interrupt:
+    """Raises KeyboardInterrupt in the main thread, at the nth line that it runs in the files of a save's beginning."""
+
+    def __init__(self, line: int) -> None:
+        self._remaining = line
+        self.reached = ""
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_code.co_filename.endswith(FILES) or "holdfast" not in frame.f_globals.get("__name__", ""):
+            return None
+        if event == "line" and not self.reached:
+            self._remaining -= 1
+            if self._remaining < 0:
+                self.reached = f"{frame.f_code.co_name}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.timeout(100)
+def test_an_interrupt_at_any_line_of_save_leaves_a_manager_that_goes_on(tmp_path: Path) -> None:
+    """Each line that the calling thread runs in `save` is interrupted once; the next save is there in time, and every step is whole."""
+    for line in itertools.count():
+        root = tmp_path / str(line)
+        interrupt = _Interrupt(line)
+        with CheckpointManager(root, keep_policy=KeepLast(5)) as manager:
+            manager.save(1, STATE)
+            manager.wait_until_finished()
+            sys.settrace(interrupt)
+            try:
+                manager.save(2, STATE)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(None)
+            manager.wait_until_finished(10)
+            manager.save(3, STATE)
+            manager.wait_until_finished(10)
+            assert {1, 3} <= set(manager.all_steps()) <= {1, 2, 3}, interrupt.reached
+            for step in manager.all_steps():
+                verify(root / str(step))
+        if not interrupt.reached:
+            assert line > 30, "no line was interrupted"
+            return

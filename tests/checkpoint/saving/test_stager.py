@@ -1,0 +1,76 @@
+"""Staging: what a save takes in the caller's thread, and what it holds when it fails."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from holdfast.checkpoint import Json, Options, UnsupportedLeaf
+from holdfast.checkpoint.saving import stager
+from holdfast.checkpoint.saving.snapshot import Snapshot
+from holdfast.checkpoint.saving.stager import SaveRequest, SaveStager
+from holdfast.checkpoint.storage.object import ObjectStorage
+from holdfast.multihost import Solo
+
+
+class Reader:
+    """A data iterator."""
+
+    def get_state(self) -> dict[str, int]:
+        return {"at": 7}
+
+    def set_state(self, state: object) -> None:
+        raise AssertionError("nobody restores here")
+
+
+@pytest.fixture
+def save_stager() -> SaveStager:
+    return SaveStager(ObjectStorage("memory://staging"), Solo(), Options(per_process=lambda path: path == "mine"))
+
+
+def test_items_are_told_apart(save_stager: SaveStager) -> None:
+    """Trees are planned, JSON and the states of iterators are values, metrics are floats; the request itself is left as it was."""
+    asked = SaveRequest(3, 10, "0a0b0c0d00000003", overwrite=True)
+    items = {"state": {"w": jnp.zeros(4), "mine": np.arange(2)}, "config": Json([1, None]), "data": Reader()}
+    staged = save_stager.stage(asked, items, {"loss": np.float32(0.5)}, {"run": "a"})
+    assert set(staged.trees) == {"state"} and staged.values["config"] == b"[1,null]" and set(staged.values) == {"config", "data"}
+    assert staged.metrics == {"loss": 0.5} and type(staged.metrics["loss"]) is float and staged.metadata == {"run": "a"}
+    assert staged.total_bytes == staged.own_bytes == 16 + 16
+    assert (staged.counter, staged.step, staged.save_id, staged.overwrite) == (3, 10, "0a0b0c0d00000003", True)
+    assert (staged.began, staged.started_s) == (asked.began, asked.started_s) and asked.trees == {} == asked.values
+    assert [leaf.per_process for leaf in staged.trees["state"][0].leaves] == [True, False]
+
+
+def test_each_item_keeps_its_plans(save_stager: SaveStager) -> None:
+    """The second save of the same trees makes no new plan, and one item's plan is not another's."""
+    items = {"state": {"w": np.zeros(4)}, "ema": {"w": np.zeros(4)}}
+    first, second = (save_stager.stage(SaveRequest(n, n, "x"), items, None, None) for n in (1, 2))
+    for name in items:
+        assert second.trees[name][0] is first.trees[name][0]
+    assert first.trees["ema"][0] is not first.trees["state"][0]
+
+
+@pytest.mark.parametrize(
+    ("items", "metrics", "kind"),
+    [({"a": {"w": np.zeros(4)}, "b": {"f": object()}}, None, UnsupportedLeaf), ({"a": {"w": np.zeros(4)}}, {"loss": "low"}, ValueError)],
+)
+def test_what_fails_holds_nothing(
+    save_stager: SaveStager,
+    monkeypatch: pytest.MonkeyPatch,
+    items: dict[str, object],
+    metrics: dict[str, object] | None,
+    kind: type[Exception],
+) -> None:
+    """A leaf that cannot be saved, or a metric that is no number, is raised, and the snapshots taken before it are released."""
+    taken: list[Snapshot] = []
+    take = stager.take_snapshot
+
+    def recorded(*args: object, **options: object) -> Snapshot:
+        taken.append(take(*args, **options))  # type: ignore[arg-type]
+        return taken[-1]
+
+    monkeypatch.setattr(stager, "take_snapshot", recorded)
+    with pytest.raises(kind):
+        save_stager.stage(SaveRequest(1, 1, "x"), items, metrics, None)
+    assert len(taken) == 1 and taken[0].packs == {}

@@ -1,0 +1,183 @@
+"""Deleting steps, sweeping what dead writers left, and the worker in the background."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.checkpoint import CheckpointManager, sweep
+from holdfast.checkpoint.steps.claims import LocalClaims, this_writer
+from holdfast.checkpoint.steps.garbage import (
+    KEPT_FAILURES,
+    BackgroundWorker,
+    delete_files,
+    delete_save,
+    fence_others,
+    pack_names,
+    sweep_files,
+)
+from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.coordination import Fenced
+
+WRITER, OTHER = "0a0b0c0d", "00c0ffee"
+
+
+def put(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("x")
+
+
+def names_in(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+def test_files_go_with_their_empty_folders(tmp_path: Path) -> None:
+    """Named files go, and folders that are then empty; what else is there stays, with its folder."""
+    put(tmp_path, "3/state/a", "3/state/b", "3/ema/c", "4/state/a")
+    delete_files(LocalStorage(tmp_path), 3, ["state/a", "ema/c"])
+    assert names_in(tmp_path) == ["3/state/b", "4/state/a"] and not (tmp_path / "3/ema").exists()
+    delete_files(LocalStorage(tmp_path), 3, ["state/b", "state/missing"])
+    assert not (tmp_path / "3").exists()
+
+
+def test_a_failed_save_deletes_its_own_files_alone(tmp_path: Path) -> None:
+    """What this process wrote of that save goes; other processes' files, and those of the save before, stay."""
+    mine = [f"3/state/00001-0000{pack}-{WRITER}00000002.safetensors" for pack in range(2)] + [f"3/note/00001-j-{WRITER}00000002.json"]
+    others = [f"3/state/00000-00000-{WRITER}00000002.safetensors", f"3/state/00001-00000-{WRITER}00000001.safetensors"]
+    put(tmp_path, *mine, *others)
+    delete_save(LocalStorage(tmp_path), 3, ["state", "note", "never"], 1, f"{WRITER}00000002")
+    assert names_in(tmp_path) == sorted(others) and not (tmp_path / "3/note").exists()
+    assert pack_names(LocalStorage(tmp_path), 3) == [name.removeprefix("3/") for name in sorted(others)]
+
+
+def test_a_sweep_spares_writers_that_stand(tmp_path: Path) -> None:
+    """Packs of a writer with a claim stay; those without one go, unless the step's record names them; empty folders go too."""
+    storage, writer = LocalStorage(tmp_path), this_writer()
+    claims = LocalClaims(storage)
+    claims.take(writer)
+    stays, goes = f"5/state/00000-00000-{writer.id}.safetensors", f"5/state/00000-00000-{OTHER}.safetensors"
+    put(tmp_path, stays, goes)
+    (tmp_path / "6" / "state").mkdir(parents=True)
+    assert sweep_files(storage, claims) == [goes] and (tmp_path / stays).exists() and not (tmp_path / "6").exists()
+    claims.fence(writer.id)
+    assert sweep_files(storage, claims) == [stays] and not (tmp_path / "5").exists()
+
+
+def test_only_whom_one_may_fence_is_fenced(tmp_path: Path) -> None:
+    """A living writer of no job stays, unless by force; each one that is fenced is named with the reason."""
+    storage, living, me = LocalStorage(tmp_path), this_writer(), this_writer()
+    claims = LocalClaims(storage)
+    claims.take(living)
+    assert fence_others(claims, me) == [] and claims.standing() == {living.id}
+    assert fence_others(claims, me, force=True) == [f"writer {living.id} was fenced by force"] and claims.standing() == set()
+
+
+def test_jobs_run_one_after_the_other(caplog: pytest.LogCaptureFixture) -> None:
+    """In the order they were put, off the caller's thread; `wait` says whether all are done; a new job starts a new thread."""
+    worker, gate, done = BackgroundWorker(), threading.Event(), list[int]()
+    assert worker.wait(0)
+    worker.put("first", lambda: gate.wait(60))
+    for number in range(3):
+        worker.put("more", lambda number=number: done.append(number))
+    assert not worker.wait(0.01) and done == []
+    gate.set()
+    assert worker.wait(60) and done == [0, 1, 2] and not caplog.records
+    worker.put("later", lambda: done.append(threading.get_ident()))
+    assert worker.wait(60) and done[3] != threading.get_ident()
+
+
+def test_a_job_that_fails_is_tried_again_with_the_next(caplog: pytest.LogCaptureFixture) -> None:
+    """A failure is logged by the job's name and does not stop the others; the job comes again before the next one, once."""
+    worker, ran = BackgroundWorker(), list[str]()
+
+    def fail() -> None:
+        ran.append("failing")
+        raise OSError("busy")
+
+    with caplog.at_level(logging.WARNING):
+        worker.put("deleting step 3", fail)
+        assert worker.wait(60) and ran == ["failing"]
+        worker.put("next", lambda: ran.append("next"))
+        assert worker.wait(60) and ran == ["failing", "failing", "next"]
+    assert [record.message for record in caplog.records] == ["deleting step 3 failed, it is tried again later: busy"] * 2
+
+
+def test_failures_are_bounded_and_jobs_can_be_dropped() -> None:
+    """No more than KEPT_FAILURES jobs are tried again; `drop` forgets those that have not begun."""
+    worker, ran, gate = BackgroundWorker(), list[int](), threading.Event()
+
+    def fail(number: int) -> None:
+        ran.append(number)
+        raise OSError
+
+    for number in range(KEPT_FAILURES + 5):
+        worker.put("job", lambda number=number: fail(number))
+        assert worker.wait(60)
+        ran.clear() if number < KEPT_FAILURES + 4 else None
+    assert len(ran) == KEPT_FAILURES + 1
+    worker = BackgroundWorker()
+    worker.put("holds", lambda: gate.wait(60))
+    worker.put("never", lambda: ran.append(-1))
+    worker.drop()
+    gate.set()
+    assert worker.wait(60) and -1 not in ran
+
+
+def test_two_managers_live_side_by_side(tmp_path: Path) -> None:
+    """Neither fences the other; a sweep touches neither's unfinished saves."""
+    with CheckpointManager(tmp_path) as one, CheckpointManager(tmp_path) as two:
+        one.save(1, {"w": np.ones(3)})
+        two.save(2, {"w": np.ones(3)})
+        pack = tmp_path / "3" / "state" / f"00000-00000-{one._writer.id}.safetensors"
+        pack.parent.mkdir(parents=True)
+        pack.write_bytes(b"in flight")
+        found = sweep(str(tmp_path))
+        assert (found.fenced, found.files) == ([], []) and set(found.standing) == {one._writer.id, two._writer.id}
+        one.wait_until_finished()
+        two.wait_until_finished()
+        assert one.all_steps() == two.all_steps() == [1, 2]
+    found = sweep(str(tmp_path))
+    assert found.files == [f"3/state/{pack.name}"] and not (tmp_path / "3").exists()
+
+
+def test_sweep_by_force_fences_the_living(tmp_path: Path) -> None:
+    """`sweep(force=True)` takes every claim; the writer learns of it at its next commit, and harms nothing."""
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {"w": np.ones(3)})
+    manager.wait_until_finished()
+    assert sweep(str(tmp_path), force=True).fenced == [f"writer {manager._writer.id} was fenced by force"]
+    manager.save(2, {"w": np.ones(3)})
+    with pytest.raises(Fenced):
+        manager.close()
+    assert sorted(os.listdir(tmp_path)) == [".holdfast", "1"] and os.listdir(tmp_path / ".holdfast") == []
+
+
+def test_what_a_sweep_never_touches(tmp_path: Path) -> None:
+    """Steps with a record, whole or damaged; Orbax's files; foreign files; what is not named like ours."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"w": np.ones(3)})
+        manager.save(2, {"w": np.ones(3)})
+    (tmp_path / "2" / "checkpoint.json").write_text("damaged")
+    kept = [
+        "2/state/00007-00000-00c0ffee.safetensors",
+        "3/_METADATA",
+        "3/default/d/0a1b",
+        "4/state/model.safetensors",
+        "x/state/y",
+        "4.tmp/z",
+    ]
+    gone = ["1/state/00007-00000-00c0ffee.safetensors", "5/state/00000-00000-00c0ffee.safetensors", "5/cfg/00001-j-00c0ffee00000002.json"]
+    for name in kept + gone:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / "6" / "state").mkdir(parents=True)
+    assert sorted(sweep(str(tmp_path)).files) == sorted(gone)
+    assert all((tmp_path / name).exists() for name in kept) and not (tmp_path / "5").exists() and not (tmp_path / "6").exists()
+    with CheckpointManager(tmp_path) as manager:
+        assert {1, 2} <= set(manager.all_steps()) and np.array_equal(manager.restore(1)["w"], np.ones(3))

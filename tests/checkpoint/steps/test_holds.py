@@ -1,0 +1,67 @@
+"""Holds: how long a step is held, by whose clock, and that names alone say it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint.steps.holds import HOLDS, add_hold, drop_hold, held_steps, hold
+from holdfast.checkpoint.storage.base import Storage
+from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.checkpoint.storage.object import ObjectStorage
+
+
+@pytest.fixture(params=["file", "memory"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    make: Callable[[], Storage] = {"file": lambda: LocalStorage(tmp_path), "memory": lambda: ObjectStorage(f"memory://holds{tmp_path}")}[
+        request.param
+    ]
+    return make()
+
+
+def test_a_step_is_held_by_each_of_its_holds(storage: Storage) -> None:
+    """Several holds on a step are as good as one; it is free when the last is dropped. Dropping twice is no error."""
+    assert held_steps(storage) == set()
+    first, second, other = add_hold(storage, 7, 60), add_hold(storage, 7, 60), add_hold(storage, 10**17, 60)
+    assert held_steps(storage) == {7, 10**17}
+    drop_hold(storage, first)
+    drop_hold(storage, first)
+    assert held_steps(storage) == {7, 10**17}
+    drop_hold(storage, second)
+    drop_hold(storage, other)
+    assert held_steps(storage) == set()
+
+
+def test_a_block_holds_while_it_runs(storage: Storage) -> None:
+    """`hold` ends with its block, by an exception too."""
+
+    def read_and_fail() -> None:
+        with hold(storage, 3, 60):
+            assert held_steps(storage) == {3}
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        read_and_fail()
+    assert held_steps(storage) == set()
+
+
+def test_a_hold_whose_time_is_over_is_forgotten(storage: Storage) -> None:
+    """Where listings have times, a hold counts from the store's; else from the second in its name. Its file goes once it is over."""
+    made = int(time.time()) - 100
+    for name in (f"{HOLDS}/1-50-{made}-00c0ffee", f"{HOLDS}/2-500-{made}-00c0ffee"):
+        storage.write(name, 1, [(0, [memoryview(b"\n")])])
+    if isinstance(storage, LocalStorage):
+        assert held_steps(storage) == {1, 2}, "the files are new by the clock of the store"
+        for entry in storage.list(HOLDS):
+            os.utime(Path(storage.root) / entry.name, (made, made))
+    assert held_steps(storage) == {2} and len(storage.list(HOLDS)) == 1
+
+
+def test_other_files_are_no_holds(storage: Storage) -> None:
+    """A file that is not named like a hold holds nothing, and stays."""
+    storage.write(f"{HOLDS}/notes.txt", 1, [(0, [memoryview(b"\n")])])
+    assert held_steps(storage) == set() and len(storage.list(HOLDS)) == 1

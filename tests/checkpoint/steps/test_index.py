@@ -1,0 +1,132 @@
+"""The steps of a root: what is known of them, which the keep policy lets go, and that deleting them is safe."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from holdfast.checkpoint import CheckpointManager, KeepAll, KeepBest, KeepLast, StepFacts
+from holdfast.checkpoint.format.files import has_record, list_steps
+from holdfast.checkpoint.options import Statistics
+from holdfast.checkpoint.policy import KeepPolicy
+from holdfast.checkpoint.steps.garbage import BackgroundWorker
+from holdfast.checkpoint.steps.holds import add_hold
+from holdfast.checkpoint.steps.index import StepIndex
+from holdfast.checkpoint.storage.local import LocalStorage
+
+
+def index_of(storage: LocalStorage, keep_policy: KeepPolicy, *, deletes: bool = True) -> StepIndex:
+    return StepIndex(storage, keep_policy, list_steps(storage), BackgroundWorker(), Statistics(), deletes=deletes)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> LocalStorage:
+    """A root with steps 1 to 4, whose losses are 4, 1, 3, 2."""
+    with CheckpointManager(tmp_path) as manager:
+        for step, loss in enumerate([4, 1, 3, 2], 1):
+            manager.save(step, {"w": np.full(10, step)}, metrics={"loss": loss})
+    return LocalStorage(tmp_path)
+
+
+def test_metrics_come_from_the_records_once(storage: LocalStorage) -> None:
+    """The policy sees steps of an earlier manager with their metrics; a record that was read is not read again."""
+    index = index_of(storage, KeepBest(1, "loss"))
+    assert index.steps() == [1, 2, 3, 4] and 3 in index and 5 not in index
+    assert index.superfluous(StepFacts(5, {"loss": 9})) == [1, 3, 4]
+    for step in (1, 2, 3, 4):
+        os.truncate(f"{storage.root}/{step}/checkpoint.json", 0)
+    assert index.superfluous(StepFacts(5, {"loss": 0})) == [1, 2, 3, 4]
+    assert index.steps() == [1, 2, 3, 4], "a decision changes nothing"
+
+
+def test_a_held_step_and_the_new_one_stay(storage: LocalStorage) -> None:
+    """Holds count when the decision is made; a new step that is older than others stays too."""
+    add_hold(storage, 2, 60)
+    index = index_of(storage, KeepLast(1))
+    assert index.superfluous(StepFacts(0)) == [1, 3]
+    assert index_of(storage, KeepAll()).superfluous(StepFacts(0)) == []
+
+
+def test_removing_deletes_at_the_primary_alone(storage: LocalStorage) -> None:
+    """The record goes at once, the packs in the background; a process that does not delete forgets the step all the same."""
+    other = index_of(storage, KeepAll(), deletes=False)
+    assert other.remove([1, 2]) == [] and other.steps() == [3, 4] and list_steps(storage) == [1, 2, 3, 4]
+    worker, statistics = BackgroundWorker(), Statistics()
+    primary = StepIndex(storage, KeepAll(), list_steps(storage), worker, statistics, deletes=True)
+    assert primary.remove([1, 2]) == [] and not has_record(storage, 1)
+    assert worker.wait(60) and not os.path.exists(f"{storage.root}/1") and statistics.to_dict()["steps_deleted"] == 2
+    assert primary.remove([7]) == []
+
+
+def test_a_step_that_cannot_be_deleted_stays_listed(storage: LocalStorage) -> None:
+    """A store that refuses leaves the step in the index, so that a later save tries again; other steps go."""
+
+    class Refusing(LocalStorage):
+        def delete(self, names: list[str]) -> None:  # type: ignore[override]
+            if "2/checkpoint.json" in names:
+                raise OSError(13, "Permission denied")
+            super().delete(names)
+
+    index = index_of(Refusing(storage.root), KeepAll())
+    assert index.remove([1, 2, 3]) == [2] and index.steps() == [2, 4] and has_record(storage, 2)
+
+
+def test_a_damaged_step_is_deleted_on_request_with_all_that_is_ours(storage: LocalStorage) -> None:
+    """Where the record does not read, the files that are named like ours go, and others stay."""
+    worker = BackgroundWorker()
+    index = StepIndex(storage, KeepLast(1), list_steps(storage), worker, Statistics(), deletes=True)
+    Path(f"{storage.root}/1/checkpoint.json").write_text("{}")
+    Path(f"{storage.root}/1/state/notes.txt").write_text("mine")
+    assert index.superfluous(StepFacts(5)) == [2, 3, 4]
+    assert index.remove([1]) == [] and worker.wait(60)
+    assert [path.name for path in Path(f"{storage.root}/1/state").iterdir()] == ["notes.txt"]
+
+
+def tree(step: int) -> dict[str, object]:
+    return {"w": jnp.arange(100.0) + step, "n": np.full(3, step), "lr": 0.5, "step": step}
+
+
+def files(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and ".holdfast" not in path.parts)
+
+
+def test_the_keep_policy_deletes_after_the_commit(tmp_path: Path) -> None:
+    """KeepLast(2) leaves two steps, and no file of the others; KeepBest keeps the best and the newest."""
+    with CheckpointManager(tmp_path / "last", keep_policy=KeepLast(2)) as manager:
+        for step in range(6):
+            manager.save(step, tree(step))
+        manager.wait_until_finished()
+        assert manager.all_steps() == [4, 5]
+    assert {name.split("/")[0] for name in files(tmp_path / "last")} == {"4", "5"}
+    assert sorted(os.listdir(tmp_path / "last")) == [".holdfast", "4", "5"]
+    with CheckpointManager(tmp_path / "best", keep_policy=KeepBest(1, "loss")) as manager:
+        for step, loss in enumerate([3.0, 1.0, 2.0, 4.0]):
+            manager.save(step, tree(step), metrics={"loss": np.float32(loss)})
+        manager.wait_until_finished()
+        assert manager.all_steps() == [1, 3] and manager.best_step() == 1 and manager.best_step("loss", "max") == 3
+    with CheckpointManager(tmp_path / "best", keep_policy=KeepBest(1, "loss")) as manager:
+        manager.save(4, tree(4), metrics={"loss": 0.5})
+        manager.wait_until_finished()
+        assert manager.all_steps() == [4] and manager.metrics(4) == {"loss": 0.5}
+
+
+def test_a_damaged_step_is_never_deleted_by_a_policy(tmp_path: Path) -> None:
+    """A record that does not read keeps its step where it is; foreign files and folders stay too."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, tree(1))
+    (tmp_path / "1" / "checkpoint.json").write_text("{}")
+    foreign = ["2/_CHECKPOINT_METADATA", "2/default/d/00000-00000-0123456789", "7/state/notes.txt", "notes/1", "3.tmp/x"]
+    for name in foreign:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    before = files(tmp_path)
+    with CheckpointManager(tmp_path, keep_policy=KeepLast(1)) as manager:
+        for step in (10, 11, 12):
+            manager.save(step, tree(step))
+        manager.wait_until_finished()
+        assert manager.all_steps() == [1, 2, 12]  # 2 is Orbax's
+    assert [name for name in files(tmp_path) if not name.startswith("12/")] == before

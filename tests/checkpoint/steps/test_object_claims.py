@@ -1,0 +1,121 @@
+"""Claims in an object store: who stands, who counts as dead, and what tombstones stop."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint import CheckpointError
+from holdfast.checkpoint.format.files import list_steps
+from holdfast.checkpoint.saving.record_builder import build_record
+from holdfast.checkpoint.steps.claims import FOLDER, LocalClaims, this_writer
+from holdfast.checkpoint.steps.object_claims import ObjectClaims, open_claims
+from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.checkpoint.storage.object import ObjectStorage
+from holdfast.coordination import Fenced
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def storage() -> ObjectStorage:
+    return ObjectStorage(f"memory://object-claims/{next(_numbers)}")
+
+
+def record(step: int, writer_id: str) -> bytes:
+    return build_record(step, {}, writer=f"{writer_id}00000001", processes=1, started_s=0.0, finished_s=0.0)
+
+
+def test_the_kind_of_store_decides(storage: ObjectStorage, tmp_path: Path) -> None:
+    """Folders have claims with locks, object stores claims that are renewed."""
+    assert isinstance(open_claims(storage, claim_age_s=5), ObjectClaims) and isinstance(open_claims(LocalStorage(tmp_path)), LocalClaims)
+
+
+def test_a_claim_stands_until_it_is_fenced(storage: ObjectStorage) -> None:
+    """Taken, listed, read by others, and gone: to fence one that is gone is done. The probe of the store's conditions leaves nothing."""
+    claims, mine, other = ObjectClaims(storage), this_writer("j", 1), this_writer()
+    claims.take(mine)
+    claims.take(other)
+    assert claims.standing() == {mine.id, other.id} and claims.others(other.id) == [(mine, False)]
+    assert {name.split("/")[1] for name in storage.keys(f"{FOLDER}/")} == {mine.id, other.id}
+    claims.fence(mine.id)
+    claims.fence(mine.id)
+    assert claims.standing() == {other.id} and claims.others(other.id) == []
+    with pytest.raises(Fenced):
+        storage.commit("1/checkpoint.json", record(1, mine.id), f"{FOLDER}/{mine.id}")
+
+
+def test_who_does_not_renew_counts_as_dead(storage: ObjectStorage) -> None:
+    """A claim older than its age is a dead writer's; one that is taken again in time is not, and a fenced one does not come back."""
+    claims, mine = ObjectClaims(storage, claim_age_s=100), replace(this_writer(), renewed_s=time.time() - 200)
+    claims.take(mine)
+    assert [dead for _, dead in claims.others("")] == [True]
+    claims.take(mine)
+    assert [dead for _, dead in claims.others("")] == [True], "a twentieth of its age has not passed"
+    claims._renewed -= 6
+    claims.take(mine)
+    assert [dead for _, dead in claims.others("")] == [False]
+    ObjectClaims(storage).fence(mine.id)
+    claims._renewed -= 6
+    claims.take(mine)
+    assert claims.standing() == set()
+
+
+def test_a_store_that_cannot_be_written_is_a_clear_error(storage: ObjectStorage) -> None:
+    """An OSError of the store becomes a CheckpointError with its root, which says how to only read."""
+
+    class Forbidden(ObjectStorage):
+        def put(self, *args: object, **options: object) -> object:  # type: ignore[override]
+            raise PermissionError(13, "forbidden")
+
+    with pytest.raises(CheckpointError, match=r"cannot write a checkpoint in .*forbidden.*Options\(read_only=True\)") as caught:
+        ObjectClaims(Forbidden(storage.root)).take(this_writer())
+    assert caught.value.path == storage.root
+
+
+@pytest.mark.parametrize(("answers", "found"), [((True, True), "replaced an object that exists"), ((False, False), "failed on a new name")])
+def test_a_store_that_ignores_conditions_is_refused(storage: ObjectStorage, answers: tuple[bool, bool], found: str) -> None:
+    """Create-if-absent is tried before the claim; a store that breaks it is refused, unless a single writer is promised."""
+    replies = iter(answers)
+
+    class Loose(ObjectStorage):
+        def put(self, name: str, data: bytes, *args: object) -> object:  # type: ignore[override]
+            return next(replies) if "/probe-" in name else super().put(name, data, *args)  # type: ignore[arg-type]
+
+    with pytest.raises(CheckpointError, match=rf"ignores the condition .*{found}.*Options\(single_writer=True\)"):
+        ObjectClaims(Loose(storage.root)).take(this_writer())
+    promised = ObjectClaims(Loose(storage.root, single_writer=True))
+    promised.take(this_writer())
+    assert len(promised.standing()) == 1
+
+
+def test_a_buried_writer_cannot_commit(storage: ObjectStorage) -> None:
+    """A tombstone stands where a step has no record; a later writer may replace it, and it goes once it is old and nobody needs it."""
+    claims = ObjectClaims(storage, claim_age_s=1e-9)
+    packs = ["state/00000-00000-0a0b0c0d.safetensors"]
+    assert claims.bury(3, packs, {"0a0b0c0d"}) == packs and claims.bury(3, packs, {"0a0b0c0d"}) == packs
+    assert list_steps(storage) == [], "a tombstone is no record"
+    claims.forget_fenced([3])
+    assert storage.get("3/checkpoint.json")[0] is None
+    claims.bury(3, packs, {"0a0b0c0d"})
+    living = this_writer()
+    claims.take(living)
+    storage.commit("3/checkpoint.json", record(3, living.id), f"{FOLDER}/{living.id}")
+    assert list_steps(storage) == [3]
+
+
+def test_a_record_is_marked_and_says_the_same(storage: ObjectStorage) -> None:
+    """Where the step has a record it is written anew, so that an overwrite under way fails; what it names is not deleted."""
+    claims, living = ObjectClaims(storage), this_writer()
+    claims.take(living)
+    storage.commit("3/checkpoint.json", record(3, living.id), f"{FOLDER}/{living.id}")
+    before, generation = storage.get("3/checkpoint.json")
+    assert claims.bury(3, ["state/x"], {"0a0b0c0d"}) == ["state/x"]
+    after, other = storage.get("3/checkpoint.json")
+    assert after != before and other != generation and list_steps(storage) == [3]
+    storage.put("3/checkpoint.json", b"damaged")
+    assert claims.bury(3, ["state/x"], {"0a0b0c0d"}) == [], "what a damaged record named stays"

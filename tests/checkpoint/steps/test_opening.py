@@ -1,0 +1,87 @@
+"""Opening a root together: one process acts, all know the same, or raise the same."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.checkpoint import CheckpointError, CheckpointManager, Options
+from holdfast.checkpoint.steps.claims import LocalClaims, Writer, this_writer
+from holdfast.checkpoint.steps.opening import Opened, open_root
+from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.coordination import Fenced, HoldfastError
+from holdfast.multihost import Group, Solo
+from tests.support.checkpointing import at_once, groups
+
+JOB = {"HOLDFAST_JOB_ID": "j", "HOLDFAST_PROCESS_ID": "0", "HOLDFAST_NUM_PROCESSES": "1", "HOLDFAST_COORDINATOR": "127.0.0.1:1"}
+
+
+def opened(root: Path, group: Group | None = None, options: Options | None = None) -> tuple[Opened, LocalClaims]:
+    storage = LocalStorage(root)
+    claims = LocalClaims(storage)
+    found = open_root(storage, claims, group or Solo(), options or Options(), find_foreign=lambda _: {1: "1", 7: "step_7"})
+    return found, claims
+
+
+def test_all_processes_know_what_the_primary_found(tmp_path: Path) -> None:
+    """One claim is taken, by the primary; writer, steps and other libraries' steps are alike on all; our step hides theirs."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"w": np.ones(3)})
+    with groups(3) as all_three:
+        found = at_once([lambda group=group: opened(tmp_path, group) for group in all_three])
+    primary, claims = found[0]
+    assert all(other == primary for other, _ in found)
+    assert primary.steps == (1,) and primary.foreign == {7: "step_7"} and primary.writer.pid == os.getpid()
+    assert claims.standing() == {primary.writer.id}
+    claims.fence(primary.writer.id)
+
+
+def test_read_only_takes_no_claim(tmp_path: Path) -> None:
+    """A reader has a writer's id for its messages, and leaves nothing in the root."""
+    found, claims = opened(tmp_path, options=Options(read_only=True))
+    assert len(found.writer.id) == 8 and claims.standing() == set() and list(tmp_path.iterdir()) == []
+
+
+def test_the_primarys_error_is_everybodys(tmp_path: Path) -> None:
+    """A root that cannot be written is one CheckpointError with its path on all processes; so is an error that is not ours."""
+    (tmp_path / "file").write_text("")
+
+    def failure(group: Group, *, broken: bool = False) -> HoldfastError:
+        storage = LocalStorage(tmp_path if broken else tmp_path / "file")
+        claims = LocalClaims(storage)
+
+        def find_foreign(_: object) -> dict[int, str]:
+            raise ZeroDivisionError("mine")
+
+        with pytest.raises(HoldfastError) as caught:
+            open_root(storage, claims, group, Options(read_only=broken), find_foreign=find_foreign)
+        return caught.value
+
+    with groups(2) as both:
+        errors = at_once([lambda group=group: failure(group) for group in both])
+        assert {type(error) for error in errors} == {CheckpointError} and len({str(error) for error in errors}) == 1
+        assert "cannot write a checkpoint in" in str(errors[1]) and errors[1].path == errors[0].path == str(tmp_path / "file")  # type: ignore[attr-defined]
+        errors = at_once([lambda group=group: failure(group, broken=True) for group in both])
+        assert {str(error) for error in errors} == {f"cannot open {tmp_path}: ZeroDivisionError: mine"}
+
+
+def test_a_lower_attempt_leaves_no_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever meets a higher attempt of its job gets Fenced, and its own claim is gone; a higher one takes the lower's away."""
+    for name, value in JOB.items():
+        monkeypatch.setenv(name, value)
+    claims = LocalClaims(LocalStorage(tmp_path))
+    second = this_writer("j", 2)
+    claims.take(second)
+    monkeypatch.setenv("HOLDFAST_ATTEMPT", "1")
+    with pytest.raises(Fenced, match="attempt 2 of job 'j' writes here"):
+        opened(tmp_path)
+    assert claims.standing() == {second.id}
+    monkeypatch.setenv("HOLDFAST_ATTEMPT", "3")
+    found, mine = opened(tmp_path)
+    assert (found.writer.job, found.writer.attempt) == ("j", 3) and mine.standing() == {found.writer.id}
+    mine.fence(found.writer.id)
+    claims.fence(second.id)
+    assert isinstance(found.writer, Writer)

@@ -1,0 +1,100 @@
+"""One checkpoint without a manager: saved, loaded, replaced, and refused."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from holdfast.checkpoint import CheckpointManager, Corrupt, Json, SaveFailed, StepExists, StepNotFound, UnsupportedLeaf, load, save, verify
+from holdfast.multihost import Group, Solo
+from tests.support.checkpointing import at_once, groups
+
+
+def files(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    """A tree comes back like another, and as numpy without one; the folder holds the record, the packs and nothing else."""
+    tree = {"w": jnp.arange(6.0).reshape(2, 3), "n": np.arange(3), "lr": 0.5}
+    save(tmp_path / "a", tree, item="net", step=7, metadata={"run": "a"})
+    found = load(tmp_path / "a", tree, item="net")
+    assert found["lr"] == 0.5 and (found["w"] == tree["w"]).all() and type(found["w"]) is type(tree["w"])
+    assert isinstance(load(tmp_path / "a", item="net")["w"], np.ndarray) and verify(tmp_path / "a").step == 7
+    assert [name.split("/")[0] for name in files(tmp_path / "a")] == ["checkpoint.json", "net"]
+    with pytest.raises(StepNotFound, match="'state'"):
+        load(tmp_path / "a")
+
+
+def test_a_checkpoint_that_exists_is_replaced_only_on_request(tmp_path: Path) -> None:
+    """It is StepExists, and nothing changes; with `overwrite` the new files alone are there."""
+    save(tmp_path, {"w": np.zeros(3)})
+    before = files(tmp_path)
+    with pytest.raises(StepExists, match=r"holds a checkpoint already; save to another folder, or pass overwrite=True") as caught:
+        save(tmp_path, {"w": np.ones(3)})
+    assert files(tmp_path) == before and caught.value.path == str(tmp_path) and (load(tmp_path)["w"] == 0).all()
+    save(tmp_path, {"w": np.ones(3)}, overwrite=True)
+    assert len(files(tmp_path)) == len(before) and files(tmp_path) != before and (load(tmp_path)["w"] == 1).all()
+
+
+def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
+    """An unsupported leaf, or a store that refuses: the error, and no file; the error of the process itself where it is alone."""
+    with pytest.raises(UnsupportedLeaf, match="'f'"):
+        save(tmp_path / "a", {"w": np.zeros(3), "f": object()})
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "state").write_text("in the way")
+    with pytest.raises(SaveFailed, match="step 0 was not saved: process 0 failed") as caught:
+        save(tmp_path / "b", {"w": np.zeros(3)})
+    assert isinstance(caught.value.__cause__, OSError)
+    assert files(tmp_path) == ["b/state"] and not [name for name in os.listdir(tmp_path / "b") if name != "state"]
+
+
+def test_a_root_means_its_latest_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The log says which; the latest is taken though it is damaged: an older one would be a surprise."""
+    with CheckpointManager(tmp_path) as manager:
+        for step in (9, 10):
+            manager.save(step, items={"state": {"at": step}, "config": Json({"at": step})})
+    with caplog.at_level(logging.INFO, "holdfast.checkpoint"):
+        assert load(tmp_path) == {"at": 10} and load(tmp_path / "9") == {"at": 9} and load(tmp_path, item="config") == {"at": 10}
+    assert any("is a root of 2 steps: taking the latest" in record.message for record in caplog.records)
+    (tmp_path / "10" / "checkpoint.json").write_text("{}")
+    with pytest.raises(Corrupt):
+        load(tmp_path)
+
+
+def test_names_change_and_parts_come_alone(tmp_path: Path) -> None:
+    """`rename` gives stored leaves the paths of `like`; `partial` takes some; `cast` changes the dtype."""
+    save(tmp_path, {"old": {"w": np.arange(3.0)}, "rest": np.zeros(2)})
+    like = {"new": {"w": np.zeros(3, np.float32)}}
+    found = load(tmp_path, like, rename={"old.w": "new.w"}, partial=True, cast=True)
+    assert found["new"]["w"].dtype == np.float32 and found["new"]["w"].tolist() == [0, 1, 2]
+
+
+def test_a_group_saves_one_checkpoint(tmp_path: Path) -> None:
+    """Two processes save once, with a value of each; the failure of one is the error of both, and nothing is there."""
+
+    def saved(group: Group, root: Path, leaf: object) -> Exception | None:
+        try:
+            save(root, {"shared": np.arange(4), "mine": leaf}, group=group, per_process=lambda path: path == "mine", timeout_s=60)
+        except Exception as error:
+            return error
+        return None
+
+    with groups(2) as both:
+        assert at_once([lambda group=group: saved(group, tmp_path / "a", 10 + group.index) for group in both]) == [None, None]
+        leaves = [1, object()]
+        errors = at_once([lambda group=group: saved(group, tmp_path / "b", leaves[group.index]) for group in both])
+    assert [load(tmp_path / "a", process=index)["mine"] for index in range(2)] == [10, 11]
+    assert all(isinstance(error, SaveFailed) and error.process == 1 for error in errors), errors
+    assert isinstance(errors[1].__cause__, UnsupportedLeaf) and files(tmp_path / "b") == []  # type: ignore[union-attr]
+
+
+def test_the_group_of_one_is_the_default(tmp_path: Path) -> None:
+    """Without a job the group is this process."""
+    save(tmp_path, {"n": 1}, group=Solo())
+    assert load(tmp_path) == {"n": 1}

@@ -1,0 +1,96 @@
+"""Options as one value, the statistics of a manager, and how its progress is shown."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.checkpoint import CheckpointManager, Options, Progress, ProgressBar
+from holdfast.checkpoint import options as options_module
+from holdfast.checkpoint.options import PROGRESS_S, ProgressMeter, Statistics
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"on_busy": "queue"}, 'on_busy is "wait" or "skip", not \'queue\''),
+        ({"save_timeout_s": 0}, "save_timeout_s must be above 0, found 0"),
+        ({"exit_timeout_s": -1.5}, r"exit_timeout_s must be above 0, found -1\.5"),
+        ({"claim_age_s": float("nan")}, "claim_age_s must be above 0, found nan"),
+    ],
+)
+def test_nonsense_is_refused_with_the_name_of_the_field(wrong: dict[str, object], message: str) -> None:
+    """Each setting that cannot be is a ValueError when the value is made."""
+    with pytest.raises(ValueError, match=f"Options: {message}"):
+        Options(**wrong)  # type: ignore[arg-type]
+
+
+def test_counters_add_up_from_many_threads() -> None:
+    """No addition is lost, and what comes out is of JSON types."""
+    statistics = Statistics()
+    threads = [threading.Thread(target=lambda: [statistics.add(saves=1, save_s=0.5) for _ in range(1000)] and None) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = statistics.to_dict()
+    assert (found["saves"], found["save_s"], found["restores"]) == (4000, 2000.0, 0) and "_lock" not in found
+
+
+class Clock:
+    """A clock that the test turns."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.floats(0, 1)), max_size=30))
+def test_progress_is_passed_on_now_and_then_and_at_the_end(written: list[tuple[int, float]]) -> None:
+    """Whatever is written when: calls are PROGRESS_S apart, ascend, and the last one that is due says that all is out."""
+    clock, total = Clock(), sum(size for size, _ in written)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(options_module, "time", clock)
+        calls: list[tuple[float, int]] = []
+        meter = ProgressMeter(7, total, lambda seen: calls.append((clock.now, seen.done_bytes)))
+        for size, seconds in written:
+            clock.now += seconds
+            meter.add(size)
+    for (before, fewer), (after, more) in itertools.pairwise(calls):
+        assert fewer <= more and (after - before >= PROGRESS_S or more == total)
+    assert not written or calls[-1][1] == total
+
+
+def test_a_bar_without_a_terminal_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where stderr is no terminal the bar is silent, from the first bytes to the last."""
+    bar = ProgressBar()
+    for done in (1, 5, 10):
+        bar(Progress(3, "save", done, 10))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_counts_to_the_end(tmp_path: Path) -> None:
+    """The callback hears the step and, at last, all of its bytes."""
+    heard: list[Progress] = []
+    with CheckpointManager(tmp_path, options=Options(progress=heard.append)) as manager:
+        manager.save(1, {"w": jnp.zeros(1 << 20)})
+    assert heard[-1].step == 1 and heard[-1].done_bytes >= heard[-1].total_bytes >= 4 << 20
+
+
+def test_statistics_are_what_the_demo_prints(tmp_path: Path) -> None:
+    """Counts, seconds and bytes of saves and restores, in JSON types."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"w": jnp.zeros(1000)})
+        manager.wait_until_finished()
+        manager.restore(1)
+        found = manager.statistics()
+    assert (found["saves"], found["restores"], found["restore_bytes"]) == (1, 1, 4000) and found["save_bytes"] >= 4000
+    assert found["save_s"] > 0 and found["save_blocked_s"] > 0 and found["restore_s"] > 0
