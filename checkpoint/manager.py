@@ -306,7 +306,7 @@ class CheckpointManager:
         """
         own = PerProcessSelection(self._group.index, self._group.count) if process is None else PerProcessSelection(operator.index(process))
         memory = self._options.host_memory_bytes
-        how = RestoreOptions(partial=partial, cast=cast, types=types, read_once=read_once, own=own, host_memory_bytes=memory)
+        how = RestoreOptions(partial=partial, cast=cast, types=types, read_once=read_once, per_process=own, host_memory_bytes=memory)
         chosen = None if step is None else _checked(step)
         return self._restorer.restore(chosen, like, item, how, fallback=fallback, hold_s=hold_s)
 

@@ -15,7 +15,7 @@ from .errors import CheckpointError, StepNotFound, TreeMismatch, describe
 from .format.files import list_steps
 from .format.json_state import give_state, is_iterator
 from .format.record import Record, read_record
-from .layouts.detect import ForeignSteps, restore_source
+from .layouts.detect import ForeignSteps, restore_checkpoint
 from .options import Statistics
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, read_json, restore_item
@@ -57,12 +57,12 @@ class Restorer:
         if hold_s > 0 and self._group.index == 0:
             add_hold(self._storage, step, hold_s)
         if step in self._foreign:
-            return restore_source(self._foreign.open(step), item, like, how)
+            return restore_checkpoint(self._foreign.open(step), item, like, how)
         record = read_record(self._storage, str(step))
         if is_iterator(like):
-            return give_state(like, read_json(self._storage, str(step), record, item, _state_of(record, item, how.own)))
+            return give_state(like, read_json(self._storage, str(step), record, item, _state_of(record, item, how.per_process)))
         if item in record.items and record.items[item].kind == "json":
-            chosen = how.own.process if how.own is not None and how.own.processes is None else 0
+            chosen = how.per_process.process if how.per_process is not None and how.per_process.processes is None else 0
             return read_json(self._storage, str(step), record, item, chosen)
         return restore_item(self._storage, str(step), record, item, like, how)
 

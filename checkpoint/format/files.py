@@ -1,4 +1,4 @@
-"""What each process tells of the item that it has written, for the one gather of a save; and the primary's check of it."""
+"""The files and folders of a step: their names, what a process reports of those that it wrote, and which steps a root has."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FileReport:
 
 @dataclass(frozen=True)
 class ItemReport:
-    """What one process has written of one item, durably.
+    """The report of one process on what it has written of one item, durably.
 
     `plan` is the plan's hash ("" for a JSON item). `local` are the CRCs, as this process sees them, of the host-local arrays and then of
     the Python values, each in leaf order. `values` are the Python values themselves, encoded; from the other ranks those kept per process.
@@ -106,16 +106,22 @@ def decode_value(kind: str, text: str) -> Any:
     raise ValueError(f"no value of kind {kind!r}")
 
 
-_STEP_FOLDER = re.compile(r"(?:0|[1-9][0-9]{0,17})/")
+_STEP_FOLDER = re.compile(r"0|[1-9][0-9]{0,17}")
+
+
+def step_of(name: str) -> int | None:
+    """Returns the step that a folder of this name holds; None for a name that is not a step's."""
+    return int(name) if _STEP_FOLDER.fullmatch(name) else None
 
 
 def step_folders(storage: Storage) -> list[int]:
     """Returns the numbers of all folders that are named like steps, ascending."""
-    return sorted(int(entry.name[:-1]) for entry in storage.list("") if _STEP_FOLDER.fullmatch(entry.name))
+    folders = (entry.name[:-1] for entry in storage.list("") if entry.name.endswith("/"))
+    return sorted(step for name in folders if (step := step_of(name)) is not None)
 
 
 def has_record(storage: Storage, step: int) -> bool:
-    """Says whether a step is there: whether its record is."""
+    """Returns whether a step is there: whether its record is."""
     name = f"{step}/{RECORD_NAME}"
     return any(entry.name == name for entry in storage.list(str(step)))
 

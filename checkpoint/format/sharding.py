@@ -1,4 +1,4 @@
-"""Shardings as the record has them: described, parsed, shown."""
+"""Shardings as the record has them: described, parsed, and shown to people."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def _settle(save: SaveRequest, desk: SaveContext, error: HoldfastError) -> Outco
 
 def _is_ours(save: SaveRequest, desk: SaveContext) -> bool:
     try:
-        return read_record(desk.storage, str(save.step)).writer == save.tag
+        return read_record(desk.storage, str(save.step)).writer_id == save.tag
     except (CheckpointError, OSError):
         return False
 

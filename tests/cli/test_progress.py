@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.checkpoint import save
 from holdfast.checkpoint.layouts.base import total_bytes
-from holdfast.checkpoint.layouts.detect import open_source
+from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath
@@ -80,11 +80,11 @@ def test_no_bar_without_a_terminal() -> None:
 def test_verify_and_diff_tell_how_far_they_are(layout: str, tmp_path: Path) -> None:
     """Every layout reports the bytes of its arrays while it reads them, in many steps."""
     save(tmp_path / "a", {f"w{i}": jnp.asarray(np.arange(1 << 18, dtype=np.float32)) for i in range(24)})
-    convert(open_source(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), layout)
+    convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), layout)
     heard: list[int] = []
 
     def opened() -> object:
-        return open_source(tmp_path / "b", wrap=lambda storage: CountingStorage(storage, heard.append))
+        return open_checkpoint(tmp_path / "b", wrap=lambda storage: CountingStorage(storage, heard.append))
 
     source = opened()
     total = total_bytes(source)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import CheckpointError, CheckpointManager, Corrupt, Json, StepExists, load, save, verify
-from holdfast.checkpoint.layouts.detect import find_steps, open_source
+from holdfast.checkpoint.layouts.detect import find_steps, open_checkpoint
 from holdfast.checkpoint.steps.claims import this_writer
 from holdfast.checkpoint.steps.object_claims import open_claims
 from holdfast.checkpoint.storage.counting import CountingStorage
@@ -159,13 +159,15 @@ def test_packs_that_are_too_long_are_divided(tmp_path: Path) -> None:
     local = open_storage(tmp_path / "b")
     claims = open_claims(local)
     target = StorePath(Bounded(local, lambda done: None))
-    heard: list[int] = []
-    done = copy_checkpoint(source, target, claims, heard.append)
-    assert len(done.written) > len(packs) + 1 and sum(heard) >= 80 << 20
+    reported: list[int] = []
+    done = copy_checkpoint(source, target, claims, reported.append)
+    assert len(done.written) > len(packs) + 1 and sum(reported) >= 80 << 20
     assert verify(tmp_path / "b").leaves == len(tree) + 2
     one, two = load(tmp_path / "a"), load(tmp_path / "b")
     assert (
-        jax.tree.structure(one) == jax.tree.structure(two) and two["n"] == 7 and open_source(tmp_path / "b").info.metadata == {"who": "me"}
+        jax.tree.structure(one) == jax.tree.structure(two)
+        and two["n"] == 7
+        and open_checkpoint(tmp_path / "b").info.metadata == {"who": "me"}
     )
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
@@ -211,7 +213,7 @@ def test_a_sweep_leaves_a_copy_under_way_alone(tmp_path: Path) -> None:
     copy_checkpoint(source, StorePath(target, "5"), claims, lambda done: swept.append(sweep(tmp_path / "b")))
     assert swept and all(not found.files and not found.fenced and len(found.standing) == 2 for found in swept)
     assert load(tmp_path / "b" / "5")["w"].sum() == 300
-    other = replace(this_writer(), id=open_source(tmp_path / "a" / "5").record.writer)  # type: ignore[attr-defined]
+    other = replace(this_writer(), id=open_checkpoint(tmp_path / "a" / "5").record.writer_id)  # type: ignore[attr-defined]
     claims.take(other)
     with pytest.raises(CheckpointError, match="somebody else is copying"):
         copy_checkpoint(source, StorePath(target, "5"), claims)
@@ -235,7 +237,7 @@ import os, sys
 from holdfast.checkpoint.tools.convert import convert
 from holdfast.checkpoint.tools.copy import copy_checkpoint
 from holdfast.checkpoint.storage.path import StorePath
-from holdfast.checkpoint.layouts.detect import find_steps, open_source
+from holdfast.checkpoint.layouts.detect import find_steps, open_checkpoint
 from holdfast.checkpoint.steps.object_claims import open_claims
 from holdfast.checkpoint.storage.path import open_storage
 
@@ -253,7 +255,7 @@ claims = open_claims(store)
 if what == "cp":
     copy_checkpoint(StorePath(open_storage(source)), StorePath(store, "0"), claims, die)
 else:
-    convert(open_source(source), StorePath(store), what, claims=claims, progress=die)
+    convert(open_checkpoint(source), StorePath(store), what, claims=claims, progress=die)
 """
 
 
@@ -271,7 +273,7 @@ def test_killed_in_the_middle_and_begun_again(what: str, tmp_path: Path) -> None
         done = copy_checkpoint(StorePath(LocalStorage(tmp_path / "a")), StorePath(store, "0"), claims)
         assert done.skipped
     else:
-        convert(open_source(tmp_path / "a"), StorePath(store), what, claims=claims)
+        convert(open_checkpoint(tmp_path / "a"), StorePath(store), what, claims=claims)
     assert [int(value[0]) for value in load(tmp_path / "b").values()] == list(range(8))
     CheckpointManager(tmp_path / "b").close()
     assert sorted(os.listdir(tmp_path / "b")) in (["0"], [".holdfast", "0"])

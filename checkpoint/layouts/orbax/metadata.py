@@ -1,4 +1,4 @@
-"""Orbax's JSON files and names, parsed: pure functions from bytes to values. ORBAX's layout is described in docs/from-orbax.md."""
+"""Orbax's JSON files and names, parsed: pure functions from bytes to values. docs/from-orbax.md describes the layout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PRNG_TAGS = {"fry": "threefry2x32", "urbg": "unsafe_rbg"}
 
 @dataclass(frozen=True)
 class StoredLeaf:
-    """One line of `_METADATA`: `keys` are (key, is an index), `value_type` is Orbax's word for the leaf; an `empty` one has no data."""
+    """One line of `_METADATA`: `keys` are (key, is an index), `value_type` is Orbax's word for its kind; an `empty` one has no data."""
 
     keys: tuple[tuple[str, bool], ...]
     value_type: str
@@ -40,7 +40,7 @@ class StoredLeaf:
 
     @property
     def path(self) -> tuple[str, ...]:
-        """Is the path as text."""
+        """The path as text."""
         return tuple(key for key, _ in self.keys)
 
 
@@ -180,7 +180,7 @@ def sharding_json(facts: Any) -> dict[str, Any] | None:
 
 
 def _flat(mesh: Any) -> list[int]:
-    return [number for part in mesh for number in _flat(part)] if isinstance(mesh, list) else [int(mesh["id"])]
+    return [number for row in mesh for number in _flat(row)] if isinstance(mesh, list) else [int(mesh["id"])]
 
 
 def step_of(name: str) -> int | None:

@@ -46,7 +46,7 @@ def test_a_record_is_read_as_it_was_built(tmp_path: Path) -> None:
     """All that is put in comes out; the record is one JSON object with its checksum last."""
     data = record_of(tmp_path, metrics={"loss": 0.5}, metadata={"run": [1, None]})
     found = parse_record(data, "p")
-    assert (found.step, found.writer, found.processes, found.started_s, found.finished_s) == (7, "ab12cd34", 1, 1.0, 2.0)
+    assert (found.step, found.writer_id, found.processes, found.started_s, found.finished_s) == (7, "ab12cd34", 1, 1.0, 2.0)
     assert (found.metrics, found.metadata, found.path) == ({"loss": 0.5}, {"run": [1, None]}, "p")
     assert found.file_names() == ["state/00000-00000-ab12cd34.safetensors", "data/00000-j-ab12cd34.json"]
     assert [leaf.path for leaf in found.items["state"].leaves] == ["n", "w"] and found.items["state"].leaves[0].value == 3

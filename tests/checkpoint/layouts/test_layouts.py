@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from holdfast.checkpoint import CheckpointManager, Corrupt, StepNotFound, TreeMismatch, load, save, verify
-from holdfast.checkpoint.layouts.detect import find_steps, open_source, pick_item, restore_source
+from holdfast.checkpoint.layouts.detect import find_steps, open_checkpoint, pick_item, restore_checkpoint
 from holdfast.checkpoint.restoring.reader import ReadRequest
 from holdfast.checkpoint.restoring.restore import allocate
 from holdfast.checkpoint.storage.path import StorePath, open_storage
@@ -32,7 +32,7 @@ def write(layout: str, root: str) -> str:
     """Writes TREE as step 7 of a root (safetensors: as the folder `7` of it); returns where it is."""
     save(f"{root}/source", jax.tree.map(jnp.asarray, TREE), step=7)
     target = StorePath(open_storage(root), "7" if layout == "safetensors" else "")
-    return convert(open_source(f"{root}/source"), target, layout)
+    return convert(open_checkpoint(f"{root}/source"), target, layout)
 
 
 @pytest.fixture(params=LAYOUTS)
@@ -47,7 +47,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def test_a_source_describes_itself_and_fills_any_region(layout: str, root: str) -> None:
     """Info, item and reader of every layout: names, shapes, dtypes, and the bytes of any region."""
-    source = open_source(write(layout, root))
+    source = open_checkpoint(write(layout, root))
     assert source.info.layout == layout and source.info.items["state"] == "tree"
     item = source.item("state")
     leaves = {leaf.path: leaf for leaf in item.leaves}
@@ -80,7 +80,7 @@ def test_restore_means_the_same_for_every_layout(layout: str, root: str) -> None
     with pytest.raises(TreeMismatch, match=r"2 leaves of the checkpoint not in `like`: 'a\.\w', 'a\.\w'"):
         load(path, {"c": jnp.float16(0)})
     with pytest.raises(StepNotFound, match="has no item 'other'; it has: state"):
-        restore_source(open_source(path), "other")
+        restore_checkpoint(open_checkpoint(path), "other")
     assert load(path, {"x": {"w": TREE["a"]["w"]}}, partial=True, rename={"a.w": "x.w"})["x"]["w"].sum() == TREE["a"]["w"].sum()  # type: ignore[index]
 
 
@@ -98,12 +98,12 @@ def test_roots_tell_layouts_apart(tmp_path: Path) -> None:
 
 def test_the_item_that_is_meant() -> None:
     """The usual name finds the one tree there is, or another usual name; nothing is guessed among several."""
-    from holdfast.checkpoint.layouts.base import Info
+    from holdfast.checkpoint.layouts.base import CheckpointInfo
 
-    assert pick_item(Info("orbax", "p", {"default": "tree", "metrics": "json"}), "state") == "default"
-    assert pick_item(Info("orbax", "p", {"model": "tree"}), "state") == "model"
+    assert pick_item(CheckpointInfo("orbax", "p", {"default": "tree", "metrics": "json"}), "state") == "default"
+    assert pick_item(CheckpointInfo("orbax", "p", {"model": "tree"}), "state") == "model"
     with pytest.raises(StepNotFound, match="it has: a, b"):
-        pick_item(Info("orbax", "p", {"a": "tree", "b": "tree"}), "state")
+        pick_item(CheckpointInfo("orbax", "p", {"a": "tree", "b": "tree"}), "state")
 
 
 @pytest.fixture(scope="module")

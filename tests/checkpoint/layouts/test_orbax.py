@@ -16,7 +16,7 @@ import orbax.checkpoint.experimental.v1 as ocp1
 import pytest
 
 from holdfast.checkpoint import CheckpointError, CheckpointManager, Corrupt, StepExists, StepNotFound, UnsupportedLeaf, load, save, verify
-from holdfast.checkpoint.layouts.detect import find_steps, open_source, restore_source
+from holdfast.checkpoint.layouts.detect import find_steps, open_checkpoint, restore_checkpoint
 from holdfast.checkpoint.layouts.orbax.write import save_orbax
 from holdfast.checkpoint.restoring.match import SAVED
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -79,7 +79,7 @@ def test_every_fixture_loads_with_orbax_values_or_says_what_is_missing(path: Pat
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), expected)
     assert_same(load(path, like), expected)
     if not direct and "missing_item_handlers" not in name(path):
-        assert open_source(path).json("metadata") == {"metadata": "json_data"}
+        assert open_checkpoint(path).json("metadata") == {"metadata": "json_data"}
 
 
 def rich_tree() -> dict[str, Any]:
@@ -159,15 +159,15 @@ def test_item_kinds_and_step_names_of_a_manager(tmp_path: Path) -> None:
     root = tmp_path / "r"
     (root / "ck_000015.orbax-checkpoint-tmp").mkdir()
     assert list(find_steps(LocalStorage(root))) == [5, 10]
-    source = open_source(root, 5)
+    source = open_checkpoint(root, 5)
     assert source.info.metadata == {"who": "me"} and source.info.metrics == {"loss": 0.5} and source.info.step == 5
     assert load(root, item="meta") == {"step": 10}
     assert_same(load(root, item="arr"), np.arange(3, dtype=np.int32))
-    assert_same(restore_source(source, "rk", SAVED), jax.random.key(3))
+    assert_same(restore_checkpoint(source, "rk", SAVED), jax.random.key(3))
     found = load(root, item="nrk")
     assert found[0] == "MT19937" and found[1].tobytes() == state[1].tobytes() and tuple(found[2:]) == tuple(state[2:])
     with pytest.raises(StepNotFound, match="has no step 7; it has 5, 10"):
-        open_source(root, 7)
+        open_checkpoint(root, 7)
 
 
 def test_a_manager_goes_on_where_orbax_stopped(tmp_path: Path) -> None:

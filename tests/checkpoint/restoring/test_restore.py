@@ -16,7 +16,7 @@ from holdfast.checkpoint import SAVED, StepNotFound, TreeMismatch, load, save, v
 from holdfast.checkpoint.format.record import LeafRecord
 from holdfast.checkpoint.format.sharding import show_sharding
 from holdfast.checkpoint.restoring.match import saved_sharding
-from holdfast.checkpoint.restoring.memory_pool import POOL, Pool
+from holdfast.checkpoint.restoring.memory_pool import POOL, MemoryPool
 
 TREE = {
     "params": {"w": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.arange(4, dtype=np.float64)},
@@ -161,7 +161,7 @@ def test_a_root_means_its_latest_step(saved: Path, tmp_path: Path) -> None:
 
 def test_memory_is_used_again() -> None:
     """A large block goes back to the pool when the last array that looks into it dies, and not before."""
-    pool = Pool()
+    pool = MemoryPool()
     memory = pool.take(3 << 20)
     assert memory.ctypes.data % 64 == 0 and memory.nbytes == 3 << 20
     view = memory[5:].view(np.uint8).reshape(-1)[7:]
@@ -171,7 +171,7 @@ def test_memory_is_used_again() -> None:
     del view
     assert pool.idle_bytes() == 3 << 20
     assert pool.take(3 << 20).ctypes.data == address
-    small = Pool(idle_bytes=0)
+    small = MemoryPool(idle_bytes=0)
     small.take(2 << 20)
     assert small.idle_bytes() == 0
 
