@@ -125,12 +125,12 @@ def chunk_runs(where: Ints) -> list[list[int]]:
     """Returns [first, step, count] of each stretch in which the file indices of chunks rise by one step."""
     runs, at = [], 0
     steps = np.diff(where)
-    turns = np.append(np.flatnonzero(np.diff(steps)) + 1, len(steps)).tolist()
-    for turn in turns:
-        if turn < at:
+    ends = np.append(np.flatnonzero(np.diff(steps)) + 1, len(steps)).tolist()
+    for end in ends:
+        if end < at:
             continue
-        runs.append([int(where[at]), int(steps[at]) if at < len(steps) else 0, turn - at + 1])
-        at = turn + 1
+        runs.append([int(where[at]), int(steps[at]) if at < len(steps) else 0, end - at + 1])
+        at = end + 1
     if at < len(where):
         runs.append([int(where[at]), 0, len(where) - at])
     return runs
@@ -217,9 +217,9 @@ def _parse_file(item: str, name: str, size: Any, head: Any, crc: Any, *, path: s
 
 def _parse_value(data: dict[str, Any], values: Iterator[Any]) -> LeafRecord:
     path, kind = data["path"], data["kind"]
-    stored, text = next(values, ("", ""))
-    if type(path) is not str or stored != kind:
-        raise ValueError(f"leaf {path!r} is of kind {kind}, its value of {stored}")
+    value_kind, text = next(values, ("", ""))
+    if type(path) is not str or value_kind != kind:
+        raise ValueError(f"leaf {path!r} is of kind {kind}, its value of {value_kind}")
     per_process = _is_per_process(data)
     texts = text if per_process and type(text) is list else [text]
     if not texts or not all(type(text) is str for text in texts):
@@ -239,7 +239,7 @@ class _LeafParser:
     """Parses the arrays of an item; what they share is checked once."""
 
     def __init__(self, chunk_files: list[Ints], shardings: list[Any]) -> None:
-        self._chunk_files, self._shardings = chunk_files, [parse_sharding(facts) for facts in shardings]
+        self._chunk_files, self._shardings = chunk_files, [parse_sharding(description) for description in shardings]
         self._known: dict[tuple[Any, ...], tuple[tuple[int, ...], Grid, Ints]] = {}
 
     def parse(self, data: dict[str, Any]) -> LeafRecord:

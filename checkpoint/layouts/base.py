@@ -105,13 +105,13 @@ def array_record(
 class RenamedReader:
     """Fills leaves that go by other paths than the stored ones."""
 
-    def __init__(self, reader: ArrayReader, renamed: ItemRecord, stored: ItemRecord) -> None:
+    def __init__(self, reader: ArrayReader, renamed: ItemRecord, original: ItemRecord) -> None:
         self._reader = reader
-        self._stored = {new.path: old for new, old in zip(renamed.leaves, stored.leaves, strict=True)}
+        self._original = {new.path: old for new, old in zip(renamed.leaves, original.leaves, strict=True)}
 
     def fill(self, reads: Sequence[ReadRequest], allocate: Callable[[int], Any]) -> None:
         """Gives every request its array: see ArrayReader."""
-        inner = [ReadRequest(self._stored[read.leaf.path], read.region) for read in reads]
+        inner = [ReadRequest(self._original[read.leaf.path], read.region) for read in reads]
         self._reader.fill(inner, allocate)
         for read, filled in zip(reads, inner, strict=True):
             read.array = filled.array

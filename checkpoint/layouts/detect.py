@@ -202,14 +202,14 @@ def restore_checkpoint(
     item = pick_item(checkpoint.info, item)
     if checkpoint.info.items.get(item) == "json":
         return checkpoint.json(item)
-    stored = found = checkpoint.item(item)
+    original = found = checkpoint.item(item)
     if rename is not None:
         found = renamed(found, rename)
     if like is not None and like is not SAVED:
         found = _spelled_like(found, like)
     reader = checkpoint.reader(item)
-    if found is not stored:
-        reader = RenamedReader(reader, found, stored)
+    if found is not original:
+        reader = RenamedReader(reader, found, original)
     try:
         return restore_tree(reader, found, like, replace(options or RestoreOptions(), read_once=False))
     except TreeMismatch as error:

@@ -270,11 +270,11 @@ def header_of(
 def split_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
     """Returns names in shards of at most `shard_bytes`, in order; a larger tensor has a shard of its own."""
     shards: list[list[str]] = []
-    used = 0
+    filled = 0
     for name, size in sizes.items():
-        if not shards or (used + size > shard_bytes and used):
+        if not shards or (filled + size > shard_bytes and filled):
             shards.append([])
-            used = 0
+            filled = 0
         shards[-1].append(name)
-        used += size
+        filled += size
     return shards

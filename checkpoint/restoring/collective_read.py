@@ -47,7 +47,7 @@ def read_once(
     load: dict[tuple[Any, ...], Ints] = {}  # of the rows, on each mesh and set of axes: the work is shared evenly
     routes = [_route(request, load) for request in routed]
     found = read(_RouteReader(reader, routed, routes), [route.request for route in routes])
-    values.update(zip(rest, _spread(found, routes, routed), strict=True))
+    values.update(zip(rest, _move_all(found, routes, routed), strict=True))
     return [values[index] for index in range(len(requests))]
 
 
@@ -106,12 +106,12 @@ def _share_bytes(sizes: Ints, count: int) -> tuple[Ints, Ints, int]:
 
 def _gather(devices: list[Any], width: int, memory: dict[int, np.ndarray[Any, Any]]) -> jax.Array:
     mesh = Mesh(np.array(devices), "all")
-    spread, whole = PartitionSpec("all"), PartitionSpec()  # type: ignore[no-untyped-call]
+    divided, whole = PartitionSpec("all"), PartitionSpec()  # type: ignore[no-untyped-call]
 
     def row_of(index: Any) -> Any:
         return memory[index[0].start or 0][None]
 
-    array = jax.make_array_from_callback((len(devices), width), NamedSharding(mesh, spread), row_of, dtype=np.uint8)
+    array = jax.make_array_from_callback((len(devices), width), NamedSharding(mesh, divided), row_of, dtype=np.uint8)
     gathered: jax.Array = jax.jit(lambda array: array, out_shardings=NamedSharding(mesh, whole))(array)
     return gathered
 
@@ -238,7 +238,7 @@ def _row_of(read: ReadRequest, chunks: Sequence[ReadRequest], allocate: Allocate
     return row
 
 
-def _spread(values: Sequence[Any], routes: Sequence[_Route], requests: Sequence[LeafRequest]) -> list[Any]:
+def _move_all(values: Sequence[Any], routes: Sequence[_Route], requests: Sequence[LeafRequest]) -> list[Any]:
     """Returns the values in their own shardings."""
     result = list(values)
     groups: dict[tuple[Any, ...], list[int]] = {}  # one computation runs on one list of devices

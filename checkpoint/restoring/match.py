@@ -85,18 +85,18 @@ def _check_width(leaf: LeafRecord, dtype: np.dtype[Any]) -> None:
 
 def saved_sharding(leaf: LeafRecord) -> Sharding | None:
     """Returns a leaf's saved sharding on the devices of this job; raises TreeMismatch where they do not fit."""
-    facts = leaf.sharding
-    if facts is None:
+    description = leaf.sharding
+    if description is None:
         return None
     devices = {device.id: device for device in jax.devices()}
     try:
-        if "device" in facts:
-            return SingleDeviceSharding(devices[facts["device"]])
-        chosen = np.array([devices[number] for number in facts["devices"]], object).reshape(facts["sizes"])
-        spec: Any = PartitionSpec(*(tuple(axes) or None for axes in facts["spec"]))  # type: ignore[no-untyped-call]
-        return NamedSharding(Mesh(chosen, facts["axes"]), spec)
+        if "device" in description:
+            return SingleDeviceSharding(devices[description["device"]])
+        chosen = np.array([devices[number] for number in description["devices"]], object).reshape(description["sizes"])
+        spec: Any = PartitionSpec(*(tuple(axes) or None for axes in description["spec"]))  # type: ignore[no-untyped-call]
+        return NamedSharding(Mesh(chosen, description["axes"]), spec)
     except (KeyError, TypeError, ValueError) as error:
-        shown, found = show_sharding(facts), f"{len(devices)} devices"
+        shown, found = show_sharding(description), f"{len(devices)} devices"
         message = f"the saved sharding of {leaf.path!r} ({shown}) does not fit this job's {found}; pass a `like` with shardings"
         raise TreeMismatch(message, leaf=leaf.path, expected=shown, found=found) from error
 

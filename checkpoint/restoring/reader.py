@@ -77,7 +77,7 @@ class ChunkRead:
 class _ChunkShape(NamedTuple):
     region: Region
     suffix: str  # of the chunk's name, after the leaf's path
-    stored: tuple[str, tuple[int, ...], int]  # dtype, shape and bytes as a pack's header has them
+    expected: tuple[str, tuple[int, ...], int]  # dtype, shape and bytes as a pack's header has them
 
 
 class ItemReader:
@@ -123,12 +123,12 @@ class ItemReader:
         """Returns one chunk, having checked that the pack describes it as the record does."""
         shape = self._shape(leaf, index)
         entry = self._headers[file].get(leaf.path + shape.suffix)
-        if entry is None or (entry.dtype, entry.shape, entry.nbytes) != shape.stored:
+        if entry is None or (entry.dtype, entry.shape, entry.nbytes) != shape.expected:
             path, name = self._path(self._item.files[file]), leaf.path + shape.suffix
             if entry is None:
                 raise Corrupt(f"{path}: the chunk {name!r} is not in this pack", path=path, file=path, leaf=leaf.path)
-            expected = f"{shape.stored[0]}{list(shape.stored[1])}"
-            message = f"{path}: the chunk {name!r} is {entry.dtype}{list(entry.shape)}, the record says {expected}"
+            dtype, sizes, _ = shape.expected
+            message = f"{path}: the chunk {name!r} is {entry.dtype}{list(entry.shape)}, the record says {dtype}{list(sizes)}"
             raise HostileCheckpoint(message, path=path, file=path)
         return ChunkRead(leaf, shape.region, entry, reads)
 
@@ -140,8 +140,8 @@ class ItemReader:
             assert leaf.grid is not None
             region, dtype = leaf.grid.region(index), leaf.numpy_dtype
             shape = tuple(stop - start for start, stop in region)
-            stored = (*stored_as(dtype, shape), math.prod(shape) * dtype.itemsize)
-            found = self._shapes[key] = _ChunkShape(region, chunk_name("", region, leaf.shape), stored)
+            expected = (*stored_as(dtype, shape), math.prod(shape) * dtype.itemsize)
+            found = self._shapes[key] = _ChunkShape(region, chunk_name("", region, leaf.shape), expected)
         return found
 
     def check_all(self) -> None:

@@ -32,7 +32,7 @@ def count_parts(parts: Iterable[Part], on_bytes: Callable[[int], None]) -> Itera
 
 @dataclass(frozen=True)
 class Entry:
-    """One name in a listing. A folder's name ends in `/` and its size is 0. A file's size is None where listings do not tell it.
+    """One name in a listing. A folder's name ends in `/` and its size is 0. A file's size is None where a listing has none.
 
     `modified_s` is by the store's clock, 0.0 where unknown.
     """

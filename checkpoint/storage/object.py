@@ -2,13 +2,13 @@
 
 A commit is a conditional write: it goes through only if the record is as this writer last saw it, absent or a tombstone. There are no locks
 and no renames; a claim is an object, renewed by its writer, and to fence a writer is to delete its claim. A commit that had already
-looked at its claim is stopped by a tombstone: a sweep writes one, by the same conditional write, as the record of each step that it
+checked its claim is stopped by a tombstone: a sweep writes one, by the same conditional write, as the record of each step that it
 deletes packs of. A tombstone is no record: it is hidden from listings and reads, and the next writer of that step replaces it. It names
 the writers that may not. Where a record stands (an overwrite did not come to its end) the sweep writes the record anew with those names in
 it, so that it is no longer what the fenced writer saw.
 
 A tombstone that is older than a claim may be is deleted, on stores that delete on a condition (not S3, as tensorstore does it). Whoever had
-looked at its claim before that, and comes after it, finds after its commit that claim and packs are gone, and takes it back.
+checked its claim before that, and comes after it, finds after its commit that claim and packs are gone, and takes it back.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HEAD_BYTES = 1 << 20  # of an object whose size is asked for: most that are aske
 class ObjectStorage:
     """A store below one prefix of a bucket. Safe for use from several threads.
 
-    tensorstore's KvStore tells keys and values only. So entries have no size or time, `list` reads all keys below a folder (there is no
+    tensorstore's KvStore returns keys and values only. So entries have no size or time, `list` reads all keys below a folder (there is no
     delimiter), and `size` searches for the end of an object by reading single bytes.
 
     `url` is gs://bucket/path, s3://bucket/path or memory://name; what follows a `?` are further members of tensorstore's spec, such as
@@ -183,7 +183,7 @@ class ObjectStorage:
 
     @property
     def deletes_on_condition(self) -> bool:
-        """Says whether `remove` is one step: of S3 tensorstore asks first and deletes then."""
+        """Whether `remove` is one step: on S3 tensorstore checks first and deletes then."""
         return self._single_writer or not self._url.startswith("s3://")
 
     def remove(self, name: str, generation: bytes) -> None:

@@ -113,7 +113,7 @@ def _copy_file(source: StorePath, target: StorePath, job: CopyJob, done: Copied,
 
 
 def file_sizes(folder: StorePath) -> dict[str, int]:
-    """Returns the files of a checkpoint with their sizes; where listings do not tell them, the record does, or the store is asked."""
+    """Returns the files of a checkpoint with their sizes; where a listing has none, from the record, or from the store."""
     entries = folder.storage.list(folder.name, recursive=True)
     sizes = {entry.name.removeprefix(f"{folder.name}/"): entry.size for entry in entries}
     sizes = {name: size for name, size in sizes.items() if not name.startswith(f"{FOLDER}/")}
@@ -125,11 +125,11 @@ def file_sizes(folder: StorePath) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size is not None} | dict(zip(unknown, asked, strict=True))
 
 
-def _has_size(place: StorePath, name: str, size: int) -> bool:
+def _has_size(folder: StorePath, name: str, size: int) -> bool:
     """Returns whether there is a file of exactly `size` bytes, by one read: of an object `Storage.size` makes many."""
     end = memoryview(bytearray(2))
     try:
-        return place.read(name, max(0, size - 1), [end]) == (1 if size else 0)
+        return folder.read(name, max(0, size - 1), [end]) == (1 if size else 0)
     except (FileNotFoundError, NotADirectoryError):
         return False
 
