@@ -18,7 +18,6 @@ from safetensors import deserialize, safe_open
 from safetensors.numpy import load_file, save_file
 
 from holdfast.checkpoint import CheckpointError, Corrupt, HostileCheckpoint, StepExists, TreeMismatch, UnsupportedLeaf, load, save, verify
-from holdfast.checkpoint.format.rename import parse_names, rename_all, renamer
 from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.layouts.safetensors import runs, split_shards
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -174,19 +173,6 @@ def test_renaming_onto_a_model(model: tuple[Path, dict[str, np.ndarray]]) -> Non
     assert set(load(folder, rename={"model.layers.0.float32.weight": "first"})) >= {"first", "model.layers.1.bfloat16.weight"}
     with pytest.raises(ValueError, match="the same name 'x'"):
         load(folder, rename=lambda name: "x")
-
-
-def test_rules_of_renaming() -> None:
-    """The first rule that matches the whole name decides; a mapping and its JSON form do the same; nonsense is refused."""
-    rename = renamer([(r"a\.(\d)", r"b.\1"), (r"a.*", "c")])
-    assert [rename(name) for name in ("a.1", "a.x", "z.a.1")] == ["b.1", "c", "z.a.1"]
-    assert parse_names('{"a": "b"}') == {"a": "b"} and parse_names('[["a", "b"]]') == [("a", "b")]
-    assert rename_all({"a": "b"}, ["a", "c"]) == {"a": "b", "c": "c"}
-    for text in ("{", '{"a": 1}', "[1]"):
-        with pytest.raises(ValueError, match="map"):
-            parse_names(text)
-    with pytest.raises(ValueError, match="no regular expression"):
-        renamer([("(", "x")])
 
 
 def test_export_opens_with_the_library(tmp_path: Path) -> None:
