@@ -33,9 +33,10 @@ def test_a_process_sees_its_own_copies(process: int) -> None:
     assert reads[1].array is not None and reads[1].array.tolist() == ROWS[0, :1].tolist()
 
 
-@pytest.mark.parametrize(
-    ("selection", "wanted"), [(PerProcessSelection(3), "of process 3"), (PerProcessSelection(0, 4), "for each of 4 processes")]
-)
+REFUSED = [(PerProcessSelection(3), "of process 3"), (PerProcessSelection(0, 4), "for each of 4 processes")]
+
+
+@pytest.mark.parametrize(("selection", "wanted"), REFUSED)
 def test_a_copy_that_is_not_there_is_refused_when_it_is_wanted(selection: PerProcessSelection, wanted: str) -> None:
     """The leaf has no value but a reason that says how many copies there are and what to do."""
     seed, rng, w = leaves_of_process(ITEM, selection).leaves
