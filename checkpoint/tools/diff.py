@@ -149,10 +149,11 @@ def difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> tuple[float,
         count += int(unequal.sum())
         if not unequal.any():
             continue
-        x = flat_a[start : start + COMPARED][unequal].astype(wide)
-        y = flat_b[start : start + COMPARED][unequal].astype(wide)
-        finite = np.isfinite(x) & np.isfinite(y)
-        gap, scale = np.abs(x - y)[finite], np.maximum(np.abs(x), np.abs(y))[finite]
+        with np.errstate(invalid="ignore", over="ignore"):  # of signalling NaNs, infinities and the largest numbers
+            x = flat_a[start : start + COMPARED][unequal].astype(wide)
+            y = flat_b[start : start + COMPARED][unequal].astype(wide)
+            finite = np.isfinite(x) & np.isfinite(y)
+            gap, scale = np.abs(x - y)[finite], np.maximum(np.abs(x), np.abs(y))[finite]
         max_abs = max(max_abs, float(gap.max(initial=0.0)))
         max_rel = max(max_rel, float(np.divide(gap, scale, out=np.zeros_like(gap), where=scale > 0).max(initial=0.0)))
     return max_abs, max_rel, count
