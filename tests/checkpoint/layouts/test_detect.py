@@ -20,6 +20,7 @@ from holdfast.checkpoint.layouts.detect import (
     open_if_finished,
     pick_item,
 )
+from holdfast.checkpoint.storage.base import Entry
 from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath, open_storage
@@ -70,18 +71,17 @@ def test_the_latest_step_is_of_any_layout(tmp_path: Path, caplog: pytest.LogCapt
 def test_the_latest_of_many_steps_is_found_without_listing_all(tmp_path: Path) -> None:
     """Opening a root lists the root and the newest folder, not every step."""
 
-    class Listing(LocalStorage):
-        listed: list[str] = []
+    listed: set[str] = set()
 
-        def list(self, folder: str, *, recursive: bool = False) -> list:  # type: ignore[type-arg]
-            self.listed.append(folder)
+    class Listing(LocalStorage):
+        def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
+            listed.add(folder)
             return super().list(folder, recursive=recursive)
 
     for step in range(20):
         save(tmp_path / str(step), {"step": step}, step=step)
-    storage = Listing(tmp_path)
-    assert open_checkpoint(tmp_path, wrap=lambda _: storage).info.step == 19
-    assert set(storage.listed) == {"", "19"}
+    assert open_checkpoint(tmp_path, wrap=lambda storage: Listing(storage.root)).info.step == 19
+    assert listed == {"", "19"}
 
 
 def test_ours_comes_first_where_two_claim_one_number(tmp_path: Path) -> None:
@@ -95,9 +95,9 @@ def test_ours_comes_first_where_two_claim_one_number(tmp_path: Path) -> None:
 
 def test_a_store_may_be_put_in_front(tmp_path: Path) -> None:
     """`wrap` sees every byte that is read, of a folder and of a single file."""
+    reported: list[int] = []
     for layout in ("holdfast", "safetensors"):
         path = Path(write(layout, str(tmp_path / layout)))
-        reported: list[int] = []
         for each in (path, *path.glob("model.safetensors")):
             reported.clear()
             open_checkpoint(each, wrap=lambda storage: CountingStorage(storage, reported.append)).verify()

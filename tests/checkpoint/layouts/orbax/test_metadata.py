@@ -40,9 +40,10 @@ def test_a_tree_is_parsed() -> None:
     assert (found.use_ocdbt, found.use_zarr3, found.fills) == (None, True, True) and found.leaves[0].path == ("a", "0")
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"[]", b"{}", b'{"tree_metadata": []}', b'{"tree_metadata": {"x": {}}}', b'{"tree_metadata": {"x": 1}}', b"[" * 100_000]
-)
+OTHERS = (b"", b"[]", b"{}", b'{"tree_metadata": []}', b'{"tree_metadata": {"x": {}}}', b'{"tree_metadata": {"x": 1}}', b"[" * 100_000)
+
+
+@pytest.mark.parametrize("data", OTHERS)
 def test_other_files_are_corrupt(data: bytes) -> None:
     """What does not describe a tree of Orbax's is Corrupt and names the file."""
     with pytest.raises(Corrupt) as caught:
@@ -57,11 +58,11 @@ def test_a_leaf_too_deep_is_hostile() -> None:
         parse_tree_metadata(json.dumps({"tree_metadata": lines}).encode(), "f")
 
 
-TREES = st.recursive(
-    st.integers(),
-    lambda inner: st.lists(inner, min_size=1, max_size=12) | st.dictionaries(st.text("ab", min_size=1), inner, min_size=1),
-    max_leaves=20,
-)
+def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(inner, min_size=1, max_size=12) | st.dictionaries(st.text("ab", min_size=1), inner, min_size=1)
+
+
+TREES = st.recursive(st.integers(), containers, max_leaves=20)
 
 
 @given(TREES)
@@ -81,10 +82,10 @@ def test_trees_are_built_of_their_keys(tree: Any) -> None:
     assert build_tree(dict(leaves(tree, ()))) == tree
 
 
-@pytest.mark.parametrize(
-    ("name", "step"),
-    [("5", 5), ("005", 5), ("ck_5", 5), ("a_b_007", 7), ("ck5", None), ("5a", None), ("", None), (f"5{TEMPORARY}", None), ("1" * 19, None)],
-)
+NAMES = {"5": 5, "005": 5, "ck_5": 5, "a_b_007": 7, "ck5": None, "5a": None, "": None, f"5{TEMPORARY}": None, "1" * 19: None}
+
+
+@pytest.mark.parametrize(("name", "step"), NAMES.items())
 def test_names_of_steps(name: str, step: int | None) -> None:
     """A step's folder is a number with or without zeros and a prefix; what is unfinished is none."""
     assert step_of(name) == step

@@ -72,6 +72,6 @@ def test_what_was_begun_is_invisible_until_it_is_finished(tmp_path: Path) -> Non
 
 def test_two_leaves_of_one_name_are_refused(tmp_path: Path) -> None:
     """Orbax joins keys by dots: leaves that only differ in that are an error that names them."""
-    with pytest.raises(UnsupportedLeaf, match="two leaves are called 'a.b'"):
+    with pytest.raises(UnsupportedLeaf, match=r"two leaves are called 'a\.b'"):
         save_orbax(StorePath(LocalStorage(tmp_path), "1"), {"state": {"a": {"b": np.ones(2)}, "a.b": np.ones(2)}})
     assert list(tmp_path.iterdir()) == []
