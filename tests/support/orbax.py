@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+Pair = namedtuple("Pair", "mu nu")
+
 
 def assert_same(found: Any, expected: Any) -> None:
     """Asserts two trees equal bit by bit: structure, types of containers, dtypes and values."""
@@ -55,6 +57,3 @@ def rich_tree() -> dict[str, Any]:
         "zeros": jnp.zeros((5, 5)),
         "np64": np.arange(3, dtype=np.float64),
     }
-
-
-Pair = namedtuple("Pair", "mu nu")

@@ -148,7 +148,7 @@ def test_sweep_works_on_urls(url: str) -> None:
 
 
 def test_a_bucket_that_is_not_there(s3: str) -> None:
-    """Is one clear error, naming the place."""
+    """One clear error names the URL."""
     with pytest.raises(CheckpointError, match="s3://none/run"):
         CheckpointManager(f"s3://none/run{s3}")
     with pytest.raises(ValueError, match="ftp://x: expected a folder"):
@@ -190,7 +190,7 @@ class _Flaky(http.server.BaseHTTPRequestHandler):
     do_GET = do_PUT = do_DELETE = do_HEAD = do_POST = _pass_on
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])

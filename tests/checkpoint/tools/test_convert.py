@@ -43,7 +43,7 @@ save(sys.argv[1], tree, step=5)
 CONVERT = """
 import pathlib, re, sys
 import jax, tensorstore
-from holdfast.checkpoint.tools.convert import convert, write_item
+from holdfast.checkpoint.tools.convert import convert
 from holdfast.checkpoint.storage.path import StorePath
 from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.storage.path import open_storage
@@ -126,26 +126,26 @@ def test_large_leaves_are_read_in_pieces(tmp_path: Path) -> None:
         shutil.rmtree(back)
 
 
-def test_what_a_source_reads_only_whole_is_read_once(tmp_path: Path) -> None:
+def test_what_can_be_read_only_whole_is_read_once(tmp_path: Path) -> None:
     """An array whose chunk is larger than ours is read once, not once for each of our chunks."""
     save(tmp_path / "a", {"w": np.arange(60 << 20, dtype=np.uint16).reshape(60, 1 << 20)})
-    source = open_checkpoint(tmp_path / "a")
-    item = source.item("state")
+    checkpoint = open_checkpoint(tmp_path / "a")
+    item = checkpoint.item("state")
     leaf = item.leaves[0]
     whole = replace(item, leaves=(replace(leaf, grid=Grid(leaf.shape, leaf.shape, leaf.shape)),))
-    reads = []
+    sizes = []
 
     class Reader:
-        def fill(self, targets: Any, allocate: Any) -> None:
-            reads.extend(target.nbytes for target in targets)
-            inner = [ReadRequest(leaf, target.region) for target in targets]
-            source.reader("state").fill(inner, allocate)
-            for target, filled in zip(targets, inner, strict=True):
-                target.array = filled.array
+        def fill(self, reads: Any, allocate: Any) -> None:
+            sizes.extend(read.nbytes for read in reads)
+            inner = [ReadRequest(leaf, read.region) for read in reads]
+            checkpoint.reader("state").fill(inner, allocate)
+            for read, filled in zip(reads, inner, strict=True):
+                read.array = filled.array
 
     plan, (report,) = write_item(whole, Reader(), LocalStorage(tmp_path / "b"), "1", "00c0ffee", lambda done: None)
     assert plan.total_bytes == leaf.nbytes == 120 << 20
-    assert set(reads) == {leaf.nbytes} and len(reads) <= len(report.files)
+    assert set(sizes) == {leaf.nbytes} and len(sizes) <= len(report.files)
     for file in report.files:
         data = (tmp_path / "b/1/state" / file.name).read_bytes()
         assert parse_header(data[: file.head], file.size, file.name)
@@ -167,12 +167,12 @@ def test_nothing_is_left_of_a_conversion_that_failed(layout: str, tmp_path: Path
 def test_values_of_three_processes(tmp_path: Path) -> None:
     """The record of a conversion tells of every process's values and rows, as the one that it was made of did."""
     save(tmp_path / "a", {"n": 1, "rows": np.arange(12).reshape(3, 4), "w": jnp.ones(2)})
-    source = open_checkpoint(tmp_path / "a")
-    item = source.item("state")
+    checkpoint = open_checkpoint(tmp_path / "a")
+    item = checkpoint.item("state")
     n, rows, w = item.leaves
     own = (replace(n, value=(5, 6, 7), per_process=True), replace(rows, per_process=True), w)
     plan, reports = write_item(
-        replace(item, leaves=own), source.reader("state"), LocalStorage(tmp_path / "b"), "1", "00c0ffee", lambda done: None
+        replace(item, leaves=own), checkpoint.reader("state"), LocalStorage(tmp_path / "b"), "1", "00c0ffee", lambda done: None
     )
     data = build_record(1, {"state": (plan, reports)}, writer="00c0ffee", processes=3, started_s=0.0, finished_s=0.0)
     found = parse_record(data, "x").items["state"].leaves
