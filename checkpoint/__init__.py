@@ -14,9 +14,8 @@ from .errors import (
 )
 from .format.json_state import Json
 from .format.tree import Node
-from .inspection import verify
 from .manager import CheckpointManager
-from .oneshot import load, save
+from .oneshot import load, save, verify
 from .options import Options, Progress, ProgressBar
 from .policy import (
     AnyOf,

@@ -27,7 +27,7 @@ from .errors import CheckpointError, StepExists, StepNotFound, error_text
 from .format.files import has_record, list_steps
 from .format.limits import check_step
 from .format.record import read_record
-from .layouts.detect import ForeignSteps, find_foreign_steps, restore_source
+from .layouts.detect import ForeignSteps, find_foreign_steps, restore_checkpoint
 from .options import Options, Statistics
 from .policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule
 from .restoring.per_process import PerProcessSelection
@@ -284,7 +284,7 @@ class CheckpointManager:
             cast=cast,
             types=types,
             read_once=read_once,
-            own=PerProcessSelection(*selected),
+            per_process=PerProcessSelection(*selected),
             host_memory_bytes=self._options.host_memory_bytes,
         )
         began = time.perf_counter()
@@ -300,7 +300,7 @@ class CheckpointManager:
         if hold_s > 0 and self._group.index == 0:
             add_hold(self._storage, step, hold_s)
         if step in self._foreign:
-            return restore_source(self._foreign.open(step), item, like, options)
+            return restore_checkpoint(self._foreign.open(step), item, like, options)
         return restore_any(self._storage, str(step), read_record(self._storage, str(step)), item, like, options)
 
     def _restore_newest_whole(self, newest: int | None, like: Any, item: str, options: RestoreOptions, hold_s: float) -> Any:

@@ -14,15 +14,14 @@ import jax
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, default_group
 
-from .errors import CheckpointError, CommitUnknown, StepExists, StepNotFound, failure_of
+from .errors import CheckpointError, CommitUnknown, StepExists, failure_of
 from .format.limits import check_item_name, check_step, encode_json
 from .format.record import read_record
 from .format.rename import Names
-from .inspection import open_checkpoint
-from .layouts.detect import open_source, restore_source
+from .layouts.detect import open_checkpoint, restore_checkpoint
 from .options import Options
 from .restoring.per_process import PerProcessSelection
-from .restoring.restore import RestoreOptions, restore_item
+from .restoring.restore import RestoreOptions, VerifyReport
 from .saving.commit import commit_record
 from .saving.pack_writer import write_snapshot
 from .saving.plan import Plan
@@ -196,13 +195,11 @@ def load(
     replacement), or a function. Each process of a job may call it, with shardings of its own devices or of all. Raises StepNotFound,
     TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
     """
-    try:
-        storage, step_dir, record = open_checkpoint(path)
-        foreign = rename is not None
-    except StepNotFound:
-        foreign = True
     selection = PerProcessSelection(jax.process_index(), jax.process_count()) if process is None else PerProcessSelection(process)
-    options = RestoreOptions(partial=partial, cast=cast, types=types, own=selection, host_memory_bytes=host_memory_bytes)
-    if foreign:
-        return restore_source(open_source(path), item, like, options, rename=rename)
-    return restore_item(storage, step_dir, record, item, like, options)
+    options = RestoreOptions(partial=partial, cast=cast, types=types, per_process=selection, host_memory_bytes=host_memory_bytes)
+    return restore_checkpoint(open_checkpoint(path), item, like, options, rename=rename)
+
+
+def verify(path: str | os.PathLike[str]) -> VerifyReport:
+    """Reads every byte of the checkpoint in `path` (of a root: its latest step) and checks it; raises as `load` does."""
+    return open_checkpoint(path).verify()

@@ -1,4 +1,4 @@
-"""For whoever reads what another job writes: waiting for new steps, and going through them, each held while it is used."""
+"""Waits for the steps that another job writes, and goes through them, each held while it is used."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .steps.holds import add_hold, drop_hold
 from .storage.base import Storage
 from .storage.path import open_storage
 
-POLL_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # the store is asked again after these times, the last one for ever
+POLL_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # waits between polls of the store; the last one repeats
 
 
 def wait_for_new_step(directory: str | os.PathLike[str], after: int | None = None, *, timeout_s: float = 3600.0) -> int | None:
     """Waits for a step newer than `after` (None: for any) and returns the newest there is; None when none came in `timeout_s`. Blocks.
 
-    Asks the store itself: for one process that evaluates what a job trains. It needs no manager and no claim.
+    It polls the store itself: for one process that evaluates what a job trains. It needs no manager and no claim.
     """
     return _wait(open_storage(directory), after, time.monotonic() + timeout_s)
 
@@ -51,13 +51,13 @@ def iterate_steps(
 
 
 def _wait(storage: Storage, after: int | None, deadline: float) -> int | None:
-    turn = 0
+    polls = 0
     while True:
         newest = max(list_steps(storage), default=None)
         if newest is not None and (after is None or newest > after):
             return newest
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
             return None
-        time.sleep(min(left, POLL_S[min(turn, len(POLL_S) - 1)]))
-        turn += 1
+        time.sleep(min(remaining_s, POLL_S[min(polls, len(POLL_S) - 1)]))
+        polls += 1

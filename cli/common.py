@@ -1,4 +1,4 @@
-"""What the commands share: exit codes, errors as sentences, JSON output, progress bars."""
+"""What the commands share: exit codes, errors as sentences, JSON output, progress bars, and the opening of checkpoints."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import contextlib
 import json
 import threading
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from holdfast.coordination import HoldfastError
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.layouts.base import CheckpointReader
 
 EXIT_DIFFERENT = 1  # `diff` has found differences
 EXIT_USAGE = 2  # click's own
@@ -31,17 +34,17 @@ single_writer_option = click.option(
 class Failure(click.ClickException):
     """Ends a command with a sentence on stderr and an exit code; with --json also with {"error", "exit_code"} on stdout.
 
-    `told` says that the command has printed its JSON already.
+    `printed` says that the command has printed its JSON already.
     """
 
-    def __init__(self, message: str, code: int = EXIT_FAILED, *, told: bool = False) -> None:
+    def __init__(self, message: str, code: int = EXIT_FAILED, *, printed: bool = False) -> None:
         super().__init__(message)
         self.exit_code: int = code  # type: ignore[misc]
-        self._tells_json = wants_json() and not told
+        self._prints_json = wants_json() and not printed
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Prints the sentence."""
-        if self._tells_json:
+        if self._prints_json:
             print_json({"error": self.message, "exit_code": self.exit_code})
         super().show(file)
         if self.exit_code == EXIT_DAMAGED:
@@ -49,7 +52,7 @@ class Failure(click.ClickException):
 
 
 def wants_json() -> bool:
-    """Says whether the command that runs was given --json."""
+    """Returns whether the command that runs was given --json."""
     context = click.get_current_context(silent=True)
     return bool(context and context.params.get("as_json"))
 
@@ -80,12 +83,12 @@ def print_json(value: Any) -> None:
 
 
 def console() -> Console:
-    """Returns where tables go."""
+    """Returns the console for tables."""
     return Console(soft_wrap=True, highlight=False)
 
 
 class Meter:
-    """Takes how many more bytes are done, from any thread; `expect` says how many there will be."""
+    """Counts bytes for a progress bar, from any thread; `expect` sets how many there will be."""
 
     def __init__(self, bar: Progress, what: str, total_bytes: int | None) -> None:
         self._bar, self._task = bar, bar.add_task(what, total=total_bytes)
@@ -95,7 +98,7 @@ class Meter:
         self._bar.advance(self._task, done_bytes)
 
     def expect(self, total_bytes: int) -> None:
-        """Says how many bytes make the bar full."""
+        """Sets how many bytes make the bar full."""
         self._bar.update(self._task, total=total_bytes)
 
 
@@ -103,7 +106,7 @@ class Meter:
 def progress_bar(what: str, total_bytes: int | None = None, *, counts: bool = True) -> Iterator[Meter]:
     """Shows a bar on stderr once the block has lasted a second: on a terminal only, and not with --json.
 
-    Without `counts` nobody says how far it has come: the bar only shows that something is going on.
+    Without `counts` nothing is measured: the bar only shows that something is going on.
     """
     known = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()) if counts else (TimeElapsedColumn(),)
     bar = Progress(TextColumn("{task.description}"), BarColumn(), *known, console=Console(stderr=True), transient=True)
@@ -119,6 +122,14 @@ def progress_bar(what: str, total_bytes: int | None = None, *, counts: bool = Tr
             timer.join()
         if bar.live.is_started:
             bar.stop()
+
+
+def open_measured(path: str, step: int | None, meter: Meter) -> CheckpointReader:
+    """Opens a checkpoint of any layout; the meter gets the bytes that are read of it."""
+    from holdfast.checkpoint.layouts.detect import open_checkpoint
+    from holdfast.checkpoint.storage.counting import CountingStorage
+
+    return open_checkpoint(path, step, wrap=lambda storage: CountingStorage(storage, meter))
 
 
 def shown_time(seconds: float | None) -> str:

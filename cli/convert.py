@@ -84,21 +84,21 @@ def convert(
     for line in written if not as_json else ():
         click.echo(f"{line['from']} ({line['was']}) is now {line['to']} ({to})")
     if failed:
-        raise Failure("\n".join(failed), EXIT_DAMAGED, told=True)
+        raise Failure("\n".join(failed), EXIT_DAMAGED, printed=True)
 
 
 def _convert_one(src: str, step: int | None, dst: str, folder: str, to: str, options: dict[str, Any]) -> dict[str, str]:
     from holdfast.checkpoint.layouts.base import total_bytes
-    from holdfast.checkpoint.layouts.detect import open_source
+    from holdfast.checkpoint.layouts.detect import open_checkpoint
     from holdfast.checkpoint.steps.object_claims import open_claims
     from holdfast.checkpoint.storage.path import StorePath, open_storage
     from holdfast.checkpoint.tools.convert import convert as run
 
-    rest = {name: value for name, value in options.items() if name != "single_writer"}
+    arguments = {name: value for name, value in options.items() if name != "single_writer"}
     with progress_bar("converting") as meter:
-        source = open_source(src, step)
-        meter.expect(total_bytes(source))
+        checkpoint = open_checkpoint(src, step)
+        meter.expect(total_bytes(checkpoint))
         store = open_storage(dst, single_writer=options["single_writer"])
         claims = open_claims(store, single_writer=options["single_writer"])
-        where = run(source, StorePath(store, folder), to, claims=claims, progress=meter, **rest)
-    return {"from": source.info.path, "was": source.info.layout, "to": where, "layout": to}
+        where = run(checkpoint, StorePath(store, folder), to, claims=claims, progress=meter, **arguments)
+    return {"from": checkpoint.info.path, "was": checkpoint.info.layout, "to": where, "layout": to}

@@ -57,26 +57,26 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
         click.echo(f"{len(total.written)} files copied ({decimal(total.bytes)}){kept}; what was copied was read back and is whole")
     if failed:
         several = [f"{len(failed)} of {len(folders)} steps could not be copied"] if len(folders) > 1 else []
-        raise Failure("\n".join([*failed, *several]), EXIT_DAMAGED, told=True)
+        raise Failure("\n".join([*failed, *several]), EXIT_DAMAGED, printed=True)
 
 
 def _folders(src: str, storage: Any, step: int | None) -> list[str]:
     """Returns the folders of the checkpoints to copy, relative to the store's root."""
     from holdfast.checkpoint import Corrupt, HostileCheckpoint
-    from holdfast.checkpoint.layouts.detect import find_steps, open_source, recognise
+    from holdfast.checkpoint.layouts.detect import find_steps, open_checkpoint, open_if_finished
     from holdfast.checkpoint.storage.path import StorePath
 
     folders = [name for number, (name, _) in find_steps(storage).items() if step in (None, number)]
     if step is None:
         try:
-            single = recognise(StorePath(storage)) is not None
+            single = open_if_finished(StorePath(storage)) is not None
         except (Corrupt, HostileCheckpoint):
             if not folders:
                 raise
             single = False
         folders = [""] if single else folders
     if not folders:
-        open_source(src, step)  # raises, saying what is there instead
+        open_checkpoint(src, step)  # raises, saying what is there instead
         raise Failure(f"{src} is a single file: copy it as you copy files; `holdfast verify` checks the copy")
     return folders
 

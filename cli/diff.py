@@ -9,7 +9,7 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from .common import EXIT_DIFFERENT, console, json_option, print_json, progress_bar, sentences
+from .common import EXIT_DIFFERENT, console, json_option, open_measured, print_json, progress_bar, sentences
 
 
 @click.command(
@@ -33,13 +33,10 @@ def diff(a: str, b: str, step_a: int | None, step_b: int | None, limit: int, as_
     For each leaf that differs: how many elements, and the largest absolute and relative difference among them.
     """
     from holdfast.checkpoint.layouts.base import total_bytes
-    from holdfast.checkpoint.layouts.detect import open_source
-    from holdfast.checkpoint.storage.counting import CountingStorage
     from holdfast.checkpoint.tools.diff import compare
 
     with sentences(), progress_bar("comparing") as meter:
-        one = open_source(a, step_a, wrap=lambda storage: CountingStorage(storage, meter))
-        two = open_source(b, step_b, wrap=lambda storage: CountingStorage(storage, meter))
+        one, two = open_measured(a, step_a, meter), open_measured(b, step_b, meter)
         meter.expect(total_bytes(one) + total_bytes(two))
         found = list(compare(one, two))
     if as_json:

@@ -37,8 +37,8 @@ def ls(root: str, as_json: bool) -> None:
         metrics = ", ".join(
             f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}" for name, value in row["metrics"].items()
         )
-        cells = (row["state"], row["layout"], shown_time(row["saved_s"])[:-3], decimal(row["bytes"]))
-        table.add_row(escape(str(row["name"])), *cells, escape(", ".join(row["items"])), escape(metrics))
+        shown = (row["state"], row["layout"], shown_time(row["saved_s"])[:-3], decimal(row["bytes"]))
+        table.add_row(escape(str(row["name"])), *shown, escape(", ".join(row["items"])), escape(metrics))
     console().print(table)
     for row in rows:
         if row["note"]:
@@ -46,14 +46,14 @@ def ls(root: str, as_json: bool) -> None:
 
 
 def _rows(root: str) -> list[dict[str, Any]]:
-    from holdfast.checkpoint.layouts.detect import find_steps, recognise
+    from holdfast.checkpoint.layouts.detect import find_steps, open_if_finished
     from holdfast.checkpoint.storage.path import StorePath, open_storage
 
     storage = open_storage(root)
     steps = find_steps(storage)
     folders = {name: step for step, (name, _) in steps.items()}
     rows = [_row(StorePath(storage, name), name, step) for name, step in folders.items()]
-    if not rows and recognise(StorePath(storage)) is not None:
+    if not rows and open_if_finished(StorePath(storage)) is not None:
         return [_row(StorePath(storage), StorePath(storage).basename, None)]
     if not rows and root.endswith(".safetensors"):
         return [_file_row(root)]
@@ -68,32 +68,32 @@ def _rows(root: str) -> list[dict[str, Any]]:
 
 def _file_row(path: str) -> dict[str, Any]:
     """Returns the row of a single safetensors file."""
-    from holdfast.checkpoint.layouts.detect import open_source
+    from holdfast.checkpoint.layouts.base import total_bytes
+    from holdfast.checkpoint.layouts.detect import open_checkpoint
 
-    source = open_source(path)
-    size = sum(leaf.nbytes for leaf in source.item("state").leaves)
+    size = total_bytes(open_checkpoint(path))
     row: dict[str, Any] = {"name": path.rpartition("/")[2], "step": None, "state": "whole", "layout": "safetensors", "saved_s": None}
     return row | {"bytes": size, "files": 1, "items": ["state"], "metrics": {}, "note": ""}
 
 
-def _row(place: Any, name: str, step: int | None) -> dict[str, Any]:
+def _row(folder: Any, name: str, step: int | None) -> dict[str, Any]:
     from holdfast.checkpoint import CheckpointError
-    from holdfast.checkpoint.layouts.detect import recognise
-    from holdfast.checkpoint.layouts.holdfast import HoldfastSource
+    from holdfast.checkpoint.layouts.detect import open_if_finished
+    from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
     from holdfast.checkpoint.tools.copy import file_sizes
 
     try:
-        sizes = list(file_sizes(place).values())
+        sizes = list(file_sizes(folder).values())
     except CheckpointError:
         sizes = []
     row: dict[str, Any] = {"name": name, "step": step, "state": "whole", "layout": "", "saved_s": None, "bytes": sum(sizes)}
     row |= {"files": len(sizes), "items": [], "metrics": {}, "note": ""}
     try:
-        source = recognise(place)
-        if source is None:
+        checkpoint = open_if_finished(folder)
+        if checkpoint is None:
             return row | {"state": "gone", "note": "it was deleted while it was listed"}
-        info = source.info
-        wrong = source.misfits() if isinstance(source, HoldfastSource) else []
+        info = checkpoint.info
+        wrong = checkpoint.misfits() if isinstance(checkpoint, HoldfastCheckpoint) else []
     except CheckpointError as error:
         return row | {"state": "damaged", "note": str(error)}
     facts = {"layout": info.layout, "saved_s": info.finished_s, "items": list(info.items), "metrics": dict(info.metrics)}
@@ -107,20 +107,20 @@ def _begun(storage: Any, finished: set[str]) -> list[str]:
     found = []
     for entry in storage.list(""):
         name = entry.name[:-1]
-        looks = entry.name.endswith("/") and (name.isdigit() or ".orbax-checkpoint-tmp" in name)
-        if not looks or name in finished:
+        named_like_a_step = entry.name.endswith("/") and (name.isdigit() or ".orbax-checkpoint-tmp" in name)
+        if not named_like_a_step or name in finished:
             continue
         if "://" not in storage.root or storage.list(name, recursive=True):  # else a hidden tombstone: there are no empty folders
             found.append(name)
     return found
 
 
-def _unfinished(place: Any, name: str) -> dict[str, Any]:
-    entries = place.storage.list(place.name, recursive=True)
+def _unfinished(folder: Any, name: str) -> dict[str, Any]:
+    entries = folder.storage.list(folder.name, recursive=True)
     by_orbax = ".orbax-checkpoint-tmp" in name
     note = (
         "begun by Orbax and never finished" if by_orbax else "no finished checkpoint: a save is under way, or `holdfast sweep` removes it"
     )
-    sizes = [entry.size for entry in entries]
+    sizes = [entry.size or 0 for entry in entries]
     row: dict[str, Any] = {"name": name, "step": None, "state": "unfinished", "layout": "orbax" if by_orbax else "", "saved_s": None}
     return row | {"bytes": sum(sizes), "files": len(sizes), "items": [], "metrics": {}, "note": note}

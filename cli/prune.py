@@ -60,23 +60,23 @@ def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bo
 
 
 def _readable(storage: Any) -> tuple[list[Any], list[int]]:
-    """Returns the steps with their metrics, and those that a look shows to be damaged: they must not count for the last or the best."""
+    """Returns the steps with their metrics, and those that a listing shows to be damaged: they must not count for the last or the best."""
     from holdfast.checkpoint import CheckpointError, StepFacts
     from holdfast.checkpoint.format.files import list_steps
-    from holdfast.checkpoint.layouts.holdfast import HoldfastSource
+    from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
     from holdfast.checkpoint.storage.path import StorePath
 
     steps, damaged = [], []
     for step in list_steps(storage):
         try:
-            source = HoldfastSource(StorePath(storage, str(step)))
+            checkpoint = HoldfastCheckpoint(StorePath(storage, str(step)))
         except CheckpointError:
             damaged.append(step)
             continue
-        if source.misfits():
+        if checkpoint.misfits():
             damaged.append(step)
         else:
-            steps.append(StepFacts(step, dict(source.record.metrics)))
+            steps.append(StepFacts(step, dict(checkpoint.record.metrics)))
     return steps, damaged
 
 

@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from .common import EXIT_NOTHING, Failure, console, json_option, print_json, progress_bar, sentences, shown_time
+from .common import EXIT_NOTHING, Failure, console, json_option, open_measured, print_json, progress_bar, sentences, shown_time
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.format.record import LeafRecord
@@ -39,39 +39,37 @@ Exit codes: 0 shown, 3 nothing there, 4 damaged, 5 could not be read."""
 def show(path: str, step: int | None, item: str | None, under: str, stats: bool, check: bool, as_json: bool) -> None:
     """Show the tree of the checkpoint in PATH (of a root of steps: the latest) and its totals."""
     from holdfast.checkpoint.layouts.base import total_bytes
-    from holdfast.checkpoint.layouts.detect import open_source
-    from holdfast.checkpoint.storage.counting import CountingStorage
 
     with sentences(), progress_bar("reading") as meter:
-        source = open_source(path, step, wrap=lambda storage: CountingStorage(storage, meter))
-        meter.expect(total_bytes(source) * (stats + check))
-        rows = list(_rows(source, item, under, stats))
+        checkpoint = open_measured(path, step, meter)
+        meter.expect(total_bytes(checkpoint) * (stats + check))
+        rows = list(_rows(checkpoint, item, under, stats))
         if check:
-            source.verify()
+            checkpoint.verify()
     if under and not rows:
-        raise Failure(f"{source.info.path} has no leaf below '{under}'", EXIT_NOTHING)
+        raise Failure(f"{checkpoint.info.path} has no leaf below '{under}'", EXIT_NOTHING)
     if as_json:
-        print_json(_as_json(source, rows, check))
+        print_json(_as_json(checkpoint, rows, check))
     else:
-        _print(source, rows, stats, check)
+        _print(checkpoint, rows, stats, check)
 
 
-def _rows(source: CheckpointReader, only: str | None, under: str, stats: bool) -> Iterator[dict[str, Any]]:
+def _rows(checkpoint: CheckpointReader, only: str | None, under: str, stats: bool) -> Iterator[dict[str, Any]]:
     from holdfast.checkpoint.format.sharding import show_sharding
-    from holdfast.checkpoint.layouts.base import find
+    from holdfast.checkpoint.layouts.base import find_named, leaves_below
     from holdfast.checkpoint.restoring.match import show_leaf
 
     if only is not None:
-        find(source.info, source.info.items, only)
-    for name, kind in source.info.items.items():
+        find_named(checkpoint.info, checkpoint.info.items, only)
+    for name, kind in checkpoint.info.items.items():
         if only not in (None, name) or kind == "unknown":
             continue
         if kind == "json":
             if not under:
-                yield {"item": name, "path": "", "dtype": "json", "value": source.json(name)}
+                yield {"item": name, "path": "", "dtype": "json", "value": checkpoint.json(name)}
             continue
-        leaves = [leaf for leaf in source.item(name).leaves if not under or leaf.path == under or leaf.path.startswith(f"{under}.")]
-        found = dict(_statistics(source, name, leaves)) if stats else {}
+        leaves = leaves_below(checkpoint.item(name), under)
+        found = dict(_statistics(checkpoint, name, leaves)) if stats else {}
         for leaf in leaves:
             if leaf.grid is None:
                 yield {"item": name, "path": leaf.path, "dtype": leaf.kind, "value": leaf.value}
@@ -81,11 +79,11 @@ def _rows(source: CheckpointReader, only: str | None, under: str, stats: bool) -
             yield row | {"bytes": leaf.nbytes, "sharding": show_sharding(leaf.sharding), "stats": found.get(leaf.path)}
 
 
-def _statistics(source: CheckpointReader, item: str, leaves: list[LeafRecord]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _statistics(checkpoint: CheckpointReader, item: str, leaves: list[LeafRecord]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the statistics of each array, read a few at a time."""
     from holdfast.checkpoint.layouts.base import read_leaves
 
-    for leaf, array in read_leaves(source.reader(item), [leaf for leaf in leaves if leaf.grid is not None]):
+    for leaf, array in read_leaves(checkpoint.reader(item), [leaf for leaf in leaves if leaf.grid is not None]):
         yield leaf.path, statistics(array)
 
 
@@ -112,15 +110,15 @@ def bars(counts: list[int]) -> str:
     return "".join(_BARS[0 if not count else 1 + (count * (len(_BARS) - 2)) // most] for count in counts)
 
 
-def _print(source: CheckpointReader, rows: list[dict[str, Any]], stats: bool, check: bool) -> None:
-    info, out = source.info, console()
+def _print(checkpoint: CheckpointReader, rows: list[dict[str, Any]], stats: bool, check: bool) -> None:
+    info, out = checkpoint.info, console()
     when = f", saved {shown_time(info.finished_s)}" if info.finished_s else ""
     step = f"step {info.step} of " if info.step is not None else ""
     out.print(f"{step}{escape(info.path)} ({info.layout}){when}")
     for name, kind in info.items.items():
-        mine = [row for row in rows if row["item"] == name]
-        if mine:
-            out.print(_table(name, kind, mine, stats))
+        of_item = [row for row in rows if row["item"] == name]
+        if of_item:
+            out.print(_table(name, kind, of_item, stats))
     for label, facts in (("metrics", info.metrics), ("metadata", info.metadata)):
         if facts:
             out.print(f"{label}: {escape(str(facts))}")
@@ -143,8 +141,8 @@ def _table(name: str, kind: str, rows: list[dict[str, Any]], stats: bool) -> Tab
             shown = escape(repr(row["value"])[:60])
             table.add_row(escape(row["path"]), shown if stats else "", row["dtype"], *([] if stats else ["", shown]))
             continue
-        cells = [escape(row["path"]), escape(str(row["shape"])), row["dtype"], decimal(row["bytes"])]
-        table.add_row(*cells, *(_stat_cells(row["stats"]) if stats else [escape(row["sharding"])]))
+        shown_columns = [escape(row["path"]), escape(str(row["shape"])), row["dtype"], decimal(row["bytes"])]
+        table.add_row(*shown_columns, *(_stat_cells(row["stats"]) if stats else [escape(row["sharding"])]))
     return table
 
 
@@ -153,8 +151,8 @@ def _stat_cells(found: dict[str, Any]) -> list[str]:
     return [*numbers, str(found["nan"] or ""), bars(found["bins"])]
 
 
-def _as_json(source: CheckpointReader, rows: list[dict[str, Any]], check: bool) -> dict[str, Any]:
-    info = source.info
+def _as_json(checkpoint: CheckpointReader, rows: list[dict[str, Any]], check: bool) -> dict[str, Any]:
+    info = checkpoint.info
     facts = {"path": info.path, "layout": info.layout, "step": info.step, "saved_s": info.finished_s, "items": dict(info.items)}
     plain = [{key: value for key, value in row.items() if value is not None} for row in rows]
     return facts | {"metrics": dict(info.metrics), "metadata": info.metadata, "leaves": plain, "verified": check}

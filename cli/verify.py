@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.filesize import decimal
 
-from .common import EXIT_DAMAGED, Failure, json_option, print_json, progress_bar, sentences
+from .common import EXIT_DAMAGED, Failure, json_option, open_measured, print_json, progress_bar, sentences
 
 
 @click.command(
@@ -44,18 +44,18 @@ def verify(path: str, step: int | None, every: bool, as_json: bool) -> None:
                 click.echo("  this layout keeps no checksums of its arrays: they can be read, which is all that can be said", err=True)
     if failed:
         several = [f"{len(failed)} of {len(reports)} steps are damaged"] if every else []
-        raise Failure("\n".join([*(str(report["error"]) for report in failed), *several]), EXIT_DAMAGED, told=True)
+        raise Failure("\n".join([*(str(report["error"]) for report in failed), *several]), EXIT_DAMAGED, printed=True)
 
 
 def _steps(path: str) -> list[int | None]:
     from holdfast.checkpoint import StepNotFound
-    from holdfast.checkpoint.layouts.detect import find_steps, nothing_at, recognise
+    from holdfast.checkpoint.layouts.detect import find_steps, nothing_at, open_if_finished
     from holdfast.checkpoint.storage.path import StorePath, open_storage
 
     storage = open_storage(path)
     steps: list[int | None] = [*find_steps(storage)]
     if not steps:
-        single = recognise(StorePath(storage)) is not None
+        single = open_if_finished(StorePath(storage)) is not None
         hint = f"{storage.root} is a checkpoint, not a root of steps: leave --all out"
         raise StepNotFound(hint if single else nothing_at(storage), path=storage.root)
     return steps
@@ -64,21 +64,19 @@ def _steps(path: str) -> list[int | None]:
 def _verify_one(path: str, step: int | None) -> dict[str, Any]:
     from holdfast.checkpoint import Corrupt, HostileCheckpoint
     from holdfast.checkpoint.layouts.base import total_bytes
-    from holdfast.checkpoint.layouts.detect import open_source
-    from holdfast.checkpoint.storage.counting import CountingStorage
 
     began = time.perf_counter()
     try:
         with progress_bar("verifying") as meter:
-            source = open_source(path, step, wrap=lambda storage: CountingStorage(storage, meter))
-            meter.expect(total_bytes(source))
-            report = source.verify()
+            checkpoint = open_measured(path, step, meter)
+            meter.expect(total_bytes(checkpoint))
+            report = checkpoint.verify()
     except (Corrupt, HostileCheckpoint) as error:
         return {"path": path, "step": step, "error": str(error), "file": error.file, "leaf": getattr(error, "leaf", "")}
     return {
         "path": report.path,
-        "step": source.info.step,
-        "layout": source.info.layout,
+        "step": checkpoint.info.step,
+        "layout": checkpoint.info.layout,
         "files": report.files,
         "leaves": report.leaves,
         "bytes": report.bytes,

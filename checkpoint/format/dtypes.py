@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-_TAGS = {
+SAFETENSORS_NAMES = {
     "bool": "BOOL",
     "uint8": "U8",
     "uint16": "U16",
@@ -50,7 +50,7 @@ def _resolve(name: str) -> np.dtype[Any] | None:
     return np.dtype(found if found is not None else name) if found is not None or name in np.sctypeDict else None
 
 
-_BY_NAME = {name: dtype for name in (*_TAGS, *_AS_BYTES) if (dtype := _resolve(name)) is not None}
+_BY_NAME = {name: dtype for name in (*SAFETENSORS_NAMES, *_AS_BYTES) if (dtype := _resolve(name)) is not None}
 
 
 def dtype_named(name: str) -> np.dtype[Any] | None:
@@ -67,15 +67,15 @@ def name_of(dtype: np.dtype[Any]) -> str:
 
 
 def can_store(dtype: np.dtype[Any]) -> bool:
-    """Says whether arrays of this dtype can be saved: little-endian, and in the list."""
+    """Returns whether arrays of this dtype can be saved: little-endian, and in the list."""
     return dtype in _NAMES
 
 
 def stored_as(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
     """Returns the safetensors dtype and shape of a chunk; a dtype that travels as bytes has its last axis in bytes."""
-    tag = _TAGS.get(dtype.name)
-    if tag is not None:
-        return tag, shape
+    found = SAFETENSORS_NAMES.get(dtype.name)
+    if found is not None:
+        return found, shape
     return "U8", (*shape[:-1], (shape[-1] if shape else 1) * dtype.itemsize)
 
 

@@ -1,4 +1,4 @@
-"""What each process tells of the item that it has written, for the one gather of a save; and the primary's check of it."""
+"""The files and folders of a step: their names, what a process reports of those that it wrote, and which steps a root has."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FileReport:
 
 @dataclass(frozen=True)
 class ItemReport:
-    """What one process has written of one item, durably.
+    """The report of one process on what it has written of one item, durably.
 
     `plan` is the plan's hash ("" for a JSON item). `local` are the CRCs, as this process sees them, of the host-local arrays and then of
     the Python values, each in leaf order. `values` are the Python values themselves, encoded; from the other ranks those kept per process.
@@ -121,7 +121,7 @@ def step_folders(storage: Storage) -> list[int]:
 
 
 def has_record(storage: Storage, step: int) -> bool:
-    """Says whether a step is there: whether its record is."""
+    """Returns whether a step is there: whether its record is."""
     name = f"{step}/{RECORD_NAME}"
     return any(entry.name == name for entry in storage.list(str(step)))
 

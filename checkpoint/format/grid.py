@@ -75,7 +75,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Chunk:
-    """One chunk that this rank writes: which leaf, which of its addressable shards (-1: the host's whole array), and where in it."""
+    """One chunk that this process writes: its leaf, the addressable shard that it is in (-1: the host's whole array), and where in it."""
 
     leaf: int
     slot: int

@@ -36,7 +36,7 @@ class _StateDict(Protocol):
 
 
 def is_iterator(value: Any) -> bool:
-    """Says whether an item is a data iterator: it gives and takes its state, and jax does not know it as a tree."""
+    """Returns whether an item is a data iterator: it gives and takes its state, and jax does not know it as a tree."""
     if not isinstance(value, _Stateful | _StateDict) or isinstance(value, type):
         return False
     return bool(jax.tree_util.all_leaves([value]))
@@ -58,7 +58,7 @@ def give_state(value: Any, state: Any) -> Any:
 
 
 def encode(value: Any, path: str) -> Any:
-    """Returns `value` as JSON types. `path` leads the messages."""
+    """Returns `value` as JSON types. Messages begin with `path`."""
     if type(value) is float and not math.isfinite(value):
         return {"$float": repr(value)}  # JSON has no such number
     if value is None or isinstance(value, bool | str) or (type(value) in (int, float)):
@@ -72,9 +72,9 @@ def encode(value: Any, path: str) -> Any:
         data = base64.b64encode(array.tobytes()).decode()
         return {"$array": [array.dtype.name, list(array.shape), data, isinstance(value, np.generic)]}
     if isinstance(value, list):
-        return [encode(part, f"{path}[{index}]") for index, part in enumerate(value)]
+        return [encode(element, f"{path}[{index}]") for index, element in enumerate(value)]
     if isinstance(value, tuple):
-        return {"$tuple": [encode(part, f"{path}[{index}]") for index, part in enumerate(value)]}
+        return {"$tuple": [encode(element, f"{path}[{index}]") for index, element in enumerate(value)]}
     if isinstance(value, dict):
         return _encode_dict(value, path)
     raise _unsupported(path, value)
@@ -82,27 +82,27 @@ def encode(value: Any, path: str) -> Any:
 
 def _encode_dict(value: dict[Any, Any], path: str) -> Any:
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return {key: encode(part, f"{path}.{key}") for key, part in value.items()}
-    return {"$dict": [[encode(key, f"{path} (key)"), encode(part, f"{path}.{key}")] for key, part in value.items()]}
+        return {key: encode(member, f"{path}.{key}") for key, member in value.items()}
+    return {"$dict": [[encode(key, f"{path} (key)"), encode(member, f"{path}.{key}")] for key, member in value.items()]}
 
 
 def decode(value: Any) -> Any:
     """Reverses `encode`. Raises CheckpointError for a value that `encode` does not make."""
     if isinstance(value, list):
-        return [decode(part) for part in value]
+        return [decode(element) for element in value]
     if not isinstance(value, dict):
         return value
     kind = next(iter(value), "")
     if not kind.startswith("$"):
-        return {key: decode(part) for key, part in value.items()}
+        return {key: decode(member) for key, member in value.items()}
     try:
         return _DECODERS[kind](value[kind])
     except (KeyError, ValueError, TypeError) as error:
         raise CheckpointError(f"an iterator's state holds {kind!r}, which does not read: {error}") from error
 
 
-def _decode_array(parts: Any) -> Any:
-    name, shape, data, scalar = parts
+def _decode_array(fields: Any) -> Any:
+    name, shape, data, scalar = fields
     array = np.frombuffer(base64.b64decode(data), dtype=jax.numpy.dtype(name)).reshape(shape).copy()
     return array[()] if scalar else array
 
@@ -111,8 +111,8 @@ _DECODERS: dict[str, Any] = {
     "$bytes": base64.b64decode,
     "$array": _decode_array,
     "$float": float,
-    "$tuple": lambda parts: tuple(decode(part) for part in parts),
-    "$dict": lambda pairs: {decode(key): decode(part) for key, part in pairs},
+    "$tuple": lambda elements: tuple(decode(element) for element in elements),
+    "$dict": lambda pairs: {decode(key): decode(member) for key, member in pairs},
 }
 
 

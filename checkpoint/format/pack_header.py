@@ -8,19 +8,16 @@ from typing import NamedTuple
 
 from ..errors import Corrupt, HostileCheckpoint
 
-HEADER_BYTES = 16 << 20  # more than the header of a pack of the size of an object
-
-
 ALIGN_BYTES = 64
-
-HEADER_LIMIT_BYTES = 100_000_000  # as in safetensors
+HEADER_BYTES = 16 << 20  # left for the header where a store bounds its files: more than a file of that size needs
+HEADER_LIMIT_BYTES = 100_000_000  # as in the safetensors library
 
 
 def header_around(entries: Sequence[tuple[str, str, Sequence[int], int]]) -> tuple[bytes, bytes]:
     """Returns what stands before and after the checksums, for chunks (name, dtype, shape, bytes) in data order; the length is in it."""
     texts, offset = [], 0
-    for name, tag, shape, nbytes in entries:
-        texts.append(f',{json.dumps(name)}:{{"dtype":"{tag}","shape":{json.dumps(shape)},"data_offsets":[{offset},{offset + nbytes}]}}')
+    for name, dtype, shape, nbytes in entries:
+        texts.append(f',{json.dumps(name)}:{{"dtype":"{dtype}","shape":{json.dumps(shape)},"data_offsets":[{offset},{offset + nbytes}]}}')
         offset += nbytes
     head = b'{"__metadata__":{"crc32c":"'
     tail = ('"}' + "".join(texts) + "}").encode()
@@ -35,7 +32,7 @@ def join_header(head: bytes, crcs: Iterable[int], tail: bytes) -> bytes:
 
 
 class ChunkEntry(NamedTuple):
-    """One chunk as a pack's header tells it; `start` counts from the beginning of the file."""
+    """One chunk as a pack's header describes it; `start` counts from the beginning of the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -63,5 +60,5 @@ def parse_header(data: bytes, size: int, path: str) -> dict[str, ChunkEntry]:
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise Corrupt(f"{path}: the header of this pack cannot be read: {error!r}", path=path, file=path) from error
     if len(data) + at != size or len(crcs) != 8 * len(found):
-        raise HostileCheckpoint(f"{path}: the header tells of {len(data) + at} bytes, the file has {size}", path=path, file=path)
+        raise HostileCheckpoint(f"{path}: the header describes {len(data) + at} bytes, the file has {size}", path=path, file=path)
     return found

@@ -1,7 +1,7 @@
-"""checkpoint.json: built by the primary of what all report, parsed and validated by every reader.
+"""checkpoint.json, the record of a step: parsed and validated by every reader.
 
 A record is one JSON object. Its last member, `"crc32c"`, covers all bytes before its comma. Where each chunk of a leaf lies is written as
-runs (first file, step, count) over the cells of its grid, and runs that several leaves share are written once ("cells").
+runs (first file, step, count) over the chunks of its grid, and runs that several leaves share are written once (the member "cells").
 """
 
 from __future__ import annotations
@@ -26,6 +26,78 @@ from .limits import ITEM_NAME
 from .sharding import parse_sharding
 from .tree import check_description, paused_gc
 
+FORMAT = "holdfast/1"
+RECORD_LIMIT_BYTES = 256 << 20
+MAX_CHUNKS = 1 << 24
+_MAX_RANK = 64
+_MAX_BYTES = 1 << 60
+_FILE_NAME = re.compile(r"(\d{5,})-(\d{5,}|j)-([0-9A-Za-z_-]{1,64})\.(safetensors|json)")
+_VALUE_KINDS = ("bool", "int", "float", "complex", "str", "bytes")
+_ARRAY_KINDS = ("array", "key", "numpy", "scalar")
+
+
+@dataclass(slots=True, eq=False)
+class LeafRecord:
+    """One leaf of an item: a Python value, or an array with its grid and, for each chunk, the index of the file that holds it.
+
+    Grids and lists of files are shared by the leaves that have equal ones. `per_process`: the value is a tuple of every process's, and the
+    array [processes, ...]. `restoring.per_process` makes one process's leaf of it; `refusal` says why where that process has no copy.
+    """
+
+    path: str
+    kind: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    impl: str = ""
+    sharding: Any = None
+    grid: Grid | None = None
+    files: Ints | None = None
+    value: Any = None
+    per_process: bool = False
+    refusal: str = ""
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The dtype of an array; a record is only parsed if it is one of the list."""
+        dtype = dtype_named(self.dtype)
+        assert dtype is not None
+        return dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.numpy_dtype.itemsize if self.dtype else 0
+
+
+@dataclass(frozen=True)
+class ItemRecord:
+    """One item of a step: kind "tree" or "json", and its files (names relative to the step's folder)."""
+
+    name: str
+    kind: str
+    files: tuple[FileReport, ...]
+    tree: Any = None
+    leaves: tuple[LeafRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class Record:
+    """A parsed, validated record. `path` is where it was read, for messages. Times are Unix seconds."""
+
+    path: str
+    step: int
+    writer_id: str
+    processes: int
+    started_s: float
+    finished_s: float
+    items: Mapping[str, ItemRecord]
+    metrics: Mapping[str, Any]
+    metadata: Any
+    versions: Mapping[str, str]
+
+    def file_names(self) -> list[str]:
+        """Returns every file that the record names, relative to the step's folder."""
+        return [file.name for item in self.items.values() for file in item.files]
+
 
 def read_record(storage: Storage, step_dir: str) -> Record:
     """Reads `<step_dir>/checkpoint.json`; raises StepNotFound where there is none, Corrupt or HostileCheckpoint where it is damaged."""
@@ -49,105 +121,30 @@ def find_item(record: Record, item: str) -> ItemRecord:
     return record.items[item]
 
 
-FORMAT = "holdfast/1"
-
-RECORD_LIMIT_BYTES = 256 << 20
-
-
-_FILE_NAME = re.compile(r"(\d{5,})-(\d{5,}|j)-([0-9A-Za-z_-]{1,64})\.(safetensors|json)")
-
-_VALUE_KINDS = ("bool", "int", "float", "complex", "str", "bytes")
-
-_ARRAY_KINDS = ("array", "key", "numpy", "scalar")
-
-_MAX_RANK = 64
-
-_MAX_BYTES = 1 << 60
-
-MAX_CELLS = 1 << 24
-
-
-@dataclass(slots=True, eq=False)
-class LeafRecord:
-    """One leaf of an item: a Python value, or an array with its grid and, for each cell, the index of the file that holds it.
-
-    Grids and lists of files are shared by the leaves that have equal ones. `per_process`: the value is a tuple of every process's, and the
-    array [processes, ...]; but see _own.py, which makes one process's of it, and of one that it has no copy of a `refusal`.
-    """
-
-    path: str
-    kind: str
-    dtype: str = ""
-    shape: tuple[int, ...] = ()
-    impl: str = ""
-    sharding: Any = None
-    grid: Grid | None = None
-    files: Ints | None = None
-    value: Any = None
-    per_process: bool = False
-    refusal: str = ""
-
-    @property
-    def nbytes(self) -> int:
-        dtype = dtype_named(self.dtype)
-        return math.prod(self.shape) * dtype.itemsize if dtype is not None else 0
-
-
-@dataclass(frozen=True)
-class ItemRecord:
-    """One item of a step: kind "tree" or "json", and its files (names relative to the step's folder)."""
-
-    name: str
-    kind: str
-    files: tuple[FileReport, ...]
-    tree: Any = None
-    leaves: tuple[LeafRecord, ...] = ()
-
-
-@dataclass(frozen=True)
-class Record:
-    """A parsed, validated record. `path` is where it was read, for messages. Times are Unix seconds. `writer` is the writer's id."""
-
-    path: str
-    step: int
-    writer: str
-    processes: int
-    started_s: float
-    finished_s: float
-    items: Mapping[str, ItemRecord]
-    metrics: Mapping[str, Any]
-    metadata: Any
-    versions: Mapping[str, str]
-
-    def file_names(self) -> list[str]:
-        """Returns every file that the record names, relative to the step's folder."""
-        return [file.name for item in self.items.values() for file in item.files]
-
-
-def cell_runs(where: Ints) -> list[list[int]]:
-    """Returns [first, step, count] of each stretch in which file indices rise by one step."""
+def chunk_runs(where: Ints) -> list[list[int]]:
+    """Returns [first, step, count] of each stretch in which the file indices of chunks rise by one step."""
     runs, at = [], 0
     steps = np.diff(where)
-    turns = np.append(np.flatnonzero(np.diff(steps)) + 1, len(steps)).tolist()
-    for turn in turns:
-        if turn < at:
+    ends = np.append(np.flatnonzero(np.diff(steps)) + 1, len(steps)).tolist()
+    for end in ends:
+        if end < at:
             continue
-        runs.append([int(where[at]), int(steps[at]) if at < len(steps) else 0, turn - at + 1])
-        at = turn + 1
+        runs.append([int(where[at]), int(steps[at]) if at < len(steps) else 0, end - at + 1])
+        at = end + 1
     if at < len(where):
         runs.append([int(where[at]), 0, len(where) - at])
     return runs
 
 
-def expand_cells(table: Any, files: int) -> list[Ints]:
-    """Returns the file of each cell, for each entry of the table; raises ValueError where one is not there."""
-    if sum(count for runs in table for _, _, count in runs) > MAX_CELLS or any(count < 1 for runs in table for _, _, count in runs):
-        raise ValueError(f"the runs of cells are not such as add up to at most {MAX_CELLS}")
+def expand_runs(table: Any, files: int) -> list[Ints]:
+    """Returns the file of each chunk, for each entry of a table of `chunk_runs`; raises ValueError where there is no such file."""
+    if sum(count for runs in table for _, _, count in runs) > MAX_CHUNKS or any(count < 1 for runs in table for _, _, count in runs):
+        raise ValueError(f"the runs of chunks do not add up to at most {MAX_CHUNKS}")
     expanded = []
     for runs in table:
         found = np.concatenate([whole(first) + int(step) * np.arange(count, dtype=np.int64) for first, step, count in runs])
         if found.min() < 0 or found.max() >= files:
-            raise ValueError("a cell lies in a file that is not there")
+            raise ValueError("a chunk lies in a file that is not there")
         expanded.append(found)
     return expanded
 
@@ -174,7 +171,7 @@ def _parse(data: dict[str, Any], path: str) -> Record:
     return Record(
         path=path,
         step=whole(data["step"]),
-        writer=str(data["writer"]),
+        writer_id=str(data["writer"]),
         processes=whole(data["processes"]),
         started_s=float(data["started_s"]),
         finished_s=float(data["finished_s"]),
@@ -202,7 +199,7 @@ def _parse_item(name: str, data: dict[str, Any], path: str) -> ItemRecord:
     if data["kind"] != "tree":
         raise ValueError(f"no item of kind {data['kind']!r}")
     values = iter(data["values"])
-    parser = _LeafParser(expand_cells(data["cells"], len(files)), data["shardings"])
+    parser = _LeafParser(expand_runs(data["cells"], len(files)), data["shardings"])
     leaves = tuple(_parse_value(leaf, values) if leaf["kind"] in _VALUE_KINDS else parser.parse(leaf) for leaf in data["leaves"])
     if next(values, None) is not None or len({leaf.path for leaf in leaves}) != len(leaves):
         raise ValueError("leaves and values do not belong together")
@@ -220,15 +217,15 @@ def _parse_file(item: str, name: str, size: Any, head: Any, crc: Any, *, path: s
 
 def _parse_value(data: dict[str, Any], values: Iterator[Any]) -> LeafRecord:
     path, kind = data["path"], data["kind"]
-    stored, text = next(values, ("", ""))
-    if type(path) is not str or stored != kind:
-        raise ValueError(f"leaf {path!r} is of kind {kind}, its value of {stored}")
-    own = _is_per_process(data)
-    texts = text if own and type(text) is list else [text]
+    value_kind, text = next(values, ("", ""))
+    if type(path) is not str or value_kind != kind:
+        raise ValueError(f"leaf {path!r} is of kind {kind}, its value of {value_kind}")
+    per_process = _is_per_process(data)
+    texts = text if per_process and type(text) is list else [text]
     if not texts or not all(type(text) is str for text in texts):
         raise ValueError(f"leaf {path!r} has the value {text!r}")
     found = tuple(decode_value(kind, text) for text in texts)
-    return LeafRecord(path, kind, value=found if own else found[0], per_process=own)
+    return LeafRecord(path, kind, value=found if per_process else found[0], per_process=per_process)
 
 
 def _is_per_process(data: Any) -> bool:
@@ -241,40 +238,40 @@ def _is_per_process(data: Any) -> bool:
 class _LeafParser:
     """Parses the arrays of an item; what they share is checked once."""
 
-    def __init__(self, cells: list[Ints], shardings: list[Any]) -> None:
-        self._cells, self._shardings = cells, [parse_sharding(facts) for facts in shardings]
+    def __init__(self, chunk_files: list[Ints], shardings: list[Any]) -> None:
+        self._chunk_files, self._shardings = chunk_files, [parse_sharding(description) for description in shardings]
         self._known: dict[tuple[Any, ...], tuple[tuple[int, ...], Grid, Ints]] = {}
 
     def parse(self, data: dict[str, Any]) -> LeafRecord:
-        path, kind, (part, sub) = data["path"], data["kind"], data["grid"]
+        path, kind, (shard_shape, chunk_shape) = data["path"], data["kind"], data["grid"]
         if type(path) is not str or kind not in _ARRAY_KINDS:
             raise ValueError(f"leaf {path!r} is of kind {kind!r}")
-        key = (data["dtype"], *data["shape"], *part, *sub, data["cells"])
+        key = (data["dtype"], *data["shape"], *shard_shape, *chunk_shape, data["cells"])
         if key not in self._known:
-            self._known[key] = self._check(data["dtype"], data["shape"], part, sub, data["cells"])
+            self._known[key] = self._check(data["dtype"], data["shape"], shard_shape, chunk_shape, data["cells"])
         shape, grid, files = self._known[key]
-        impl, sharding, own = str(data.get("impl", "")), self._shardings[whole(data["sharding"])], _is_per_process(data)
-        if own and not shape:
+        impl, sharding, per_process = str(data.get("impl", "")), self._shardings[whole(data["sharding"])], _is_per_process(data)
+        if per_process and not shape:
             raise ValueError(f"leaf {path!r} is kept per process, and has no axis for them")
-        return LeafRecord(path, kind, data["dtype"], shape, impl, sharding, grid, files, per_process=own)
+        return LeafRecord(path, kind, data["dtype"], shape, impl, sharding, grid, files, per_process=per_process)
 
-    def _check(self, name: str, sizes: Any, part: Any, sub: Any, cells: Any) -> tuple[tuple[int, ...], Grid, Ints]:
+    def _check(self, name: str, sizes: Any, shard_shape: Any, chunk_shape: Any, run: Any) -> tuple[tuple[int, ...], Grid, Ints]:
         dtype, shape = dtype_named(name), tuple(map(whole, sizes))
         if dtype is None or len(shape) > _MAX_RANK or math.prod(shape) * dtype.itemsize > _MAX_BYTES:
             raise ValueError(f"an array has dtype {name!r} and shape {shape}")
-        grid, files = _parse_grid(shape, part, sub, dtype.itemsize), self._cells[whole(cells)]
+        grid, files = _parse_grid(shape, shard_shape, chunk_shape, dtype.itemsize), self._chunk_files[whole(run)]
         if grid.num_chunks != len(files):
-            raise ValueError(f"a grid has {grid.num_chunks} cells, and {len(files)} are told of")
+            raise ValueError(f"a grid has {grid.num_chunks} chunks, and the record lists {len(files)}")
         return shape, grid, files
 
 
-def _parse_grid(shape: tuple[int, ...], part: Any, sub: Any, itemsize: int) -> Grid:
-    part, sub = tuple(map(whole, part)), tuple(map(whole, sub))
-    if len(part) != len(shape) or len(sub) != len(shape):
+def _parse_grid(shape: tuple[int, ...], shard_sizes: Any, chunk_sizes: Any, itemsize: int) -> Grid:
+    shard_shape, chunk_shape = tuple(map(whole, shard_sizes)), tuple(map(whole, chunk_sizes))
+    if len(shard_shape) != len(shape) or len(chunk_shape) != len(shape):
         raise ValueError("a grid has another rank than its shape")
     if not math.prod(shape):
-        if part != shape or sub != shape:
+        if shard_shape != shape or chunk_shape != shape:
             raise ValueError("an array without elements has a grid")
-    elif any(not 1 <= small <= large or size % large for size, large, small in zip(shape, part, sub, strict=True)):
-        raise ValueError(f"the grid {part}, {sub} does not fit the shape {shape}")
-    return Grid(shape, part, sub, itemsize)
+    elif any(not 1 <= chunk <= shard or size % shard for size, shard, chunk in zip(shape, shard_shape, chunk_shape, strict=True)):
+        raise ValueError(f"the grid {shard_shape}, {chunk_shape} does not fit the shape {shape}")
+    return Grid(shape, shard_shape, chunk_shape, itemsize)

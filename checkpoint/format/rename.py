@@ -42,7 +42,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         raise ValueError(f"the rule {pattern!r} is no regular expression: {error}") from None
 
 
-def checked(names: Names, old: Iterable[str]) -> dict[str, str]:
+def rename_all(names: Names, old: Iterable[str]) -> dict[str, str]:
     """Returns {old name: new name}; raises ValueError when two leaves would get one name."""
     rename = renamer(names)
     found: dict[str, str] = {}

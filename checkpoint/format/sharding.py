@@ -1,4 +1,4 @@
-"""Shardings as the record has them: described, parsed, shown."""
+"""Shardings as the record has them: described, parsed, and shown to people."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 
-def show_sharding(facts: Any) -> str:
+def show_sharding(description: Any) -> str:
     """Returns a saved sharding for people."""
-    if facts is None:
+    if description is None:
         return "local"
-    if "device" in facts:
-        return f"device {facts['device']}"
-    if "spec" not in facts:
-        return str(facts.get("other", facts))
-    spec = ", ".join("+".join(axes) if axes else "-" for axes in facts["spec"])
-    spec = f"({spec})" if any(facts["spec"]) else "replicated"
-    return f"{spec} on " + " ".join(f"{axis}={size}" for axis, size in zip(facts["axes"], facts["sizes"], strict=True))
+    if "device" in description:
+        return f"device {description['device']}"
+    if "spec" not in description:
+        return str(description.get("other", description))
+    spec = ", ".join("+".join(axes) if axes else "-" for axes in description["spec"])
+    spec = f"({spec})" if any(description["spec"]) else "replicated"
+    return f"{spec} on " + " ".join(f"{axis}={size}" for axis, size in zip(description["axes"], description["sizes"], strict=True))
 
 
 def axes_of(entry: Any) -> tuple[str, ...]:
@@ -44,10 +44,10 @@ def describe_sharding(sharding: Sharding) -> Any:
     return {"other": str(sharding)}
 
 
-def parse_sharding(facts: Any) -> Any:
-    """Returns a sharding if it is one that we write; it is only shown, and used by SAVED."""
-    if facts is None or (isinstance(facts, dict) and (set(facts) in ({"device"}, {"other"}))):
-        return facts
-    if set(facts) != {"axes", "sizes", "devices", "spec"} or not all(isinstance(facts[key], list) for key in facts):
+def parse_sharding(description: Any) -> Any:
+    """Returns a description if it is one that `describe_sharding` makes, None included; raises ValueError for another."""
+    if description is None or (isinstance(description, dict) and (set(description) in ({"device"}, {"other"}))):
+        return description
+    if set(description) != {"axes", "sizes", "devices", "spec"} or not all(isinstance(description[key], list) for key in description):
         raise ValueError("a sharding is not one that holdfast writes")
-    return facts
+    return description

@@ -1,4 +1,4 @@
-"""Trees as the record tells them: described in JSON types, and rebuilt without importing anything that a record names.
+"""Trees as the record has them: described in JSON types, and rebuilt without importing anything that a record names.
 
 A node is null for None, an integer for a leaf (its index in flatten order), or {"kind", "nodes"} with, by kind:
 "dict" | "OrderedDict" | "defaultdict" and "keys" (str or int), "list", "tuple", "namedtuple" and "type" and "keys", "object" (any other
@@ -22,27 +22,12 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, PyTreeDef, Seq
 
 from ..errors import HostileCheckpoint, TreeMismatch, UnsupportedLeaf
 
-
-@contextmanager
-def paused_gc() -> Iterator[None]:
-    """Keeps the collector from walking the heap while tens of thousands of small objects are made."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 MAX_DEPTH = 200  # of nodes within nodes; Python and JSON parsers recurse
+VALUE_TYPES = (bool, int, float, complex, str, bytes)
 
 _LEAF_TYPES = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic, bool, int, float, complex, str, bytes)
-
 _seen_leaf_types: set[type] = set()
-
 _MAPPINGS = {dict: "dict", collections.OrderedDict: "OrderedDict", collections.defaultdict: "defaultdict"}
-
 _ESCAPED = {ord(char): f"\\{char}" for char in "\\.[]"} | {code: f"\\x{code:02x}" for code in (*range(32), 127)}
 
 
@@ -61,14 +46,26 @@ def _flatten_node(node: Node) -> tuple[list[tuple[DictKey, Any]], tuple[str, tup
 jax.tree_util.register_pytree_with_keys(Node, _flatten_node, lambda aux, children: Node(aux[0], dict(zip(aux[1], children, strict=True))))
 
 
+@contextmanager
+def paused_gc() -> Iterator[None]:
+    """Keeps the collector from walking the heap while tens of thousands of small objects are made."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def is_key(leaf: Any) -> bool:
-    """Says whether an array or its description is of typed PRNG keys."""
+    """Returns whether an array, or its description, is of typed PRNG keys."""
     dtype = leaf.dtype
     return not isinstance(dtype, np.dtype) and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def flatten(tree: Any) -> tuple[list[Any], PyTreeDef]:
-    """Returns leaves and treedef; says where a dict mixes str and int keys, which jax cannot sort."""
+    """Returns leaves and treedef; raises UnsupportedLeaf for a dict that mixes str and int keys, which jax cannot sort."""
     try:
         leaves, treedef = jax.tree_util.tree_flatten(tree)
     except ValueError as error:
@@ -114,7 +111,7 @@ def describe(tree: Any) -> tuple[Any, list[str]]:
 
 
 def _distinct(paths: list[str]) -> list[str]:
-    """Tells apart paths that custom nodes made equal."""
+    """Makes paths distinct that custom nodes made equal."""
     if len(set(paths)) == len(paths):
         return paths
     seen: collections.Counter[str] = collections.Counter()
@@ -139,7 +136,7 @@ def _describe(tree: Any, path: str, depth: int, paths: list[str]) -> Any:
 
 
 def _is_leaf(tree: Any) -> bool:
-    """Says whether a value is surely a leaf, by its type where that was seen before."""
+    """Returns whether a value is surely a leaf, by its type where that was seen before."""
     cls = type(tree)
     if cls in _seen_leaf_types:
         return True
@@ -258,6 +255,3 @@ def _check_kind(node: dict[str, Any]) -> bool:
     if any(type(key) not in (str, int) for key in keys) or len(set(keys)) != len(keys):
         return False
     return set(node) == {"kind", "nodes", "keys"} if kind in _MAPPINGS.values() else isinstance(node.get("type"), str) and len(node) == 4
-
-
-VALUE_TYPES = (bool, int, float, complex, str, bytes)

@@ -1,7 +1,7 @@
 """What a checkpoint of any layout is to those who read it: a `CheckpointReader`, which a `CheckpointLayout` opens.
 
-A source describes its items as our own record does (`ItemRecord`: a tree and its leaves) and fills any region of any leaf. Nothing above
-this seam, neither restore nor the command line, knows files of other people's layouts.
+A reader describes its items as our own record does (`ItemRecord`: a tree and its leaves) and fills any region of any leaf. Nothing above
+this seam, neither tools nor the command line, knows files of other people's layouts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import StepNotFound
 from ..format.grid import Grid
 from ..format.record import ItemRecord, LeafRecord
-from ..format.rename import Names, checked
+from ..format.rename import Names, rename_all
 from ..restoring.reader import ArrayReader, ReadRequest
 from ..restoring.restore import VerifyReport
 from ..storage.base import Entry
@@ -26,8 +26,8 @@ VERIFY_BATCH_BYTES = 128 << 20  # enough to keep every thread of tensorstore at 
 
 
 @dataclass(frozen=True)
-class Info:
-    """What a checkpoint says about itself. Times are Unix seconds; `items` are kinds by item name: "tree", "json" or "unknown"."""
+class CheckpointInfo:
+    """The facts that a checkpoint states of itself. Times are Unix seconds; `items` are kinds by item name: "tree", "json" or "unknown"."""
 
     layout: str
     path: str
@@ -40,16 +40,16 @@ class Info:
 
 
 class CheckpointReader(Protocol):
-    """Is one opened checkpoint of some layout. All calls block and may come from several threads."""
+    """One opened checkpoint of some layout. All calls block and may come from several threads."""
 
     @property
-    def info(self) -> Info: ...
+    def info(self) -> CheckpointInfo: ...
 
     def item(self, name: str) -> ItemRecord:
         """Describes a tree item. Raises StepNotFound for one that is not there, Corrupt naming the file that is missing or damaged."""
 
     def reader(self, name: str) -> ArrayReader:
-        """Returns what fills regions of an item's leaves; it raises Corrupt naming file and leaf."""
+        """Returns the reader of an item's arrays; it raises Corrupt naming file and leaf."""
 
     def json(self, name: str) -> Any:
         """Returns the value of an item of kind "json"."""
@@ -59,21 +59,21 @@ class CheckpointReader(Protocol):
 
 
 class CheckpointLayout(Protocol):
-    """Is what one layout needs to be read: how a checkpoint of it looks, and how a root of steps does."""
+    """The seam for one layout: how a checkpoint of it is recognised and opened, and how a root names its steps."""
 
     name: str
 
-    def recognises(self, place: StorePath, names: Mapping[str, Entry]) -> bool:
-        """Tells whether `place`, which holds `names`, is a finished checkpoint of this layout."""
+    def recognises(self, folder: StorePath, names: Mapping[str, Entry]) -> bool:
+        """Returns whether `folder`, which holds `names`, is a finished checkpoint of this layout."""
 
-    def open(self, place: StorePath) -> CheckpointReader:
+    def open(self, folder: StorePath) -> CheckpointReader:
         """Opens a checkpoint that `recognises` has accepted; raises Corrupt or HostileCheckpoint where it cannot be."""
 
     def step_of(self, name: str) -> int | None:
         """Returns the step that a folder's name stands for in a root, None where it stands for none."""
 
 
-def find(info: Info, items: Mapping[str, Any], name: str) -> Any:
+def find_named(info: CheckpointInfo, items: Mapping[str, Any], name: str) -> Any:
     """Returns items[name]; raises StepNotFound saying which items there are."""
     if name not in items:
         known = ", ".join(sorted(info.items)) or "none"
@@ -89,37 +89,45 @@ def array_record(
     *,
     impl: str = "",
     sharding: Any = None,
-    part: tuple[int, ...] | None = None,
-    unit: tuple[int, ...] | None = None,
+    shard_shape: tuple[int, ...] | None = None,
+    chunk_shape: tuple[int, ...] | None = None,
 ) -> LeafRecord:
-    """Returns the record of an array of another layout: stored in equal parts (None: one), of which a `unit` (None: a part) is the least
-    that is worth reading by itself.
+    """Returns the record of an array of another layout.
+
+    It is stored in equal shards (None: one), of which a chunk (None: a shard) is the least that is worth reading by itself.
     """
-    part = shape if part is None else part
-    return LeafRecord(path, kind, dtype, shape, impl, sharding, Grid(shape, part, part if unit is None else unit))
+    shard_shape = shape if shard_shape is None else shard_shape
+    return LeafRecord(
+        path, kind, dtype, shape, impl, sharding, Grid(shape, shard_shape, shard_shape if chunk_shape is None else chunk_shape)
+    )
 
 
 class RenamedReader:
     """Fills leaves that go by other paths than the stored ones."""
 
-    def __init__(self, reader: ArrayReader, renamed: ItemRecord, stored: ItemRecord) -> None:
+    def __init__(self, reader: ArrayReader, renamed: ItemRecord, original: ItemRecord) -> None:
         self._reader = reader
-        self._stored = {new.path: old for new, old in zip(renamed.leaves, stored.leaves, strict=True)}
+        self._original = {new.path: old for new, old in zip(renamed.leaves, original.leaves, strict=True)}
 
-    def fill(self, targets: Sequence[ReadRequest], allocate: Callable[[int], Any]) -> None:
-        """Gives every target its array: see `ItemReader.fill`."""
-        inner = [ReadRequest(self._stored[target.leaf.path], target.region) for target in targets]
+    def fill(self, reads: Sequence[ReadRequest], allocate: Callable[[int], Any]) -> None:
+        """Gives every request its array: see ArrayReader."""
+        inner = [ReadRequest(self._original[read.leaf.path], read.region) for read in reads]
         self._reader.fill(inner, allocate)
-        for target, filled in zip(targets, inner, strict=True):
-            target.array = filled.array
+        for read, filled in zip(reads, inner, strict=True):
+            read.array = filled.array
 
 
 def renamed(item: ItemRecord, names: Names) -> ItemRecord:
     """Returns the item with other paths, its leaves in the same order; its tree becomes a flat dict of them."""
-    new = checked(names, [leaf.path for leaf in item.leaves])
+    new = rename_all(names, [leaf.path for leaf in item.leaves])
     leaves = tuple(replace(leaf, path=new[leaf.path]) for leaf in item.leaves)
     tree = {"kind": "dict", "keys": list(new.values()), "nodes": list(range(len(leaves)))}
     return ItemRecord(item.name, item.kind, item.files, tree, leaves)
+
+
+def leaves_below(item: ItemRecord, path: str) -> list[LeafRecord]:
+    """Returns the leaf at `path` and those below it; "" is all of them."""
+    return [leaf for leaf in item.leaves if not path or leaf.path == path or leaf.path.startswith(f"{path}.")]
 
 
 def arrays_of(item: ItemRecord) -> list[LeafRecord]:
@@ -127,15 +135,15 @@ def arrays_of(item: ItemRecord) -> list[LeafRecord]:
     return [leaf for leaf in item.leaves if leaf.grid is not None]
 
 
-def total_bytes(source: CheckpointReader) -> int:
+def total_bytes(checkpoint: CheckpointReader) -> int:
     """Returns the bytes of all arrays of a checkpoint."""
-    return sum(leaf.nbytes for name, kind in source.info.items.items() if kind == "tree" for leaf in source.item(name).leaves)
+    return sum(leaf.nbytes for name, kind in checkpoint.info.items.items() if kind == "tree" for leaf in checkpoint.item(name).leaves)
 
 
 def read_leaves(
     reader: ArrayReader, leaves: Sequence[LeafRecord], *, batch_bytes: int = BATCH_BYTES
 ) -> Iterator[tuple[LeafRecord, np.ndarray[Any, Any]]]:
-    """Yields the arrays of leaves, read in batches: at a time, one leaf is in memory, or several of `batch_bytes` in all."""
+    """Yields the arrays of leaves, read in batches: one leaf at a time is in memory, or several of `batch_bytes` in all."""
     batch: list[ReadRequest] = []
     held = 0
     for index, leaf in enumerate(leaves):
@@ -145,9 +153,9 @@ def read_leaves(
         if last or held + leaves[index + 1].nbytes > batch_bytes:
             reader.fill(batch, fresh)
             while batch:
-                target = batch.pop(0)
-                assert target.array is not None
-                yield target.leaf, target.array
+                read = batch.pop(0)
+                assert read.array is not None
+                yield read.leaf, read.array
             held = 0
 
 
@@ -156,16 +164,16 @@ def fresh(nbytes: int) -> np.ndarray[Any, Any]:
     return np.empty(nbytes, np.uint8)
 
 
-def verify_by_reading(source: CheckpointReader, files: int) -> VerifyReport:
-    """Reads every leaf of a source once, in bounded memory: what can be done where a layout keeps no checksums of its own."""
+def verify_by_reading(checkpoint: CheckpointReader, files: int) -> VerifyReport:
+    """Reads every leaf once, in bounded memory: all that can be checked where a layout keeps no checksums."""
     leaves = total = 0
-    for name, kind in source.info.items.items():
+    for name, kind in checkpoint.info.items.items():
         if kind == "json":
-            source.json(name)
+            checkpoint.json(name)
         if kind != "tree":
             continue
-        item = source.item(name)
-        arrays = read_leaves(source.reader(name), arrays_of(item), batch_bytes=VERIFY_BATCH_BYTES)
+        item = checkpoint.item(name)
+        arrays = read_leaves(checkpoint.reader(name), arrays_of(item), batch_bytes=VERIFY_BATCH_BYTES)
         total += sum(array.nbytes for _, array in arrays)
         leaves += len(item.leaves)
-    return VerifyReport(source.info.path, source.info.step or 0, files, leaves, total)
+    return VerifyReport(checkpoint.info.path, checkpoint.info.step or 0, files, leaves, total)

@@ -1,12 +1,10 @@
-"""Which layouts there are, and which of them a folder is in: holdfast's own, Orbax's, or plain safetensors.
-
-See `_source.py` for what a layout is to the rooms above.
-"""
+"""Finds the layout of a checkpoint, holdfast's own, Orbax's or plain safetensors, opens it, and restores from it."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,61 +15,81 @@ from ..format.rename import Names
 from ..format.tree import describe, escape
 from ..restoring.match import SAVED
 from ..restoring.restore import RestoreOptions, restore_tree
-from ..storage.base import Storage
+from ..storage.base import Entry, Storage
 from ..storage.path import StorePath, join, open_storage, split
-from ..storage.tombstone import RECORD_NAME
-from .base import CheckpointLayout, CheckpointReader, Info, RenamedReader, renamed
+from .base import CheckpointInfo, CheckpointLayout, CheckpointReader, RenamedReader, renamed
 from .holdfast import HoldfastLayout
 
 log = logging.getLogger("holdfast.checkpoint")
-
+_NUMBERED = re.compile(r".*?(\d+)/")
 _USUAL_ITEMS = ("state", "default", "pytree")
 
 
-def layouts() -> list[CheckpointLayout]:
-    """Returns the layouts that are known, ours first: a folder is what the first of them recognises."""
+def layouts() -> Iterator[CheckpointLayout]:
+    """Yields the layouts that are known, ours first: a folder is in the first that recognises it."""
+    yield HoldfastLayout()
     from .orbax.read import OrbaxLayout  # imports tensorstore
     from .safetensors import SafetensorsLayout
 
-    return [HoldfastLayout(), OrbaxLayout(), SafetensorsLayout()]
+    yield OrbaxLayout()
+    yield SafetensorsLayout()
 
 
-def recognise(place: StorePath) -> CheckpointReader | None:
-    """Opens the checkpoint in a place, or returns None where there is none that is finished."""
-    names = place.names()
-    for layout in layouts():
-        if layout.recognises(place, names):
-            return layout.open(place)
-    return None
+def layout_of(folder: StorePath) -> CheckpointLayout | None:
+    """Returns the layout of the finished checkpoint in a folder, None where there is none."""
+    names: Mapping[str, Entry] = folder.names()
+    return next((layout for layout in layouts() if layout.recognises(folder, names)), None)
 
 
-def find_steps(storage: Storage, *, foreign_only: bool = False) -> dict[int, tuple[str, CheckpointLayout]]:
+def open_if_finished(folder: StorePath) -> CheckpointReader | None:
+    """Opens the checkpoint in a folder, or returns None where there is none that is finished."""
+    layout = layout_of(folder)
+    return layout.open(folder) if layout is not None else None
+
+
+def find_steps(storage: Storage) -> dict[int, tuple[str, CheckpointLayout]]:
     """Returns the finished steps of a root, ascending: the folder's name and its layout. Ours come before another's of the same number."""
     found: dict[int, tuple[str, CheckpointLayout]] = {}
-    for entry in storage.list(""):
-        name = entry.name[:-1]
-        if not entry.name.endswith("/") or not name[-1:].isdigit():
-            continue
-        place = StorePath(storage, name)
-        names = place.names()
-        if RECORD_NAME in names and foreign_only:
-            continue
-        for layout in [HoldfastLayout()] if RECORD_NAME in names else layouts()[1:]:
-            step = layout.step_of(name)
-            if step is not None and layout.recognises(place, names):
-                if step not in found or layout.name == "holdfast":
-                    found[step] = (name, layout)
-                break
+    for step, name, layout in _finished_steps(storage):
+        if step not in found or layout.name == "holdfast":
+            found[step] = (name, layout)
     return dict(sorted(found.items()))
 
 
 def find_foreign_steps(storage: Storage) -> dict[int, str]:
-    """Returns the finished steps of a root that are in other people's layouts: the folders' names."""
-    return {step: name for step, (name, _) in find_steps(storage, foreign_only=True).items()}
+    """Returns the finished steps of a root that are in other people's layouts, ascending: the folders' names."""
+    return dict(sorted((step, name) for step, name, layout in _finished_steps(storage) if layout.name != "holdfast"))
+
+
+def _finished_steps(storage: Storage) -> Iterator[tuple[int, str, CheckpointLayout]]:
+    for name in _numbered_folders(storage):
+        layout = layout_of(StorePath(storage, name))
+        step = layout.step_of(name) if layout is not None else None
+        if layout is not None and step is not None:
+            yield step, name, layout
+
+
+def _numbered_folders(storage: Storage) -> dict[str, int]:
+    """Returns the folders of a root that may be steps in some layout, with their numbers."""
+    matches = {entry.name[:-1]: _NUMBERED.fullmatch(entry.name) for entry in storage.list("")}
+    return {name: int(match[1]) for name, match in matches.items() if match}
+
+
+def _latest_step(storage: Storage) -> tuple[str, CheckpointLayout] | None:
+    """Returns folder and layout of the last of `find_steps`, without going through all."""
+    numbers = _numbered_folders(storage)
+    best: tuple[str, CheckpointLayout] | None = None
+    for name in sorted(numbers, key=lambda name: -numbers[name]):
+        if best is not None and numbers[name] != numbers[best[0]]:
+            break
+        layout = layout_of(StorePath(storage, name))
+        if layout is not None and layout.step_of(name) is not None and (best is None or layout.name == "holdfast"):
+            best = (name, layout)
+    return best
 
 
 class ForeignSteps:
-    """Is the steps of a root that are in other people's layouts, by their folders' names, as they were when the root was opened."""
+    """The steps of a root that are in other people's layouts, by their folders' names, as they were when the root was opened."""
 
     def __init__(self, storage: Storage, folders: Mapping[int, str]) -> None:
         self._storage, self._folders = storage, dict(folders)
@@ -86,15 +104,15 @@ class ForeignSteps:
         """Opens one; raises StepNotFound, or StepGone where it was there before."""
         if step not in self._folders:
             raise StepNotFound(f"there is no step {step} in {self._storage.root}", path=self._storage.root, step=step)
-        source = recognise(StorePath(self._storage, self._folders[step]))
-        if source is None:
-            place = StorePath(self._storage, self._folders[step])
-            raise StepGone(f"{place} was there when the root was opened and is gone", path=str(place), step=step)
-        return source
+        folder = StorePath(self._storage, self._folders[step])
+        checkpoint = open_if_finished(folder)
+        if checkpoint is None:
+            raise StepGone(f"{folder} was there when the root was opened and is gone", path=str(folder), step=step)
+        return checkpoint
 
 
-def open_source(
-    path: str | os.PathLike[str], step: int | None = None, *, wrap: Callable[[Storage], Storage] | None = None
+def open_checkpoint(
+    path: str | os.PathLike[str], step: int | None = None, *, wrap: Callable[[Storage], Storage] = lambda storage: storage
 ) -> CheckpointReader:
     """Opens the checkpoint in the folder `path`, or, where that is a root, its step `step` (None: the latest).
 
@@ -103,26 +121,29 @@ def open_source(
     """
     folder, file = split(os.fspath(path))
     if file.endswith(".safetensors"):
-        from .safetensors import SafetensorsSource
+        from .safetensors import SafetensorsCheckpoint
 
-        storage = open_storage(folder)
-        return SafetensorsSource(StorePath(wrap(storage) if wrap else storage), file)
-    storage = open_storage(path)
-    storage = wrap(storage) if wrap else storage
-    source = recognise(StorePath(storage)) if step is None else None
-    if source is not None:
-        return source
-    steps = find_steps(storage)
-    if not steps or (step is not None and step not in steps):
-        raise StepNotFound(nothing_at(storage, step, list(steps)), path=storage.root, step=step)
-    name, layout = steps[max(steps) if step is None else step]
-    if step is None:
-        log.info("%s is a root of %d steps: taking the latest, %s", storage.root, len(steps), join(storage.root, name))
+        return SafetensorsCheckpoint(StorePath(wrap(open_storage(folder))), file)
+    storage = wrap(open_storage(path))
+    if step is not None:
+        steps = find_steps(storage)
+        if step not in steps:
+            raise StepNotFound(nothing_at(storage, step, list(steps)), path=storage.root, step=step)
+        name, layout = steps[step]
+        return layout.open(StorePath(storage, name))
+    checkpoint = open_if_finished(StorePath(storage))
+    if checkpoint is not None:
+        return checkpoint
+    latest = _latest_step(storage)
+    if latest is None:
+        raise StepNotFound(nothing_at(storage), path=storage.root)
+    name, layout = latest
+    log.info("%s is a root of steps: taking the latest, %s", storage.root, join(storage.root, name))
     return layout.open(StorePath(storage, name))
 
 
 def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] = ()) -> str:
-    """Returns a sentence that says why there is no checkpoint in a place, and what is there instead."""
+    """Returns a sentence that says why there is no checkpoint in a root, and what is there instead."""
     if steps:
         return f"{storage.root} has no step {step}; it has {', '.join(map(str, steps[-10:]))}"
     if "://" not in storage.root and os.path.isfile(storage.root):
@@ -152,7 +173,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join([*names[:4], *["..."] * (len(names) > 4)])
 
 
-def pick_item(info: Info, item: str) -> str:
+def pick_item(info: CheckpointInfo, item: str) -> str:
     """Returns the item that `item` means: itself, or, for the usual name, the one tree there is or another usual name."""
     if item in info.items or item != "state":
         return item
@@ -166,34 +187,33 @@ def pick_item(info: Info, item: str) -> str:
     raise StepNotFound(f"{info.path} has no item '{item}'; it has: {known}. Name one with item=...", path=info.path)
 
 
-def restore_source(
-    source: CheckpointReader,
+def restore_checkpoint(
+    checkpoint: CheckpointReader,
     item: str = "state",
     like: Any = None,
-    how: RestoreOptions | None = None,
+    options: RestoreOptions | None = None,
     *,
     rename: Names = None,
 ) -> Any:
-    """Restores one item of any layout; what `how` says of reading once or of one process's copies is for our own.
+    """Restores one item of any layout. Nothing is read collectively: `read_once` of the options is left out.
 
     `rename` turns the path of a stored leaf into the path that it has in `like`: a mapping, rules of (pattern, replacement) or a function.
     """
-    item = pick_item(source.info, item)
-    if source.info.items.get(item) == "json":
-        return source.json(item)
-    stored = found = source.item(item)
+    item = pick_item(checkpoint.info, item)
+    if checkpoint.info.items.get(item) == "json":
+        return checkpoint.json(item)
+    original = found = checkpoint.item(item)
     if rename is not None:
         found = renamed(found, rename)
     if like is not None and like is not SAVED:
         found = _spelled_like(found, like)
-    reader = source.reader(item)
-    if found is not stored:
-        reader = RenamedReader(reader, found, stored)
-    how = replace(how or RestoreOptions(), read_once=False, host_memory_bytes=None)
+    reader = checkpoint.reader(item)
+    if found is not original:
+        reader = RenamedReader(reader, found, original)
     try:
-        return restore_tree(reader, found, like, how)
+        return restore_tree(reader, found, like, replace(options or RestoreOptions(), read_once=False))
     except TreeMismatch as error:
-        error.path = error.path or source.info.path
+        error.path = error.path or checkpoint.info.path
         raise
 
 

@@ -5,62 +5,63 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..format.files import step_of
 from ..format.record import ItemRecord, Record, read_record
 from ..restoring.reader import ArrayReader, ItemReader
 from ..restoring.restore import VerifyReport, read_json, verify_step
 from ..storage.base import Entry
 from ..storage.path import StorePath, join
 from ..storage.tombstone import RECORD_NAME
-from .base import Info, find
+from .base import CheckpointInfo, find_named
 
 
 class HoldfastLayout:
-    """Is our own layout: a folder with a record."""
+    """Our own layout: a folder with a record."""
 
     name = "holdfast"
 
-    def recognises(self, place: StorePath, names: Mapping[str, Entry]) -> bool:
+    def recognises(self, folder: StorePath, names: Mapping[str, Entry]) -> bool:
         return RECORD_NAME in names
 
-    def open(self, place: StorePath) -> HoldfastSource:
-        return HoldfastSource(place)
+    def open(self, folder: StorePath) -> HoldfastCheckpoint:
+        return HoldfastCheckpoint(folder)
 
     def step_of(self, name: str) -> int | None:
-        return int(name) if name.isascii() and name.isdigit() and (name == "0" or name[0] != "0") and len(name) <= 18 else None
+        return step_of(name)
 
 
-class HoldfastSource:
-    """Is one of our own checkpoints."""
+class HoldfastCheckpoint:
+    """One of our own checkpoints."""
 
-    def __init__(self, place: StorePath) -> None:
-        self._place = place
-        self.record: Record = read_record(place.storage, place.name)
+    def __init__(self, folder: StorePath) -> None:
+        self._folder = folder
+        self.record: Record = read_record(folder.storage, folder.name)
         items = {name: item.kind for name, item in self.record.items.items()}
         times = (self.record.started_s, self.record.finished_s)
-        self.info = Info("holdfast", str(place), items, self.record.step, *times, self.record.metrics, self.record.metadata)
+        self.info = CheckpointInfo("holdfast", str(folder), items, self.record.step, *times, self.record.metrics, self.record.metadata)
 
     def item(self, name: str) -> ItemRecord:
-        found: ItemRecord = find(self.info, self.record.items, name)
+        found: ItemRecord = find_named(self.info, self.record.items, name)
         return found
 
     def reader(self, name: str) -> ArrayReader:
-        return ItemReader(self._place.storage, self._place.name, self.item(name))
+        return ItemReader(self._folder.storage, self._folder.name, self.item(name))
 
     def json(self, name: str) -> Any:
-        return read_json(self._place.storage, self._place.name, self.record, name)
+        return read_json(self._folder.storage, self._folder.name, self.record, name)
 
     def misfits(self) -> list[str]:
-        """Returns what a look at the folder tells is wrong: files that are missing or, where listings tell sizes, cut off or grown."""
-        there = {entry.name: entry.size for entry in self._place.storage.list(self._place.name, recursive=True)}
-        tells_sizes, found = "://" not in self._place.storage.root, []
+        """Returns what the folder's listing shows to be wrong: files that are missing or, where it has sizes, of another size."""
+        there = {entry.name: entry.size for entry in self._folder.storage.list(self._folder.name, recursive=True)}
+        found = []
         for item in self.record.items.values():
             for file in item.files:
-                name = join(self._place.name, file.name)
+                name = join(self._folder.name, file.name)
                 if name not in there:
                     found.append(f"{file.name} is missing")
-                elif tells_sizes and there[name] != file.size:
+                elif there[name] not in (None, file.size):
                     found.append(f"{file.name} has {there[name]} of {file.size} bytes")
         return found
 
     def verify(self) -> VerifyReport:
-        return verify_step(self._place.storage, self._place.name, self.record)
+        return verify_step(self._folder.storage, self._folder.name, self.record)

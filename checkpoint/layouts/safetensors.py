@@ -19,43 +19,29 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import Corrupt, HostileCheckpoint, StepNotFound
+from ..format.dtypes import SAFETENSORS_NAMES, dtype_named
+from ..format.pack_header import ALIGN_BYTES, HEADER_LIMIT_BYTES
 from ..format.record import ItemRecord, LeafRecord
 from ..restoring.reader import ReadRequest
 from ..restoring.restore import VerifyReport
 from ..storage.base import Entry
 from ..storage.path import StorePath
-from .base import Info, array_record, find, verify_by_reading
+from .base import CheckpointInfo, array_record, find_named, verify_by_reading
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-MAX_HEADER_BYTES = 100_000_000  # what the safetensors library accepts
 MAX_RANK = 32
 SHARD_BYTES = 5 << 30  # Hugging Face's usual size of a shard
 RANGE_BYTES = 16 << 20  # the most that one thread reads at once
 THREADS = 4
 
 DTYPES: Mapping[str, np.dtype[Any]] = {
-    "BOOL": np.dtype(np.bool_),
-    "U8": np.dtype(np.uint8),
-    "I8": np.dtype(np.int8),
-    "U16": np.dtype("<u2"),
-    "I16": np.dtype("<i2"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "U32": np.dtype("<u4"),
-    "I32": np.dtype("<i4"),
-    "F32": np.dtype("<f4"),
-    "U64": np.dtype("<u8"),
-    "I64": np.dtype("<i8"),
-    "F64": np.dtype("<f8"),
-    "C64": np.dtype("<c8"),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-    "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    **{name: dtype for stored, name in SAFETENSORS_NAMES.items() if (dtype := dtype_named(stored)) is not None},
+    "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),  # of later versions: our own packs have these as bytes
     "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
-TAGS = {dtype: tag for tag, dtype in DTYPES.items()}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -69,7 +55,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Job:
+class RangeRead:
     """One read: bytes of a file, from `offset` on, into `buffer`."""
 
     leaf: str
@@ -80,144 +66,144 @@ class Job:
 
 @dataclass
 class ReadCounter:
-    """Counts what a source has asked its store for."""
+    """Counts what a checkpoint has asked its store for."""
 
     calls: int = 0
     bytes: int = 0
 
 
 class SafetensorsLayout:
-    """Is a folder of safetensors files that is none of ours."""
+    """A folder of safetensors files that is none of ours."""
 
     name = "safetensors"
 
-    def recognises(self, place: StorePath, names: Mapping[str, Entry]) -> bool:
+    def recognises(self, folder: StorePath, names: Mapping[str, Entry]) -> bool:
         return any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names)
 
-    def open(self, place: StorePath) -> SafetensorsSource:
-        return SafetensorsSource(place)
+    def open(self, folder: StorePath) -> SafetensorsCheckpoint:
+        return SafetensorsCheckpoint(folder)
 
     def step_of(self, name: str) -> int | None:
         return int(name) if name.isascii() and name.isdigit() else None
 
 
-class SafetensorsSource:
-    """Is one file, or one folder of files, as one flat item, "state": {tensor's name: leaf}. `read` may be called from several threads.
+class SafetensorsCheckpoint:
+    """One file, or one folder of files, as one flat item, "state": {tensor's name: leaf}. `read` may be called from several threads.
 
     `counter` says how many bytes of tensors were read.
     """
 
-    def __init__(self, place: StorePath, file: str | None = None) -> None:
-        self._place = place
+    def __init__(self, folder: StorePath, file: str | None = None) -> None:
+        self._folder = folder
         self.counter = ReadCounter()
         self._tensors: dict[str, Tensor] = {}
         self._metadata: dict[str, str] = {}
-        sizes = place.names()
-        for name in [file] if file else _files_of(place, sizes):
+        sizes = folder.names()
+        for name in [file] if file else _files_of(folder, sizes):
             if name not in sizes:
-                raise Corrupt(f"{place}/{name} is missing: {INDEX} says that tensors are in it", file=f"{place}/{name}")
-            self._add(name, sizes[name].size if "://" not in place.storage.root else None)  # listings of objects tell no sizes
-        self.info = Info("safetensors", str(place), {"state": "tree"}, metadata=self._metadata or None)
+                raise Corrupt(f"{folder}/{name} is missing: {INDEX} says that tensors are in it", file=f"{folder}/{name}")
+            self._add(name, sizes[name].size)
+        self.info = CheckpointInfo("safetensors", str(folder), {"state": "tree"}, metadata=self._metadata or None)
 
     def _add(self, name: str, size: int | None) -> None:
-        tensors, metadata = read_header(self._place, name, size)
+        tensors, metadata = read_header(self._folder, name, size)
         twice = self._tensors.keys() & tensors.keys()
         if twice:
             found = min(twice)
-            message = f"'{found}' is both in {self._tensors[found].file} and in {name} of {self._place}; only one can be meant"
-            raise Corrupt(message, file=f"{self._place}/{name}", leaf=found)
+            message = f"'{found}' is both in {self._tensors[found].file} and in {name} of {self._folder}; only one can be meant"
+            raise Corrupt(message, file=f"{self._folder}/{name}", leaf=found)
         self._tensors |= tensors
         self._metadata |= metadata
 
     def item(self, name: str) -> ItemRecord:
-        find(self.info, self.info.items, name)
+        find_named(self.info, self.info.items, name)
         names = sorted(self._tensors)
         tensors = [self._tensors[name] for name in names]
         leaves = tuple(_leaf(name, t) for name, t in zip(names, tensors, strict=True))
         return ItemRecord("state", "tree", (), {"kind": "dict", "keys": names, "nodes": list(range(len(names)))}, leaves)
 
-    def reader(self, name: str) -> SafetensorsReader:
-        find(self.info, self.info.items, name)
-        return SafetensorsReader(self, self._tensors)
+    def reader(self, name: str) -> SafetensorsArrays:
+        find_named(self.info, self.info.items, name)
+        return SafetensorsArrays(self, self._tensors)
 
     def json(self, name: str) -> Any:
-        raise StepNotFound(f"{self._place} has no JSON item '{name}'", path=str(self._place))
+        raise StepNotFound(f"{self._folder} has no JSON item '{name}'", path=str(self._folder))
 
     def verify(self) -> VerifyReport:
         return verify_by_reading(self, len({tensor.file for tensor in self._tensors.values()}))
 
-    def read(self, jobs: Sequence[Job]) -> None:
+    def read(self, ranges: Sequence[RangeRead]) -> None:
         """Does reads side by side; raises Corrupt naming file and leaf when a file ends early."""
-        self.counter.calls += len(jobs)
-        self.counter.bytes += sum(len(job.buffer) for job in jobs)
+        self.counter.calls += len(ranges)
+        self.counter.bytes += sum(len(each.buffer) for each in ranges)
         with ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(self._read_all, [jobs[i::THREADS] for i in range(THREADS)]):
+            for _ in pool.map(self._read_all, [ranges[i::THREADS] for i in range(THREADS)]):
                 pass
 
-    def _read_all(self, jobs: Sequence[Job]) -> None:
-        for job in jobs:
-            got = self._place.read(job.file, job.offset, [job.buffer])
-            if got != len(job.buffer):
-                path = f"{self._place}/{job.file}"
-                message = f"{path} ends {len(job.buffer) - got} bytes before '{job.leaf}' does: it was cut off"
-                raise Corrupt(message, file=path, leaf=job.leaf)
+    def _read_all(self, ranges: Sequence[RangeRead]) -> None:
+        for each in ranges:
+            got = self._folder.read(each.file, each.offset, [each.buffer])
+            if got != len(each.buffer):
+                path = f"{self._folder}/{each.file}"
+                message = f"{path} ends {len(each.buffer) - got} bytes before '{each.leaf}' does: it was cut off"
+                raise Corrupt(message, file=path, leaf=each.leaf)
 
 
 def _leaf(name: str, tensor: Tensor) -> LeafRecord:
-    return array_record(name, "array", tensor.shape, tensor.dtype.name, unit=tuple(min(1, size) for size in tensor.shape))
+    return array_record(name, "array", tensor.shape, tensor.dtype.name, chunk_shape=tuple(min(1, size) for size in tensor.shape))
 
 
-class SafetensorsReader:
+class SafetensorsArrays:
     """Fills regions of tensors, asking for no byte that is not in one of them."""
 
-    def __init__(self, source: SafetensorsSource, tensors: Mapping[str, Tensor]) -> None:
-        self._source, self._tensors = source, tensors
+    def __init__(self, checkpoint: SafetensorsCheckpoint, tensors: Mapping[str, Tensor]) -> None:
+        self._checkpoint, self._tensors = checkpoint, tensors
 
-    def fill(self, targets: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
-        """Gives every target its array: see `ItemReader.fill`."""
-        jobs: list[Job] = []
-        for target in targets:
-            tensor = self._tensors[target.leaf.path]
-            memory = allocate(target.nbytes)
-            target.array = memory.view(tensor.dtype).reshape(target.shape)
+    def fill(self, reads: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
+        """Gives every request its array: see ArrayReader."""
+        ranges: list[RangeRead] = []
+        for read in reads:
+            tensor = self._tensors[read.leaf.path]
+            memory = allocate(read.nbytes)
+            read.array = memory.view(tensor.dtype).reshape(read.shape)
             flat, done = memory.data, 0
-            for start, length in runs(tensor.shape, target.region, tensor.dtype.itemsize) if target.nbytes else ():
-                for piece in range(0, length, RANGE_BYTES):
-                    size = min(RANGE_BYTES, length - piece)
-                    jobs.append(Job(target.leaf.path, tensor.file, tensor.start + start + piece, flat[done : done + size]))
+            for start, length in runs(tensor.shape, read.region, tensor.dtype.itemsize) if read.nbytes else ():
+                for at in range(0, length, RANGE_BYTES):
+                    size = min(RANGE_BYTES, length - at)
+                    ranges.append(RangeRead(read.leaf.path, tensor.file, tensor.start + start + at, flat[done : done + size]))
                     done += size
-        self._source.read(jobs)
+        self._checkpoint.read(ranges)
 
 
-def _files_of(place: StorePath, names: Mapping[str, Entry]) -> list[str]:
+def _files_of(folder: StorePath, names: Mapping[str, Entry]) -> list[str]:
     """Returns the files that make up a model: those of the index, or all there are."""
     index = next((name for name in sorted(names) if name.endswith(".safetensors.index.json")), None)
     if index is None:
         return [name for name in sorted(names) if name.endswith(".safetensors")]
-    path = f"{place}/{index}"
+    path = f"{folder}/{index}"
     with _damaged(path):
-        found = sorted(set(json.loads(place.fetch(index))["weight_map"].values()))
+        found = sorted(set(json.loads(folder.fetch(index))["weight_map"].values()))
         if any(not isinstance(name, str) or "/" in name or name in ("", ".", "..") for name in found):
             raise HostileCheckpoint(f"{path} names files that are not in its own folder", file=path)
     return found
 
 
-def read_header(place: StorePath, name: str, size: int | None) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_header(folder: StorePath, name: str, size: int | None) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Reads and checks the header of one file of `size` bytes (None: not known); returns its tensors and its `__metadata__`.
 
     Raises Corrupt for a file that is cut off or no safetensors, HostileCheckpoint for one that no writer makes.
     """
-    path = f"{place}/{name}"
+    path = f"{folder}/{name}"
     head = bytearray(8)
-    if place.read(name, 0, [memoryview(head)]) < 8:
+    if folder.read(name, 0, [memoryview(head)]) < 8:
         raise Corrupt(f"{path} is no safetensors file: it has less than 8 bytes", file=path)
     (length,) = struct.unpack("<Q", head)
-    if length > MAX_HEADER_BYTES:
-        raise HostileCheckpoint(f"{path} claims a header of {length} bytes; at most {MAX_HEADER_BYTES} are read", file=path)
+    if length > HEADER_LIMIT_BYTES:
+        raise HostileCheckpoint(f"{path} claims a header of {length} bytes; at most {HEADER_LIMIT_BYTES} are read", file=path)
     if size is not None and 8 + length > size:
         raise Corrupt(f"{path} is cut off: its header alone takes {8 + length} bytes, the file has {size}", file=path)
     data = bytearray(length)
-    place.read(name, 8, [memoryview(data)])
+    folder.read(name, 8, [memoryview(data)])
     with _damaged(path):
         header = json.loads(bytes(data))
         metadata = {str(key): str(value) for key, value in (header.pop("__metadata__", None) or {}).items()}
@@ -226,21 +212,21 @@ def read_header(place: StorePath, name: str, size: int | None) -> tuple[dict[str
 
 
 def _tensor(path: str, key: str, value: Any, file: str, base: int, size: int | None) -> Tensor:
-    tag = value["dtype"]
-    if tag not in DTYPES:
-        raise Corrupt(f"{path} has '{key}' as {tag}, a dtype that numpy and jax do not have", file=path, leaf=key)
+    name = value["dtype"]
+    if name not in DTYPES:
+        raise Corrupt(f"{path} has '{key}' as {name}, a dtype that numpy and jax do not have", file=path, leaf=key)
     shape = tuple(int(n) for n in value["shape"])
     begin, end = (int(n) for n in value["data_offsets"])
-    if len(shape) > MAX_RANK or min(shape, default=0) < 0 or begin < 0 or end - begin != math.prod(shape) * DTYPES[tag].itemsize:
-        raise HostileCheckpoint(f"{path} gives '{key}' {end - begin} bytes for the shape {shape} of {tag}", file=path)
+    if len(shape) > MAX_RANK or min(shape, default=0) < 0 or begin < 0 or end - begin != math.prod(shape) * DTYPES[name].itemsize:
+        raise HostileCheckpoint(f"{path} gives '{key}' {end - begin} bytes for the shape {shape} of {name}", file=path)
     if size is not None and base + end > size:
         raise Corrupt(f"{path} is cut off: '{key}' ends at byte {base + end}, the file has {size}", file=path, leaf=key)
-    return Tensor(file, base + begin, shape, DTYPES[tag])
+    return Tensor(file, base + begin, shape, DTYPES[name])
 
 
 @contextlib.contextmanager
 def _damaged(path: str) -> Iterator[None]:
-    """Says that a header or index is damaged, whatever goes wrong in taking it apart."""
+    """Turns whatever goes wrong in parsing a header or an index into Corrupt."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -274,21 +260,21 @@ def header_of(
     for name in order:
         shape, dtype = tensors[name]
         size = math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": TAGS[dtype], "shape": list(shape), "data_offsets": [offset, offset + size]}
+        header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
     data = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    data += b" " * (-len(data) % 64 + 56)  # the data begins at a multiple of 64
+    data += b" " * (-(8 + len(data)) % ALIGN_BYTES)
     return struct.pack("<Q", len(data)) + data, order
 
 
 def split_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
     """Returns names in shards of at most `shard_bytes`, in order; a larger tensor has a shard of its own."""
     shards: list[list[str]] = []
-    used = 0
+    filled = 0
     for name, size in sizes.items():
-        if not shards or (used + size > shard_bytes and used):
+        if not shards or (filled + size > shard_bytes and filled):
             shards.append([])
-            used = 0
+            filled = 0
         shards[-1].append(name)
-        used += size
+        filled += size
     return shards

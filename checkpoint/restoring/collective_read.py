@@ -1,6 +1,8 @@
 """Reads each byte once in the whole job and spreads it over the interconnect: the only device collectives in this room.
 
-Small replicated leaves travel together, one collective for many of them; large ones are read as rows and spread one by one.
+Small replicated leaves travel in bundles: each process reads some of them into rows of bytes, and one collective gathers the rows. Every
+other leaf has a route: it is read divided over more mesh axes than it is to have, or as a stack of replicas of which each has some of the
+chunks and zeros elsewhere, and a collective moves (or sums) it to its own sharding. Bundles and routes are alike on every process.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,22 +22,40 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ..format.grid import Grid, Ints
 from ..format.record import LeafRecord
 from ..format.sharding import axes_of
-from .devices import Placement, Region
-from .match import LeafRequest, leaf_dtype
+from .devices import DevicePlacement, Region
+from .match import LeafRequest
 from .reader import ArrayReader, ReadRequest
 
 BUNDLED_BYTES = 1 << 20  # leaves up to here
-
 BUNDLE_BYTES = 256 << 20  # in one collective
-
 ALIGN_BYTES = 64
+Allocate: TypeAlias = Callable[[int], np.ndarray[Any, Any]]
 
 
-def bundles(wants: Sequence[LeafRequest]) -> Iterator[list[int]]:
-    """Yields the indices of wants that travel together, alike on every process: small ones, replicated over one mesh."""
+def read_once(
+    reader: ArrayReader,
+    requests: Sequence[LeafRequest],
+    read: Callable[[ArrayReader, Sequence[LeafRequest]], list[Any]],
+    allocate: Allocate,
+) -> list[Any]:
+    """Returns the values of the requests; every process of the job calls it alike. `read` is a restore without collectives."""
+    values: dict[int, Any] = {}
+    for bundle in _bundles(requests):
+        values.update(zip(bundle, _read_bundle(reader, [requests[index] for index in bundle], allocate), strict=True))
+    rest = [index for index in range(len(requests)) if index not in values]
+    routed = [requests[index] for index in rest]
+    load: dict[tuple[Any, ...], Ints] = {}  # of the rows, on each mesh and set of axes: the work is shared evenly
+    routes = [_route(request, load) for request in routed]
+    found = read(_RouteReader(reader, routed, routes), [route.request for route in routes])
+    values.update(zip(rest, _move_all(found, routes, routed), strict=True))
+    return [values[index] for index in range(len(requests))]
+
+
+def _bundles(requests: Sequence[LeafRequest]) -> Iterator[list[int]]:
+    """Yields the indices of requests that travel together: small leaves, replicated over one mesh."""
     found: dict[tuple[Any, ...], list[list[int]]] = {}
     held: dict[tuple[Any, ...], int] = {}
-    for index, (leaf, _, _, sharding) in enumerate(wants):
+    for index, (leaf, _, _, sharding) in enumerate(requests):
         if leaf.kind != "array" or not isinstance(sharding, NamedSharding) or not sharding.is_fully_replicated:
             continue
         if sharding.is_fully_addressable or not 0 < leaf.nbytes <= BUNDLED_BYTES:
@@ -50,30 +70,33 @@ def bundles(wants: Sequence[LeafRequest]) -> Iterator[list[int]]:
         yield from group
 
 
-def read_bundle(reader: ArrayReader, wants: Sequence[LeafRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> list[jax.Array]:
-    """Returns the arrays of wants that travel together: a collective of the processes of their mesh."""
-    sharding = wants[0].sharding
+def _read_bundle(reader: ArrayReader, requests: Sequence[LeafRequest], allocate: Allocate) -> list[jax.Array]:
+    """Returns the arrays of one bundle: a collective of the processes of their mesh."""
+    sharding = requests[0].sharding
     assert isinstance(sharding, NamedSharding)
     devices = list(sharding.mesh.devices.flat)
-    sizes = np.array([-(-want.leaf.nbytes // ALIGN_BYTES) * ALIGN_BYTES for want in wants], np.int64)
-    rows, starts, width = _deal_bundles(sizes, len(devices))
+    sizes = np.array([-(-request.leaf.nbytes // ALIGN_BYTES) * ALIGN_BYTES for request in requests], np.int64)
+    rows, starts, width = _share_bytes(sizes, len(devices))
     mine = [row for row, device in enumerate(devices) if device.process_index == jax.process_index()]
     if not mine:
-        return _put_all(wants, [np.zeros(0)] * len(wants))
+        return _put_all(requests, [np.zeros(0)] * len(requests))
     memory = {row: allocate(width) for row in mine}
-    asked = {index: ReadRequest(wants[index].leaf, _whole(wants[index])) for index in np.flatnonzero(np.isin(rows, mine)).tolist()}
-    reader.fill(list(asked.values()), allocate)
-    for index, target in asked.items():
-        data: Any = target.array
+    reads = {
+        index: ReadRequest(requests[index].leaf, tuple((0, size) for size in requests[index].leaf.shape))
+        for index in np.flatnonzero(np.isin(rows, mine)).tolist()
+    }
+    reader.fill(list(reads.values()), allocate)
+    for index, read in reads.items():
+        data: Any = read.array
         memory[int(rows[index])][starts[index] : starts[index] + data.nbytes] = data.reshape(-1).view(np.uint8)
     everywhere = np.asarray(_gather(devices, width, memory).addressable_data(0))
     return _put_all(
-        wants, [everywhere[row, start : start + want.leaf.nbytes] for want, row, start in zip(wants, rows, starts, strict=True)]
+        requests, [everywhere[row, start : start + request.leaf.nbytes] for request, row, start in zip(requests, rows, starts, strict=True)]
     )
 
 
-def _deal_bundles(sizes: Ints, count: int) -> tuple[Ints, Ints, int]:
-    """Returns for runs of about equal size the row of each leaf and where it starts in it, and the size of the longest row."""
+def _share_bytes(sizes: Ints, count: int) -> tuple[Ints, Ints, int]:
+    """Shares leaves among rows of about equal size; returns the row of each, where in it the leaf starts, and the longest row's size."""
     ends = np.cumsum(sizes)
     rows: Ints = np.minimum((ends - sizes // 2) * count // ends[-1], count - 1)
     firsts = np.searchsorted(rows, rows)
@@ -83,65 +106,55 @@ def _deal_bundles(sizes: Ints, count: int) -> tuple[Ints, Ints, int]:
 
 def _gather(devices: list[Any], width: int, memory: dict[int, np.ndarray[Any, Any]]) -> jax.Array:
     mesh = Mesh(np.array(devices), "all")
-    spread, whole = PartitionSpec("all"), PartitionSpec()  # type: ignore[no-untyped-call]
+    divided, whole = PartitionSpec("all"), PartitionSpec()  # type: ignore[no-untyped-call]
 
     def row_of(index: Any) -> Any:
         return memory[index[0].start or 0][None]
 
-    array = jax.make_array_from_callback((len(devices), width), NamedSharding(mesh, spread), row_of, dtype=np.uint8)
+    array = jax.make_array_from_callback((len(devices), width), NamedSharding(mesh, divided), row_of, dtype=np.uint8)
     gathered: jax.Array = jax.jit(lambda array: array, out_shardings=NamedSharding(mesh, whole))(array)
     return gathered
 
 
-def _put_all(wants: Sequence[LeafRequest], data: Sequence[Any]) -> list[jax.Array]:
-    placements: dict[Any, Placement] = {}
+def _put_all(requests: Sequence[LeafRequest], data: Sequence[Any]) -> list[jax.Array]:
+    placements: dict[Any, DevicePlacement] = {}
     arrays = []
-    for want, part in zip(wants, data, strict=True):
-        assert want.sharding is not None
-        leaf, dtype = want.leaf, want.dtype or leaf_dtype(want.leaf)
-        key = want.sharding, leaf.shape, dtype
+    for request, raw in zip(requests, data, strict=True):
+        assert request.sharding is not None
+        leaf, dtype = request.leaf, request.dtype or request.leaf.numpy_dtype
+        key = request.sharding, leaf.shape, dtype
         if key not in placements:
-            placements[key] = Placement(*key)
+            placements[key] = DevicePlacement(*key)
         regions = placements[key].regions  # none where the mesh has no device of this process
-        value = {region: part.view(leaf_dtype(leaf)).reshape(leaf.shape).astype(dtype, copy=True) for region in regions}
+        value = {region: raw.view(leaf.numpy_dtype).reshape(leaf.shape).astype(dtype, copy=True) for region in regions}
         arrays.append(placements[key].put(value))
     return arrays
 
 
-def _whole(want: LeafRequest) -> Region:
-    return tuple((0, size) for size in want.leaf.shape)
+class _Route(NamedTuple):
+    """How one leaf gets to its sharding: `request` is read first. Where that is a stack of replicas, `rows` says which has each chunk."""
 
-
-class Route(NamedTuple):
-    """How one leaf gets to where it is wanted: `read` is how it is read; `rows`, if it is [replicas, ...] then, who reads each chunk."""
-
-    read: LeafRequest
+    request: LeafRequest
     rows: Ints | None = None
 
 
-def route(wants: Sequence[LeafRequest]) -> list[Route]:
-    """Returns a route for each want, alike on every process; the work is shared evenly."""
-    load: dict[tuple[Any, ...], Ints] = {}  # of the rows, on each mesh and set of axes
-    return [_route(want, load) for want in wants]
-
-
-def _route(want: LeafRequest, load: dict[tuple[Any, ...], Ints]) -> Route:
-    leaf, sharding = want.leaf, want.sharding
+def _route(request: LeafRequest, load: dict[tuple[Any, ...], Ints]) -> _Route:
+    leaf, sharding = request.leaf, request.sharding
     if leaf.kind != "array" or not isinstance(sharding, NamedSharding) or sharding.is_fully_addressable or 0 in leaf.shape:
-        return Route(want)
+        return _Route(request)
     sizes = dict(zip(sharding.mesh.axis_names, sharding.mesh.devices.shape, strict=True))
     spec = [list(axes_of(entry)) for entry in sharding.spec] + [[] for _ in range(len(leaf.shape) - len(sharding.spec))]
-    used = {name for axes in spec for name in axes}
-    left: list[str] = []
-    for name in sorted(_crossing(sharding.mesh) - used):
-        place = next((axis for axis in range(len(spec)) if _divides(leaf, axis, spec[axis], name, sizes)), None)
-        (left if place is None else spec[place]).append(name)
-    if not left:
-        return Route(want._replace(sharding=_sharding(sharding, spec)))
-    count = math.prod(sizes[name] for name in left)
+    sharded_over = {name for axes in spec for name in axes}
+    stacked_over: list[str] = []
+    for name in sorted(_crossing(sharding.mesh) - sharded_over):
+        divided = next((axis for axis in range(len(spec)) if _divides(leaf, axis, spec[axis], name, sizes)), None)
+        (stacked_over if divided is None else spec[divided]).append(name)
+    if not stacked_over:
+        return _Route(request._replace(sharding=_sharding(sharding, spec)))
+    count = math.prod(sizes[name] for name in stacked_over)
     stacked = replace(leaf, shape=(count, *leaf.shape), grid=Grid((count, *leaf.shape), (1, *leaf.shape), (1, *leaf.shape)))
-    rows = _deal(leaf, load.setdefault((sharding.mesh, *left), np.zeros(count, np.int64)))
-    return Route(LeafRequest(stacked, want.form, want.dtype, _sharding(sharding, [left, *spec])), rows)
+    rows = _share_chunks(leaf, load.setdefault((sharding.mesh, *stacked_over), np.zeros(count, np.int64)))
+    return _Route(LeafRequest(stacked, request.form, request.dtype, _sharding(sharding, [stacked_over, *spec])), rows)
 
 
 @functools.lru_cache(maxsize=64)
@@ -151,7 +164,7 @@ def _crossing(mesh: Mesh) -> frozenset[str]:
     return frozenset(name for axis, name in enumerate(mesh.axis_names) if np.diff(processes, axis=axis).any())
 
 
-def _deal(leaf: LeafRecord, load: Ints) -> Ints:
+def _share_chunks(leaf: LeafRecord, load: Ints) -> Ints:
     """Returns the row of each chunk of a leaf, from the least loaded one on, and adds them to `load`."""
     assert leaf.grid is not None
     sizes, count = leaf.grid.sizes, len(load)
@@ -161,10 +174,10 @@ def _deal(leaf: LeafRecord, load: Ints) -> Ints:
 
 
 def _divides(leaf: LeafRecord, axis: int, axes: Sequence[str], name: str, sizes: dict[str, int]) -> bool:
-    """Says whether an axis of a leaf may be divided by one more mesh axis without cutting a chunk."""
-    parts = math.prod(sizes[other] for other in axes) * sizes[name]
+    """Returns whether an axis of a leaf may be divided by one more mesh axis without cutting a chunk."""
+    count = math.prod(sizes[other] for other in axes) * sizes[name]
     assert leaf.grid is not None
-    return leaf.shape[axis] % parts == 0 and bool(np.isin(np.arange(parts) * (leaf.shape[axis] // parts), leaf.grid.starts(axis)).all())
+    return leaf.shape[axis] % count == 0 and bool(np.isin(np.arange(count) * (leaf.shape[axis] // count), leaf.grid.starts(axis)).all())
 
 
 def _sharding(like: NamedSharding, spec: Sequence[Sequence[str]]) -> NamedSharding:
@@ -172,76 +185,80 @@ def _sharding(like: NamedSharding, spec: Sequence[Sequence[str]]) -> NamedShardi
     return NamedSharding(like.mesh, made)
 
 
-class RowReader:
-    """Reads leaves along their routes: see `ItemReader.fill`. Of [replicas, ...] a row has its own chunks, and zeros elsewhere."""
+class _RouteReader:
+    """Reads leaves by their routes. Of a stack of replicas each row has its own chunks, and zeros elsewhere."""
 
-    def __init__(self, reader: ArrayReader, wants: Sequence[LeafRequest], routes: Sequence[Route]) -> None:
+    def __init__(self, reader: ArrayReader, requests: Sequence[LeafRequest], routes: Sequence[_Route]) -> None:
         self._reader = reader
-        self._stacked = {id(way.read.leaf): (want.leaf, way.rows) for want, way in zip(wants, routes, strict=True) if way.rows is not None}
+        self._stacked = {
+            id(route.request.leaf): (request.leaf, route.rows)
+            for request, route in zip(requests, routes, strict=True)
+            if route.rows is not None
+        }
 
-    def fill(self, targets: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
-        """Gives every target its array."""
-        asked: list[ReadRequest] = []
-        parts: list[tuple[ReadRequest, list[ReadRequest]]] = []
-        for target in targets:
-            if id(target.leaf) in self._stacked:
-                leaf, rows = self._stacked[id(target.leaf)]
-                parts.append((target, _own_chunks(leaf, np.flatnonzero(rows == target.region[0][0]), target.region[1:])))
-                asked += parts[-1][1]
+    def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
+        """Gives every request its array: see ArrayReader."""
+        inner: list[ReadRequest] = []
+        stacked: list[tuple[ReadRequest, list[ReadRequest]]] = []
+        for read in reads:
+            if id(read.leaf) in self._stacked:
+                leaf, rows = self._stacked[id(read.leaf)]
+                stacked.append((read, _chunks_within(leaf, np.flatnonzero(rows == read.region[0][0]), read.region[1:])))
+                inner += stacked[-1][1]
             else:
-                asked.append(target)
-        self._reader.fill(asked, allocate)
-        for target, found in parts:
-            target.array = _joined(target, found, allocate)
+                inner.append(read)
+        self._reader.fill(inner, allocate)
+        for read, chunks in stacked:
+            read.array = _row_of(read, chunks, allocate)
 
 
-def _own_chunks(leaf: LeafRecord, cells: Ints, region: Region) -> list[ReadRequest]:
-    """Returns targets for what some chunks of a leaf have of a region."""
+def _chunks_within(leaf: LeafRecord, chunks: Ints, region: Region) -> list[ReadRequest]:
+    """Returns requests for what some chunks of a leaf have of a region."""
     found = []
-    for cell in cells.tolist():
+    for index in chunks.tolist():
         assert leaf.grid is not None
-        bounds = zip(region, leaf.grid.region(cell), strict=True)
-        part = tuple((max(ours[0], its[0]), min(ours[1], its[1])) for ours, its in bounds)
-        if all(start < stop for start, stop in part):
-            found.append(ReadRequest(leaf, part))
+        bounds = zip(region, leaf.grid.region(index), strict=True)
+        common = tuple((max(ours[0], its[0]), min(ours[1], its[1])) for ours, its in bounds)
+        if all(start < stop for start, stop in common):
+            found.append(ReadRequest(leaf, common))
     return found
 
 
-def _joined(target: ReadRequest, parts: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    if len(parts) == 1 and parts[0].shape == target.shape[1:]:
-        assert parts[0].array is not None
-        return parts[0].array[None]
-    memory = allocate(target.nbytes)
+def _row_of(read: ReadRequest, chunks: Sequence[ReadRequest], allocate: Allocate) -> np.ndarray[Any, Any]:
+    if len(chunks) == 1 and chunks[0].shape == read.shape[1:]:
+        assert chunks[0].array is not None
+        return chunks[0].array[None]
+    memory = allocate(read.nbytes)
     memory[:] = 0
-    row = memory.view(leaf_dtype(target.leaf)).reshape(target.shape)
-    for part in parts:
-        places = zip(part.region, target.region[1:], strict=True)
-        index: Any = (0, *(slice(start - first, stop - first) for (start, stop), (first, _) in places))
-        row[index] = part.array
+    row = memory.view(read.leaf.numpy_dtype).reshape(read.shape)
+    for chunk in chunks:
+        bounds = zip(chunk.region, read.region[1:], strict=True)
+        index: Any = (0, *(slice(start - first, stop - first) for (start, stop), (first, _) in bounds))
+        row[index] = chunk.array
     return row
 
 
-def spread(values: Sequence[Any], routes: Sequence[Route], wants: Sequence[LeafRequest]) -> list[Any]:
-    """Returns the values as they were wanted; every process of the mesh calls it with the same wants."""
+def _move_all(values: Sequence[Any], routes: Sequence[_Route], requests: Sequence[LeafRequest]) -> list[Any]:
+    """Returns the values in their own shardings."""
     result = list(values)
     groups: dict[tuple[Any, ...], list[int]] = {}  # one computation runs on one list of devices
-    for index, (way, want) in enumerate(zip(routes, wants, strict=True)):
-        if way.read.sharding != want.sharding:
-            assert isinstance(want.sharding, NamedSharding)
-            groups.setdefault(tuple(want.sharding.mesh.devices.flat), []).append(index)
+    for index, (route, request) in enumerate(zip(routes, requests, strict=True)):
+        if route.request.sharding != request.sharding:
+            assert isinstance(request.sharding, NamedSharding)
+            groups.setdefault(tuple(request.sharding.mesh.devices.flat), []).append(index)
     for moved in groups.values():
         stacked = [routes[index].rows is not None for index in moved]
-        arrays = _move([values[index] for index in moved], stacked, [wants[index] for index in moved])
+        arrays = _move([values[index] for index in moved], stacked, [requests[index] for index in moved])
         for index, array in zip(moved, arrays, strict=True):
             result[index] = array
     return result
 
 
-def _move(arrays: Sequence[jax.Array], stacked: Sequence[bool], wants: Sequence[LeafRequest]) -> Sequence[jax.Array]:
-    shardings: list[Any] = [want.sharding for want in wants]
+def _move(arrays: Sequence[jax.Array], stacked: Sequence[bool], requests: Sequence[LeafRequest]) -> Sequence[jax.Array]:
+    shardings: list[Any] = [request.sharding for request in requests]
     if not any(array.addressable_shards for array in arrays):  # nothing of it is on this process
-        pairs = zip(arrays, wants, shardings, strict=True)
-        return [Placement(sharding, want.leaf.shape, array.dtype).put({}) for array, want, sharding in pairs]
+        pairs = zip(arrays, requests, shardings, strict=True)
+        return [DevicePlacement(sharding, request.leaf.shape, array.dtype).put({}) for array, request, sharding in pairs]
     move = jax.jit(lambda arrays: list(map(_moved, arrays, stacked, shardings)), out_shardings=shardings)
     moved: list[jax.Array] = move(list(arrays))
     for array in moved:
@@ -278,8 +295,8 @@ def _from_bits(array: Any, dtype: Any) -> Any:
     """Reverses `_to_bits`."""
     lax: Any = jax.lax
     if jnp.issubdtype(dtype, jnp.complexfloating):
-        part = np.finfo(dtype).dtype
-        return lax.complex(_from_bits(array[..., 0], part), _from_bits(array[..., 1], part))
+        component = np.finfo(dtype).dtype
+        return lax.complex(_from_bits(array[..., 0], component), _from_bits(array[..., 1], component))
     if jnp.issubdtype(dtype, jnp.floating):
         return lax.bitcast_convert_type(array.astype(f"uint{_float_bits(dtype)}"), dtype)
     return array.astype(dtype)

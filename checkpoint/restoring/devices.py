@@ -14,11 +14,11 @@ Region = tuple[tuple[int, int], ...]
 
 def region_of(index: Sequence[slice], shape: Sequence[int]) -> Region:
     """Returns an index of slices as (start, stop) an axis."""
-    return tuple((piece.start or 0, size if piece.stop is None else piece.stop) for piece, size in zip(index, shape, strict=True))
+    return tuple((cut.start or 0, size if cut.stop is None else cut.stop) for cut, size in zip(index, shape, strict=True))
 
 
-class Placement:
-    """Says which region each of this process's devices needs of arrays of one shape, dtype and sharding; made once for all of them.
+class DevicePlacement:
+    """The region that each of this process's devices needs of arrays of one shape, dtype and sharding; made once for all of them.
 
     Raises ValueError where the sharding cannot divide the shape.
     """
@@ -33,7 +33,7 @@ class Placement:
         self._make = _batched_put(sharding, shape, dtype, self._devices)
 
     def put(self, arrays: dict[Region, np.ndarray[Any, Any]]) -> jax.Array:
-        """Returns the array whose regions these are; the memory is the array's from now on."""
+        """Returns the array that has these regions; the memory belongs to the array from now on."""
         if self._make is not None:
             return self._make([arrays[region] for region in self._device_regions])
         shape = self._shape
@@ -43,7 +43,7 @@ class Placement:
 def _batched_put(
     sharding: Sharding, shape: tuple[int, ...], dtype: np.dtype[Any], devices: list[Any]
 ) -> Callable[[list[Any]], jax.Array] | None:
-    """Returns what `make_array_from_callback` ends in, without its checks of each array; None where this jax has no such function."""
+    """Returns the call that `make_array_from_callback` ends in, without its checks of each array; None where this jax has no such call."""
     try:
         from jax._src import core
         from jax._src.interpreters import pxla

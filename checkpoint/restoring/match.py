@@ -1,4 +1,4 @@
-"""How saved leaves come back: each is compared with its `like`, before anything is read."""
+"""How saved leaves come back: each is compared with its leaf of `like`, before anything is read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from ..errors import TreeMismatch
-from ..format.dtypes import dtype_named, name_of
+from ..format.dtypes import name_of
 from ..format.record import ItemRecord, LeafRecord
 from ..format.sharding import show_sharding
 from ..format.tree import VALUE_TYPES, is_key
@@ -29,7 +29,7 @@ SAVED: Final = _Saved()  # a `like`: the saved shardings, on this job's devices
 
 
 class LeafRequest(NamedTuple):
-    """One leaf that is to come back: as "numpy", "scalar", "jax" (with a sharding, or where jax puts it) or a Python "value"."""
+    """A request for one leaf: as "numpy", "scalar", "jax" (with a sharding, or where jax puts it) or a Python "value"."""
 
     leaf: LeafRecord
     form: str
@@ -61,21 +61,15 @@ def _listed(paths: Sequence[str]) -> str:
     return ", ".join(map(repr, paths[:LISTED])) + (f" and {len(paths) - LISTED} more" if len(paths) > LISTED else "")
 
 
-def want_as_saved(leaf: LeafRecord, *, on_devices: bool) -> LeafRequest:
-    """Returns how a leaf comes back without a `like`: numpy always, or with its saved sharding."""
+def request_as_saved(leaf: LeafRecord, *, on_devices: bool) -> LeafRequest:
+    """Returns the request for a leaf without a `like`: as numpy, or with its saved sharding."""
     _check_is_there(leaf)
     if leaf.grid is None:
         return LeafRequest(leaf, "value")
     if not on_devices or leaf.kind in ("numpy", "scalar"):
         return LeafRequest(leaf, "scalar" if leaf.kind == "scalar" else "numpy")
-    _check_width(leaf, leaf_dtype(leaf))
+    _check_width(leaf, leaf.numpy_dtype)
     return LeafRequest(leaf, "jax", sharding=saved_sharding(leaf))
-
-
-def leaf_dtype(leaf: LeafRecord) -> np.dtype[Any]:
-    dtype = dtype_named(leaf.dtype)
-    assert dtype is not None
-    return dtype
 
 
 def _check_is_there(leaf: LeafRecord) -> None:
@@ -91,24 +85,24 @@ def _check_width(leaf: LeafRecord, dtype: np.dtype[Any]) -> None:
 
 def saved_sharding(leaf: LeafRecord) -> Sharding | None:
     """Returns a leaf's saved sharding on the devices of this job; raises TreeMismatch where they do not fit."""
-    facts = leaf.sharding
-    if facts is None:
+    description = leaf.sharding
+    if description is None:
         return None
     devices = {device.id: device for device in jax.devices()}
     try:
-        if "device" in facts:
-            return SingleDeviceSharding(devices[facts["device"]])
-        chosen = np.array([devices[number] for number in facts["devices"]], object).reshape(facts["sizes"])
-        spec: Any = PartitionSpec(*(tuple(axes) or None for axes in facts["spec"]))  # type: ignore[no-untyped-call]
-        return NamedSharding(Mesh(chosen, facts["axes"]), spec)
+        if "device" in description:
+            return SingleDeviceSharding(devices[description["device"]])
+        chosen = np.array([devices[number] for number in description["devices"]], object).reshape(description["sizes"])
+        spec: Any = PartitionSpec(*(tuple(axes) or None for axes in description["spec"]))  # type: ignore[no-untyped-call]
+        return NamedSharding(Mesh(chosen, description["axes"]), spec)
     except (KeyError, TypeError, ValueError) as error:
-        shown, found = show_sharding(facts), f"{len(devices)} devices"
+        shown, found = show_sharding(description), f"{len(devices)} devices"
         message = f"the saved sharding of {leaf.path!r} ({shown}) does not fit this job's {found}; pass a `like` with shardings"
         raise TreeMismatch(message, leaf=leaf.path, expected=shown, found=found) from error
 
 
-def match(leaf: LeafRecord, like: Any, cast: bool) -> LeafRequest:
-    """Returns how a saved leaf comes back as its `like`; raises TreeMismatch naming path, both shapes and both dtypes."""
+def match_leaf(leaf: LeafRecord, like: Any, cast: bool) -> LeafRequest:
+    """Returns the request for a saved leaf that is to be like `like`; raises TreeMismatch naming path, both shapes and both dtypes."""
     _check_is_there(leaf)
     if type(like) in VALUE_TYPES:
         return _match_value(leaf, like)
@@ -146,7 +140,7 @@ def _holds(dtype: np.dtype[Any], value: Any) -> bool:
 
 
 def _can_cast(leaf: LeafRecord, dtype: np.dtype[Any]) -> bool:
-    return leaf_dtype(leaf).kind != "c" or dtype.kind == "c"
+    return leaf.numpy_dtype.kind != "c" or dtype.kind == "c"
 
 
 def refuse(leaf: LeafRecord, expected: str) -> NoReturn:
@@ -161,7 +155,7 @@ def _match_value(leaf: LeafRecord, like: Any) -> LeafRequest:
     if leaf.grid is None:
         fits = leaf.kind == kind.__name__
     else:
-        fits = leaf.shape == () and leaf.kind != "key" and _PYTHON_KINDS.get(leaf_dtype(leaf).kind, float) is kind
+        fits = leaf.shape == () and leaf.kind != "key" and _PYTHON_KINDS.get(leaf.numpy_dtype.kind, float) is kind
     if not fits:
         refuse(leaf, f"a Python {kind.__name__}")
     return LeafRequest(leaf, "value")

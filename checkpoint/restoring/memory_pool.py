@@ -20,9 +20,9 @@ _HUGE_BYTES = 2 << 20
 
 
 class _Block:
-    """Owns one mapping for as long as any array looks into it; numpy and jax keep it alive, and its death returns the mapping."""
+    """Owns one mapping for as long as any array uses it; numpy and jax keep it alive, and its death returns the mapping."""
 
-    def __init__(self, pool: Pool, mapping: mmap.mmap) -> None:
+    def __init__(self, pool: MemoryPool, mapping: mmap.mmap) -> None:
         self._pool, self._mapping = pool, mapping
         address = np.frombuffer(mapping, np.uint8).ctypes.data
         self.__array_interface__ = {"data": (address, False), "shape": (len(mapping),), "typestr": "|u1", "version": 3}
@@ -31,7 +31,7 @@ class _Block:
         self._pool.give_back(self._mapping)
 
 
-class Pool:
+class MemoryPool:
     """Hands out memory and takes it back. Safe for use from several threads and from finalizers: it has no lock."""
 
     def __init__(self, idle_bytes: int = IDLE_BYTES) -> None:
@@ -53,7 +53,7 @@ class Pool:
         return np.asarray(_Block(self, mapping))[:nbytes]
 
     def give_back(self, mapping: mmap.mmap) -> None:
-        """Keeps a mapping that nobody looks into any more, or drops it where enough are idle."""
+        """Keeps a mapping that nobody uses any more, or drops it where enough are idle."""
         size = len(mapping)
         if self.idle_bytes() + size > self._idle_bytes or not hasattr(mmap, "MADV_FREE"):
             return
@@ -83,5 +83,5 @@ def _small(nbytes: int) -> np.ndarray[Any, Any]:
     return memory[lead : lead + nbytes]
 
 
-POOL = Pool()
+POOL = MemoryPool()
 atexit.register(POOL.close)

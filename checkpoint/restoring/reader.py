@@ -13,7 +13,7 @@ import numpy as np
 from crc32c import crc32c
 
 from ..errors import Corrupt, HostileCheckpoint, StepGone
-from ..format.dtypes import dtype_named, stored_as
+from ..format.dtypes import stored_as
 from ..format.files import FileReport
 from ..format.grid import chunk_name
 from ..format.pack_header import HEADER_LIMIT_BYTES, ChunkEntry, parse_header
@@ -31,7 +31,7 @@ STEP_BYTES = 4 << 20  # of a large chunk, read and checksummed in turn
 
 @dataclass(eq=False, slots=True)
 class ReadRequest:
-    """A region of a leaf as one array: None until its bytes are there."""
+    """A request for a region of a leaf as one array, which is None until its bytes are there."""
 
     leaf: LeafRecord
     region: Region
@@ -43,39 +43,41 @@ class ReadRequest:
 
     @property
     def nbytes(self) -> int:
-        dtype = dtype_named(self.leaf.dtype)
-        assert dtype is not None
-        return math.prod(self.shape) * dtype.itemsize
+        return math.prod(self.shape) * self.leaf.numpy_dtype.itemsize
 
 
 class ArrayReader(Protocol):
-    """Is what a restore asks of a reader: see `ItemReader.fill`. Readers of other layouts have it too."""
+    """What a restore asks of any layout."""
 
-    def fill(self, targets: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None: ...
+    def fill(self, reads: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
+        """Gives every request its array. `allocate` makes 64-aligned memory of so many bytes.
+
+        Raises Corrupt naming file and leaf, HostileCheckpoint, or StepGone.
+        """
 
 
 @dataclass(eq=False, slots=True)
 class ChunkRead:
-    """A chunk that is needed, and the targets that need some of it."""
+    """A chunk that is needed, and the requests that need some of it."""
 
     leaf: LeafRecord
     region: Region
-    stored: ChunkEntry
-    targets: list[ReadRequest] = field(default_factory=list)
+    entry: ChunkEntry
+    reads: list[ReadRequest] = field(default_factory=list)
 
     @property
     def is_whole(self) -> bool:
-        return len(self.targets) == 1 and self.targets[0].region == self.region
+        return len(self.reads) == 1 and self.reads[0].region == self.region
 
     @property
     def is_small(self) -> bool:
-        return self.stored.nbytes < LARGE_BYTES
+        return self.entry.nbytes < LARGE_BYTES
 
 
-class _CellShape(NamedTuple):
+class _ChunkShape(NamedTuple):
     region: Region
     suffix: str  # of the chunk's name, after the leaf's path
-    stored: tuple[str, tuple[int, ...], int]  # dtype, shape and bytes as a pack's header tells them
+    expected: tuple[str, tuple[int, ...], int]  # dtype, shape and bytes as a pack's header has them
 
 
 class ItemReader:
@@ -84,102 +86,98 @@ class ItemReader:
     def __init__(self, storage: Storage, step_dir: str, item: ItemRecord) -> None:
         self._storage, self._step_dir, self._item = storage, step_dir, item
         self._headers: dict[int, dict[str, ChunkEntry]] = {}
-        self._shapes: dict[tuple[Any, ...], _CellShape] = {}
+        self._shapes: dict[tuple[Any, ...], _ChunkShape] = {}
 
-    def fill(self, targets: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
-        """Gives every target its array. `allocate` makes 64-aligned memory of so many bytes.
-
-        Raises Corrupt naming file and leaf, HostileCheckpoint, or StepGone.
-        """
-        pieces = self._pieces(targets)
-        brought = {id(piece.targets[0]) for found in pieces.values() for piece in found if piece.is_whole and piece.is_small}
-        for target in targets:
-            if id(target) not in brought:
-                target.array = _as_array(target, allocate(target.nbytes))
-        units = [(file, unit) for file, found in sorted(pieces.items()) for unit in _units(found)]
-        work = [(file, unit, allocate(_span(unit)) if unit[0].is_small else None) for file, unit in units]
+    def fill(self, reads: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
+        """Gives every request its array: see ArrayReader."""
+        chunks = self._chunks_of(reads)
+        brought = {id(chunk.reads[0]) for found in chunks.values() for chunk in found if chunk.is_whole and chunk.is_small}
+        for read in reads:
+            if id(read) not in brought:
+                read.array = _as_array(read, allocate(read.nbytes))
+        groups = [(file, group) for file, found in sorted(chunks.items()) for group in _groups(found)]
+        work = [(file, group, allocate(_span(group)) if group[0].is_small else None) for file, group in groups]
         run_side_by_side(lambda args: self._read(*args), work, self._storage.max_concurrency)
 
-    def _pieces(self, targets: Iterable[ReadRequest]) -> dict[int, list[ChunkRead]]:
+    def _chunks_of(self, reads: Iterable[ReadRequest]) -> dict[int, list[ChunkRead]]:
         """Returns what must be read, by file, in the order of the file."""
         needed: dict[tuple[int, int], tuple[LeafRecord, int, list[ReadRequest]]] = {}
-        for target in targets:
-            leaf = target.leaf
+        for read in reads:
+            leaf = read.leaf
             assert leaf.files is not None
-            for cell in _cells(target) if target.nbytes else ():
-                key = (id(leaf), cell)
+            for index in _chunk_indices(read) if read.nbytes else ():
+                key = (id(leaf), index)
                 if key in needed:
-                    needed[key][2].append(target)
+                    needed[key][2].append(read)
                 else:
-                    needed[key] = (leaf, int(leaf.files[cell]), [target])
+                    needed[key] = (leaf, int(leaf.files[index]), [read])
         self.load_headers({file for _, file, _ in needed.values()})
         found: dict[int, list[ChunkRead]] = {}
-        for (_, cell), (leaf, file, users) in needed.items():
-            found.setdefault(file, []).append(self.piece(leaf, cell, file, users))
-        for pieces in found.values():
-            pieces.sort(key=_place)
+        for (_, index), (leaf, file, users) in needed.items():
+            found.setdefault(file, []).append(self.chunk_read(leaf, index, file, users))
+        for chunks in found.values():
+            chunks.sort(key=_position)
         return found
 
-    def piece(self, leaf: LeafRecord, cell: int, file: int, targets: list[ReadRequest]) -> ChunkRead:
-        """Returns one chunk, having checked that the pack tells of it as the record does."""
-        shape = self._shape(leaf, cell)
-        stored = self._headers[file].get(leaf.path + shape.suffix)
-        if stored is None or (stored.dtype, stored.shape, stored.nbytes) != shape.stored:
+    def chunk_read(self, leaf: LeafRecord, index: int, file: int, reads: list[ReadRequest]) -> ChunkRead:
+        """Returns one chunk, having checked that the pack describes it as the record does."""
+        shape = self._shape(leaf, index)
+        entry = self._headers[file].get(leaf.path + shape.suffix)
+        if entry is None or (entry.dtype, entry.shape, entry.nbytes) != shape.expected:
             path, name = self._path(self._item.files[file]), leaf.path + shape.suffix
-            if stored is None:
+            if entry is None:
                 raise Corrupt(f"{path}: the chunk {name!r} is not in this pack", path=path, file=path, leaf=leaf.path)
-            told = f"{shape.stored[0]}{list(shape.stored[1])}"
-            message = f"{path}: the chunk {name!r} is {stored.dtype}{list(stored.shape)}, the record says {told}"
+            dtype, sizes, _ = shape.expected
+            message = f"{path}: the chunk {name!r} is {entry.dtype}{list(entry.shape)}, the record says {dtype}{list(sizes)}"
             raise HostileCheckpoint(message, path=path, file=path)
-        return ChunkRead(leaf, shape.region, stored, targets)
+        return ChunkRead(leaf, shape.region, entry, reads)
 
-    def _shape(self, leaf: LeafRecord, cell: int) -> _CellShape:
-        """Returns what the same cell of leaves of one dtype and grid has in common."""
-        key = (leaf.dtype, id(leaf.grid), cell)
+    def _shape(self, leaf: LeafRecord, index: int) -> _ChunkShape:
+        """Returns what chunks of one index have in common in all leaves of one dtype and grid."""
+        key = (leaf.dtype, id(leaf.grid), index)
         found = self._shapes.get(key)
         if found is None:
-            dtype = dtype_named(leaf.dtype)
-            assert leaf.grid is not None and dtype is not None
-            region = leaf.grid.region(cell)
+            assert leaf.grid is not None
+            region, dtype = leaf.grid.region(index), leaf.numpy_dtype
             shape = tuple(stop - start for start, stop in region)
-            stored = (*stored_as(dtype, shape), math.prod(shape) * dtype.itemsize)
-            found = self._shapes[key] = _CellShape(region, chunk_name("", region, leaf.shape), stored)
+            expected = (*stored_as(dtype, shape), math.prod(shape) * dtype.itemsize)
+            found = self._shapes[key] = _ChunkShape(region, chunk_name("", region, leaf.shape), expected)
         return found
 
     def check_all(self) -> None:
-        """Reads every chunk of every leaf, several at a time, and keeps none; the headers must tell of these chunks and no others."""
+        """Reads every chunk of every leaf, several at a time, and keeps none; the headers must list these chunks and no others."""
         self.load_headers(range(len(self._item.files)))
-        pieces: dict[int, list[ChunkRead]] = {}
+        chunks: dict[int, list[ChunkRead]] = {}
         for leaf in self._item.leaves:
-            for cell, file in enumerate(leaf.files if leaf.files is not None else ()):
-                pieces.setdefault(int(file), []).append(self.piece(leaf, cell, int(file), []))
-        told = sum(map(len, pieces.values()))
-        if told != sum(map(len, self._headers.values())):
+            for index, file in enumerate(leaf.files if leaf.files is not None else ()):
+                chunks.setdefault(int(file), []).append(self.chunk_read(leaf, index, int(file), []))
+        named = sum(map(len, chunks.values()))
+        if named != sum(map(len, self._headers.values())):
             path = join(self._storage.root, self._step_dir, self._item.name)
-            raise HostileCheckpoint(f"{path}: the packs hold other chunks than the {told} that the record names", path=path, file=path)
-        for found in pieces.values():
-            found.sort(key=_place)
-        units = [(file, unit) for file, found in sorted(pieces.items()) for unit in _units(found)]
+            raise HostileCheckpoint(f"{path}: the packs hold other chunks than the {named} that the record names", path=path, file=path)
+        for found in chunks.values():
+            found.sort(key=_position)
+        groups = [(file, group) for file, found in sorted(chunks.items()) for group in _groups(found)]
         scratch = threading.local()  # one buffer a thread, used again: fresh memory costs more than the checksum
-        run_side_by_side(lambda unit: self._check_unit(unit[0], unit[1], scratch), units, self._storage.max_concurrency)
+        run_side_by_side(lambda group: self._check_group(group[0], group[1], scratch), groups, self._storage.max_concurrency)
 
-    def _check_unit(self, file: int, unit: Sequence[ChunkRead], scratch: threading.local) -> None:
-        report, piece = self._item.files[file], unit[0]
+    def _check_group(self, file: int, group: Sequence[ChunkRead], scratch: threading.local) -> None:
+        report, chunk = self._item.files[file], group[0]
         if not hasattr(scratch, "memory"):
             scratch.memory = memoryview(bytearray(RANGE_BYTES + LARGE_BYTES))
         memory: memoryview = scratch.memory
-        if piece.is_small:
-            first = piece.stored.start
-            self.read_range(report, first, [memory[: _end(unit[-1]) - first]], piece.leaf.path)
-            for each in unit:
-                self._check(report, each, crc32c(memory[each.stored.start - first : _end(each) - first]))
+        if chunk.is_small:
+            first = chunk.entry.start
+            self.read_range(report, first, [memory[: _end(group[-1]) - first]], chunk.leaf.path)
+            for each in group:
+                self._check(report, each, crc32c(memory[each.entry.start - first : _end(each) - first]))
             return
         crc = 0
-        for start in range(0, piece.stored.nbytes, STEP_BYTES):
-            part = memory[: min(STEP_BYTES, piece.stored.nbytes - start)]
-            self.read_range(report, piece.stored.start + start, [part], piece.leaf.path)
-            crc = crc32c(part, crc)
-        self._check(report, piece, crc)
+        for start in range(0, chunk.entry.nbytes, STEP_BYTES):
+            step = memory[: min(STEP_BYTES, chunk.entry.nbytes - start)]
+            self.read_range(report, chunk.entry.start + start, [step], chunk.leaf.path)
+            crc = crc32c(step, crc)
+        self._check(report, chunk, crc)
 
     def load_headers(self, files: Iterable[int]) -> dict[int, dict[str, ChunkEntry]]:
         """Reads and checks the headers of packs that are not known yet; returns all that are."""
@@ -198,12 +196,12 @@ class ItemReader:
         return parse_header(data, file.size, path)
 
     def read_checked(self, file: FileReport, size: int) -> bytes:
-        """Returns the first bytes of a file, whose checksum is in the record, having looked that the file has the size that it should."""
+        """Returns the first bytes of a file, whose checksum is in the record, having checked that the file has its size, too."""
         path, data = self._path(file), bytearray(size)
         self.read_range(file, 0, [memoryview(data)])
         if crc32c(data) != file.crc:
-            part = "header" if file.head else "file"
-            raise Corrupt(f"{path}: the checksum of the {part} does not fit; its bytes are not what was written", path=path, file=path)
+            what = "header" if file.head else "file"
+            raise Corrupt(f"{path}: the checksum of the {what} does not fit; its bytes are not what was written", path=path, file=path)
         if self._try_read(file, file.size, [memoryview(bytearray(1))]):
             raise Corrupt(f"{path}: the file is longer than the {file.size} bytes that were written", path=path, file=path)
         if file.size and not self._try_read(file, file.size - 1, [memoryview(bytearray(1))]):
@@ -243,126 +241,120 @@ class ItemReader:
     def _path(self, file: FileReport) -> str:
         return join(self._storage.root, self._step_dir, file.name)
 
-    def _read(self, file: int, unit: Sequence[ChunkRead], memory: np.ndarray[Any, Any] | None) -> None:
-        report, piece = self._item.files[file], unit[0]
+    def _read(self, file: int, group: Sequence[ChunkRead], memory: np.ndarray[Any, Any] | None) -> None:
+        report, chunk = self._item.files[file], group[0]
         if memory is not None:
-            self._read_small(report, unit, memory)
+            self._read_small(report, group, memory)
             return
-        straight = _straight(piece)
-        data: Any = straight if straight is not None else np.empty(piece.stored.nbytes, np.uint8)
+        straight = _straight(chunk)
+        data: Any = straight if straight is not None else np.empty(chunk.entry.nbytes, np.uint8)
         crc = 0
         for start in range(0, data.nbytes, STEP_BYTES):
-            part = memoryview(data[start : start + STEP_BYTES])
-            self.read_range(report, piece.stored.start + start, [part], piece.leaf.path)
-            crc = crc32c(part, crc)
-        self._check(report, piece, crc)
-        _deliver(piece, data, skip_straight=straight is not None)
+            step = memoryview(data[start : start + STEP_BYTES])
+            self.read_range(report, chunk.entry.start + start, [step], chunk.leaf.path)
+            crc = crc32c(step, crc)
+        self._check(report, chunk, crc)
+        _deliver(chunk, data, skip_straight=straight is not None)
 
-    def _read_small(self, report: FileReport, unit: Sequence[ChunkRead], memory: Any) -> None:
-        first = unit[0].stored.start
+    def _read_small(self, report: FileReport, group: Sequence[ChunkRead], memory: Any) -> None:
+        first = group[0].entry.start
         lead = first % 64
-        self.read_range(report, first, [memoryview(memory)[lead:]], unit[0].leaf.path)
-        for piece in unit:
-            start = lead + piece.stored.start - first
-            data = memory[start : start + piece.stored.nbytes]
-            self._check(report, piece, crc32c(data))
-            if piece.is_whole and piece.targets[0].array is None:
-                piece.targets[0].array = _as_array(piece.targets[0], data)
+        self.read_range(report, first, [memoryview(memory)[lead:]], group[0].leaf.path)
+        for chunk in group:
+            start = lead + chunk.entry.start - first
+            data = memory[start : start + chunk.entry.nbytes]
+            self._check(report, chunk, crc32c(data))
+            if chunk.is_whole and chunk.reads[0].array is None:
+                chunk.reads[0].array = _as_array(chunk.reads[0], data)
             else:
-                _deliver(piece, data)
+                _deliver(chunk, data)
 
-    def _check(self, file: FileReport, piece: ChunkRead, crc: int) -> None:
-        if crc != piece.stored.crc:
-            path, leaf = self._path(file), piece.leaf.path
-            name = chunk_name(leaf, piece.region, piece.leaf.shape)
+    def _check(self, file: FileReport, chunk: ChunkRead, crc: int) -> None:
+        if crc != chunk.entry.crc:
+            path, leaf = self._path(file), chunk.leaf.path
+            name = chunk_name(leaf, chunk.region, chunk.leaf.shape)
             message = f"{path}: the checksum of {name!r} does not fit: its bytes are not what was written (leaf {leaf!r})"
             raise Corrupt(message, path=path, file=path, leaf=leaf)
 
 
-def _cells(target: ReadRequest) -> Iterable[int]:
-    """Returns the cells of the leaf's grid that a region touches."""
-    grid = target.leaf.grid
+def _chunk_indices(read: ReadRequest) -> Iterable[int]:
+    """Returns the indices of the chunks that a request touches."""
+    grid = read.leaf.grid
     assert grid is not None
     if grid.num_chunks == 1:
         return (0,)
     spans = []
-    for axis, (start, stop) in enumerate(target.region):
+    for axis, (start, stop) in enumerate(read.region):
         starts = grid.starts(axis)
         spans.append(range(int(np.searchsorted(starts, start, "right")) - 1, int(np.searchsorted(starts, stop, "left"))))
     strides = [math.prod(grid.counts[axis + 1 :]) for axis in range(len(spans))]
     return [sum(map(int.__mul__, index, strides)) for index in itertools.product(*spans)]
 
 
-def _units(pieces: Sequence[ChunkRead]) -> Iterable[list[ChunkRead]]:
+def _groups(chunks: Sequence[ChunkRead]) -> Iterable[list[ChunkRead]]:
     """Groups small chunks that lie near each other; each large one stands alone."""
-    unit: list[ChunkRead] = []
-    for piece in pieces:
-        if not piece.is_small:
-            yield [piece]
+    group: list[ChunkRead] = []
+    for chunk in chunks:
+        if not chunk.is_small:
+            yield [chunk]
             continue
-        if unit and (piece.stored.start - _end(unit[-1]) > GAP_BYTES or _end(piece) - unit[0].stored.start > RANGE_BYTES):
-            yield unit
-            unit = []
-        unit.append(piece)
-    if unit:
-        yield unit
+        if group and (chunk.entry.start - _end(group[-1]) > GAP_BYTES or _end(chunk) - group[0].entry.start > RANGE_BYTES):
+            yield group
+            group = []
+        group.append(chunk)
+    if group:
+        yield group
 
 
-def _place(piece: ChunkRead) -> tuple[int, int]:
-    """Sorts by place in the file; of two chunks that begin alike the first is empty."""
-    return piece.stored.start, piece.stored.nbytes
+def _position(chunk: ChunkRead) -> tuple[int, int]:
+    """The key to sort by position in the file; of two chunks that begin alike the first is empty."""
+    return chunk.entry.start, chunk.entry.nbytes
 
 
-def _end(piece: ChunkRead) -> int:
-    return piece.stored.start + piece.stored.nbytes
+def _end(chunk: ChunkRead) -> int:
+    return chunk.entry.start + chunk.entry.nbytes
 
 
-def _span(unit: Sequence[ChunkRead]) -> int:
+def _span(group: Sequence[ChunkRead]) -> int:
     """Returns the bytes of memory for small chunks, which begin as far behind a multiple of 64 as in the file."""
-    return unit[0].stored.start % 64 + _end(unit[-1]) - unit[0].stored.start
+    return group[0].entry.start % 64 + _end(group[-1]) - group[0].entry.start
 
 
-def _straight(piece: ChunkRead) -> np.ndarray[Any, Any] | None:
-    """Returns the bytes of a target where all of a chunk goes in one stretch, or None."""
-    for target in piece.targets:
-        offset = _offset_in(piece.region, target)
-        if offset is not None and target.array is not None:
-            return target.array.reshape(-1).view(np.uint8)[offset : offset + piece.stored.nbytes]
+def _straight(chunk: ChunkRead) -> np.ndarray[Any, Any] | None:
+    """Returns the bytes of a request's array where all of a chunk goes in one stretch, or None."""
+    for read in chunk.reads:
+        offset = _offset_in(chunk.region, read)
+        if offset is not None and read.array is not None:
+            return read.array.reshape(-1).view(np.uint8)[offset : offset + chunk.entry.nbytes]
     return None
 
 
-def _offset_in(region: Region, target: ReadRequest) -> int | None:
-    """Returns where in a target's bytes a region lies in one stretch, or None."""
+def _offset_in(region: Region, read: ReadRequest) -> int | None:
+    """Returns where in the bytes of a request's array a region lies in one stretch, or None."""
     split = False
-    for (start, stop), (first, last) in zip(region, target.region, strict=True):
+    for (start, stop), (first, last) in zip(region, read.region, strict=True):
         if start < first or stop > last or (split and (start, stop) != (first, last)):
             return None
         split = split or stop - start > 1
     offset = 0
-    for (start, _), (first, last) in zip(region, target.region, strict=True):
+    for (start, _), (first, last) in zip(region, read.region, strict=True):
         offset = offset * (last - first) + start - first
-    dtype = dtype_named(target.leaf.dtype)
-    assert dtype is not None
-    return offset * dtype.itemsize
+    return offset * read.leaf.numpy_dtype.itemsize
 
 
-def _deliver(piece: ChunkRead, data: np.ndarray[Any, Any], *, skip_straight: bool = False) -> None:
-    """Copies what each target needs of a chunk."""
-    dtype = dtype_named(piece.leaf.dtype)
-    assert dtype is not None
-    source = data.view(dtype).reshape([stop - start for start, stop in piece.region])
-    for target in piece.targets:
-        if skip_straight and _offset_in(piece.region, target) is not None:
+def _deliver(chunk: ChunkRead, data: np.ndarray[Any, Any], *, skip_straight: bool = False) -> None:
+    """Copies what each request needs of a chunk."""
+    array = data.view(chunk.leaf.numpy_dtype).reshape([stop - start for start, stop in chunk.region])
+    for read in chunk.reads:
+        if skip_straight and _offset_in(chunk.region, read) is not None:
             skip_straight = False
             continue
-        assert target.array is not None
-        bounds = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(piece.region, target.region, strict=True)]
-        into = tuple(slice(start - first, stop - first) for (start, stop), (first, _) in zip(bounds, target.region, strict=True))
-        of = tuple(slice(start - first, stop - first) for (start, stop), (first, _) in zip(bounds, piece.region, strict=True))
-        target.array[into] = source[of]
+        assert read.array is not None
+        bounds = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(chunk.region, read.region, strict=True)]
+        into = tuple(slice(start - first, stop - first) for (start, stop), (first, _) in zip(bounds, read.region, strict=True))
+        of = tuple(slice(start - first, stop - first) for (start, stop), (first, _) in zip(bounds, chunk.region, strict=True))
+        read.array[into] = array[of]
 
 
-def _as_array(target: ReadRequest, memory: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    dtype = dtype_named(target.leaf.dtype)
-    assert dtype is not None
-    return memory.view(dtype).reshape(target.shape)
+def _as_array(read: ReadRequest, memory: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return memory.view(read.leaf.numpy_dtype).reshape(read.shape)

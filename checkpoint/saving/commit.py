@@ -242,7 +242,7 @@ def _writer_of(storage: Storage, step_dir: str) -> str:
     """Returns whose record is there; "" where there is none, or none that can be read."""
     for _ in range(READ_TRIES):
         try:
-            return read_record(storage, step_dir).writer
+            return read_record(storage, step_dir).writer_id
         except StepNotFound:
             return ""
         except (CheckpointError, OSError):

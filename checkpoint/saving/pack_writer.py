@@ -17,7 +17,7 @@ from ..format.dtypes import dtype_named, stored_as
 from ..format.files import FileReport, ItemReport, encode_value, json_name, pack_name
 from ..format.grid import Chunk
 from ..format.pack_header import header_around, join_header
-from ..storage.base import Part, Storage, counted, run_side_by_side
+from ..storage.base import Part, Storage, count_parts, run_side_by_side
 from ..storage.path import join
 from .plan import Plan, local_chunks
 from .snapshot import Snapshot
@@ -39,7 +39,7 @@ def write_snapshot(
         shards = snapshot.take_pack(pack)
         name = pack_name(plan.process, pack, save_id)
         parts = pack_parts(planned, shards, found)
-        storage.write(join(step_dir, item, name), planned.size, parts if progress is None else counted(parts, progress))
+        storage.write(join(step_dir, item, name), planned.size, parts if progress is None else count_parts(parts, progress))
         if plan.process == 0:
             crcs.update({(chunk.leaf, chunk.name): crc for chunk, crc in zip(planned.chunks, found, strict=True) if chunk.slot < 0})
         return FileReport(name, planned.size, planned.head_bytes, crc32c(planned.header(found)))

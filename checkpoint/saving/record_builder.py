@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..format.files import ItemReport
-from ..format.record import FORMAT, cell_runs
+from ..format.record import FORMAT, chunk_runs
 from ..storage.tombstone import sealed
 from .plan import Plan
 
@@ -87,7 +87,7 @@ def _static_text(plan: Plan) -> str:
             key = where.tobytes()
             if key not in known:
                 known[key] = len(runs)
-                runs.append(cell_runs(where))
+                runs.append(chunk_runs(where))
             entry |= {
                 "dtype": leaf.dtype,
                 "shape": leaf.shape,

@@ -14,7 +14,7 @@ from ..options import DAY_S
 from ..storage.base import Storage
 from ..storage.local import LocalStorage
 from ..storage.object import ObjectStorage
-from ..storage.tombstone import RECORD_NAME, TOMBSTONE, buried, marked_record, tombstone
+from ..storage.tombstone import RECORD_NAME, TOMBSTONE, fenced_writers, marked_record, tombstone
 from .claims import FOLDER, Claims, LocalClaims, Writer, parse_writer
 
 
@@ -95,7 +95,7 @@ class ObjectClaims:
             except CheckpointError:
                 return []  # damaged: what it named stays until somebody looks
             names = [each for each in names if each not in named]
-        known = buried(found) if found is not None else set()
+        known = fenced_writers(found) if found is not None else set()
         if not names or (found is not None and writers <= known):
             return names
         marked = tombstone(writers | known) if found is None or found.startswith(TOMBSTONE) else marked_record(found, writers | known)
@@ -107,7 +107,7 @@ class ObjectClaims:
         for step in steps if self._storage.deletes_on_condition else ():
             name = f"{step}/{RECORD_NAME}"
             found, generation = self._storage.get(name)
-            if found is None or not found.startswith(TOMBSTONE) or buried(found) & standing:
+            if found is None or not found.startswith(TOMBSTONE) or fenced_writers(found) & standing:
                 continue
             if time.time() - float(json.loads(found).get("since_s", 0.0)) > self._age_s:
                 self._storage.remove(name, generation)

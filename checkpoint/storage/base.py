@@ -1,4 +1,4 @@
-"""The seam between a checkpoint and the bytes of its store: six verbs, for POSIX folders and object stores alike.
+"""The seam between a checkpoint and the bytes of its store: seven verbs, for POSIX folders and object stores alike.
 
 Names are relative to the store's root, with `/` between their parts. A store knows nothing of trees, packs or steps; all calls block and
 may come from several threads at once.
@@ -23,19 +23,22 @@ def run_side_by_side(work: Callable[[Any], Any], items: list[Any], max_concurren
 Part: TypeAlias = tuple[int, Sequence[memoryview]]
 
 
-def counted(parts: Iterable[Part], heard: Callable[[int], None]) -> Iterator[Part]:
-    """Yields parts, and tells how many bytes each had once it has been written."""
+def count_parts(parts: Iterable[Part], on_bytes: Callable[[int], None]) -> Iterator[Part]:
+    """Yields parts, and reports how many bytes each had once it has been written."""
     for offset, buffers in parts:
         yield offset, buffers
-        heard(sum(buffer.nbytes for buffer in buffers))
+        on_bytes(sum(buffer.nbytes for buffer in buffers))
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One name in a listing. A folder's name ends in `/` and its size is 0; `modified_s` is the store's clock, 0.0 where unknown."""
+    """One name in a listing. A folder's name ends in `/` and its size is 0. A file's size is None where a listing has none.
+
+    `modified_s` is by the store's clock, 0.0 where unknown.
+    """
 
     name: str
-    size: int
+    size: int | None
     modified_s: float = 0.0
 
 
@@ -44,7 +47,7 @@ class NotCommitted(OSError):
 
 
 class Storage(Protocol):
-    """Is the whole of what the checkpoint room asks of a store.
+    """The whole of what the checkpoint room asks of a store.
 
     Errors are the operating system's: FileNotFoundError for a missing name, FileExistsError from `commit`, OSError for the rest; `commit`
     alone may also raise `Fenced`. `root` is how messages show the store. A file longer than `max_file_bytes` cannot be written (None: no
@@ -70,6 +73,9 @@ class Storage(Protocol):
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
         """Fills the buffers in turn with the bytes from `offset` on; returns how many there were, fewer only at the end of the file."""
+
+    def size(self, name: str) -> int:
+        """Returns the size of a file. Cheap on a disk; an object store may read a few dozen single bytes for it."""
 
     def fetch(self, name: str, limit_bytes: int) -> bytes:
         """Returns a whole small file; raises OverflowError, having read nothing, when it is longer than `limit_bytes`."""

@@ -30,9 +30,9 @@ T = TypeVar("T")
 
 
 class LocalStorage:
-    """Is a store in a local (or shared POSIX) folder, which need not exist yet. Safe for use from several threads.
+    """A store in a local (or shared POSIX) folder, which need not exist yet. Safe for use from several threads.
 
-    With `single_writer` a commit is a rename after a look, for file systems without hard links: only safe while nobody else writes.
+    With `single_writer` a commit is a check and then a rename, for file systems without hard links: only safe while nobody else writes.
     """
 
     max_file_bytes: int | None = None
@@ -83,6 +83,12 @@ class LocalStorage:
             return done
         finally:
             os.close(file)
+
+    def size(self, name: str) -> int:
+        path = self._root / name
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        return path.stat().st_size
 
     def fetch(self, name: str, limit_bytes: int) -> bytes:
         with open(open_to_read(self._root / name), "rb") as file:
@@ -224,19 +230,19 @@ def _transfer(
     call: Callable[[int, Sequence[memoryview], int], int], file: int, buffers: Sequence[memoryview], offset: int
 ) -> Iterator[int]:
     """Makes vectored calls until all buffers are done or one moves nothing; yields the bytes that each moved."""
-    left = [buffer.cast("B") if buffer.ndim != 1 or buffer.format != "B" else buffer for buffer in buffers if buffer.nbytes]
+    pending = [buffer.cast("B") if buffer.ndim != 1 or buffer.format != "B" else buffer for buffer in buffers if buffer.nbytes]
     start = 0
-    while start < len(left):
-        moved = call(file, left[start : start + IOV_MAX], offset)
+    while start < len(pending):
+        moved = call(file, pending[start : start + IOV_MAX], offset)
         if moved == 0:
             return
         yield moved
         offset += moved
-        while start < len(left) and moved >= left[start].nbytes:
-            moved -= left[start].nbytes
+        while start < len(pending) and moved >= pending[start].nbytes:
+            moved -= pending[start].nbytes
             start += 1
         if moved:
-            left[start] = left[start][moved:]
+            pending[start] = pending[start][moved:]
 
 
 def _make_folders(folder: Path) -> None:

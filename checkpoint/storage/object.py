@@ -1,14 +1,14 @@
 """Object stores as stores: gs://, s3:// and memory://, through tensorstore's KvStore.
 
-A commit is a conditional write: it goes through only if the record is as this writer last saw it, absent or buried. There are no locks
+A commit is a conditional write: it goes through only if the record is as this writer last saw it, absent or a tombstone. There are no locks
 and no renames; a claim is an object, renewed by its writer, and to fence a writer is to delete its claim. A commit that had already
-looked at its claim is stopped by a tombstone: a sweep writes one, by the same conditional write, as the record of each step that it
+checked its claim is stopped by a tombstone: a sweep writes one, by the same conditional write, as the record of each step that it
 deletes packs of. A tombstone is no record: it is hidden from listings and reads, and the next writer of that step replaces it. It names
 the writers that may not. Where a record stands (an overwrite did not come to its end) the sweep writes the record anew with those names in
 it, so that it is no longer what the fenced writer saw.
 
 A tombstone that is older than a claim may be is deleted, on stores that delete on a condition (not S3, as tensorstore does it). Whoever had
-looked at its claim before that, and comes after it, finds after its commit that claim and packs are gone, and takes it back.
+checked its claim before that, and comes after it, finds after its commit that claim and packs are gone, and takes it back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.coordination import Fenced
 
 from ..errors import CheckpointError
 from .base import Entry, Part
-from .tombstone import RECORD_NAME, TOMBSTONE, buried, tombstone
+from .tombstone import RECORD_NAME, TOMBSTONE, fenced_writers, tombstone
 
 OBJECT_BYTES = 256 << 20  # a value is written whole, from memory
 
@@ -34,11 +34,14 @@ COMMIT_TRIES = 8  # each loss of the race means that another writer won one
 
 _BEYOND_THE_END = ("OUT_OF_RANGE", "Content-Range")  # how drivers say that a range is not all there
 
-_HEAD_BYTES = len(TOMBSTONE)
+HEAD_BYTES = 1 << 20  # of an object whose size is asked for: most that are asked for are shorter
 
 
 class ObjectStorage:
-    """Is a store below one prefix of a bucket. Safe for use from several threads. Entries have no size or time: listings do not say.
+    """A store below one prefix of a bucket. Safe for use from several threads.
+
+    tensorstore's KvStore returns keys and values only. So entries have no size or time, `list` reads all keys below a folder (there is no
+    delimiter), and `size` searches for the end of an object by reading single bytes.
 
     `url` is gs://bucket/path, s3://bucket/path or memory://name; what follows a `?` are further members of tensorstore's spec, such as
     `endpoint=http://127.0.0.1:9000&aws_region=us-east-1` for a server that speaks S3. Retries with back-off are tensorstore's.
@@ -58,7 +61,7 @@ class ObjectStorage:
 
     @property
     def single_writer(self) -> bool:
-        """Is the promise that nobody else writes here."""
+        """The promise that nobody else writes here."""
         return self._single_writer
 
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
@@ -81,6 +84,18 @@ class ObjectStorage:
                 at += len(part)
         return at
 
+    def size(self, name: str) -> int:
+        low = len(self._range(name, 0, HEAD_BYTES))
+        if low < HEAD_BYTES:
+            return low
+        high = 2 * low
+        while self._range(name, high - 1, high):
+            low, high = high, 2 * high
+        while high - low > 1:  # `low` bytes are there, `high` are not
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._range(name, middle - 1, middle) else (low, middle)
+        return low
+
     def fetch(self, name: str, limit_bytes: int) -> bytes:
         data = self._range(name, 0, limit_bytes + 1)
         if len(data) > limit_bytes:
@@ -97,7 +112,7 @@ class ObjectStorage:
             found, generation = self.get(name)
             if found == data:
                 return  # an earlier try went through though its answer was lost
-            if found is not None and writer_id in buried(found):
+            if found is not None and writer_id in fenced_writers(found):
                 raise Fenced(f"writer {writer_id} was fenced from {self._url}/{name}; open a new manager to write again")
             if found is not None and not found.startswith(TOMBSTONE) and not replace:
                 raise FileExistsError(errno.EEXIST, "Object exists", f"{self._url}/{name}")
@@ -124,7 +139,7 @@ class ObjectStorage:
         names = self.keys(prefix)
         if not recursive:
             names = sorted({prefix + head + cut for name in names for head, cut, _ in [name[len(prefix) :].partition("/")]})
-        return [Entry(name, 0) for name in names if not self._is_tombstone(name)]
+        return [Entry(name, 0 if name.endswith("/") else None) for name in names if not self._is_tombstone(name)]
 
     def delete(self, names: Sequence[str]) -> None:
         pending = [self._kv.write(self._prefix + name, None) for name in names if not name.endswith("/")]
@@ -141,7 +156,7 @@ class ObjectStorage:
 
     @property
     def context(self) -> Any:
-        """Is the tensorstore Context with this process's connections (and its memory:// stores)."""
+        """The tensorstore Context with this process's connections (and its memory:// stores)."""
         return _context()
 
     # --- what claims need besides
@@ -168,7 +183,7 @@ class ObjectStorage:
 
     @property
     def deletes_on_condition(self) -> bool:
-        """Says whether `remove` is one step: of S3 tensorstore asks first and deletes then."""
+        """Whether `remove` is one step: on S3 tensorstore checks first and deletes then."""
         return self._single_writer or not self._url.startswith("s3://")
 
     def remove(self, name: str, generation: bytes) -> None:
@@ -195,7 +210,7 @@ class ObjectStorage:
         if not name.endswith(f"/{RECORD_NAME}") or name.count("/") != 1:
             return False
         try:
-            return self._range(name, 0, _HEAD_BYTES) == TOMBSTONE
+            return self._range(name, 0, len(TOMBSTONE)) == TOMBSTONE
         except FileNotFoundError:
             return True
 

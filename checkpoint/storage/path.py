@@ -29,7 +29,7 @@ class StorePath:
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> StorePath:
-        """Returns the place that a path or URL means, in the store of its parent folder."""
+        """Returns the folder that a path or URL means, in the store of its parent folder."""
         parent, name = split(os.fspath(path))
         return cls(open_storage(parent), name)
 
@@ -41,7 +41,7 @@ class StorePath:
 
     @property
     def basename(self) -> str:
-        """Is the last part of the name."""
+        """The last part of the name."""
         return str(self).rstrip("/").rsplit("/", 1)[-1]
 
     def names(self) -> dict[str, Entry]:

@@ -42,7 +42,7 @@ def marked_record(record: bytes, writers: set[str]) -> bytes:
     return sealed(body)
 
 
-def buried(value: bytes) -> set[str]:
+def fenced_writers(value: bytes) -> set[str]:
     """Returns the writers that a tombstone or a record names as fenced."""
     if value.startswith(TOMBSTONE):
         return set(json.loads(value)["fenced"])

@@ -2,27 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
 
-from ..errors import StepNotFound, TreeMismatch, UnsupportedLeaf
-from ..format.record import ItemRecord
+import numpy as np
+from crc32c import crc32c
+
+from holdfast.multihost import Solo
+
+from ..errors import CommitUnknown, StepExists, StepNotFound, TreeMismatch, UnsupportedLeaf
+from ..format.dtypes import dtype_named
+from ..format.files import FileReport, ItemReport, encode_value, pack_name
+from ..format.grid import Chunk
+from ..format.limits import encode_json
+from ..format.pack_header import HEADER_BYTES
+from ..format.record import ItemRecord, LeafRecord
 from ..format.rename import Names
-from ..layouts.base import BATCH_BYTES, CheckpointReader, RenamedReader, arrays_of, read_leaves, renamed
-from ..layouts.safetensors import SHARD_BYTES
-from ..restoring.per_process import OwnReader, PerProcessSelection, own_leaves
-from ..restoring.reader import ArrayReader
-from ..steps.claims import Claims
-from ..storage.path import StorePath
-from .to_holdfast import to_holdfast
-from .to_safetensors import to_safetensors
+from ..format.tree import describe, flatten, rebuild
+from ..layouts.base import BATCH_BYTES, CheckpointReader, RenamedReader, arrays_of, fresh, leaves_below, read_leaves, renamed
+from ..layouts.safetensors import INDEX, NAMES, SHARD_BYTES, SINGLE, header_of, split_shards
+from ..options import Options
+from ..restoring.devices import Region
+from ..restoring.per_process import PerProcessReader, PerProcessSelection, leaves_of_process
+from ..restoring.reader import ArrayReader, ReadRequest
+from ..saving.commit import commit_record
+from ..saving.pack_writer import pack_parts, plan_pack, write_json
+from ..saving.plan import CHUNK_BYTES, Leaf, Plan, ShardPlacement, make_plan
+from ..saving.record_builder import build_record
+from ..steps.claims import FOLDER, Claims
+from ..steps.garbage import delete_save
+from ..steps.object_claims import open_claims
+from ..steps.opening import give_up_claim, open_root
+from ..storage.base import Part, Storage, count_parts, run_side_by_side
+from ..storage.path import StorePath, join
 
-Progress = Callable[[int], None]
-Selected = tuple[ItemRecord, ArrayReader]
+AHEAD_BYTES = 16 << 20  # of small chunks, read together
+MAX_SHARDS = 4096  # of a leaf: one that is cut finer is read as if it were whole
+PACKS_AT_ONCE = 2  # packs written side by side: each holds two chunks, or for an object store itself twice
+Progress: TypeAlias = Callable[[int], None]
+Selected: TypeAlias = tuple[ItemRecord, ArrayReader]
 
 
 def convert(
-    source: CheckpointReader,
+    checkpoint: CheckpointReader,
     target: StorePath,
     to: str,
     *,
@@ -34,59 +60,58 @@ def convert(
     claims: Claims | None = None,
     progress: Progress = lambda done_bytes: None,
 ) -> str:
-    """Writes what `source` holds as a new checkpoint in the layout `to` ("holdfast", "orbax" or "safetensors"); returns where it is.
+    """Writes a checkpoint anew in the layout `to` ("holdfast", "orbax" or "safetensors"); returns where it is.
 
     For holdfast and Orbax `target` is a root and the checkpoint becomes a step of it, for safetensors it is the folder itself. `items`
     chooses among several (none: all), `under` keeps the leaves below one path, `rename` gives leaves other paths (their tree becomes a
-    flat dict), and `process` says whose copies of leaves that were kept per process. Arrays pass through memory a few at a time; what
-    the source can read only whole (a chunk of Orbax's) is held whole. `claims` are the target's (made if None).
+    flat dict), and `process` says whose copies of leaves that were kept per process. Arrays pass through memory a few at a time; what can
+    be read only whole (a chunk of Orbax's) is held whole. `claims` are the target's (made if None).
     Raises StepExists, UnsupportedLeaf for what the layout cannot hold, Corrupt, the store's OSErrors; what was begun is removed.
     """
-    chosen = _chosen(source, items)
+    chosen = _chosen(checkpoint, items)
     if process is not None:
         chosen = {name: _of_process(found, process) for name, found in chosen.items()}
     if under or rename is not None:
         chosen = {name: _selected(found, under, rename) for name, found in chosen.items()}
     if to == "holdfast":
-        return to_holdfast(source, chosen, target, claims, progress)
-    _refuse_own_values(chosen, to)
+        return _to_holdfast(checkpoint, chosen, target, claims, progress)
+    _refuse_per_process_values(chosen, to)
     if to == "safetensors":
-        return to_safetensors(source, chosen, target, shard_bytes, progress)
+        return _to_safetensors(checkpoint, chosen, target, shard_bytes, progress)
     if to == "orbax":
-        return _to_orbax(source, chosen, target, progress)
+        return _to_orbax(checkpoint, chosen, target, progress)
     raise ValueError(f'there is no layout {to!r}: choose "holdfast", "orbax" or "safetensors"')
 
 
-def _chosen(source: CheckpointReader, items: Sequence[str]) -> dict[str, Selected]:
-    wanted = items or [name for name, kind in source.info.items.items() if kind == "tree"]
-    unknown = [name for name in wanted if name not in source.info.items]
+def _chosen(checkpoint: CheckpointReader, items: Sequence[str]) -> dict[str, Selected]:
+    wanted = items or [name for name, kind in checkpoint.info.items.items() if kind == "tree"]
+    unknown = [name for name in wanted if name not in checkpoint.info.items]
     if unknown:
-        known = ", ".join(source.info.items) or "none"
-        raise StepNotFound(f"{source.info.path} has no item '{unknown[0]}'; it has: {known}", path=source.info.path)
-    return {name: (source.item(name), source.reader(name)) for name in wanted if source.info.items[name] == "tree"}
+        known = ", ".join(checkpoint.info.items) or "none"
+        raise StepNotFound(f"{checkpoint.info.path} has no item '{unknown[0]}'; it has: {known}", path=checkpoint.info.path)
+    return {name: (checkpoint.item(name), checkpoint.reader(name)) for name in wanted if checkpoint.info.items[name] == "tree"}
 
 
 def _of_process(selected: Selected, process: int) -> Selected:
     item, reader = selected
-    found = own_leaves(item, PerProcessSelection(process))
+    found = leaves_of_process(item, PerProcessSelection(process))
     for leaf in found.leaves:
         if leaf.refusal:
             raise TreeMismatch(leaf.refusal, leaf=leaf.path)
     plain = replace(item, leaves=tuple(replace(leaf, per_process=False) for leaf in found.leaves))
-    return plain, RenamedReader(OwnReader(reader, item, PerProcessSelection(process)), plain, found)
+    return plain, RenamedReader(PerProcessReader(reader, item, PerProcessSelection(process)), plain, found)
 
 
 def _selected(selected: Selected, under: str, rename: Names) -> Selected:
     item, reader = selected
-    kept = [leaf for leaf in item.leaves if not under or leaf.path == under or leaf.path.startswith(f"{under}.")]
-    if not kept:
+    kept = replace(item, leaves=tuple(leaves_below(item, under)))
+    if not kept.leaves:
         raise StepNotFound(f"the item '{item.name}' has no leaf below '{under}'")
-    part = replace(item, leaves=tuple(kept))
-    new = renamed(part, rename)
-    return new, RenamedReader(reader, new, part)
+    new = renamed(kept, rename)
+    return new, RenamedReader(reader, new, kept)
 
 
-def _refuse_own_values(chosen: Mapping[str, Selected], to: str) -> None:
+def _refuse_per_process_values(chosen: Mapping[str, Selected], to: str) -> None:
     for item, _ in chosen.values():
         for leaf in item.leaves:
             if leaf.per_process and leaf.grid is None:
@@ -94,10 +119,10 @@ def _refuse_own_values(chosen: Mapping[str, Selected], to: str) -> None:
                 raise UnsupportedLeaf(message, leaf=leaf.path)
 
 
-def _to_orbax(source: CheckpointReader, chosen: Mapping[str, Selected], root: StorePath, progress: Progress) -> str:
+def _to_orbax(checkpoint: CheckpointReader, chosen: Mapping[str, Selected], root: StorePath, progress: Progress) -> str:
     from ..layouts.orbax.write import OrbaxWriter
 
-    target = root / str(source.info.step or 0)
+    target = root / str(checkpoint.info.step or 0)
     writer = OrbaxWriter(target)
     try:
         for name, (item, reader) in chosen.items():
@@ -111,11 +136,295 @@ def _to_orbax(source: CheckpointReader, chosen: Mapping[str, Selected], root: St
                     writer.flush()
                     held = 0
             writer.flush()
-        for name, kind in source.info.items.items():
+        for name, kind in checkpoint.info.items.items():
             if kind == "json":
-                writer.add_json(name, source.json(name))
-        writer.finish(metrics=source.info.metrics, metadata=source.info.metadata)
+                writer.add_json(name, checkpoint.json(name))
+        writer.finish(metrics=checkpoint.info.metrics, metadata=checkpoint.info.metadata)
     except BaseException:
         writer.abandon()
         raise
     return str(target)
+
+
+def _to_safetensors(
+    checkpoint: CheckpointReader, chosen: Mapping[str, Selected], folder: StorePath, shard_bytes: int, progress: Progress
+) -> str:
+    """Writes the chosen items as one file, or as shards of `shard_bytes` with an index; returns where. Raises StepExists, UnsupportedLeaf.
+
+    One leaf is in memory at a time; on an object store one file.
+    """
+    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in folder.names()):
+        raise StepExists(f"{folder} holds safetensors files already; choose another folder", path=str(folder))
+    leaves, texts = _named(chosen)
+    if checkpoint.info.step is not None:
+        texts["step"] = str(checkpoint.info.step)
+    shapes = {name: _shape_and_dtype(name, leaf) for name, (leaf, _) in leaves.items()}
+    sizes = {name: int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
+    limit = folder.storage.max_file_bytes
+    shards = split_shards(sizes, shard_bytes if limit is None else min(shard_bytes, limit - HEADER_BYTES)) or [[]]
+    files = [SINGLE] if len(shards) == 1 else [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    try:
+        for file, names in zip(files, shards, strict=True):
+            head, order = header_of({name: shapes[name] for name in names}, texts)
+            size = len(head) + sum(sizes[name] for name in names)
+            folder.storage.write((folder / file).name, size, _parts(head, order, leaves, progress))
+        if len(shards) > 1:
+            _write_index(folder, dict(zip(files, shards, strict=True)), sum(sizes.values()))
+    except BaseException:
+        folder.storage.delete([(folder / file).name for file in [*files, INDEX]] + ([f"{folder.name}/"] if folder.name else []))
+        raise
+    return str(folder)
+
+
+def _named(chosen: Mapping[str, Selected]) -> tuple[dict[str, tuple[LeafRecord, ArrayReader]], dict[str, str]]:
+    """Returns the arrays, and the texts for the file's metadata, by the names that they get."""
+    leaves: dict[str, tuple[LeafRecord, ArrayReader]] = {}
+    texts: dict[str, str] = {"format": "pt"}
+    for item_name, (item, reader) in chosen.items():
+        for leaf in item.leaves:
+            name = f"{item_name}.{plain_name(leaf.path)}" if len(chosen) > 1 else plain_name(leaf.path)
+            if name in leaves or name in texts:
+                raise UnsupportedLeaf(f"two leaves would be called '{name}' in a safetensors file; rename one of them", leaf=leaf.path)
+            if isinstance(leaf.value, (str, bytes)):
+                texts[name] = leaf.value if isinstance(leaf.value, str) else leaf.value.hex()
+            else:
+                leaves[name] = (leaf, reader)
+    return leaves, texts
+
+
+def _write_index(folder: StorePath, shards: Mapping[str, Sequence[str]], size: int) -> None:
+    weight_map = {name: file for file, names in shards.items() for name in names}
+    data = json.dumps({"metadata": {"total_size": size}, "weight_map": weight_map}, indent=2).encode()
+    folder.storage.write((folder / INDEX).name, len(data), [(0, [memoryview(data)])])
+
+
+def plain_name(path: str) -> str:
+    """Returns a leaf path without its escapes, as people write it: `\\.` is a dot."""
+    return path if "\\" not in path else "".join(_unescaped(path))
+
+
+def _unescaped(path: str) -> Iterator[str]:
+    characters = iter(path)
+    for character in characters:
+        if character != "\\":
+            yield character
+            continue
+        following = next(characters, "")
+        yield {"r": "value", "e": ""}.get(following, following)
+
+
+def _shape_and_dtype(name: str, leaf: LeafRecord) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    dtype = np.asarray(leaf.value).dtype if leaf.grid is None else dtype_named(leaf.dtype)
+    if dtype not in NAMES:
+        message = f"a safetensors file cannot hold '{name}' of dtype {dtype}; leave it out (--path) or cast it before saving"
+        raise UnsupportedLeaf(message, leaf=leaf.path, found=str(dtype))
+    assert dtype is not None
+    return leaf.shape, dtype
+
+
+def _parts(head: bytes, order: Sequence[str], leaves: Mapping[str, tuple[LeafRecord, ArrayReader]], progress: Progress) -> Iterator[Part]:
+    """Yields a file in its own order, while the leaves are read."""
+    yield 0, [memoryview(head)]
+    offset = len(head)
+    for name in order:
+        leaf, reader = leaves[name]
+        array = np.asarray(leaf.value) if leaf.grid is None else next(read_leaves(reader, [leaf]))[1]
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        if data.nbytes:
+            yield offset, [data.data]
+        offset += data.nbytes
+        progress(data.nbytes)
+
+
+def _to_holdfast(
+    checkpoint: CheckpointReader, chosen: Mapping[str, Selected], root: StorePath, claims: Claims | None, progress: Progress
+) -> str:
+    """Writes the chosen items, and the JSON items, as a step of `root`; returns where it is. Raises StepExists.
+
+    The plan is made of the records instead of live arrays, with their own grids as far as they have them. Each pack is written while its
+    chunks are read, in their order.
+    """
+    storage, step = root.storage, checkpoint.info.step or 0
+    claims = claims or open_claims(storage)
+    opened = open_root(storage, claims, Solo(), Options())
+    try:
+        if step in opened.steps or step in opened.foreign:
+            raise StepExists(f"step {step} is already in {root}; choose another place or delete it first", path=str(root), step=step)
+        names = [*chosen, *(name for name, kind in checkpoint.info.items.items() if kind == "json")]
+        try:
+            _write_step(checkpoint, chosen, storage, step, opened.writer.id, progress)
+        except CommitUnknown:
+            raise
+        except BaseException:
+            delete_save(storage, step, names, 0, opened.writer.id)
+            raise
+    finally:
+        give_up_claim(storage, claims, opened.writer)
+    return str(root / str(step))
+
+
+def _write_step(
+    checkpoint: CheckpointReader, chosen: Mapping[str, Selected], storage: Storage, step: int, writer_id: str, progress: Progress
+) -> None:
+    started_s, info = time.time(), checkpoint.info
+    items: dict[str, tuple[Plan | None, list[ItemReport]]] = {}
+    for name, (item, reader) in chosen.items():
+        items[name] = write_item(item, reader, storage, str(step), writer_id, progress)
+    for name, kind in info.items.items():
+        if kind == "json":
+            items[name] = (None, [write_json(storage, str(step), name, writer_id, 0, _json_data(name, checkpoint.json(name)))])
+    metrics = {name: value for name, value in info.metrics.items() if isinstance(value, (int, float))}
+    processes = max([len(reports) for _, reports in items.values()], default=1)
+    facts = {"started_s": started_s, "finished_s": time.time(), "metrics": metrics, "metadata": info.metadata}
+    record = build_record(step, items, writer=writer_id, processes=processes, **facts)
+    commit_record(storage, str(step), record, f"{FOLDER}/{writer_id}", writer_id)
+
+
+def _json_data(item: str, value: Any) -> bytes:
+    try:
+        return encode_json(value, f"the item {item!r}")
+    except (TypeError, ValueError) as error:
+        raise UnsupportedLeaf(str(error), leaf=item) from error
+
+
+def write_item(
+    item: ItemRecord, reader: ArrayReader, storage: Storage, step_dir: str, writer_id: str, progress: Progress
+) -> tuple[Plan, list[ItemReport]]:
+    """Writes the packs of one item; returns the plan and the reports that the record is made of. At most a few chunks are in memory."""
+    tree, found = _in_order(item)
+    placements: dict[Any, ShardPlacement | None] = {}
+    plan = make_plan(tree, [_leaf(leaf, path, placements) for leaf, path in found], max_file_bytes=storage.max_file_bytes)
+    whole = replace(plan, own={pack: tuple(replace(chunk, inside=None) for chunk in chunks) for pack, chunks in plan.own.items()}, cache={})
+    leaves = [leaf for leaf, _ in found]
+
+    def write(pack: int) -> FileReport:
+        planned, crcs = plan_pack(whole, pack), list[int]()
+        stream = _ChunkStream(reader, [_chunk_region(plan, chunk, leaves[chunk.leaf]) for chunk in plan.own[pack]])
+        name = pack_name(0, pack, writer_id)
+        parts = count_parts(pack_parts(planned, stream.shards(), crcs), progress)
+        storage.write(join(step_dir, item.name, name), planned.size, parts)
+        return FileReport(name, planned.size, planned.head_bytes, crc32c(planned.header(crcs)))
+
+    files = run_side_by_side(write, list(plan.own), PACKS_AT_ONCE)
+    return plan, _reports(plan, files, leaves)
+
+
+def _reports(plan: Plan, files: Sequence[FileReport], leaves: Sequence[LeafRecord]) -> list[ItemReport]:
+    """Returns a report as of one process that wrote all, and one more for each process that values were kept for."""
+    values = [leaf for leaf in leaves if leaf.grid is None]
+    first = tuple(encode_value(leaf.value[0] if leaf.per_process else leaf.value) for leaf in values)
+    reports = [ItemReport(0, plan.hash, tuple(files), (), first)]
+    own = [leaf.value for leaf in values if leaf.per_process]
+    for process in range(1, max(map(len, own), default=1)):
+        reports.append(ItemReport(process, plan.hash, (), (), tuple(encode_value(value[process]) for value in own)))
+    return reports
+
+
+def _in_order(item: ItemRecord) -> tuple[Any, list[tuple[LeafRecord, str]]]:
+    """Returns the description of the tree and its leaves with their paths in our layout, in flatten order."""
+    skeleton = rebuild(item.tree, list(range(len(item.leaves))))
+    description, paths = describe(skeleton)
+    order = flatten(skeleton)[0]
+    tree = item.tree if order == sorted(order) else description  # the item's own names the types
+    return tree, [(item.leaves[index], path) for index, path in zip(order, paths, strict=True)]
+
+
+def _leaf(leaf: LeafRecord, path: str, placements: dict[Any, ShardPlacement | None]) -> Leaf:
+    if leaf.grid is None:
+        return Leaf(path, leaf.kind, per_process=leaf.per_process)
+    shards = tuple(size // shard if shard else 1 for size, shard in zip(leaf.shape, leaf.grid.shard_shape, strict=True))
+    if shards not in placements:
+        placements[shards] = _placement(shards)
+    itemsize = leaf.numpy_dtype.itemsize
+    return Leaf(path, leaf.kind, leaf.dtype, leaf.shape, itemsize, placements[shards], leaf.sharding, leaf.impl, leaf.per_process)
+
+
+def _placement(shards: tuple[int, ...]) -> ShardPlacement | None:
+    """Returns a placement by which one process holds all shards, so that chunks keep within them; None for one shard."""
+    count = math.prod(shards)
+    if not 1 < count <= MAX_SHARDS:
+        return None
+    return ShardPlacement(shards, np.zeros((count, 1), np.int64), np.arange(count, dtype=np.int64)[:, None])
+
+
+class _ChunkRegion(NamedTuple):
+    """A chunk as a region of a stored leaf, and the region that has to be read for it."""
+
+    leaf: LeafRecord
+    region: Region
+    read_region: Region
+
+    @property
+    def is_cut(self) -> bool:
+        return self.read_region != self.region
+
+
+def _chunk_region(plan: Plan, chunk: Chunk, leaf: LeafRecord) -> _ChunkRegion:
+    placement, grid = plan.leaves[chunk.leaf].placement, leaf.grid
+    assert grid is not None
+    shard_shape, base = leaf.shape, [0] * len(leaf.shape)
+    if placement is not None:
+        shard_shape = tuple(size // count for size, count in zip(leaf.shape, placement.shards_per_axis, strict=True))
+        base = [int(at) * size for at, size in zip(np.unravel_index(chunk.slot, placement.shards_per_axis), shard_shape, strict=True)]
+    whole = tuple((start, start + size) for start, size in zip(base, shard_shape, strict=True))
+    region = whole
+    if chunk.inside is not None:
+        region = tuple((start + cut.start, start + cut.stop) for start, cut in zip(base, chunk.inside, strict=True))
+    reads_little_more = math.prod(grid.chunk_shape) * leaf.numpy_dtype.itemsize <= CHUNK_BYTES
+    return _ChunkRegion(leaf, region, region if reads_little_more else whole)
+
+
+class _ChunkStream:
+    """Reads what one pack needs, in the pack's order: small chunks several at once, and what can be read only whole, once."""
+
+    def __init__(self, reader: ArrayReader, regions: Sequence[_ChunkRegion]) -> None:
+        self._reader, self._regions = reader, regions
+        self._ready: dict[int, Any] = {}
+        self._held: tuple[Any, Any] = (None, None)
+
+    def shards(self) -> list[Any]:
+        """Returns one for each chunk, in order, to be read when its turn comes."""
+        return [_LazyChunk(self, index) for index in range(len(self._regions))]
+
+    def take(self, index: int) -> Any:
+        """Returns a chunk's array, once."""
+        if index not in self._ready:
+            region = self._regions[index]
+            if region.is_cut:
+                return self._cut(region)
+            self._read_ahead(index)
+        return self._ready.pop(index)
+
+    def _read_ahead(self, index: int) -> None:
+        reads: list[ReadRequest] = []
+        size = 0
+        for region in self._regions[index:]:
+            read = ReadRequest(region.leaf, region.region)
+            size += read.nbytes
+            if reads and (region.is_cut or size > AHEAD_BYTES):
+                break
+            reads.append(read)
+        self._reader.fill(reads, fresh)
+        self._ready.update((index + offset, read.array) for offset, read in enumerate(reads))
+
+    def _cut(self, region: _ChunkRegion) -> Any:
+        key = id(region.leaf), region.read_region
+        if self._held[0] != key:
+            self._held = (None, None)  # not both at a time
+            read = ReadRequest(region.leaf, region.read_region)
+            self._reader.fill([read], fresh)
+            self._held = (key, read.array)
+        return self._held[1][
+            tuple(slice(a - first, b - first) for (a, b), (first, _) in zip(region.region, region.read_region, strict=True))
+        ]
+
+
+class _LazyChunk(NamedTuple):
+    """A chunk that is read when its turn comes."""
+
+    stream: _ChunkStream
+    at: int
+
+    def get(self) -> Any:
+        """Returns the chunk's array."""
+        return self.stream.take(self.at)

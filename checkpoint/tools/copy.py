@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import CheckpointError, Corrupt, StepExists
 from ..format.record import Record, parse_record, read_record
-from ..layouts.detect import recognise
+from ..layouts.detect import open_if_finished
 from ..layouts.orbax import metadata as orbax
 from ..restoring.restore import verify_step
 from ..steps.claims import FOLDER, Claims, this_writer
@@ -16,17 +16,16 @@ from ..steps.garbage import fence_others
 from ..storage.base import Part, run_side_by_side
 from ..storage.path import StorePath
 from ..storage.tombstone import RECORD_NAME
-from .repack import CopyJob, resplit
+from .repack import CopyJob, repack
 
-PIECE_BYTES = 16 << 20
-HEAD_BYTES = 1 << 20  # of a file whose size no listing tells: most are shorter
+READ_BYTES = 16 << 20  # at a time
 _LAST = (orbax.MARKER, orbax.CHECKPOINT_METADATA, orbax.COMMITTED)  # what makes a folder of Orbax's count as finished
 Progress = Callable[[int], None]
 
 
 @dataclass
 class Copied:
-    """What a copy did: files written, files that were there already, bytes written."""
+    """The report of a copy: files written, files that were there already, bytes written."""
 
     written: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
@@ -47,7 +46,7 @@ def copy_checkpoint(source: StorePath, target: StorePath, claims: Claims, progre
     for name in sorted(files, key=lambda name: (name in _LAST, name)):
         _check_size(target, name, files[name])
         _copy_file(source, target, CopyJob(name, name, 0, files[name]), done, progress)
-    copy = recognise(target)
+    copy = open_if_finished(target)
     if copy is None:
         raise CheckpointError(f"{target} is not a checkpoint after the copy of {source}: is the source one?", path=str(target))
     copy.verify()
@@ -56,12 +55,12 @@ def copy_checkpoint(source: StorePath, target: StorePath, claims: Claims, progre
 
 def _copy_ours(source: StorePath, target: StorePath, claims: Claims, progress: Progress) -> Copied:
     record = read_record(source.storage, source.name)
-    jobs, data = resplit(source.storage, source.name, record, source.fetch(RECORD_NAME), target.storage.max_file_bytes)
+    jobs, data = repack(source.storage, source.name, record, source.fetch(RECORD_NAME), target.storage.max_file_bytes)
     copied, done = parse_record(data, f"{target}/{RECORD_NAME}"), Copied()
     is_there = RECORD_NAME in target.names()
     if is_there:
         _refuse_other(target, source, data)
-    with _claimed(source, target, claims, record.writer) as claim:
+    with _claimed(source, target, claims, record.writer_id) as claim:
         for job in jobs:
             _copy_file(source, target, job, done, progress)
         _verify(source, record, target, copied)
@@ -75,10 +74,10 @@ def _copy_ours(source: StorePath, target: StorePath, claims: Claims, progress: P
 
 
 @contextlib.contextmanager
-def _claimed(source: StorePath, target: StorePath, claims: Claims, tag: str) -> Iterator[str]:
+def _claimed(source: StorePath, target: StorePath, claims: Claims, save_id: str) -> Iterator[str]:
     """Holds a claim to commit by, and one by the name that is in the packs: no sweep takes them for a dead writer's."""
     me = this_writer()
-    holder = replace(me, id=tag[:8])
+    holder = replace(me, id=save_id[:8])
     fence_others(claims, me)
     claims.forget_fenced()
     if holder.id in claims.standing():
@@ -94,7 +93,7 @@ def _claimed(source: StorePath, target: StorePath, claims: Claims, tag: str) -> 
 
 
 def _verify(source: StorePath, record: Record, target: StorePath, copied: Record) -> None:
-    """Reads the copy back; where it is not as it should be, says which of the two is damaged."""
+    """Reads the copy back; the error says which of the two is damaged."""
     try:
         verify_step(target.storage, target.name, copied)
     except Corrupt as error:
@@ -108,47 +107,29 @@ def _copy_file(source: StorePath, target: StorePath, job: CopyJob, done: Copied,
         done.skipped.append(job.name)
         progress(job.size)
         return
-    target.storage.write((target / job.name).name, job.size, _pieces(source, job, progress))
+    target.storage.write((target / job.name).name, job.size, _parts(source, job, progress))
     done.written.append(job.name)
     done.bytes += job.size
 
 
-def file_sizes(place: StorePath) -> dict[str, int]:
-    """Returns the files of a checkpoint with their sizes; where listings tell none (object stores), the record's, or by trying."""
-    entries = place.storage.list(place.name, recursive=True)
-    sizes = {entry.name.removeprefix(f"{place.name}/"): entry.size for entry in entries}
+def file_sizes(folder: StorePath) -> dict[str, int]:
+    """Returns the files of a checkpoint with their sizes; where a listing has none, from the record, or from the store."""
+    entries = folder.storage.list(folder.name, recursive=True)
+    sizes = {entry.name.removeprefix(f"{folder.name}/"): entry.size for entry in entries}
     sizes = {name: size for name, size in sizes.items() if not name.startswith(f"{FOLDER}/")}
-    if "://" not in place.storage.root:
-        return sizes
-    if RECORD_NAME in sizes:
-        record = read_record(place.storage, place.name)
+    unknown = [name for name, size in sizes.items() if size is None]
+    if RECORD_NAME in unknown:
+        record = read_record(folder.storage, folder.name)
         return {file.name: file.size for item in record.items.values() for file in item.files} | {RECORD_NAME: 0}
-    return dict(zip(sizes, run_side_by_side(lambda name: _size_of(place, name), list(sizes), place.storage.max_concurrency), strict=True))
+    asked = run_side_by_side(lambda name: folder.storage.size((folder / name).name), unknown, folder.storage.max_concurrency)
+    return {name: size for name, size in sizes.items() if size is not None} | dict(zip(unknown, asked, strict=True))
 
 
-def _size_of(place: StorePath, name: str) -> int:
-    """Returns a file's size: its head is read, and of a longer one single bytes, until its end is found."""
-    low = place.read(name, 0, [memoryview(bytearray(HEAD_BYTES))])
-    if low < HEAD_BYTES:
-        return low
-    high = 2 * low
-    while _has_byte(place, name, high - 1):
-        low, high = high, 2 * high
-    while high - low > 1:  # bytes below `low` are there, the one before `high` is not
-        middle = (low + high) // 2
-        low, high = (middle, high) if _has_byte(place, name, middle - 1) else (low, middle)
-    return low
-
-
-def _has_byte(place: StorePath, name: str, at: int) -> bool:
-    return place.read(name, at, [memoryview(bytearray(1))]) == 1
-
-
-def _has_size(place: StorePath, name: str, size: int) -> bool:
-    """Tells whether there is a file that ends exactly after `size` bytes."""
+def _has_size(folder: StorePath, name: str, size: int) -> bool:
+    """Returns whether there is a file of exactly `size` bytes, by one read: of an object `Storage.size` makes many."""
     end = memoryview(bytearray(2))
     try:
-        return place.read(name, max(0, size - 1), [end]) == (1 if size else 0)
+        return folder.read(name, max(0, size - 1), [end]) == (1 if size else 0)
     except (FileNotFoundError, NotADirectoryError):
         return False
 
@@ -166,11 +147,11 @@ def _check_size(target: StorePath, name: str, size: int) -> None:
         raise CheckpointError(message, path=str(target))
 
 
-def _pieces(source: StorePath, job: CopyJob, progress: Progress) -> Iterable[Part]:
+def _parts(source: StorePath, job: CopyJob, progress: Progress) -> Iterable[Part]:
     if job.head:
         yield 0, [memoryview(job.head)]
-    for at in range(0, job.length, PIECE_BYTES):
-        buffer = memoryview(bytearray(min(PIECE_BYTES, job.length - at)))
+    for at in range(0, job.length, READ_BYTES):
+        buffer = memoryview(bytearray(min(READ_BYTES, job.length - at)))
         try:
             got = source.read(job.source, job.offset + at, [buffer])
         except FileNotFoundError:

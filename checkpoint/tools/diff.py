@@ -15,7 +15,7 @@ from ..restoring.reader import ArrayReader, ReadRequest
 from ..restoring.restore import allocate
 
 BATCH_BYTES = 64 << 20
-PIECE = 1 << 20  # elements that are compared at once
+COMPARED = 1 << 20  # elements at once
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,9 @@ def _compare_batch(
 ) -> Iterator[LeafDifference]:
     sides = []
     for reader, leaves in zip(readers, zip(*batch, strict=True), strict=True):
-        targets = [ReadRequest(leaf, tuple((0, size) for size in leaf.shape)) for leaf in leaves]
-        reader.fill(targets, allocate)
-        sides.append([target.array for target in targets])
+        reads = [ReadRequest(leaf, tuple((0, size) for size in leaf.shape)) for leaf in leaves]
+        reader.fill(reads, allocate)
+        sides.append([read.array for read in reads])
     for (leaf, other), one, two in zip(batch, *sides, strict=True):
         assert one is not None and two is not None
         found = difference(one, two)
@@ -143,16 +143,17 @@ def difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> tuple[float,
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
     max_abs = max_rel = 0.0
     count = 0
-    for start in range(0, flat_a.size, PIECE):
-        piece = slice(start * a.itemsize, (start + PIECE) * a.itemsize)
-        unequal = (bytes_a[piece] != bytes_b[piece]).reshape(-1, a.itemsize).any(axis=1)
+    for start in range(0, flat_a.size, COMPARED):
+        window = slice(start * a.itemsize, (start + COMPARED) * a.itemsize)
+        unequal = (bytes_a[window] != bytes_b[window]).reshape(-1, a.itemsize).any(axis=1)
         count += int(unequal.sum())
         if not unequal.any():
             continue
-        x = flat_a[start : start + PIECE][unequal].astype(wide)
-        y = flat_b[start : start + PIECE][unequal].astype(wide)
-        finite = np.isfinite(x) & np.isfinite(y)
-        gap, scale = np.abs(x - y)[finite], np.maximum(np.abs(x), np.abs(y))[finite]
+        with np.errstate(invalid="ignore", over="ignore"):  # of signalling NaNs, infinities and the largest numbers
+            x = flat_a[start : start + COMPARED][unequal].astype(wide)
+            y = flat_b[start : start + COMPARED][unequal].astype(wide)
+            finite = np.isfinite(x) & np.isfinite(y)
+            gap, scale = np.abs(x - y)[finite], np.maximum(np.abs(x), np.abs(y))[finite]
         max_abs = max(max_abs, float(gap.max(initial=0.0)))
         max_rel = max(max_rel, float(np.divide(gap, scale, out=np.zeros_like(gap), where=scale > 0).max(initial=0.0)))
     return max_abs, max_rel, count

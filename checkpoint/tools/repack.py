@@ -17,7 +17,7 @@ from crc32c import crc32c
 from ..format.files import pack_name
 from ..format.grid import chunk_name
 from ..format.pack_header import HEADER_BYTES, ChunkEntry, header_around, join_header
-from ..format.record import ItemRecord, Record, cell_runs, parse_record
+from ..format.record import ItemRecord, Record, chunk_runs, parse_record
 from ..restoring.reader import ItemReader
 from ..storage.base import Storage
 from ..storage.path import join
@@ -39,7 +39,7 @@ class CopyJob:
         return len(self.head) + self.length
 
 
-class _File(NamedTuple):
+class _NewFile(NamedTuple):
     """A file of the new record, and the names of its chunks (None: those of the old file)."""
 
     job: CopyJob
@@ -47,7 +47,7 @@ class _File(NamedTuple):
     chunks: Sequence[str] | None
 
 
-def resplit(storage: Storage, step_dir: str, record: Record, data: bytes, limit_bytes: int | None) -> tuple[list[CopyJob], bytes]:
+def repack(storage: Storage, step_dir: str, record: Record, data: bytes, limit_bytes: int | None) -> tuple[list[CopyJob], bytes]:
     """Returns the files of a copy of a step, none longer than `limit_bytes`, and the bytes of its record (`data` is the source's).
 
     Raises Corrupt or HostileCheckpoint where a pack's header is not what it was.
@@ -70,25 +70,26 @@ def resplit(storage: Storage, step_dir: str, record: Record, data: bytes, limit_
     return jobs, new
 
 
-def _divide(storage: Storage, step_dir: str, item: ItemRecord, limit_bytes: int) -> list[list[_File]]:
+def _divide(storage: Storage, step_dir: str, item: ItemRecord, limit_bytes: int) -> list[list[_NewFile]]:
     """Returns what becomes of each file of an item; a process's packs are numbered anew."""
     large = [index for index, file in enumerate(item.files) if file.size > limit_bytes]
     headers = ItemReader(storage, step_dir, item).load_headers(large)
     numbers: Counter[int] = Counter()
     divided = []
     for index, file in enumerate(item.files):
-        process, _, tag = file.name.rpartition("/")[2].removesuffix(".safetensors").split("-")
+        process, _, save_id = file.name.rpartition("/")[2].removesuffix(".safetensors").split("-")
         found = []
         for chunks in _groups(headers[index], limit_bytes - HEADER_BYTES) if index in headers else [None]:
-            name = f"{item.name}/{pack_name(int(process), numbers[int(process)], tag)}"
+            name = f"{item.name}/{pack_name(int(process), numbers[int(process)], save_id)}"
             numbers[int(process)] += 1
             if chunks is None:
-                found.append(_File(CopyJob(name, file.name, 0, file.size), [name, file.size, file.head, file.crc], None))
+                found.append(_NewFile(CopyJob(name, file.name, 0, file.size), [name, file.size, file.head, file.crc], None))
                 continue
-            head = _head(chunks)
-            length = sum(stored.nbytes for _, stored in chunks)
+            before, after = header_around([(chunk, entry.dtype, entry.shape, entry.nbytes) for chunk, entry in chunks])
+            head = join_header(before, (entry.crc for _, entry in chunks), after)
+            length = sum(entry.nbytes for _, entry in chunks)
             job = CopyJob(name, file.name, chunks[0][1].start, length, head)
-            found.append(_File(job, [name, job.size, len(head), crc32c(head)], [chunk for chunk, _ in chunks]))
+            found.append(_NewFile(job, [name, job.size, len(head), crc32c(head)], [chunk for chunk, _ in chunks]))
         divided.append(found)
     return divided
 
@@ -97,23 +98,17 @@ def _groups(header: Mapping[str, ChunkEntry], limit_bytes: int) -> Iterator[list
     """Yields runs of a pack's chunks, in its order, of at most so many bytes."""
     group: list[tuple[str, ChunkEntry]] = []
     held = 0
-    for name, stored in sorted(header.items(), key=lambda pair: (pair[1].start, pair[1].nbytes)):
-        if group and held + stored.nbytes > limit_bytes:
+    for name, entry in sorted(header.items(), key=lambda pair: (pair[1].start, pair[1].nbytes)):
+        if group and held + entry.nbytes > limit_bytes:
             yield group
             group, held = [], 0
-        group.append((name, stored))
-        held += stored.nbytes
+        group.append((name, entry))
+        held += entry.nbytes
     yield group
 
 
-def _head(chunks: Sequence[tuple[str, ChunkEntry]]) -> bytes:
-    """Returns the length and the header of a pack of these chunks."""
-    head, tail = header_around([(name, stored.dtype, stored.shape, stored.nbytes) for name, stored in chunks])
-    return join_header(head, (stored.crc for _, stored in chunks), tail)
-
-
-def _rewrite(about: dict[str, Any], item: ItemRecord, files: Sequence[Sequence[_File]]) -> None:
-    """Puts the new files into the record of an item, and for each leaf which of them holds which cell."""
+def _rewrite(about: dict[str, Any], item: ItemRecord, files: Sequence[Sequence[_NewFile]]) -> None:
+    """Puts the new files into the record of an item, and for each leaf which of them holds which chunk."""
     about["files"] = [file.entry for found in files for file in found]
     first, of_chunk = [], {}
     at = 0
@@ -127,10 +122,10 @@ def _rewrite(about: dict[str, Any], item: ItemRecord, files: Sequence[Sequence[_
     for leaf, facts in zip(item.leaves, about["leaves"], strict=True):
         if leaf.grid is None or leaf.files is None:
             continue
-        names = [chunk_name(leaf.path, leaf.grid.region(cell), leaf.shape) for cell in range(leaf.grid.num_chunks)]
+        names = [chunk_name(leaf.path, leaf.grid.region(index), leaf.shape) for index in range(leaf.grid.num_chunks)]
         where = np.array([of_chunk.get(name, first[int(old)]) for name, old in zip(names, leaf.files, strict=True)], np.int64)
         key = where.tobytes()
         if key not in tables:
             tables[key] = len(about["cells"])
-            about["cells"].append(cell_runs(where))
+            about["cells"].append(chunk_runs(where))
         facts["cells"] = tables[key]

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import save
-from holdfast.checkpoint.layouts.base import total_bytes
-from holdfast.checkpoint.layouts.detect import open_source
+from holdfast.checkpoint.layouts.base import CheckpointReader, total_bytes
+from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath
@@ -77,22 +77,22 @@ def test_no_bar_without_a_terminal() -> None:
 
 
 @pytest.mark.parametrize("layout", ["holdfast", "orbax", "safetensors"])
-def test_verify_and_diff_tell_how_far_they_are(layout: str, tmp_path: Path) -> None:
+def test_verify_and_diff_report_how_far_they_are(layout: str, tmp_path: Path) -> None:
     """Every layout reports the bytes of its arrays while it reads them, in many steps."""
     save(tmp_path / "a", {f"w{i}": jnp.asarray(np.arange(1 << 18, dtype=np.float32)) for i in range(24)})
-    convert(open_source(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), layout)
-    heard: list[int] = []
+    convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), layout)
+    reported: list[int] = []
 
-    def opened() -> object:
-        return open_source(tmp_path / "b", wrap=lambda storage: CountingStorage(storage, heard.append))
+    def opened() -> CheckpointReader:
+        return open_checkpoint(tmp_path / "b", wrap=lambda storage: CountingStorage(storage, reported.append))
 
-    source = opened()
-    total = total_bytes(source)  # type: ignore[arg-type]
-    for work in (lambda: source.verify(), lambda: list(compare(source, opened()))):  # type: ignore[attr-defined, arg-type]
-        heard.clear()
+    checkpoint = opened()
+    total = total_bytes(checkpoint)
+    for work in (checkpoint.verify, lambda: list(compare(checkpoint, opened()))):
+        reported.clear()
         work()
-        times = len([size for size in heard if size > 1 << 16])
-        assert total <= sum(heard) < 2.1 * total + (1 << 20) and times >= 6, (total, heard)
+        times = len([size for size in reported if size > 1 << 16])
+        assert total <= sum(reported) < 2.1 * total + (1 << 20) and times >= 6, (total, reported)
 
 
 INTERRUPT = """

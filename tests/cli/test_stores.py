@@ -8,20 +8,16 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, Corrupt, Json, StepExists, load, save, verify
-from holdfast.checkpoint.layouts.detect import find_steps, open_source
-from holdfast.checkpoint.steps.claims import this_writer
+from holdfast.checkpoint import CheckpointManager, Json, load, save
+from holdfast.checkpoint.layouts.detect import find_steps, open_checkpoint
 from holdfast.checkpoint.steps.object_claims import open_claims
-from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath, open_storage
 from holdfast.checkpoint.tools.convert import convert
@@ -133,91 +129,6 @@ def test_a_command_by_itself(servers: dict[str, str], run7: Path) -> None:
     assert [row["step"] for row in json.loads(done.stdout)] == [1, 2, 3] and done.stderr == ""
 
 
-class Bounded(CountingStorage):
-    """A store that takes short files only."""
-
-    limit_bytes = 17 << 20
-
-    @property
-    def max_file_bytes(self) -> int | None:
-        return self.limit_bytes
-
-    def write(self, name: str, size: int, parts: Any) -> None:
-        assert size <= self.limit_bytes, (name, size)
-        super().write(name, size, parts)
-
-
-def test_packs_that_are_too_long_are_divided(tmp_path: Path) -> None:
-    """To a store that takes no file as long as a pack, the chunks go into more packs; all is verified, restored alike, and resumed."""
-    rng = np.random.default_rng(0)
-    tree = {f"w{i}": rng.integers(0, 255, (2 << 20) + i % 5, dtype=np.uint8) for i in range(40)}
-    tree |= {f"x{i}": np.full(3 + i % 4, i, np.float16) for i in range(50)}
-    save(tmp_path / "a", {**tree, "n": 7, "long": [jnp.ones((3, 5))]}, step=4, metadata={"who": "me"})
-    source = StorePath(LocalStorage(tmp_path / "a"))
-    packs = [size for name, size in file_sizes(source).items() if name.endswith(".safetensors")]
-    assert max(packs) > Bounded.limit_bytes
-    local = open_storage(tmp_path / "b")
-    claims = open_claims(local)
-    target = StorePath(Bounded(local, lambda done: None))
-    heard: list[int] = []
-    done = copy_checkpoint(source, target, claims, heard.append)
-    assert len(done.written) > len(packs) + 1 and sum(heard) >= 80 << 20
-    assert verify(tmp_path / "b").leaves == len(tree) + 2
-    one, two = load(tmp_path / "a"), load(tmp_path / "b")
-    assert (
-        jax.tree.structure(one) == jax.tree.structure(two) and two["n"] == 7 and open_source(tmp_path / "b").info.metadata == {"who": "me"}
-    )
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
-    assert copy_checkpoint(source, target, claims).written == []
-    (tmp_path / "b/checkpoint.json").unlink()
-    victim = tmp_path / "b" / done.written[3]
-    victim.unlink()
-    assert sorted(copy_checkpoint(source, target, claims).written) == sorted([done.written[3], "checkpoint.json"])
-    assert not (tmp_path / "b/.holdfast").exists()
-    save(tmp_path / "c", tree, step=4)
-    with pytest.raises(StepExists, match="another checkpoint"):
-        copy_checkpoint(StorePath(LocalStorage(tmp_path / "c")), target, claims)
-
-
-def test_a_damaged_source_never_becomes_a_step(tmp_path: Path) -> None:
-    """The copy is read back before its record is written, and the error says which of the two is damaged."""
-    save(tmp_path / "a", {"w": jnp.ones((64, 64))})
-    (pack,) = (tmp_path / "a/state").iterdir()
-    whole = pack.read_bytes()
-    pack.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
-    target = open_storage(tmp_path / "b")
-    claims = open_claims(target)
-    with pytest.raises(Corrupt) as caught:
-        copy_checkpoint(StorePath(LocalStorage(tmp_path / "a")), StorePath(target), claims)
-    assert caught.value.file == str(pack) and not (tmp_path / "b/checkpoint.json").exists()
-    pack.write_bytes(whole)
-    with pytest.raises(Corrupt, match="The source is whole: delete this file of the copy") as caught:
-        copy_checkpoint(StorePath(LocalStorage(tmp_path / "a")), StorePath(target), claims)
-    Path(caught.value.file).unlink()
-    copy_checkpoint(StorePath(LocalStorage(tmp_path / "a")), StorePath(target), claims)
-    assert load(tmp_path / "b")["w"].sum() == 64 * 64
-
-
-def test_a_sweep_leaves_a_copy_under_way_alone(tmp_path: Path) -> None:
-    """While a copy runs its packs are claimed: a manager that opens the target does not take them for a dead writer's."""
-    from holdfast.checkpoint import sweep
-
-    save(tmp_path / "a" / "5", {"w": jnp.ones(300), "v": jnp.ones(3)}, step=5)
-    target = open_storage(tmp_path / "b")
-    claims = open_claims(target)
-    swept = []
-    source = StorePath(LocalStorage(tmp_path / "a"), "5")
-    copy_checkpoint(source, StorePath(target, "5"), claims, lambda done: swept.append(sweep(tmp_path / "b")))
-    assert swept and all(not found.files and not found.fenced and len(found.standing) == 2 for found in swept)
-    assert load(tmp_path / "b" / "5")["w"].sum() == 300
-    other = replace(this_writer(), id=open_source(tmp_path / "a" / "5").record.writer)  # type: ignore[attr-defined]
-    claims.take(other)
-    with pytest.raises(CheckpointError, match="somebody else is copying"):
-        copy_checkpoint(source, StorePath(target, "5"), claims)
-    claims.fence(other.id)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_packs_of_more_than_256_mib_to_s3(servers: dict[str, str], tmp_path: Path) -> None:
@@ -235,7 +146,7 @@ import os, sys
 from holdfast.checkpoint.tools.convert import convert
 from holdfast.checkpoint.tools.copy import copy_checkpoint
 from holdfast.checkpoint.storage.path import StorePath
-from holdfast.checkpoint.layouts.detect import find_steps, open_source
+from holdfast.checkpoint.layouts.detect import find_steps, open_checkpoint
 from holdfast.checkpoint.steps.object_claims import open_claims
 from holdfast.checkpoint.storage.path import open_storage
 
@@ -253,7 +164,7 @@ claims = open_claims(store)
 if what == "cp":
     copy_checkpoint(StorePath(open_storage(source)), StorePath(store, "0"), claims, die)
 else:
-    convert(open_source(source), StorePath(store), what, claims=claims, progress=die)
+    convert(open_checkpoint(source), StorePath(store), what, claims=claims, progress=die)
 """
 
 
@@ -271,7 +182,7 @@ def test_killed_in_the_middle_and_begun_again(what: str, tmp_path: Path) -> None
         done = copy_checkpoint(StorePath(LocalStorage(tmp_path / "a")), StorePath(store, "0"), claims)
         assert done.skipped
     else:
-        convert(open_source(tmp_path / "a"), StorePath(store), what, claims=claims)
+        convert(open_checkpoint(tmp_path / "a"), StorePath(store), what, claims=claims)
     assert [int(value[0]) for value in load(tmp_path / "b").values()] == list(range(8))
     CheckpointManager(tmp_path / "b").close()
     assert sorted(os.listdir(tmp_path / "b")) in (["0"], [".holdfast", "0"])

@@ -1,6 +1,6 @@
 """The arrays of one item of Orbax's, through tensorstore: any part of any leaf, many at a time.
 
-Only the metadata files are parsed here (`_orbax_metadata.py`); the arrays, in zarr v2 or v3, in an OCDBT database or in plain files, are
+Only the metadata files are parsed here; the arrays, in zarr v2 or v3, in an OCDBT database or in plain files, are
 tensorstore's. A missing chunk is an error, never silently the fill value, unless the checkpoint says that such chunks were left out.
 """
 
@@ -24,7 +24,7 @@ from ...storage.counting import CountingStorage
 from ...storage.object import ObjectStorage
 from ...storage.path import StorePath
 from ..base import array_record
-from ..orbax import metadata as files
+from . import metadata as orbax
 
 MAX_RANK = 32  # tensorstore's own bound
 MAX_BYTES = 1 << 50  # of one leaf; what says more is no checkpoint
@@ -34,9 +34,9 @@ _CONTEXT: dict[str, Any] = {"file_io_concurrency": {"limit": 32}, "cache_pool": 
 class OrbaxItem:
     """One tree item: its metadata, read at once, and the arrays, opened when a region of them is read."""
 
-    def __init__(self, name: str, place: StorePath, context: Any) -> None:
-        self._place, self._context = place, context
-        self._files = place.names()
+    def __init__(self, name: str, folder: StorePath, context: Any) -> None:
+        self._folder, self._context = folder, context
+        self._files = folder.names()
         about = self._metadata()
         self._fills = about.fills
         self._driver, self._meta_name = ("zarr3", "zarr.json") if about.use_zarr3 else ("zarr", ".zarray")
@@ -47,35 +47,35 @@ class OrbaxItem:
         self._names: dict[str, str] = {}  # what a leaf's array is called, by the leaf's path
         self.record = self._record(name, about)
 
-    def _metadata(self) -> files.TreeMetadata:
-        file = f"{self._place}/{files.TREE_METADATA}"
-        if files.TREE_METADATA not in self._files:
+    def _metadata(self) -> orbax.TreeMetadata:
+        file = f"{self._folder}/{orbax.TREE_METADATA}"
+        if orbax.TREE_METADATA not in self._files:
             raise Corrupt(f"{file} is missing: without it nobody can tell what the arrays beside it are", file=file)
-        return files.parse_tree_metadata(self._place.fetch(files.TREE_METADATA), file)
+        return orbax.parse_tree_metadata(self._folder.fetch(orbax.TREE_METADATA), file)
 
-    def _find_base(self, about: files.TreeMetadata) -> dict[str, Any]:
-        base = kvstore_of(self._place)
-        ocdbt = about.use_ocdbt if about.use_ocdbt is not None else files.MANIFEST in self._files
+    def _find_base(self, about: orbax.TreeMetadata) -> dict[str, Any]:
+        base = kvstore_of(self._folder)
+        ocdbt = about.use_ocdbt if about.use_ocdbt is not None else orbax.MANIFEST in self._files
         if not ocdbt:
             for leaf in about.leaves:  # names of files: they must stay inside
                 if ".." in ".".join(leaf.path).split("/") or "\0" in "".join(leaf.path):
-                    raise HostileCheckpoint(f"{self._place}/{files.TREE_METADATA} names a leaf {leaf.path!r}, outside of its folder")
+                    raise HostileCheckpoint(f"{self._folder}/{orbax.TREE_METADATA} names a leaf {leaf.path!r}, outside of its folder")
             return base
-        if files.MANIFEST not in self._files and any(_has_data(leaf) for leaf in about.leaves):
-            file = f"{self._place}/{files.MANIFEST}"
+        if orbax.MANIFEST not in self._files and any(_has_data(leaf) for leaf in about.leaves):
+            file = f"{self._folder}/{orbax.MANIFEST}"
             raise Corrupt(f"{file} is missing: it leads to the data of every array of this item", file=file)
         return {"driver": "ocdbt", "base": base}
 
-    def _record(self, name: str, about: files.TreeMetadata) -> ItemRecord:
-        strings = self._optional_json(files.STRINGS)
+    def _record(self, name: str, about: orbax.TreeMetadata) -> ItemRecord:
+        strings = self._optional_json(orbax.STRINGS)
         prng = self._prng_implementations()
-        shardings = files.parse_shardings(self._place.fetch(files.SHARDING), files.SHARDING) if files.SHARDING in self._files else {}
+        shardings = orbax.parse_shardings(self._folder.fetch(orbax.SHARDING), orbax.SHARDING) if orbax.SHARDING in self._files else {}
         scalars = self._scalars([".".join(leaf.path) for leaf in about.leaves if _has_data(leaf) and leaf.value_type == "scalar"])
         values: dict[tuple[tuple[str, bool], ...], Any] = {}
         for leaf in about.leaves:
             stored = ".".join(leaf.path)
             if leaf.empty:
-                values[leaf.keys] = files.empty_value(leaf.value_type)
+                values[leaf.keys] = orbax.empty_value(leaf.value_type)
             elif leaf.value_type == "string":
                 values[leaf.keys] = self._string(stored, strings)
             elif leaf.value_type == "scalar" and stored in scalars:
@@ -89,10 +89,10 @@ class OrbaxItem:
     def _tree(self, values: dict[tuple[tuple[str, bool], ...], Any]) -> tuple[Any, tuple[LeafRecord, ...]]:
         """Returns the description of the tree and its leaves, by the paths that they have in it."""
         single = list(values) == [(("checkpoint", False),)]
-        tree = next(iter(values.values())) if single else files.build_tree(values)
-        if single and self._place.basename == "jax_random_key":
+        tree = next(iter(values.values())) if single else orbax.build_tree(values)
+        if single and self._folder.basename == "jax_random_key":
             tree = self._random_key(tree)
-        if self._place.basename == "np_random_key":
+        if self._folder.basename == "np_random_key":
             tree = tuple(tree)
         description, paths = describe(tree)
         leaves = flatten(tree)[0]
@@ -100,32 +100,32 @@ class OrbaxItem:
         return description, tuple(replace(leaf, path=path) for path, leaf in zip(paths, leaves, strict=True))
 
     def _random_key(self, leaf: LeafRecord) -> LeafRecord:
-        place = StorePath(self._place.storage, f"{self._place.name}_metadata")
-        about = files.parse_json(place.fetch("metadata"), f"{place}/metadata") if "metadata" in place.names() else {}
+        folder = StorePath(self._folder.storage, f"{self._folder.name}_metadata")
+        about = orbax.parse_json(folder.fetch("metadata"), f"{folder}/metadata") if "metadata" in folder.names() else {}
         if not about.get("typed"):
             return leaf
         usual = "rbg" if leaf.shape[-1:] == (4,) else "threefry2x32"
-        return replace(leaf, kind="key", impl=files.prng_name(about.get("impl") or leaf.impl or usual))
+        return replace(leaf, kind="key", impl=orbax.prng_name(about.get("impl") or leaf.impl or usual))
 
     def _string(self, name: str, strings: Mapping[str, Any]) -> LeafRecord:
         value: Any = strings
-        for part in name.split("/"):  # a name is a JSON pointer there
-            value = value.get(part) if isinstance(value, dict) else None
+        for key in name.split("/"):  # a name is a JSON pointer there
+            value = value.get(key) if isinstance(value, dict) else None
         if not isinstance(value, str):
-            file = f"{self._place}/{files.STRINGS}"
-            raise Corrupt(f"{file} has no text for '{name}', which {files.TREE_METADATA} names", file=file, leaf=name)
+            file = f"{self._folder}/{orbax.STRINGS}"
+            raise Corrupt(f"{file} has no text for '{name}', which {orbax.TREE_METADATA} names", file=file, leaf=name)
         return LeafRecord(name, "str", value=value)
 
     def _array(self, name: str, kind: str, impl: str, sharding: Any) -> LeafRecord:
         shape, dtype, chunk = self._described(name)
         sharding = sharding if kind == "array" else None
-        return array_record(name, "key" if impl else kind, shape, dtype, impl=impl, sharding=sharding, part=chunk)
+        return array_record(name, "key" if impl else kind, shape, dtype, impl=impl, sharding=sharding, shard_shape=chunk)
 
     def _described(self, name: str) -> _Description:
         """Returns shape, dtype and chunks of an array; many have one description."""
         spec = self._specs[name]
         if id(spec) not in self._descriptions:
-            self._descriptions[id(spec)] = _describe(spec, f"{self._place}/{name}/{self._meta_name}", name)
+            self._descriptions[id(spec)] = _describe(spec, f"{self._folder}/{name}/{self._meta_name}", name)
         return self._descriptions[id(spec)]
 
     def _scalars(self, names: Sequence[str]) -> dict[str, bool | int | float]:
@@ -135,15 +135,15 @@ class OrbaxItem:
         return {name: array.item() for name, array in arrays.items() if isinstance(array.item(), (bool, int, float))}
 
     def _optional_json(self, name: str) -> dict[str, Any]:
-        value = files.parse_json(self._place.fetch(name), f"{self._place}/{name}") if name in self._files else {}
+        value = orbax.parse_json(self._folder.fetch(name), f"{self._folder}/{name}") if name in self._files else {}
         return value if isinstance(value, dict) else {}
 
     def _prng_implementations(self) -> dict[str, str]:
         found: dict[str, str] = {}
-        if files.ARRAY_METADATAS + "/" in self._files:
-            place = self._place / files.ARRAY_METADATAS
-            for name in place.names():
-                found |= files.parse_array_metadata(place.fetch(name), f"{place}/{name}")
+        if orbax.ARRAY_METADATAS + "/" in self._files:
+            folder = self._folder / orbax.ARRAY_METADATAS
+            for name in folder.names():
+                found |= orbax.parse_array_metadata(folder.fetch(name), f"{folder}/{name}")
         return found
 
     def _array_specs(self, wanted: Sequence[str]) -> dict[str, Any]:
@@ -157,37 +157,37 @@ class OrbaxItem:
         for name, future in pending.items():
             value = self._done(name, future)
             if value.state != "value":
-                file = f"{self._place}/{name}/{self._meta_name}"
-                message = f"{file} is missing: {files.TREE_METADATA} names the leaf '{name}', but its array is not there"
+                file = f"{self._folder}/{name}/{self._meta_name}"
+                message = f"{file} is missing: {orbax.TREE_METADATA} names the leaf '{name}', but its array is not there"
                 raise Corrupt(message, file=file, leaf=name)
             if value.value not in known:
-                known[value.value] = files.parse_json(value.value, f"{self._place}/{name}/{self._meta_name}")
+                known[value.value] = orbax.parse_json(value.value, f"{self._folder}/{name}/{self._meta_name}")
             found[name] = known[value.value]
         return found
 
-    def fill(self, targets: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
-        """Gives every target its array: see `ItemReader.fill`."""
-        reads = []
-        for target in targets:
-            leaf, shape = target.leaf, target.shape
-            target.array = allocate(target.nbytes).view(np.dtype(dtype_named(leaf.dtype))).reshape(shape)
-            if target.array.size:
-                index = () if shape == leaf.shape else tuple(slice(start, stop) for start, stop in target.region)
-                reads.append((self._names[leaf.path], index, target.array))
-        self._read(reads)
+    def fill(self, reads: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
+        """Gives every request its array: see ArrayReader."""
+        regions = []
+        for read in reads:
+            leaf, shape = read.leaf, read.shape
+            read.array = allocate(read.nbytes).view(leaf.numpy_dtype).reshape(shape)
+            if read.array.size:
+                index = () if shape == leaf.shape else tuple(slice(start, stop) for start, stop in read.region)
+                regions.append((self._names[leaf.path], index, read.array))
+        self._read(regions)
 
-    def _read(self, reads: Sequence[tuple[str, tuple[slice, ...], np.ndarray[Any, Any]]]) -> None:
-        opening = {name: self._opening(name) for name in dict.fromkeys(name for name, _, _ in reads) if name not in self._stores}
+    def _read(self, regions: Sequence[tuple[str, tuple[slice, ...], np.ndarray[Any, Any]]]) -> None:
+        opening = {name: self._opening(name) for name in dict.fromkeys(name for name, _, _ in regions) if name not in self._stores}
         self._stores |= {name: self._done(name, future) for name, future in opening.items()}
         pending = []
-        for name, index, array in reads:
+        for name, index, array in regions:
             store = self._stores[name][index] if index else self._stores[name]
             pending.append((name, ts.array(array, context=self._context).write(store, can_reference_source_data_indefinitely=True)))
-        heard = self._place.storage.heard if isinstance(self._place.storage, CountingStorage) else None
-        for (name, future), (_, _, array) in zip(pending, reads, strict=True):
+        storage = self._folder.storage
+        for (name, future), (_, _, array) in zip(pending, regions, strict=True):
             self._done(name, future)
-            if heard is not None:
-                heard(array.nbytes)
+            if isinstance(storage, CountingStorage):
+                storage.on_bytes(array.nbytes)
 
     def _opening(self, name: str) -> Any:
         inside = "" if self._base["driver"] == "ocdbt" else self._base["path"]
@@ -200,25 +200,25 @@ class OrbaxItem:
         return ts.open(spec, context=self._context, open=True, read=True)
 
     def _done(self, name: str, future: Any) -> Any:
-        """Returns what a future comes to; raises Corrupt naming the leaf ("" for all)."""
+        """Returns a future's result; raises Corrupt naming the leaf ("" for all)."""
         try:
             return future.result()
         except (ValueError, OSError, NotImplementedError) as error:
             what = f"the leaf '{name}'" if name else "the arrays"
             reason = str(error).split(" [source locations=")[0]
-            message = f"{what} of {self._place} cannot be read: {reason}"
-            raise Corrupt(message, path=str(self._place), file=str(self._place), leaf=name) from error
+            message = f"{what} of {self._folder} cannot be read: {reason}"
+            raise Corrupt(message, path=str(self._folder), file=str(self._folder), leaf=name) from error
 
 
-def kvstore_of(place: StorePath) -> dict[str, Any]:
+def kvstore_of(folder: StorePath) -> dict[str, Any]:
     """Returns tensorstore's JSON spec of a folder."""
-    storage = _behind(place.storage)
-    return storage.kvstore(place.name) if isinstance(storage, ObjectStorage) else {"driver": "file", "path": f"{place}/"}
+    storage = _behind(folder.storage)
+    return storage.kvstore(folder.name) if isinstance(storage, ObjectStorage) else {"driver": "file", "path": f"{folder}/"}
 
 
-def context_of(place: StorePath, **limits: Any) -> Any:
-    """Returns the limits of what tensorstore does at once, with the connections (and memory) of the store that the place is in."""
-    storage, spec = _behind(place.storage), _CONTEXT | limits
+def context_of(folder: StorePath, **limits: Any) -> Any:
+    """Returns a context that limits what tensorstore does at once, with the connections (and memory) of the folder's store."""
+    storage, spec = _behind(folder.storage), _CONTEXT | limits
     return ts.Context(spec, parent=storage.context) if isinstance(storage, ObjectStorage) else ts.Context(spec)
 
 
@@ -226,12 +226,12 @@ def _behind(storage: Storage) -> Storage:
     return storage.inner if isinstance(storage, CountingStorage) else storage
 
 
-def _has_data(leaf: files.StoredLeaf) -> bool:
+def _has_data(leaf: orbax.StoredLeaf) -> bool:
     return not leaf.empty and leaf.value_type != "string"
 
 
 class _Description(NamedTuple):
-    """What a leaf's zarr metadata says: `chunk` is None where the array is not cut into equal chunks."""
+    """A leaf's zarr metadata: `chunk` is None where the array is not cut into equal chunks."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -239,7 +239,7 @@ class _Description(NamedTuple):
 
 
 def _describe(spec: Any, file: str, leaf: str) -> _Description:
-    """Takes a leaf's zarr metadata (v2 or v3) apart."""
+    """Parses a leaf's zarr metadata (v2 or v3)."""
     try:
         shape = tuple(int(size) for size in spec["shape"])
         name = str(spec["dtype"] if "chunks" in spec else spec["data_type"])
@@ -258,5 +258,5 @@ def _chunk_of(spec: Any, shape: tuple[int, ...]) -> tuple[int, ...] | None:
         chunk = tuple(int(size) for size in (spec["chunks"] if "chunks" in spec else spec["chunk_grid"]["configuration"]["chunk_shape"]))
     except (KeyError, TypeError, ValueError):
         return None  # tensorstore says what is wrong when it is read
-    fits = len(chunk) == len(shape) and all(part > 0 and size % part == 0 for size, part in zip(shape, chunk, strict=True))
+    fits = len(chunk) == len(shape) and all(cut > 0 and size % cut == 0 for size, cut in zip(shape, chunk, strict=True))
     return chunk if fits and all(shape) else None

@@ -1,4 +1,4 @@
-"""How trees and leaves are written down in Orbax's layout: names, kinds, chunks and its JSON files, as pure functions."""
+"""Trees and leaves as Orbax's layout has them: names, kinds, chunks and its JSON files, as pure functions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import ml_dtypes
 import numpy as np
 
 from ...errors import UnsupportedLeaf
-from ...format.dtypes import dtype_named
 from ...format.grid import Grid
 from ...format.record import LeafRecord
 from ...format.sharding import describe_sharding
-from ..orbax import metadata as files
+from . import metadata as orbax
 
 CHUNK_BYTES = 64 << 20
 VALUE_TYPES = {
@@ -62,9 +61,9 @@ def live_leaf(path: str, value: Any) -> tuple[LeafRecord, Any]:
         kind, impl = "key", str(jax.random.key_impl(value))
         value = jax.random.key_data(value)
     shape = tuple(value.shape)
-    part = shape if not isinstance(value, jax.Array) or value.is_fully_addressable else tuple(value.sharding.shard_shape(shape))
+    shard_shape = shape if not isinstance(value, jax.Array) or value.is_fully_addressable else tuple(value.sharding.shard_shape(shape))
     sharding = describe_sharding(value.sharding) if isinstance(value, jax.Array) else None
-    return LeafRecord(path, kind, np.dtype(value.dtype).name, shape, impl, sharding, Grid(shape, part, part)), value
+    return LeafRecord(path, kind, np.dtype(value.dtype).name, shape, impl, sharding, Grid(shape, shard_shape, shard_shape)), value
 
 
 def storable(name: str, leaf: LeafRecord) -> LeafRecord:
@@ -79,13 +78,11 @@ def storable(name: str, leaf: LeafRecord) -> LeafRecord:
     if 0 in leaf.shape:
         message = f"Orbax's layout cannot hold '{name}', an array of shape {leaf.shape}: it has no arrays of size zero"
         raise UnsupportedLeaf(message, leaf=name, found=str(leaf.shape))
-    dtype = dtype_named(leaf.dtype)
-    assert dtype is not None
-    part = leaf.grid.shard_shape if leaf.grid.shard_shape != leaf.shape else _chunk_shape(leaf.shape, dtype.itemsize)
-    return replace(leaf, path=name, grid=Grid(leaf.shape, part, part))
+    chunk = leaf.grid.shard_shape if leaf.grid.shard_shape != leaf.shape else _chunk_shape(leaf.shape, leaf.numpy_dtype.itemsize)
+    return replace(leaf, path=name, grid=Grid(leaf.shape, chunk, chunk))
 
 
-def chunks(leaf: LeafRecord) -> list[int]:
+def chunk_shape(leaf: LeafRecord) -> list[int]:
     assert leaf.grid is not None
     return list(leaf.grid.shard_shape)
 
@@ -104,15 +101,14 @@ def _chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def array_spec(base: Mapping[str, Any], leaf: LeafRecord) -> dict[str, Any]:
-    dtype = dtype_named(leaf.dtype)
-    assert dtype is not None
+    dtype = leaf.numpy_dtype
     inside = "" if base["driver"] == "ocdbt" else base["path"]
     return {
         "driver": "zarr",
         "kvstore": dict(base, path=f"{inside}{leaf.path}/"),
         "metadata": {
             "shape": list(leaf.shape),
-            "chunks": chunks(leaf),
+            "chunks": chunk_shape(leaf),
             "dtype": dtype.name if dtype.kind == "V" or dtype.name in vars(ml_dtypes) else dtype.newbyteorder("<").str,
             "compressor": {"id": "zstd", "level": 1},
             "fill_value": None,
@@ -137,12 +133,12 @@ def pointed(strings: Mapping[str, Any]) -> dict[str, Any]:
 def array_metadatas(leaves: Sequence[LeafRecord]) -> dict[str, Any]:
     def about(leaf: LeafRecord) -> dict[str, Any]:
         extra = {"random_key_impl": leaf.impl} if leaf.impl else None
-        return {"param_name": leaf.path, "write_shape": chunks(leaf), "chunk_shape": chunks(leaf), "ext_metadata": extra}
+        return {"param_name": leaf.path, "write_shape": chunk_shape(leaf), "chunk_shape": chunk_shape(leaf), "ext_metadata": extra}
 
     return {"array_metadatas": [{"array_metadata": about(leaf)} for leaf in leaves]}
 
 
 def shardings_of(leaves: Sequence[LeafRecord]) -> dict[str, str]:
     usual = {"sharding_type": "SingleDeviceSharding", "device_str": str(jax.local_devices()[0])}
-    texts = {leaf.path: json.dumps(files.sharding_json(leaf.sharding) or usual) for leaf in leaves}
+    texts = {leaf.path: json.dumps(orbax.sharding_json(leaf.sharding) or usual) for leaf in leaves}
     return {base64.urlsafe_b64encode(name.encode()).decode(): text for name, text in texts.items()}

@@ -1,4 +1,4 @@
-"""Orbax's JSON files and names, parsed: pure functions from bytes to values. ORBAX's layout is described in docs/from-orbax.md."""
+"""Orbax's JSON files and names, parsed: pure functions from bytes to values. docs/from-orbax.md describes the layout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PRNG_TAGS = {"fry": "threefry2x32", "urbg": "unsafe_rbg"}
 
 @dataclass(frozen=True)
 class StoredLeaf:
-    """One line of `_METADATA`: `keys` are (key, is an index), `value_type` is Orbax's word for the leaf; an `empty` one has no data."""
+    """One line of `_METADATA`: `keys` are (key, is an index), `value_type` is Orbax's word for its kind; an `empty` one has no data."""
 
     keys: tuple[tuple[str, bool], ...]
     value_type: str
@@ -40,7 +40,7 @@ class StoredLeaf:
 
     @property
     def path(self) -> tuple[str, ...]:
-        """Is the path as text."""
+        """The path as text."""
         return tuple(key for key, _ in self.keys)
 
 
@@ -140,14 +140,14 @@ def parse_shardings(data: bytes, file: str) -> dict[str, Any]:
     for coded, text in value.items() if isinstance(value, dict) else ():
         try:
             if text not in known:
-                known[text] = sharding_facts(json.loads(text))
+                known[text] = read_sharding(json.loads(text))
             found[base64.urlsafe_b64decode(coded).decode()] = known[text]
         except (ValueError, TypeError):
             continue
     return found
 
 
-def sharding_facts(about: Any) -> Any:
+def read_sharding(about: Any) -> Any:
     """Returns a saved sharding as our own record says it, None for one that it cannot."""
     try:
         if about["sharding_type"] == "SingleDeviceSharding":
@@ -162,25 +162,25 @@ def sharding_facts(about: Any) -> Any:
         return None
 
 
-def sharding_json(facts: Any) -> dict[str, Any] | None:
+def sharding_json(description: Any) -> dict[str, Any] | None:
     """Returns a sharding of a record as Orbax writes it, None for one that it cannot say without a device's name."""
-    if not facts or "spec" not in facts:
+    if not description or "spec" not in description:
         return None
-    mesh: Any = [{"id": number} for number in facts["devices"]]
-    for size in reversed(facts["sizes"][1:]):
+    mesh: Any = [{"id": number} for number in description["devices"]]
+    for size in reversed(description["sizes"][1:]):
         mesh = [mesh[i : i + size] for i in range(0, len(mesh), size)]
     return {
         "sharding_type": "NamedSharding",
-        "shape": facts["sizes"],
-        "axis_names": facts["axes"],
-        "axis_types": ["AxisType.Auto"] * len(facts["axes"]),
-        "partition_spec": [axes if len(axes) > 1 else axes[0] if axes else None for axes in facts["spec"]],
+        "shape": description["sizes"],
+        "axis_names": description["axes"],
+        "axis_types": ["AxisType.Auto"] * len(description["axes"]),
+        "partition_spec": [axes if len(axes) > 1 else axes[0] if axes else None for axes in description["spec"]],
         "device_mesh": {"mesh": mesh},
     }
 
 
 def _flat(mesh: Any) -> list[int]:
-    return [number for part in mesh for number in _flat(part)] if isinstance(mesh, list) else [int(mesh["id"])]
+    return [number for row in mesh for number in _flat(row)] if isinstance(mesh, list) else [int(mesh["id"])]
 
 
 def step_of(name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Recognises and opens checkpoints that Orbax wrote, v0 and v1: their folders, items and metadata. The arrays are `_orbax_item.py`'s."""
+"""Recognises and opens checkpoints that Orbax wrote, v0 and v1: their folders, items and metadata."""
 
 from __future__ import annotations
 
@@ -12,67 +12,67 @@ from ...format.record import ItemRecord
 from ...restoring.restore import VerifyReport
 from ...storage.base import Entry
 from ...storage.path import StorePath
-from ..base import Info, verify_by_reading
-from ..orbax import metadata as files
+from ..base import CheckpointInfo, verify_by_reading
+from . import metadata as orbax
 from .arrays import OrbaxItem, context_of
 
 _NESTED = ("jax_random_key", "np_random_key")  # the folder inside an item of a random key
 
 
 class OrbaxLayout:
-    """Is Orbax's layout: a folder of items, or (v0, "direct") the files of one item."""
+    """Orbax's layout: a folder of items, or (v0, "direct") the files of one item."""
 
     name = "orbax"
 
-    def recognises(self, place: StorePath, names: Mapping[str, Entry]) -> bool:
-        if files.TEMPORARY in place.basename:
+    def recognises(self, folder: StorePath, names: Mapping[str, Entry]) -> bool:
+        if orbax.TEMPORARY in folder.basename:
             return False
-        if files.CHECKPOINT_METADATA in names or files.MARKER in names or files.TREE_METADATA in names or files.MANIFEST in names:
-            return not place.storage.root.startswith("gs://") or files.COMMITTED in names
-        folders = [name for name in names if name.endswith("/") and files.step_of(name[:-1]) is None]
-        return any(not {files.TREE_METADATA, files.MANIFEST}.isdisjoint((place / name[:-1]).names()) for name in folders)
+        if orbax.CHECKPOINT_METADATA in names or orbax.MARKER in names or orbax.TREE_METADATA in names or orbax.MANIFEST in names:
+            return not folder.storage.root.startswith("gs://") or orbax.COMMITTED in names
+        folders = [name for name in names if name.endswith("/") and orbax.step_of(name[:-1]) is None]
+        return any(not {orbax.TREE_METADATA, orbax.MANIFEST}.isdisjoint((folder / name[:-1]).names()) for name in folders)
 
-    def open(self, place: StorePath) -> OrbaxSource:
-        return OrbaxSource(place)
+    def open(self, folder: StorePath) -> OrbaxCheckpoint:
+        return OrbaxCheckpoint(folder)
 
     def step_of(self, name: str) -> int | None:
-        return files.step_of(name)
+        return orbax.step_of(name)
 
 
-class OrbaxSource:
-    """Is one checkpoint of Orbax's."""
+class OrbaxCheckpoint:
+    """One checkpoint of Orbax's."""
 
-    def __init__(self, place: StorePath) -> None:
-        self._place = place
-        self._context = context_of(place)
+    def __init__(self, folder: StorePath) -> None:
+        self._folder = folder
+        self._context = context_of(folder)
         self._items: dict[str, OrbaxItem] = {}
         self._lock = threading.Lock()
-        names = place.names()
+        names = folder.names()
         self._folders = self._find_items(names)
         self.info = self._read_info(names)
 
     def _find_items(self, names: Mapping[str, Entry]) -> dict[str, tuple[StorePath, str]]:
         """Returns each item's folder and kind. A direct checkpoint is one item, "default"."""
-        if files.TREE_METADATA in names or files.MANIFEST in names:
-            return {"default": (self._place, "tree")}
+        if orbax.TREE_METADATA in names or orbax.MANIFEST in names:
+            return {"default": (self._folder, "tree")}
         gone = self._deleted(names)
         found = {}
         for name in sorted(name[:-1] for name in names if name.endswith("/")):
-            if files.TEMPORARY not in name and name not in gone and name != "descriptor":
-                found[name] = _kind_of(self._place / name)
+            if orbax.TEMPORARY not in name and name not in gone and name != "descriptor":
+                found[name] = _kind_of(self._folder / name)
         return found
 
     def _deleted(self, names: Mapping[str, Entry]) -> set[str]:
-        if files.DELETION not in names:
+        if orbax.DELETION not in names:
             return set()
-        value = files.parse_json(self._place.fetch(files.DELETION), f"{self._place}/{files.DELETION}")
+        value = orbax.parse_json(self._folder.fetch(orbax.DELETION), f"{self._folder}/{orbax.DELETION}")
         text = json.dumps(value)
         return {name[:-1] for name in names if name.endswith("/") and f'"{name[:-1]}"' in text}
 
-    def _read_info(self, names: Mapping[str, Entry]) -> Info:
+    def _read_info(self, names: Mapping[str, Entry]) -> CheckpointInfo:
         about: Any = {}
-        if files.CHECKPOINT_METADATA in names:
-            about = files.parse_json(self._place.fetch(files.CHECKPOINT_METADATA), f"{self._place}/{files.CHECKPOINT_METADATA}")
+        if orbax.CHECKPOINT_METADATA in names:
+            about = orbax.parse_json(self._folder.fetch(orbax.CHECKPOINT_METADATA), f"{self._folder}/{orbax.CHECKPOINT_METADATA}")
         about = about if isinstance(about, dict) else {}
         metrics = about.get("metrics") or {}
         if not metrics and self._folders.get("metrics", (None, ""))[1] == "json":
@@ -81,21 +81,21 @@ class OrbaxSource:
         started, finished = [time / 1e9 if isinstance(time, int) and time else None for time in times]
         items = {name: kind for name, (_, kind) in self._folders.items() if name != "metrics"}
         metrics = metrics if isinstance(metrics, dict) else {}
-        step = files.step_of(self._place.basename)
-        return Info("orbax", str(self._place), items, step, started, finished, metrics, about.get("custom_metadata") or None)
+        step = orbax.step_of(self._folder.basename)
+        return CheckpointInfo("orbax", str(self._folder), items, step, started, finished, metrics, about.get("custom_metadata") or None)
 
     def json(self, name: str) -> Any:
-        place, _ = self._folder(name)
-        names = place.names()
-        for file in files.JSON_FILES:
+        folder, _ = self._item_folder(name)
+        names = folder.names()
+        for file in orbax.JSON_FILES:
             if file in names:
-                return files.parse_json(place.fetch(file), f"{place}/{file}")
-        raise Corrupt(f"{place} has none of {', '.join(files.JSON_FILES)}; the item '{name}' has lost its data", file=str(place))
+                return orbax.parse_json(folder.fetch(file), f"{folder}/{file}")
+        raise Corrupt(f"{folder} has none of {', '.join(orbax.JSON_FILES)}; the item '{name}' has lost its data", file=str(folder))
 
-    def _folder(self, name: str) -> tuple[StorePath, str]:
+    def _item_folder(self, name: str) -> tuple[StorePath, str]:
         if name not in self._folders:
             known = ", ".join(sorted(self._folders)) or "none"
-            raise StepNotFound(f"{self._place} has no item '{name}'; it has: {known}", path=str(self._place))
+            raise StepNotFound(f"{self._folder} has no item '{name}'; it has: {known}", path=str(self._folder))
         return self._folders[name]
 
     def item(self, name: str) -> ItemRecord:
@@ -105,26 +105,26 @@ class OrbaxSource:
         return self._open(name)
 
     def _open(self, name: str) -> OrbaxItem:
-        place, kind = self._folder(name)
+        folder, kind = self._item_folder(name)
         if kind != "tree":
-            raise StepNotFound(f"the item '{name}' of {self._place} is no tree of arrays", path=str(self._place))
+            raise StepNotFound(f"the item '{name}' of {self._folder} is no tree of arrays", path=str(self._folder))
         with self._lock:
             if name not in self._items:
-                self._items[name] = OrbaxItem(name, place, self._context)
+                self._items[name] = OrbaxItem(name, folder, self._context)
             return self._items[name]
 
     def verify(self) -> VerifyReport:
-        return verify_by_reading(self, len(self._place.storage.list(self._place.name, recursive=True)))
+        return verify_by_reading(self, len(self._folder.storage.list(self._folder.name, recursive=True)))
 
 
-def _kind_of(place: StorePath) -> tuple[StorePath, str]:
+def _kind_of(folder: StorePath) -> tuple[StorePath, str]:
     """Returns the folder that holds an item's files, and the item's kind."""
-    names = place.names()
+    names = folder.names()
     for nested in _NESTED:
         if nested + "/" in names:
-            return place / nested, "tree"
-    if files.TREE_METADATA in names or files.MANIFEST in names or files.ARRAY_METADATAS + "/" in names:
-        return place, "tree"
-    if any(name in names for name in files.JSON_FILES):
-        return place, "json"
-    return place, "unknown"
+            return folder / nested, "tree"
+    if orbax.TREE_METADATA in names or orbax.MANIFEST in names or orbax.ARRAY_METADATAS + "/" in names:
+        return folder, "tree"
+    if any(name in names for name in orbax.JSON_FILES):
+        return folder, "json"
+    return folder, "unknown"

@@ -24,9 +24,9 @@ from ...errors import CheckpointError, SaveFailed, StepExists, UnsupportedLeaf
 from ...format.record import ItemRecord, LeafRecord
 from ...format.tree import describe, flatten
 from ...storage.path import StorePath
-from ..orbax import metadata as files
+from . import metadata as orbax
 from .arrays import context_of, kvstore_of
-from .encode import VALUE_TYPES, Keys, array_metadatas, array_spec, chunks, leaf_name, live_leaf, pointed, shardings_of, storable, walk
+from .encode import VALUE_TYPES, Keys, array_metadatas, array_spec, chunk_shape, leaf_name, live_leaf, pointed, shardings_of, storable, walk
 
 TREE_HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 JSON_HANDLER = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
@@ -34,25 +34,25 @@ _MARK = b"written by holdfast\n"  # in files that only have to be there: not eve
 
 
 class OrbaxWriter:
-    """Writes one checkpoint: `add_tree` (or `add_record`) and `add_json`, `write` for each part that this process owns, then `finish`.
+    """Writes one checkpoint: `add_tree` (or `add_record`) and `add_json`, `write` for each region that this process owns, then `finish`.
 
     In a group every process makes the same calls. `abandon` removes what was written so far. For one thread at a time.
     """
 
-    def __init__(self, place: StorePath, *, group: Group | None = None, timeout_s: float = 600) -> None:
-        self._final, self._group, self._timeout_s = place, group or Solo(), timeout_s
-        self._local = not any(place.storage.root.startswith(scheme) for scheme in ("gs://", "s3://", "memory://"))
-        parent, _, base = place.name.rpartition("/")
-        self._place = place
+    def __init__(self, folder: StorePath, *, group: Group | None = None, timeout_s: float = 600) -> None:
+        self._final, self._group, self._timeout_s = folder, group or Solo(), timeout_s
+        self._local = not any(folder.storage.root.startswith(scheme) for scheme in ("gs://", "s3://", "memory://"))
+        parent, _, base = folder.name.rpartition("/")
+        self._folder = folder
         if self._local:
-            self._place = StorePath(place.storage, f"{parent}/{base}{files.TEMPORARY}" if parent else f"{base}{files.TEMPORARY}")
-        if self._group.index == 0 and place.names():
-            raise StepExists(f"{place} is there already; choose another place or delete it first", path=str(place))
+            self._folder = StorePath(folder.storage, f"{parent}/{base}{orbax.TEMPORARY}" if parent else f"{base}{orbax.TEMPORARY}")
+        if self._group.index == 0 and folder.names():
+            raise StepExists(f"{folder} is there already; choose another place or delete it first", path=str(folder))
         if self._group.index == 0 and self._local:
-            shutil.rmtree(str(self._place), ignore_errors=True)  # of a writer that died
+            shutil.rmtree(str(self._folder), ignore_errors=True)  # of a writer that died
         self._started_ns = time.time_ns()
-        self._context = context_of(place, cache_pool={"total_bytes_limit": 0})  # what is written is not read again
-        self._files = ts.KvStore.open(kvstore_of(self._place), context=self._context).result()
+        self._context = context_of(folder, cache_pool={"total_bytes_limit": 0})  # what is written is not read again
+        self._files = ts.KvStore.open(kvstore_of(self._folder), context=self._context).result()
         self._handlers: dict[str, str] = {}
         self._stores: dict[tuple[str, str], Any] = {}
         self._pending: list[tuple[str, Any]] = []
@@ -65,7 +65,7 @@ class OrbaxWriter:
         data = json.dumps(value).encode()
         for name in ("metadata", "data.json") if handler else ("metrics",):
             self._put(f"{item}/{name}", data)
-        self._put(f"{item}/{files.COMMITTED}", _MARK)
+        self._put(f"{item}/{orbax.COMMITTED}", _MARK)
 
     def add_tree(self, item: str, tree: Any) -> dict[str, Any]:
         """Adds an item and makes its arrays, still empty; returns the live arrays by their names in Orbax's layout."""
@@ -98,7 +98,7 @@ class OrbaxWriter:
             if isinstance(leaf, LeafRecord):
                 about = {"value_type": VALUE_TYPES[leaf.kind], "skip_deserialize": False}
                 if about["value_type"] == "jax.Array":
-                    about["write_shape"] = chunks(leaf)
+                    about["write_shape"] = chunk_shape(leaf)
             tree[repr(tuple(key for key, _ in keys))] = {
                 "key_metadata": [{"key": key, "key_type": 1 if index else 2} for key, index in keys],
                 "value_metadata": about,
@@ -110,19 +110,19 @@ class OrbaxWriter:
             "store_array_data_equal_to_fill_value": True,
             "custom_metadata": None,
         }
-        self._put(f"{item}/{files.TREE_METADATA}", json.dumps(metadata).encode())
+        self._put(f"{item}/{orbax.TREE_METADATA}", json.dumps(metadata).encode())
         leaves = [leaf for _, leaf in entries if isinstance(leaf, LeafRecord)]
         arrays = [leaf for leaf in leaves if VALUE_TYPES[leaf.kind] == "jax.Array"]
         if arrays:
-            self._put(f"{item}/{files.ARRAY_METADATAS}/process_0", json.dumps(array_metadatas(arrays)).encode())
-            self._put(f"{item}/{files.SHARDING}", json.dumps(shardings_of(arrays)).encode())
+            self._put(f"{item}/{orbax.ARRAY_METADATAS}/process_0", json.dumps(array_metadatas(arrays)).encode())
+            self._put(f"{item}/{orbax.SHARDING}", json.dumps(shardings_of(arrays)).encode())
         strings = {leaf.path: leaf.value for leaf in leaves if leaf.kind == "str"}
         if strings:
-            self._put(f"{item}/{files.STRINGS}", json.dumps(pointed(strings)).encode())
+            self._put(f"{item}/{orbax.STRINGS}", json.dumps(pointed(strings)).encode())
 
     def _make(self, item: str, leaves: Sequence[LeafRecord]) -> None:
         """Makes the arrays at the primary, then opens them everywhere."""
-        base = kvstore_of(self._place / item)
+        base = kvstore_of(self._folder / item)
         if self._ocdbt:
             base = {"driver": "ocdbt", "base": base, "config": {"max_inline_value_bytes": 1024, "compression": {"id": "zstd"}}}
         if self._group.index == 0:
@@ -146,7 +146,7 @@ class OrbaxWriter:
                 raise SaveFailed(f"'{name}' could not be made in {self._final}: {error}", path=str(self._final)) from error
 
     def write(self, item: str, name: str, index: tuple[slice, ...], array: np.ndarray[Any, Any]) -> None:
-        """Starts writing one part of a leaf; the array must stay as it is until `flush`."""
+        """Starts writing one region of a leaf; the array must stay as it is until `flush`."""
         store = self._stores[item, name][index] if index else self._stores[item, name]
         self._pending.append((name, store.write(array, can_reference_source_data_indefinitely=True)))
 
@@ -172,7 +172,7 @@ class OrbaxWriter:
     def _commit(self, metrics: Mapping[str, Any] | None, metadata: Any) -> None:
         for item, handler in self._handlers.items():
             if handler == TREE_HANDLER:
-                self._put(f"{item}/{files.COMMITTED}", _MARK)
+                self._put(f"{item}/{orbax.COMMITTED}", _MARK)
         if metrics:
             self.add_json("metrics", dict(metrics), handler=None)
         about = {
@@ -183,11 +183,11 @@ class OrbaxWriter:
             "commit_timestamp_nsecs": time.time_ns(),
             "custom_metadata": metadata if isinstance(metadata, dict) else {},
         }
-        self._put(files.CHECKPOINT_METADATA, json.dumps(about).encode())
-        self._put(files.MARKER, _MARK)
-        self._put(files.COMMITTED, _MARK)
+        self._put(orbax.CHECKPOINT_METADATA, json.dumps(about).encode())
+        self._put(orbax.MARKER, _MARK)
+        self._put(orbax.COMMITTED, _MARK)
         if self._local:
-            os.rename(str(self._place), str(self._final))
+            os.rename(str(self._folder), str(self._final))
             _sync_folder(os.path.dirname(str(self._final)))
 
     def abandon(self) -> None:
@@ -200,7 +200,7 @@ class OrbaxWriter:
         if self._group.index == 0:
             self._files.delete_range(ts.KvStore.KeyRange()).result()
             if self._local:
-                shutil.rmtree(str(self._place), ignore_errors=True)  # empty folders
+                shutil.rmtree(str(self._folder), ignore_errors=True)  # empty folders
 
     def _put(self, name: str, data: bytes) -> None:
         if self._group.index == 0:
@@ -208,7 +208,7 @@ class OrbaxWriter:
 
 
 def save_orbax(
-    place: StorePath,
+    folder: StorePath,
     items: Mapping[str, Any],
     *,
     json_items: Mapping[str, Any] | None = None,
@@ -221,11 +221,11 @@ def save_orbax(
 
     Raises StepExists, UnsupportedLeaf for what Orbax cannot hold (arrays of size zero, bytes), SaveFailed.
     """
-    writer = OrbaxWriter(place, group=group, timeout_s=timeout_s)
+    writer = OrbaxWriter(folder, group=group, timeout_s=timeout_s)
     try:
         for item, tree in items.items():
             for name, value in writer.add_tree(item, tree).items():
-                for index, array in _owned(value, primary=group is None or group.index == 0):
+                for index, array in _own_regions(value, primary=group is None or group.index == 0):
                     writer.write(item, name, index, array)
         for item, value in (json_items or {}).items():
             writer.add_json(item, value)
@@ -235,8 +235,8 @@ def save_orbax(
         raise
 
 
-def _owned(value: Any, *, primary: bool) -> list[tuple[tuple[slice, ...], np.ndarray[Any, Any]]]:
-    """Returns the parts of a live array that this process writes."""
+def _own_regions(value: Any, *, primary: bool) -> list[tuple[tuple[slice, ...], np.ndarray[Any, Any]]]:
+    """Returns the regions of a live array that this process writes, and their values."""
     if not isinstance(value, jax.Array) or value.is_fully_addressable:
         return [((), np.asarray(value))] if primary else []
     return [(shard.index, np.asarray(shard.data)) for shard in value.addressable_shards if shard.replica_id == 0]

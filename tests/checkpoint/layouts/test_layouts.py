@@ -14,25 +14,16 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from holdfast.checkpoint import CheckpointManager, Corrupt, StepNotFound, TreeMismatch, load, save, verify
-from holdfast.checkpoint.layouts.detect import find_steps, open_source, pick_item, restore_source
+from holdfast.checkpoint import CheckpointManager, Corrupt, StepNotFound, TreeMismatch, load, verify
+from holdfast.checkpoint.layouts.detect import open_checkpoint, restore_checkpoint
 from holdfast.checkpoint.restoring.reader import ReadRequest
 from holdfast.checkpoint.restoring.restore import allocate
-from holdfast.checkpoint.storage.path import StorePath, open_storage
-from holdfast.checkpoint.tools.convert import convert
+from holdfast.checkpoint.storage.path import open_storage
 from holdfast.cli import main
+from tests.support.layouts import LAYOUTS, TREE, write
 from tests.support.object_servers import BUCKET, s3_server
 
-LAYOUTS = ("holdfast", "orbax", "safetensors")
-TREE = {"a": {"w": np.arange(60, dtype=np.float32).reshape(5, 12), "b": np.arange(4, dtype=np.int8)}, "c": np.float16(2.5)}
 _numbers = itertools.count()
-
-
-def write(layout: str, root: str) -> str:
-    """Writes TREE as step 7 of a root (safetensors: as the folder `7` of it); returns where it is."""
-    save(f"{root}/source", jax.tree.map(jnp.asarray, TREE), step=7)
-    target = StorePath(open_storage(root), "7" if layout == "safetensors" else "")
-    return convert(open_source(f"{root}/source"), target, layout)
 
 
 @pytest.fixture(params=LAYOUTS)
@@ -45,11 +36,11 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path) if request.param == "disk" else f"memory://layouts/{next(_numbers)}"
 
 
-def test_a_source_describes_itself_and_fills_any_region(layout: str, root: str) -> None:
+def test_a_checkpoint_describes_itself_and_fills_any_region(layout: str, root: str) -> None:
     """Info, item and reader of every layout: names, shapes, dtypes, and the bytes of any region."""
-    source = open_source(write(layout, root))
-    assert source.info.layout == layout and source.info.items["state"] == "tree"
-    item = source.item("state")
+    checkpoint = open_checkpoint(write(layout, root))
+    assert checkpoint.info.layout == layout and checkpoint.info.items["state"] == "tree"
+    item = checkpoint.item("state")
     leaves = {leaf.path: leaf for leaf in item.leaves}
     assert {path: (leaf.dtype, leaf.shape) for path, leaf in leaves.items()} == {
         "a.w": ("float32", (5, 12)),
@@ -57,13 +48,13 @@ def test_a_source_describes_itself_and_fills_any_region(layout: str, root: str) 
         "c": ("float16", ()),
     }
     regions = [((0, 5), (0, 12)), ((1, 3), (0, 12)), ((0, 5), (4, 8)), ((4, 5), (11, 12)), ((2, 2), (0, 12))]
-    targets = [ReadRequest(leaves["a.w"], region) for region in regions] + [ReadRequest(leaves["c"], ())]
-    source.reader("state").fill(targets, allocate)
-    for target, region in zip(targets, regions, strict=False):
+    reads = [ReadRequest(leaves["a.w"], region) for region in regions] + [ReadRequest(leaves["c"], ())]
+    checkpoint.reader("state").fill(reads, allocate)
+    for read, region in zip(reads, regions, strict=False):
         expected = TREE["a"]["w"][tuple(slice(*bounds) for bounds in region)]  # type: ignore[index]
-        assert target.array is not None and target.array.tobytes() == expected.tobytes() and target.array.shape == expected.shape
-    assert targets[-1].array is not None and targets[-1].array[()] == 2.5
-    assert source.verify().leaves == 3
+        assert read.array is not None and read.array.tobytes() == expected.tobytes() and read.array.shape == expected.shape
+    assert reads[-1].array is not None and reads[-1].array[()] == 2.5
+    assert checkpoint.verify().leaves == 3
 
 
 def test_restore_means_the_same_for_every_layout(layout: str, root: str) -> None:
@@ -80,30 +71,8 @@ def test_restore_means_the_same_for_every_layout(layout: str, root: str) -> None
     with pytest.raises(TreeMismatch, match=r"2 leaves of the checkpoint not in `like`: 'a\.\w', 'a\.\w'"):
         load(path, {"c": jnp.float16(0)})
     with pytest.raises(StepNotFound, match="has no item 'other'; it has: state"):
-        restore_source(open_source(path), "other")
+        restore_checkpoint(open_checkpoint(path), "other")
     assert load(path, {"x": {"w": TREE["a"]["w"]}}, partial=True, rename={"a.w": "x.w"})["x"]["w"].sum() == TREE["a"]["w"].sum()  # type: ignore[index]
-
-
-def test_roots_tell_layouts_apart(tmp_path: Path) -> None:
-    """One root may hold steps of all three; ours comes first where two claim one number."""
-    for number, layout in enumerate(LAYOUTS):
-        place = write(layout, str(tmp_path / layout))
-        Path(place).rename(tmp_path / str(number))
-    assert {step: layout.name for step, (_, layout) in find_steps(open_storage(tmp_path)).items()} == dict(enumerate(LAYOUTS))
-    with CheckpointManager(tmp_path) as manager:
-        assert manager.all_steps() == [0, 1, 2]
-        for step in (0, 1, 2):
-            assert manager.restore(step, {"c": jnp.float16(0)}, partial=True)["c"] == 2.5
-
-
-def test_the_item_that_is_meant() -> None:
-    """The usual name finds the one tree there is, or another usual name; nothing is guessed among several."""
-    from holdfast.checkpoint.layouts.base import Info
-
-    assert pick_item(Info("orbax", "p", {"default": "tree", "metrics": "json"}), "state") == "default"
-    assert pick_item(Info("orbax", "p", {"model": "tree"}), "state") == "model"
-    with pytest.raises(StepNotFound, match="it has: a, b"):
-        pick_item(Info("orbax", "p", {"a": "tree", "b": "tree"}), "state")
 
 
 @pytest.fixture(scope="module")

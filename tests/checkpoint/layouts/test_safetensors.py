@@ -18,13 +18,11 @@ from safetensors import deserialize, safe_open
 from safetensors.numpy import load_file, save_file
 
 from holdfast.checkpoint import CheckpointError, Corrupt, HostileCheckpoint, StepExists, TreeMismatch, UnsupportedLeaf, load, save, verify
-from holdfast.checkpoint.format.rename import checked, parse_names, renamer
-from holdfast.checkpoint.layouts.detect import open_source
+from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.layouts.safetensors import runs, split_shards
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath
-from holdfast.checkpoint.tools.convert import convert
-from holdfast.checkpoint.tools.to_safetensors import plain_name
+from holdfast.checkpoint.tools.convert import convert, plain_name
 from tests.support.cluster import run_processes
 
 DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn", "float8_e5m2", "bool", "int64")
@@ -88,19 +86,19 @@ def test_each_process_reads_only_its_bytes(tmp_path: Path) -> None:
     write_folder(tmp_path / "hf", tensors)
     script = """
         import sys, jax, numpy as np
-        from holdfast.checkpoint.layouts.detect import open_source, restore_source
+        from holdfast.checkpoint.layouts.detect import open_checkpoint, restore_checkpoint
         index, count, path, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
         jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
         mesh = jax.make_mesh((4,), ("d",))
-        source = open_source(path)
+        source = open_checkpoint(path)
         item = source.item("state")
         specs = [jax.P("d"), jax.P(None, "d")]
         like = {leaf.path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=jax.NamedSharding(mesh, specs[i % 2]))
                 for i, leaf in enumerate(item.leaves)}
-        back = restore_source(source, "state", like)
+        back = restore_checkpoint(source, "state", like)
         own = sum(leaf.nbytes for leaf in item.leaves) // count
         assert source.counter.bytes == own, (source.counter, own)
-        plain = restore_source(open_source(path), "state")
+        plain = restore_checkpoint(open_checkpoint(path), "state")
         for name, array in back.items():
             (shard,) = array.addressable_shards
             assert np.asarray(shard.data).tobytes() == plain[name][shard.index].tobytes(), name
@@ -177,32 +175,19 @@ def test_renaming_onto_a_model(model: tuple[Path, dict[str, np.ndarray]]) -> Non
         load(folder, rename=lambda name: "x")
 
 
-def test_rules_of_renaming() -> None:
-    """The first rule that matches the whole name decides; a mapping and its JSON form do the same; nonsense is refused."""
-    rename = renamer([(r"a\.(\d)", r"b.\1"), (r"a.*", "c")])
-    assert [rename(name) for name in ("a.1", "a.x", "z.a.1")] == ["b.1", "c", "z.a.1"]
-    assert parse_names('{"a": "b"}') == {"a": "b"} and parse_names('[["a", "b"]]') == [("a", "b")]
-    assert checked({"a": "b"}, ["a", "c"]) == {"a": "b", "c": "c"}
-    for text in ("{", '{"a": 1}', "[1]"):
-        with pytest.raises(ValueError, match="map"):
-            parse_names(text)
-    with pytest.raises(ValueError, match="no regular expression"):
-        renamer([("(", "x")])
-
-
 def test_export_opens_with_the_library(tmp_path: Path) -> None:
     """A step exported as one file, and as indexed shards, holds what was saved, under names that people know."""
     tree = {"params": {"w": jnp.ones((64, 8)), "b": jnp.zeros(8, jnp.bfloat16), "odd.name": jnp.arange(3)}, "step": 7, "text": "hello"}
     save(tmp_path / "c", tree, step=7)
-    convert(open_source(tmp_path / "c"), StorePath(LocalStorage(tmp_path / "one")), "safetensors")
+    convert(open_checkpoint(tmp_path / "c"), StorePath(LocalStorage(tmp_path / "one")), "safetensors")
     found = load_file(tmp_path / "one" / "model.safetensors")
     assert found["params.w"].tobytes() == np.ones((64, 8), np.float32).tobytes()
     assert found["params.odd.name"].tolist() == [0, 1, 2] and found["step"].item() == 7
     with safe_open(tmp_path / "one" / "model.safetensors", "np") as file:
         assert file.metadata() == {"format": "pt", "text": "hello", "step": "7"} or file.metadata()["text"] == "hello"
     with pytest.raises(StepExists, match="already"):
-        convert(open_source(tmp_path / "c"), StorePath(LocalStorage(tmp_path / "one")), "safetensors")
-    convert(open_source(tmp_path / "c"), StorePath(LocalStorage(tmp_path / "many")), "safetensors", under="params", shard_bytes=1024)
+        convert(open_checkpoint(tmp_path / "c"), StorePath(LocalStorage(tmp_path / "one")), "safetensors")
+    convert(open_checkpoint(tmp_path / "c"), StorePath(LocalStorage(tmp_path / "many")), "safetensors", under="params", shard_bytes=1024)
     index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"]) == {"params.w", "params.b", "params.odd.name"} and len(set(index["weight_map"].values())) > 1
     for name, file in index["weight_map"].items():
@@ -223,8 +208,8 @@ def test_fp8_there_and_back(tmp_path: Path) -> None:
     tensors = {f"w.{dtype}": all_bytes(dtype) for dtype in FP8}
     (tmp_path / "hf").mkdir()
     save_file(tensors, tmp_path / "hf" / "model.safetensors")
-    convert(open_source(tmp_path / "hf"), StorePath(LocalStorage(tmp_path / "ours")), "holdfast")
-    convert(open_source(tmp_path / "ours"), StorePath(LocalStorage(tmp_path / "out")), "safetensors")
+    convert(open_checkpoint(tmp_path / "hf"), StorePath(LocalStorage(tmp_path / "ours")), "holdfast")
+    convert(open_checkpoint(tmp_path / "ours"), StorePath(LocalStorage(tmp_path / "out")), "safetensors")
     tags = {"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0"}
     for folder in ("hf", "out"):
         found = dict(deserialize((tmp_path / folder / "model.safetensors").read_bytes()))
@@ -250,7 +235,7 @@ def test_fp8_between_torch_and_jax(tmp_path: Path) -> None:
     for dtype in dtypes:
         assert np.asarray(found[dtype]).tobytes() == all_bytes(dtype).tobytes()
     save(tmp_path / "ours", found)
-    convert(open_source(tmp_path / "ours"), StorePath(LocalStorage(tmp_path / "out")), "safetensors")
+    convert(open_checkpoint(tmp_path / "ours"), StorePath(LocalStorage(tmp_path / "out")), "safetensors")
     for name, tensor in load_torch(tmp_path / "out" / "model.safetensors").items():
         assert tensor.dtype == tensors[name].dtype and torch.equal(tensor.view(torch.uint8), tensors[name].view(torch.uint8))
 
@@ -259,10 +244,10 @@ def test_what_a_file_cannot_hold_is_named(tmp_path: Path) -> None:
     """A dtype that safetensors lacks, or two leaves of one name, are refused with the leaf's name."""
     save(tmp_path / "c", {"w": {"x": jnp.ones(3, jnp.int4)}})
     with pytest.raises(UnsupportedLeaf, match=r"'w\.x' of dtype int4"):
-        convert(open_source(tmp_path / "c"), StorePath(LocalStorage(tmp_path / "out")), "safetensors")
+        convert(open_checkpoint(tmp_path / "c"), StorePath(LocalStorage(tmp_path / "out")), "safetensors")
     save(tmp_path / "d", {"a": {"b": 1}, "a.b": 2})
     with pytest.raises(UnsupportedLeaf, match=r"two leaves would be called 'a\.b'"):
-        convert(open_source(tmp_path / "d"), StorePath(LocalStorage(tmp_path / "out")), "safetensors")
+        convert(open_checkpoint(tmp_path / "d"), StorePath(LocalStorage(tmp_path / "out")), "safetensors")
     assert issubclass(UnsupportedLeaf, CheckpointError)
 
 

@@ -29,7 +29,7 @@ TREE: dict[str, Any] = {
 
 
 def equal(found: Any) -> bool:
-    """Says whether what was read is bit by bit what was saved."""
+    """Returns whether what was read is bit by bit what was saved."""
     return (
         found["large"].tobytes() == TREE["large"].tobytes()
         and found["half"].tobytes() == np.asarray(TREE["half"]).tobytes()

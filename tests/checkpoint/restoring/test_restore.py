@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from holdfast.checkpoint import SAVED, StepNotFound, TreeMismatch, load, save, verify
+from holdfast.checkpoint import SAVED, StepNotFound, TreeMismatch, load, save
 from holdfast.checkpoint.format.record import LeafRecord
 from holdfast.checkpoint.format.sharding import show_sharding
 from holdfast.checkpoint.restoring.match import saved_sharding
-from holdfast.checkpoint.restoring.memory_pool import POOL, Pool
 
 TREE = {
     "params": {"w": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.arange(4, dtype=np.float64)},
@@ -149,46 +147,3 @@ def test_what_is_not_there(saved: Path) -> None:
         load(saved.parent / "other")
     with pytest.raises(StepNotFound, match="state"):
         load(saved, item="other")
-
-
-def test_a_root_means_its_latest_step(saved: Path, tmp_path: Path) -> None:
-    """load and verify on a folder of steps take the newest that has a record; an empty folder named like a step is no step."""
-    for step in (2, 10, 9):
-        save(tmp_path / "root" / str(step), {"step": step}, step=step)
-    (tmp_path / "root" / "11").mkdir()
-    assert load(tmp_path / "root") == {"step": 10} and verify(tmp_path / "root").step == 10
-
-
-def test_memory_is_used_again() -> None:
-    """A large block goes back to the pool when the last array that looks into it dies, and not before."""
-    pool = Pool()
-    memory = pool.take(3 << 20)
-    assert memory.ctypes.data % 64 == 0 and memory.nbytes == 3 << 20
-    view = memory[5:].view(np.uint8).reshape(-1)[7:]
-    address = memory.ctypes.data
-    del memory
-    assert pool.idle_bytes() == 0
-    del view
-    assert pool.idle_bytes() == 3 << 20
-    assert pool.take(3 << 20).ctypes.data == address
-    small = Pool(idle_bytes=0)
-    small.take(2 << 20)
-    assert small.idle_bytes() == 0
-
-
-def test_restored_memory_is_not_shared(tmp_path: Path) -> None:
-    """Arrays of two restores are independent, also when the first has died and been overwritten meanwhile."""
-    save(tmp_path, {"w": jnp.arange(1 << 20, dtype=jnp.float32)})
-    like = {"w": jax.ShapeDtypeStruct((1 << 20,), jnp.float32)}
-    first, second = load(tmp_path, like)["w"], load(tmp_path, like)["w"]
-    kept = np.asarray(second)
-    double = jax.jit(lambda x: x * 2, donate_argnums=0)
-    for _ in range(3):
-        first = double(first)
-    np.testing.assert_array_equal(kept, np.arange(1 << 20, dtype=np.float32))
-    del first, second
-    gc.collect()
-    third = load(tmp_path, like)["w"]
-    np.testing.assert_array_equal(kept, np.arange(1 << 20, dtype=np.float32))
-    np.testing.assert_array_equal(np.asarray(third), kept)
-    assert POOL.idle_bytes() >= 0

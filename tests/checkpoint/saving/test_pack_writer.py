@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from safetensors import safe_open
 
 from holdfast.checkpoint import load, save, verify
-from holdfast.checkpoint.format.dtypes import _AS_BYTES, _BY_NAME, _TAGS
+from holdfast.checkpoint.format.dtypes import _AS_BYTES, _BY_NAME, SAFETENSORS_NAMES
 
 
 def packs(path: Path) -> list[Path]:
@@ -45,7 +45,7 @@ def can_show(opened: Any) -> bool:
     return True
 
 
-@pytest.mark.parametrize("dtype", sorted(_TAGS))
+@pytest.mark.parametrize("dtype", sorted(SAFETENSORS_NAMES))
 def test_safetensors_shows_the_very_arrays(tmp_path: Path, dtype: str) -> None:
     """safe_open(pack, "np") gives back the same bits for every dtype that safetensors has, bf16 and fp8 included where it can."""
     tree = {name: random_array(_BY_NAME[dtype], shape) for name, shape in (("a", (3, 5)), ("b.c", (64,)), ("d", ()), ("e", (0, 2)))}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.format.files import FileReport, ItemReport, pack_name
-from holdfast.checkpoint.format.record import cell_runs, expand_cells, parse_record
+from holdfast.checkpoint.format.record import parse_record
 from holdfast.checkpoint.saving.plan import CHUNK_BYTES, PACKS, Leaf, Plan, ShardPlacement, make_plan
 from holdfast.checkpoint.saving.record_builder import build_record
 
@@ -111,12 +111,6 @@ def test_another_tree_has_another_hash() -> None:
         plans(2, [((4, 4), 4, (2, 1), ranks), ((1,), 1, (1,), ranks.T)])[0].hash,
     ]
     assert one not in others and len(set(others)) == len(others)
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
-def test_runs_expand_to_what_they_were(where: list[int]) -> None:
-    """Runs of chunks are exact for any assignment."""
-    assert expand_cells([cell_runs(np.array(where))], 6)[0].tolist() == where
 
 
 def test_a_job_of_4096_processes() -> None:

@@ -18,7 +18,7 @@ from holdfast.checkpoint.steps.claims import parse_writer, this_writer
 from holdfast.checkpoint.steps.garbage import sweep_files
 from holdfast.checkpoint.steps.object_claims import ObjectClaims
 from holdfast.checkpoint.storage.object import ObjectStorage
-from holdfast.checkpoint.storage.tombstone import buried
+from holdfast.checkpoint.storage.tombstone import fenced_writers
 from holdfast.coordination import Fenced
 from tests.support.object_servers import BUCKET, s3_server
 
@@ -102,7 +102,7 @@ def test_an_overwrite_under_way_is_stopped_by_the_sweep(url: str) -> None:
         assert sweep_files(storage, claims) == [pack]
         assert not storage.put("5/checkpoint.json", b"late", seen), turn
         found, _ = storage.get("5/checkpoint.json")
-        assert record is not None and found is not None and buried(found) == buried(record) | {old.id}
+        assert record is not None and found is not None and fenced_writers(found) == fenced_writers(record) | {old.id}
         assert sweep_files(storage, claims) == [] and storage.get("5/checkpoint.json")[0] == found
     with CheckpointManager(url) as manager:
         assert (manager.restore(5)["w"] == np.arange(3)).all()
@@ -128,7 +128,7 @@ def test_a_commit_that_comes_after_its_tombstone_has_gone_is_taken_back() -> Non
     with pytest.raises(Fenced, match="its packs were swept"):
         paused.commit("5/checkpoint.json", b'{"late": 1}', f".holdfast/{old.id}")
     assert [len(swept) for swept in sweeps] == [1, 0] and list_steps(storage) == []
-    assert buried(storage.get("5/checkpoint.json")[0] or b"") == {old.id}
+    assert fenced_writers(storage.get("5/checkpoint.json")[0] or b"") == {old.id}
 
 
 def test_sweep_works_on_urls(url: str) -> None:
@@ -148,7 +148,7 @@ def test_sweep_works_on_urls(url: str) -> None:
 
 
 def test_a_bucket_that_is_not_there(s3: str) -> None:
-    """Is one clear error, naming the place."""
+    """One clear error names the URL."""
     with pytest.raises(CheckpointError, match="s3://none/run"):
         CheckpointManager(f"s3://none/run{s3}")
     with pytest.raises(ValueError, match="ftp://x: expected a folder"):
@@ -190,7 +190,7 @@ class _Flaky(http.server.BaseHTTPRequestHandler):
     do_GET = do_PUT = do_DELETE = do_HEAD = do_POST = _pass_on
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])

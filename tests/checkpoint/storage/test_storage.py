@@ -82,6 +82,18 @@ def test_missing_and_too_long(opened: tuple[Storage, Claims, Writer]) -> None:
     put(storage, "1/state/a", b"12345")
     with pytest.raises(OverflowError):
         storage.fetch("1/state/a", 4)
+    with pytest.raises(FileNotFoundError):
+        storage.size("1/none")
+
+
+def test_sizes(opened: tuple[Storage, Claims, Writer]) -> None:
+    """The size of a short file and of a long one; a listing has the same, or None."""
+    storage, _, _ = opened
+    sizes = {"1/state/a": 5, "1/state/b": 1 << 20, "1/state/c": (3 << 20) + 17}
+    for name, size in sizes.items():
+        put(storage, name, bytes(size))
+    assert {name: storage.size(name) for name in sizes} == sizes
+    assert all(entry.size in (None, sizes[entry.name]) for entry in storage.list("1", recursive=True))
 
 
 def test_an_error_while_writing_leaves_at_most_an_unnamed_file(opened: tuple[Storage, Claims, Writer]) -> None:

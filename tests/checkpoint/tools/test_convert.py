@@ -20,14 +20,13 @@ from holdfast.checkpoint import SAVED, CheckpointError, Corrupt, UnsupportedLeaf
 from holdfast.checkpoint.format.grid import Grid
 from holdfast.checkpoint.format.pack_header import parse_header
 from holdfast.checkpoint.format.record import ItemRecord, parse_record
-from holdfast.checkpoint.layouts.detect import open_source
-from holdfast.checkpoint.restoring.per_process import PerProcessSelection, own_leaves
+from holdfast.checkpoint.layouts.detect import open_checkpoint
+from holdfast.checkpoint.restoring.per_process import PerProcessSelection, leaves_of_process
 from holdfast.checkpoint.restoring.reader import ReadRequest
 from holdfast.checkpoint.saving.record_builder import build_record
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath
-from holdfast.checkpoint.tools.convert import convert
-from holdfast.checkpoint.tools.to_holdfast import write_item
+from holdfast.checkpoint.tools.convert import convert, write_item
 
 Pair = collections.namedtuple("Pair", "mu nu")
 MAKE = """
@@ -46,14 +45,14 @@ import pathlib, re, sys
 import jax, tensorstore
 from holdfast.checkpoint.tools.convert import convert
 from holdfast.checkpoint.storage.path import StorePath
-from holdfast.checkpoint.layouts.detect import open_source
+from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.storage.path import open_storage
 jax.numpy.zeros(1).block_until_ready()
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
 pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins here; without, that of the process that forked this one counts
 before = peak()
-convert(open_source(sys.argv[1]), StorePath(open_storage(sys.argv[2])), sys.argv[3])
+convert(open_checkpoint(sys.argv[1]), StorePath(open_storage(sys.argv[2])), sys.argv[3])
 print(peak() - before >> 10)
 """
 
@@ -101,7 +100,7 @@ def tree() -> dict[str, Any]:
 def test_a_step_of_ours_stays_what_it_was(tmp_path: Path) -> None:
     """holdfast to holdfast: the tree with its types, values, dtypes, keys and shardings, bit for bit, and the folder has no traces."""
     save(tmp_path / "a", tree(), step=3, metadata={"x": 1})
-    convert(open_source(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), "holdfast")
+    convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), "holdfast")
     assert sorted(os.listdir(tmp_path / "b")) == ["3"]
     one, two = (load(tmp_path / name, types=[Pair]) for name in ("a", "b/3"))
     assert jax.tree.structure(one) == jax.tree.structure(two) == jax.tree.structure(tree())
@@ -109,7 +108,7 @@ def test_a_step_of_ours_stays_what_it_was(tmp_path: Path) -> None:
         assert type(a) is type(b) and (a.tobytes() == b.tobytes() if isinstance(a, np.ndarray) else a == b)
     assert load(tmp_path / "b/3", SAVED)["a"]["sharded"].sharding.spec == jax.P("d")
     assert jax.random.key_data(load(tmp_path / "b/3", SAVED)["a"]["keys"]).tolist() == jax.random.key_data(jax.random.key(3)).tolist()
-    assert open_source(tmp_path / "b/3").info.metadata == {"x": 1}
+    assert open_checkpoint(tmp_path / "b/3").info.metadata == {"x": 1}
 
 
 def test_large_leaves_are_read_in_pieces(tmp_path: Path) -> None:
@@ -118,8 +117,8 @@ def test_large_leaves_are_read_in_pieces(tmp_path: Path) -> None:
     big = np.random.default_rng(0).integers(0, 255, (5, 7, (3 << 20) + 1), dtype=np.uint8)  # 105 MB: several chunks
     save(tmp_path / "a", {"big": jax.device_put(big, jax.NamedSharding(mesh, jax.P())), "x": jnp.ones(3)}, step=1)
     for layout in ("holdfast", "orbax", "safetensors"):
-        convert(open_source(tmp_path / "a"), StorePath(LocalStorage(tmp_path / layout)), layout)
-        convert(open_source(tmp_path / layout), StorePath(LocalStorage(tmp_path / f"{layout}-back")), "holdfast")
+        convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / layout)), layout)
+        convert(open_checkpoint(tmp_path / layout), StorePath(LocalStorage(tmp_path / f"{layout}-back")), "holdfast")
         back = tmp_path / f"{layout}-back"
         verify(back)
         assert load(back)["big"].tobytes() == big.tobytes()
@@ -127,26 +126,26 @@ def test_large_leaves_are_read_in_pieces(tmp_path: Path) -> None:
         shutil.rmtree(back)
 
 
-def test_what_a_source_reads_only_whole_is_read_once(tmp_path: Path) -> None:
+def test_what_can_be_read_only_whole_is_read_once(tmp_path: Path) -> None:
     """An array whose chunk is larger than ours is read once, not once for each of our chunks."""
     save(tmp_path / "a", {"w": np.arange(60 << 20, dtype=np.uint16).reshape(60, 1 << 20)})
-    source = open_source(tmp_path / "a")
-    item = source.item("state")
+    checkpoint = open_checkpoint(tmp_path / "a")
+    item = checkpoint.item("state")
     leaf = item.leaves[0]
     whole = replace(item, leaves=(replace(leaf, grid=Grid(leaf.shape, leaf.shape, leaf.shape)),))
-    reads = []
+    sizes = []
 
     class Reader:
-        def fill(self, targets: Any, allocate: Any) -> None:
-            reads.extend(target.nbytes for target in targets)
-            inner = [ReadRequest(leaf, target.region) for target in targets]
-            source.reader("state").fill(inner, allocate)
-            for target, filled in zip(targets, inner, strict=True):
-                target.array = filled.array
+        def fill(self, reads: Any, allocate: Any) -> None:
+            sizes.extend(read.nbytes for read in reads)
+            inner = [ReadRequest(leaf, read.region) for read in reads]
+            checkpoint.reader("state").fill(inner, allocate)
+            for read, filled in zip(reads, inner, strict=True):
+                read.array = filled.array
 
     plan, (report,) = write_item(whole, Reader(), LocalStorage(tmp_path / "b"), "1", "00c0ffee", lambda done: None)
     assert plan.total_bytes == leaf.nbytes == 120 << 20
-    assert set(reads) == {leaf.nbytes} and len(reads) <= len(report.files)
+    assert set(sizes) == {leaf.nbytes} and len(sizes) <= len(report.files)
     for file in report.files:
         data = (tmp_path / "b/1/state" / file.name).read_bytes()
         assert parse_header(data[: file.head], file.size, file.name)
@@ -161,25 +160,25 @@ def test_nothing_is_left_of_a_conversion_that_failed(layout: str, tmp_path: Path
     data[-5] ^= 1
     pack.write_bytes(data)
     with pytest.raises(Corrupt):
-        convert(open_source(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), layout)
+        convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), layout)
     assert not (tmp_path / "b").exists() or os.listdir(tmp_path / "b") == []
 
 
 def test_values_of_three_processes(tmp_path: Path) -> None:
     """The record of a conversion tells of every process's values and rows, as the one that it was made of did."""
     save(tmp_path / "a", {"n": 1, "rows": np.arange(12).reshape(3, 4), "w": jnp.ones(2)})
-    source = open_source(tmp_path / "a")
-    item = source.item("state")
+    checkpoint = open_checkpoint(tmp_path / "a")
+    item = checkpoint.item("state")
     n, rows, w = item.leaves
     own = (replace(n, value=(5, 6, 7), per_process=True), replace(rows, per_process=True), w)
     plan, reports = write_item(
-        replace(item, leaves=own), source.reader("state"), LocalStorage(tmp_path / "b"), "1", "00c0ffee", lambda done: None
+        replace(item, leaves=own), checkpoint.reader("state"), LocalStorage(tmp_path / "b"), "1", "00c0ffee", lambda done: None
     )
     data = build_record(1, {"state": (plan, reports)}, writer="00c0ffee", processes=3, started_s=0.0, finished_s=0.0)
     found = parse_record(data, "x").items["state"].leaves
     assert len(reports) == 3 and [leaf.per_process for leaf in found] == [True, True, False]
     assert found[0].value == (5, 6, 7) and found[1].shape == (3, 4)
-    assert [leaf.value for leaf in own_leaves(ItemRecord("state", "tree", (), 0, found), PerProcessSelection(2)).leaves[:1]] == [7]
+    assert [leaf.value for leaf in leaves_of_process(ItemRecord("state", "tree", (), 0, found), PerProcessSelection(2)).leaves[:1]] == [7]
 
 
 def test_leaves_kept_per_process(tmp_path: Path) -> None:
@@ -188,13 +187,13 @@ def test_leaves_kept_per_process(tmp_path: Path) -> None:
 
     state = {"rng": np.arange(4), "seed": 7, "w": jnp.ones(3)}
     save(tmp_path / "a", state, group=Solo(), per_process=lambda path: path in ("rng", "seed"))
-    convert(open_source(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), "holdfast")
-    assert [leaf.per_process for leaf in open_source(tmp_path / "b").item("state").leaves] == [True, True, False]
+    convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), "holdfast")
+    assert [leaf.per_process for leaf in open_checkpoint(tmp_path / "b").item("state").leaves] == [True, True, False]
     assert load(tmp_path / "b", state)["seed"] == 7
     with pytest.raises(UnsupportedLeaf, match="say whose copy to take"):
-        convert(open_source(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "c")), "orbax")
-    convert(open_source(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "c")), "orbax", process=0)
+        convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "c")), "orbax")
+    convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "c")), "orbax", process=0)
     found = load(tmp_path / "c")
     assert found["rng"].tolist() == [0, 1, 2, 3] and found["seed"] == 7
     with pytest.raises(CheckpointError, match="kept per process and is there for 1 processes"):
-        convert(open_source(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "d")), "orbax", process=1)
+        convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "d")), "orbax", process=1)

@@ -17,7 +17,7 @@ SCRIPT = """
     from holdfast.checkpoint import CheckpointManager, load, save
     from holdfast.checkpoint.tools.convert import convert
     from holdfast.checkpoint.storage.path import StorePath
-    from holdfast.checkpoint.layouts.detect import open_source
+    from holdfast.checkpoint.layouts.detect import open_checkpoint
     from holdfast.checkpoint.storage.local import LocalStorage
     logging.disable(logging.WARNING)
     jax.config.update("jax_enable_x64", True)
@@ -86,10 +86,10 @@ SCRIPT = """
             folder = Path(scratch)
             (ocp1.save if seed % 2 else by_v0)(folder / "orbax", state)
             same(load(folder / "orbax", like), state)                                   # Orbax writes, we read
-            convert(open_source(folder / "orbax"), StorePath(LocalStorage(folder / "ours")), "holdfast")
+            convert(open_checkpoint(folder / "orbax"), StorePath(LocalStorage(folder / "ours")), "holdfast")
             item = "state" if seed % 2 else "default"
             same(load(folder / "ours", like, item=item), state)                         # through our own layout
-            convert(open_source(folder / "ours"), StorePath(LocalStorage(folder / "again")), "orbax")
+            convert(open_checkpoint(folder / "ours"), StorePath(LocalStorage(folder / "again")), "orbax")
             (step,) = (folder / "again").iterdir()
             same(ocp1.load(step, like, checkpointable_name=item), state)                # and Orbax reads it again
             save(folder / "direct", state, layout="orbax")

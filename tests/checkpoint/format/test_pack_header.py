@@ -1,0 +1,61 @@
+"""The header of a pack: what is written is parsed, and nothing else is."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.checkpoint import Corrupt, HostileCheckpoint
+from holdfast.checkpoint.format.pack_header import ALIGN_BYTES, header_around, join_header, parse_header
+
+NAMES = st.text(min_size=1, max_size=6).filter(lambda name: name != "__metadata__")
+CHUNK = st.tuples(NAMES, st.sampled_from(["F32", "U8"]), st.integers(0, 9), st.integers(0, 0xFFFFFFFF))
+CHUNKS = st.lists(CHUNK, unique_by=lambda chunk: chunk[0], max_size=6)
+Drawn = list[tuple[str, str, int, int]]
+
+
+def header_of(chunks: Drawn) -> tuple[bytes, int]:
+    """Returns a pack's header and the size of the pack."""
+    entries = [(name, dtype, (count,), count * (4 if dtype == "F32" else 1)) for name, dtype, count, _ in chunks]
+    head, tail = header_around(entries)
+    data = join_header(head, (crc for *_, crc in chunks), tail)
+    return data, len(data) + sum(entry[3] for entry in entries)
+
+
+@given(CHUNKS)
+def test_a_header_is_parsed_as_it_was_written(chunks: Drawn) -> None:
+    """Names, dtypes, shapes, offsets and checksums come back; the data begins at a multiple of 64 and the length is in front."""
+    data, size = header_of(chunks)
+    assert len(data) % ALIGN_BYTES == 0 and int.from_bytes(data[:8], "little") == len(data) - 8
+    found = parse_header(data, size, "p")
+    assert list(found) == [name for name, *_ in chunks] or any(count == 0 for *_, count, _ in chunks)
+    at = len(data)
+    for name, dtype, count, crc in chunks:
+        nbytes = count * (4 if dtype == "F32" else 1)
+        assert (found[name].dtype, found[name].shape, found[name].nbytes) == (dtype, (count,), nbytes)
+        if nbytes:
+            assert (found[name].start, found[name].crc) == (at, crc)
+        at += nbytes
+    assert at == size
+
+
+@given(CHUNKS, st.integers(-9, 9).filter(bool))
+def test_a_file_of_another_size_is_refused(chunks: Drawn, change: int) -> None:
+    """A header that does not describe every byte of its file is hostile."""
+    data, size = header_of(chunks)
+    with pytest.raises(HostileCheckpoint, match="the header describes"):
+        parse_header(data, size + change, "p")
+
+
+@given(CHUNKS.filter(bool), st.data())
+def test_a_damaged_header_is_a_typed_error(chunks: Drawn, drawn: st.DataObject) -> None:
+    """Any byte changed is either refused with a typed error or parsed to chunks within the file."""
+    data, size = header_of(chunks)
+    at = drawn.draw(st.integers(8, len(data) - 1))
+    changed = data[:at] + bytes([drawn.draw(st.integers(0, 255))]) + data[at + 1 :]
+    with contextlib.suppress(Corrupt, HostileCheckpoint):
+        found = parse_header(changed, size, "p")
+        assert all(len(data) <= entry.start <= entry.start + entry.nbytes <= size for entry in found.values())

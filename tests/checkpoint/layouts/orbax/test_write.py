@@ -1,0 +1,77 @@
+"""Checkpoints in Orbax's layout that we write: the real library restores them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import orbax.checkpoint.experimental.v1 as ocp1
+import pytest
+
+from holdfast.checkpoint import StepExists, UnsupportedLeaf, load, save
+from holdfast.checkpoint.layouts.detect import find_steps
+from holdfast.checkpoint.layouts.orbax.metadata import TEMPORARY
+from holdfast.checkpoint.layouts.orbax.write import OrbaxWriter, save_orbax
+from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.checkpoint.storage.path import StorePath
+from tests.support.orbax import assert_same, assert_same_leaf, rich_tree
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Orbax's own
+
+
+@pytest.mark.parametrize("item", ["state", "default"])
+def test_what_we_write_the_real_orbax_restores(tmp_path: Path, item: str) -> None:
+    """A checkpoint in Orbax's layout is restored, bit-exact, by the v0 manager and by v1's free functions, with and without a target."""
+    tree = rich_tree()
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) if isinstance(x, jax.Array) else x, tree)
+    save_orbax(
+        StorePath(LocalStorage(tmp_path), "3"), {item: tree}, json_items={"meta": {"x": 1}}, metrics={"loss": 0.5}, metadata={"who": "me"}
+    )
+    assert_same(ocp1.load(tmp_path / "3", abstract), tree)
+    loaded = ocp1.load_checkpointables(tmp_path / "3")
+    assert loaded["meta"] == {"x": 1} and loaded[item]["text"] == "hello"
+    with ocp.CheckpointManager(tmp_path) as manager:
+        assert manager.all_steps() == [3] and manager.metrics(3) == {"loss": 0.5} and manager.metadata(3).custom_metadata == {"who": "me"}
+        if item == "default":
+            restored = manager.restore(3, args=ocp.args.StandardRestore())
+        else:
+            restored = manager.restore(3, args=ocp.args.Composite(state=ocp.args.StandardRestore(), meta=ocp.args.JsonRestore()))
+            assert restored["meta"] == {"x": 1}
+            restored = restored["state"]
+    for key in ("sharded", "key", "keys", "f8", "i4", "c64", "nan", "layer/w", "a.dot", "np64"):
+        assert_same_leaf(restored[key], tree[key])
+    assert_same(load(tmp_path, tree, item=item), tree)
+
+
+def test_save_layout_orbax_and_what_it_cannot_hold(tmp_path: Path) -> None:
+    """`save(layout="orbax")` writes one checkpoint; arrays of size zero and bytes are refused by name, and nothing is left behind."""
+    save(tmp_path / "1", {"w": jnp.arange(3)}, layout="orbax")
+    assert_same(ocp1.load(tmp_path / "1"), {"w": jnp.arange(3)})
+    with pytest.raises(StepExists):
+        save(tmp_path / "1", {"w": jnp.arange(3)}, layout="orbax")
+    with pytest.raises(UnsupportedLeaf, match=r"'deep.z', an array of shape \(0, 3\)"):
+        save(tmp_path / "2", {"deep": {"z": jnp.zeros((0, 3))}}, layout="orbax")
+    with pytest.raises(UnsupportedLeaf, match="'b', a Python bytes"):
+        save(tmp_path / "2", {"b": b"x"}, layout="orbax")
+    assert [path.name for path in tmp_path.iterdir() if any(file.is_file() for file in path.rglob("*"))] == ["1"]
+
+
+def test_what_was_begun_is_invisible_until_it_is_finished(tmp_path: Path) -> None:
+    """Until `finish` no folder has the checkpoint's name; `abandon` leaves nothing, and a dead writer's remains are replaced."""
+    folder = StorePath(LocalStorage(tmp_path), "5")
+    for _ in range(2):
+        writer = OrbaxWriter(folder)
+        writer.add_tree("state", {"w": np.arange(3)})
+        assert [path.name for path in tmp_path.iterdir()] == [f"5{TEMPORARY}"] and find_steps(folder.storage) == {}
+    writer.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_leaves_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Orbax joins keys by dots: leaves that only differ in that are an error that names them."""
+    with pytest.raises(UnsupportedLeaf, match=r"two leaves are called 'a\.b'"):
+        save_orbax(StorePath(LocalStorage(tmp_path), "1"), {"state": {"a": {"b": np.ones(2)}, "a.b": np.ones(2)}})
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,148 @@
+"""Which layout a folder is in, which steps a root has, and what an opened path means."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from holdfast.checkpoint import CheckpointManager, Corrupt, StepGone, StepNotFound, load, save, verify
+from holdfast.checkpoint.layouts.base import CheckpointInfo
+from holdfast.checkpoint.layouts.detect import (
+    ForeignSteps,
+    find_foreign_steps,
+    find_steps,
+    nothing_at,
+    open_checkpoint,
+    open_if_finished,
+    pick_item,
+)
+from holdfast.checkpoint.storage.base import Entry
+from holdfast.checkpoint.storage.counting import CountingStorage
+from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.checkpoint.storage.path import StorePath, open_storage
+from tests.support.layouts import LAYOUTS, write
+
+
+def test_roots_tell_layouts_apart(tmp_path: Path) -> None:
+    """One root may hold steps of all three; ours comes first where two claim one number."""
+    for number, layout in enumerate(LAYOUTS):
+        written = write(layout, str(tmp_path / layout))
+        Path(written).rename(tmp_path / str(number))
+    assert {step: layout.name for step, (_, layout) in find_steps(open_storage(tmp_path)).items()} == dict(enumerate(LAYOUTS))
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.all_steps() == [0, 1, 2]
+        for step in (0, 1, 2):
+            assert manager.restore(step, {"c": jnp.float16(0)}, partial=True)["c"] == 2.5
+
+
+def test_the_item_that_is_meant() -> None:
+    """The usual name finds the one tree there is, or another usual name; nothing is guessed among several."""
+    assert pick_item(CheckpointInfo("orbax", "p", {"default": "tree", "metrics": "json"}), "state") == "default"
+    assert pick_item(CheckpointInfo("orbax", "p", {"model": "tree"}), "state") == "model"
+    with pytest.raises(StepNotFound, match="it has: a, b"):
+        pick_item(CheckpointInfo("orbax", "p", {"a": "tree", "b": "tree"}), "state")
+
+
+def test_a_root_means_its_latest_step(tmp_path: Path) -> None:
+    """load and verify on a folder of steps take the newest that has a record; an empty folder named like a step is no step."""
+    for step in (2, 10, 9):
+        save(tmp_path / "root" / str(step), {"step": step}, step=step)
+    (tmp_path / "root" / "11").mkdir()
+    assert load(tmp_path / "root") == {"step": 10} and verify(tmp_path / "root").step == 10
+
+
+def test_the_latest_step_is_of_any_layout(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """load, verify and open_checkpoint agree: the highest number that is finished, whosever layout it is in; the log says which."""
+    for number, layout in ((2, "holdfast"), (7, "orbax"), (5, "safetensors")):
+        Path(write(layout, str(tmp_path / layout))).rename(tmp_path / str(number))
+        shutil.rmtree(tmp_path / layout)
+    (tmp_path / "9").mkdir()
+    with caplog.at_level(logging.INFO, "holdfast.checkpoint"):
+        assert open_checkpoint(tmp_path).info.layout == "orbax" and verify(tmp_path).path == str(tmp_path / "7")
+    assert f"taking the latest, {tmp_path / '7'}" in caplog.text
+    assert load(tmp_path)["c"] == 2.5 and open_checkpoint(tmp_path, 5).info.layout == "safetensors"
+    assert find_foreign_steps(LocalStorage(tmp_path)) == {5: "5", 7: "7"} and list(find_steps(LocalStorage(tmp_path))) == [2, 5, 7]
+
+
+def test_the_latest_of_many_steps_is_found_without_listing_all(tmp_path: Path) -> None:
+    """Opening a root lists the root and the newest folder, not every step."""
+
+    listed: set[str] = set()
+
+    class Listing(LocalStorage):
+        def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
+            listed.add(folder)
+            return super().list(folder, recursive=recursive)
+
+    for step in range(20):
+        save(tmp_path / str(step), {"step": step}, step=step)
+    assert open_checkpoint(tmp_path, wrap=lambda storage: Listing(storage.root)).info.step == 19
+    assert listed == {"", "19"}
+
+
+def test_ours_comes_first_where_two_claim_one_number(tmp_path: Path) -> None:
+    """Of two folders with the same number ours is the step, whichever is listed first."""
+    for name, layout in (("5", "holdfast"), ("a_5", "orbax"), ("ck_000005", "orbax")):
+        Path(write(layout, str(tmp_path / "made"))).rename(tmp_path / name)
+        shutil.rmtree(tmp_path / "made")
+    assert {step: (name, layout.name) for step, (name, layout) in find_steps(LocalStorage(tmp_path)).items()} == {5: ("5", "holdfast")}
+    assert open_checkpoint(tmp_path).info.layout == "holdfast" and set(find_foreign_steps(LocalStorage(tmp_path))) == {5}
+
+
+def test_a_store_may_be_put_in_front(tmp_path: Path) -> None:
+    """`wrap` sees every byte that is read, of a folder and of a single file."""
+    reported: list[int] = []
+    for layout in ("holdfast", "safetensors"):
+        path = Path(write(layout, str(tmp_path / layout)))
+        for each in (path, *path.glob("model.safetensors")):
+            reported.clear()
+            open_checkpoint(each, wrap=lambda storage: CountingStorage(storage, reported.append)).verify()
+            assert sum(reported) > 240
+
+
+def test_a_damaged_record_is_not_taken_for_nothing(tmp_path: Path) -> None:
+    """A folder whose record is damaged is a checkpoint, and Corrupt; it is not passed over for an older step."""
+    for step in (1, 2):
+        save(tmp_path / str(step), {"n": step}, step=step)
+    (tmp_path / "2/checkpoint.json").write_text("{}")
+    with pytest.raises(Corrupt, match="checksum"):
+        load(tmp_path)
+    assert list(find_steps(LocalStorage(tmp_path))) == [1, 2]
+
+
+def test_foreign_steps_that_go_meanwhile(tmp_path: Path) -> None:
+    """A step that was there when the root was opened is StepGone once deleted; another number is StepNotFound."""
+    Path(write("orbax", str(tmp_path / "made"))).rename(tmp_path / "3")
+    storage = LocalStorage(tmp_path)
+    steps = ForeignSteps(storage, find_foreign_steps(storage))
+    assert list(steps) == [3] and 3 in steps and 4 not in steps and steps.open(3).info.layout == "orbax"
+    shutil.rmtree(tmp_path / "3")
+    with pytest.raises(StepGone, match="was there when the root was opened"):
+        steps.open(3)
+    with pytest.raises(StepNotFound, match="no step 4"):
+        steps.open(4)
+
+
+def test_the_reason_why_nothing_is_there(tmp_path: Path) -> None:
+    """Missing, empty, a file, another program's folder, an unfinished save of Orbax's: each has its own sentence."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/notes.txt").write_text("x")
+    (tmp_path / "orbax/5.orbax-checkpoint-tmp").mkdir(parents=True)
+    reasons = {
+        "none": r"there is nothing at .*; .* holds empty, file, orbax, other",
+        "empty": "is empty: no checkpoint was saved there",
+        "file": "is a file and no checkpoint",
+        "other": r"is no checkpoint that holdfast knows .* it holds notes\.txt",
+        "orbax": "was never completed by Orbax",
+    }
+    for name, reason in reasons.items():
+        with pytest.raises(StepNotFound, match=reason):
+            open_checkpoint(tmp_path / name)
+        assert open_if_finished(StorePath(LocalStorage(tmp_path / name))) is None
+    assert "has no step 4; it has 1, 2" in nothing_at(LocalStorage(tmp_path), 4, [1, 2])
