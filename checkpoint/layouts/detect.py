@@ -199,13 +199,14 @@ def restore_checkpoint(
 
     `rename` turns the path of a stored leaf into the path that it has in `like`: a mapping, rules of (pattern, replacement) or a function.
     """
-    item = pick_item(checkpoint.info, item)
+    foreign = checkpoint.info.layout != "holdfast"  # whose items and paths may be called otherwise than ours
+    item = pick_item(checkpoint.info, item) if foreign else item
     if checkpoint.info.items.get(item) == "json":
         return checkpoint.json(item)
     original = found = checkpoint.item(item)
     if rename is not None:
         found = renamed(found, rename)
-    if like is not None and like is not SAVED:
+    if foreign and like is not None and like is not SAVED:
         found = _spelled_like(found, like)
     reader = checkpoint.reader(item)
     if found is not original:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import CheckpointError, CheckpointManager, CommitUnknown, StepExists, load, save, verify
-from holdfast.checkpoint.layouts.detect import open_source
+from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.storage import local
 from holdfast.checkpoint.storage.path import StorePath, open_storage
 from holdfast.checkpoint.tools.convert import convert
@@ -66,7 +66,7 @@ def _converted(path: Path, state: Any, overwrite: bool = False) -> None:
     source = path.parent.parent / "source"
     if not source.exists():
         save(source, state, step=int(path.name))
-    convert(open_source(source), StorePath(open_storage(path.parent)), "holdfast")
+    convert(open_checkpoint(source), StorePath(open_storage(path.parent)), "holdfast")
 
 
 WRITERS = [_one_shot, _managed, _converted]

@@ -43,7 +43,7 @@ def built(plan: Plan, **more: object) -> bytes:
 def test_it_reads_back_as_what_was_planned_and_reported() -> None:
     """Leaves with their chunks' files, shared values once, values of each process in rank order, files by name, times, metrics."""
     record: Record = parse_record(built(plan_of_two(), metrics={"loss": 0.5}, metadata={"run": [1]}), "p")
-    assert (record.step, record.writer, record.processes, record.started_s, record.finished_s) == (10, SAVE_ID, 2, 1.0, 2.5)
+    assert (record.step, record.writer_id, record.processes, record.started_s, record.finished_s) == (10, SAVE_ID, 2, 1.0, 2.5)
     assert record.metrics == {"loss": 0.5} and record.metadata == {"run": [1]}
     state = record.items["state"]
     mine, name, w = state.leaves

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from holdfast.checkpoint.storage.tombstone import TOMBSTONE, body_of, fenced_writers, marked_record, sealed, tombstone
 
 WRITERS = st.sets(st.text("0123456789abcdef", min_size=8, max_size=8), min_size=1, max_size=4)
-BODIES = st.dictionaries(st.text(max_size=8), st.integers() | st.text(max_size=8), min_size=1, max_size=4).map(
-    lambda value: json.dumps(value, separators=(",", ":")).encode()[:-1]
-)
+BODIES = st.dictionaries(
+    st.text(max_size=8).filter(lambda key: key != "crc32c"), st.integers() | st.text(max_size=8), min_size=1, max_size=4
+).map(lambda value: json.dumps(value, separators=(",", ":")).encode()[:-1])
 
 
 @given(BODIES)
