@@ -7,7 +7,7 @@ tensorstore's. A missing chunk is an error, never silently the fill value, unles
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from ...errors import Corrupt, HostileCheckpoint
 from ...format.dtypes import dtype_named
 from ...format.record import ItemRecord, LeafRecord
 from ...format.tree import describe, flatten
-from ...restoring.reader import ReadRequest
+from ...restoring.reader import Allocate, ReadRequest
 from ...storage.base import Storage
 from ...storage.counting import CountingStorage
 from ...storage.object import ObjectStorage
@@ -165,7 +165,7 @@ class OrbaxItem:
             found[name] = known[value.value]
         return found
 
-    def fill(self, reads: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
+    def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""
         regions = []
         for read in reads:
