@@ -24,11 +24,11 @@ from ..format.record import LeafRecord
 from ..format.sharding import axes_of
 from .devices import DevicePlacement, Region
 from .match import LeafRequest
+from .memory_pool import ALIGN_BYTES
 from .reader import Allocate, ArrayReader, ReadRequest
 
 BUNDLED_BYTES = 1 << 20  # leaves up to here
 BUNDLE_BYTES = 256 << 20  # in one collective
-ALIGN_BYTES = 64
 
 
 def read_once(

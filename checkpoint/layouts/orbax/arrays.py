@@ -153,7 +153,7 @@ class OrbaxItem:
         store = self._done("", ts.KvStore.open(self._base, context=self._context))
         pending = {name: store.read(f"{name}/{self._meta_name}") for name in wanted}
         found = {}
-        known: dict[bytes, Any] = {}  # most arrays of a tree look like another one
+        known: dict[bytes, Any] = {}  # most arrays of a tree are described like another one
         for name, future in pending.items():
             value = self._done(name, future)
             if value.state != "value":
