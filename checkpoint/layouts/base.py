@@ -6,7 +6,7 @@ this seam, neither tools nor the command line, knows files of other people's lay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from ..errors import StepNotFound
 from ..format.grid import Grid
 from ..format.record import ItemRecord, LeafRecord
 from ..format.rename import Names, rename_all
-from ..restoring.reader import ArrayReader, ReadRequest
+from ..restoring.reader import Allocate, ArrayReader, ReadRequest
 from ..restoring.restore import VerifyReport
 from ..storage.base import Entry
 from ..storage.path import StorePath
@@ -109,7 +109,7 @@ class RenamedReader:
         self._reader = reader
         self._original = {new.path: old for new, old in zip(renamed.leaves, original.leaves, strict=True)}
 
-    def fill(self, reads: Sequence[ReadRequest], allocate: Callable[[int], Any]) -> None:
+    def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""
         inner = [ReadRequest(self._original[read.leaf.path], read.region) for read in reads]
         self._reader.fill(inner, allocate)
@@ -141,7 +141,7 @@ def total_bytes(checkpoint: CheckpointReader) -> int:
 
 
 def read_leaves(
-    reader: ArrayReader, leaves: Sequence[LeafRecord], *, batch_bytes: int = BATCH_BYTES
+    reader: ArrayReader, leaves: Sequence[LeafRecord], *, batch_bytes: int = BATCH_BYTES, allocate: Allocate | None = None
 ) -> Iterator[tuple[LeafRecord, np.ndarray[Any, Any]]]:
     """Yields the arrays of leaves, read in batches: one leaf at a time is in memory, or several of `batch_bytes` in all."""
     batch: list[ReadRequest] = []
@@ -151,7 +151,7 @@ def read_leaves(
         held += leaf.nbytes
         last = index + 1 == len(leaves)
         if last or held + leaves[index + 1].nbytes > batch_bytes:
-            reader.fill(batch, fresh)
+            reader.fill(batch, allocate or fresh)
             while batch:
                 read = batch.pop(0)
                 assert read.array is not None

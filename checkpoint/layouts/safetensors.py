@@ -10,8 +10,7 @@ import contextlib
 import json
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +21,9 @@ from ..errors import Corrupt, HostileCheckpoint, StepNotFound
 from ..format.dtypes import SAFETENSORS_NAMES, dtype_named
 from ..format.pack_header import ALIGN_BYTES, HEADER_LIMIT_BYTES
 from ..format.record import ItemRecord, LeafRecord
-from ..restoring.reader import ReadRequest
+from ..restoring.reader import Allocate, ReadRequest
 from ..restoring.restore import VerifyReport
-from ..storage.base import Entry
+from ..storage.base import Entry, run_side_by_side
 from ..storage.path import StorePath
 from .base import CheckpointInfo, array_record, find_named, verify_by_reading
 
@@ -136,9 +135,7 @@ class SafetensorsCheckpoint:
         """Does reads side by side; raises Corrupt naming file and leaf when a file ends early."""
         self.counter.calls += len(ranges)
         self.counter.bytes += sum(len(each.buffer) for each in ranges)
-        with ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(self._read_all, [ranges[i::THREADS] for i in range(THREADS)]):
-                pass
+        run_side_by_side(self._read_all, [ranges[first::THREADS] for first in range(THREADS)], THREADS)
 
     def _read_all(self, ranges: Sequence[RangeRead]) -> None:
         for each in ranges:
@@ -159,7 +156,7 @@ class SafetensorsArrays:
     def __init__(self, checkpoint: SafetensorsCheckpoint, tensors: Mapping[str, Tensor]) -> None:
         self._checkpoint, self._tensors = checkpoint, tensors
 
-    def fill(self, reads: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
+    def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""
         ranges: list[RangeRead] = []
         for read in reads:

@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +24,11 @@ from ..format.record import LeafRecord
 from ..format.sharding import axes_of
 from .devices import DevicePlacement, Region
 from .match import LeafRequest
-from .reader import ArrayReader, ReadRequest
+from .memory_pool import ALIGN_BYTES
+from .reader import Allocate, ArrayReader, ReadRequest
 
 BUNDLED_BYTES = 1 << 20  # leaves up to here
 BUNDLE_BYTES = 256 << 20  # in one collective
-ALIGN_BYTES = 64
-Allocate: TypeAlias = Callable[[int], np.ndarray[Any, Any]]
 
 
 def read_once(

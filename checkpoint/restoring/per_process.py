@@ -6,15 +6,13 @@ Here a leaf of the record becomes the leaf that one process sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from ..format.grid import Grid
 from ..format.record import ItemRecord, LeafRecord
-from .reader import ArrayReader, ReadRequest
+from .reader import Allocate, ArrayReader, ReadRequest
 
 
 class PerProcessSelection(NamedTuple):
@@ -50,7 +48,7 @@ class PerProcessReader:
         self._reader, self._process = reader, selection.process
         self._whole = {leaf.path: leaf for leaf in item.leaves if leaf.per_process}
 
-    def fill(self, reads: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
+    def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""
         row = (self._process, self._process + 1)
         rows = {id(read): ReadRequest(self._whole[read.leaf.path], (row, *read.region)) for read in reads if read.leaf.per_process}

@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from crc32c import crc32c
@@ -27,6 +27,9 @@ RANGE_BYTES = 16 << 20  # one read of small chunks, with what lies between them
 GAP_BYTES = 64 << 10  # read over rather than asking twice
 LARGE_BYTES = 1 << 20  # chunks from here on are read straight to where they go
 STEP_BYTES = 4 << 20  # of a large chunk, read and checksummed in turn
+
+
+Allocate: TypeAlias = Callable[[int], np.ndarray[Any, Any]]  # makes 64-aligned memory of so many bytes
 
 
 @dataclass(eq=False, slots=True)
@@ -49,11 +52,8 @@ class ReadRequest:
 class ArrayReader(Protocol):
     """What a restore asks of any layout."""
 
-    def fill(self, reads: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
-        """Gives every request its array. `allocate` makes 64-aligned memory of so many bytes.
-
-        Raises Corrupt naming file and leaf, HostileCheckpoint, or StepGone.
-        """
+    def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
+        """Gives every request its array; raises Corrupt naming file and leaf, HostileCheckpoint, or StepGone."""
 
 
 @dataclass(eq=False, slots=True)
@@ -88,7 +88,7 @@ class ItemReader:
         self._headers: dict[int, dict[str, ChunkEntry]] = {}
         self._shapes: dict[tuple[Any, ...], _ChunkShape] = {}
 
-    def fill(self, reads: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
+    def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""
         chunks = self._chunks_of(reads)
         brought = {id(chunk.reads[0]) for found in chunks.values() for chunk in found if chunk.is_whole and chunk.is_small}

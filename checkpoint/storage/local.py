@@ -72,7 +72,7 @@ class LocalStorage:
             os.fsync(file)
         finally:
             os.close(file)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
         file = open_to_read(self._root / name)
@@ -113,7 +113,7 @@ class LocalStorage:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(source)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
     def _publish(self, source: Path, path: Path, replace: bool) -> None:
         if replace:
@@ -177,7 +177,7 @@ class LocalStorage:
             folders.pop(path, None)
         for folder in folders:
             with contextlib.suppress(FileNotFoundError):
-                _sync_folder(folder)
+                sync_folder(folder)
 
 
 def open_to_read(path: Path) -> int:
@@ -252,7 +252,7 @@ def _make_folders(folder: Path) -> None:
     _make_folders(folder.parent)
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)
-    _sync_folder(folder.parent)
+    sync_folder(folder.parent)
 
 
 def _in_folder(path: Path, make: Callable[[], T]) -> T:
@@ -265,7 +265,8 @@ def _in_folder(path: Path, make: Callable[[], T]) -> T:
     return make()
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Makes the names in a folder durable."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(file)

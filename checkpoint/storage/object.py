@@ -24,6 +24,7 @@ from holdfast.coordination import Fenced
 
 from ..errors import CheckpointError
 from .base import Entry, Part
+from .local import fenced
 from .tombstone import RECORD_NAME, TOMBSTONE, fenced_writers, tombstone
 
 OBJECT_BYTES = 256 << 20  # a value is written whole, from memory
@@ -108,7 +109,7 @@ class ObjectStorage:
         writer_id = claim.rpartition("/")[2]
         for _ in range(COMMIT_TRIES):
             if self.get(f"{claim}/claim.json")[0] is None:
-                raise Fenced(f"the claim {self._url}/{claim} was taken away: another writer has fenced this one; open a new manager")
+                raise fenced(f"{self._url}/{claim}")
             found, generation = self.get(name)
             if found == data:
                 return  # an earlier try went through though its answer was lost

@@ -301,7 +301,7 @@ def write_item(
         planned, crcs = plan_pack(whole, pack), list[int]()
         stream = _ChunkStream(reader, [_chunk_region(plan, chunk, leaves[chunk.leaf]) for chunk in plan.own[pack]])
         name = pack_name(0, pack, writer_id)
-        parts = count_parts(pack_parts(planned, stream.shards(), crcs), progress)
+        parts = count_parts(pack_parts(planned, stream.chunks(), crcs), progress)
         storage.write(join(step_dir, item.name, name), planned.size, parts)
         return FileReport(name, planned.size, planned.head_bytes, crc32c(planned.header(crcs)))
 
@@ -314,9 +314,9 @@ def _reports(plan: Plan, files: Sequence[FileReport], leaves: Sequence[LeafRecor
     values = [leaf for leaf in leaves if leaf.grid is None]
     first = tuple(encode_value(leaf.value[0] if leaf.per_process else leaf.value) for leaf in values)
     reports = [ItemReport(0, plan.hash, tuple(files), (), first)]
-    own = [leaf.value for leaf in values if leaf.per_process]
-    for process in range(1, max(map(len, own), default=1)):
-        reports.append(ItemReport(process, plan.hash, (), (), tuple(encode_value(value[process]) for value in own)))
+    kept = [leaf.value for leaf in values if leaf.per_process]
+    for process in range(1, max(map(len, kept), default=1)):
+        reports.append(ItemReport(process, plan.hash, (), (), tuple(encode_value(value[process]) for value in kept)))
     return reports
 
 
@@ -382,8 +382,8 @@ class _ChunkStream:
         self._ready: dict[int, Any] = {}
         self._held: tuple[Any, Any] = (None, None)
 
-    def shards(self) -> list[Any]:
-        """Returns one for each chunk, in order, to be read when its turn comes."""
+    def chunks(self) -> list[_LazyChunk]:
+        """Returns the chunks in order, each to be read when its turn comes."""
         return [_LazyChunk(self, index) for index in range(len(self._regions))]
 
     def take(self, index: int) -> Any:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..format.record import LeafRecord
-from ..layouts.base import CheckpointReader
+from ..layouts.base import CheckpointReader, read_leaves
 from ..restoring.match import show_leaf
-from ..restoring.reader import ArrayReader, ReadRequest
 from ..restoring.restore import allocate
 
 BATCH_BYTES = 64 << 20
@@ -80,9 +79,12 @@ def _compare_trees(a: CheckpointReader, b: CheckpointReader, item_a: str, item_b
             yield found
         elif one is not None and other is not None and one.grid is not None:
             both.append((one, other))
-    readers = a.reader(item_a), b.reader(item_b)
-    for batch in _batches(both):
-        yield from _compare_batch(item_a, readers, batch)
+    arrays_a = read_leaves(a.reader(item_a), [one for one, _ in both], batch_bytes=BATCH_BYTES, allocate=allocate)
+    arrays_b = read_leaves(b.reader(item_b), [other for _, other in both], batch_bytes=BATCH_BYTES, allocate=allocate)
+    for (one, array_a), (other, array_b) in zip(arrays_a, arrays_b, strict=True):
+        gap = difference(array_a, array_b)
+        if gap is not None:
+            yield LeafDifference(item_a, one.path, "value", show_leaf(one), show_leaf(other), *gap, size=array_a.size)
 
 
 def _compare_kinds(item: str, path: str, a: LeafRecord | None, b: LeafRecord | None) -> LeafDifference | None:
@@ -101,34 +103,6 @@ def _compare_kinds(item: str, path: str, a: LeafRecord | None, b: LeafRecord | N
     if a.shape != b.shape:
         return LeafDifference(item, path, "shape", *shown)
     return LeafDifference(item, path, "dtype", *shown) if a.dtype != b.dtype else None
-
-
-def _batches(pairs: Sequence[tuple[LeafRecord, LeafRecord]]) -> Iterator[list[tuple[LeafRecord, LeafRecord]]]:
-    batch: list[tuple[LeafRecord, LeafRecord]] = []
-    held = 0
-    for pair in pairs:
-        if batch and held + pair[0].nbytes > BATCH_BYTES:
-            yield batch
-            batch, held = [], 0
-        batch.append(pair)
-        held += pair[0].nbytes
-    if batch:
-        yield batch
-
-
-def _compare_batch(
-    item: str, readers: tuple[ArrayReader, ArrayReader], batch: Sequence[tuple[LeafRecord, LeafRecord]]
-) -> Iterator[LeafDifference]:
-    sides = []
-    for reader, leaves in zip(readers, zip(*batch, strict=True), strict=True):
-        reads = [ReadRequest(leaf, tuple((0, size) for size in leaf.shape)) for leaf in leaves]
-        reader.fill(reads, allocate)
-        sides.append([read.array for read in reads])
-    for (leaf, other), one, two in zip(batch, *sides, strict=True):
-        assert one is not None and two is not None
-        found = difference(one, two)
-        if found is not None:
-            yield LeafDifference(item, leaf.path, "value", show_leaf(leaf), show_leaf(other), *found, size=one.size)
 
 
 def difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> tuple[float, float, int] | None:

@@ -9,6 +9,7 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp1
 import pytest
 
+from tests.support.checkpointing import free_port
 from tests.support.cluster import run_processes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Orbax's own
@@ -33,12 +34,7 @@ def test_four_processes_write_and_read_orbax(tmp_path: Path) -> None:
             assert (np.asarray(shard.data) == whole[shard.index]).all()
         print("exact", back["step"])
     """
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    outputs = run_processes(script, 4, arguments=[tmp_path / "c", port], devices=2)
+    outputs = run_processes(script, 4, arguments=[tmp_path / "c", free_port()], devices=2)
     assert all("exact 5" in output for output in outputs)
     whole = np.arange(8 * 16, dtype=np.float32).reshape(8, 16)
     like = jax.ShapeDtypeStruct(whole.shape, np.float32, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))

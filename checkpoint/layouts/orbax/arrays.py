@@ -7,7 +7,7 @@ tensorstore's. A missing chunk is an error, never silently the fill value, unles
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from ...errors import Corrupt, HostileCheckpoint
 from ...format.dtypes import dtype_named
 from ...format.record import ItemRecord, LeafRecord
 from ...format.tree import describe, flatten
-from ...restoring.reader import ReadRequest
+from ...restoring.reader import Allocate, ReadRequest
 from ...storage.base import Storage
 from ...storage.counting import CountingStorage
 from ...storage.object import ObjectStorage
@@ -153,7 +153,7 @@ class OrbaxItem:
         store = self._done("", ts.KvStore.open(self._base, context=self._context))
         pending = {name: store.read(f"{name}/{self._meta_name}") for name in wanted}
         found = {}
-        known: dict[bytes, Any] = {}  # most arrays of a tree look like another one
+        known: dict[bytes, Any] = {}  # most arrays of a tree are described like another one
         for name, future in pending.items():
             value = self._done(name, future)
             if value.state != "value":
@@ -165,7 +165,7 @@ class OrbaxItem:
             found[name] = known[value.value]
         return found
 
-    def fill(self, reads: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
+    def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""
         regions = []
         for read in reads:

@@ -23,6 +23,7 @@ from holdfast.multihost import Group, Solo
 from ...errors import CheckpointError, SaveFailed, StepExists, UnsupportedLeaf
 from ...format.record import ItemRecord, LeafRecord
 from ...format.tree import describe, flatten
+from ...storage.local import sync_folder
 from ...storage.path import StorePath
 from . import metadata as orbax
 from .arrays import context_of, kvstore_of
@@ -188,7 +189,7 @@ class OrbaxWriter:
         self._put(orbax.COMMITTED, _MARK)
         if self._local:
             os.rename(str(self._folder), str(self._final))
-            _sync_folder(os.path.dirname(str(self._final)))
+            sync_folder(os.path.dirname(str(self._final)))
 
     def abandon(self) -> None:
         """Removes what an unfinished save has written, once what is on its way has arrived: it would come back after the deletion."""
@@ -240,11 +241,3 @@ def _own_regions(value: Any, *, primary: bool) -> list[tuple[tuple[slice, ...], 
     if not isinstance(value, jax.Array) or value.is_fully_addressable:
         return [((), np.asarray(value))] if primary else []
     return [(shard.index, np.asarray(shard.data)) for shard in value.addressable_shards if shard.replica_id == 0]
-
-
-def _sync_folder(folder: str) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

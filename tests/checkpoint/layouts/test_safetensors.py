@@ -23,7 +23,6 @@ from holdfast.checkpoint.layouts.safetensors import runs, split_shards
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath
 from holdfast.checkpoint.tools.convert import convert, plain_name
-from tests.support.cluster import run_processes
 
 DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn", "float8_e5m2", "bool", "int64")
 
@@ -78,39 +77,6 @@ def test_a_sharded_folder_loads_flat_or_onto_a_tree(model: tuple[Path, dict[str,
     assert verify(folder).leaves == len(tensors)
     one = load(folder / "model-00001-of-00002.safetensors")
     assert set(one) < set(tensors)
-
-
-def test_each_process_reads_only_its_bytes(tmp_path: Path) -> None:
-    """Sharded over the devices of four processes, along either axis, each process asks the store for its own bytes and no more."""
-    tensors = {f"layers.{i}.{dtype}": numbers(dtype, (16, 32)) for i, dtype in enumerate(DTYPES[:6])}
-    write_folder(tmp_path / "hf", tensors)
-    script = """
-        import sys, jax, numpy as np
-        from holdfast.checkpoint.layouts.detect import open_checkpoint, restore_checkpoint
-        index, count, path, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-        jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
-        mesh = jax.make_mesh((4,), ("d",))
-        source = open_checkpoint(path)
-        item = source.item("state")
-        specs = [jax.P("d"), jax.P(None, "d")]
-        like = {leaf.path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=jax.NamedSharding(mesh, specs[i % 2]))
-                for i, leaf in enumerate(item.leaves)}
-        back = restore_checkpoint(source, "state", like)
-        own = sum(leaf.nbytes for leaf in item.leaves) // count
-        assert source.counter.bytes == own, (source.counter, own)
-        plain = restore_checkpoint(open_checkpoint(path), "state")
-        for name, array in back.items():
-            (shard,) = array.addressable_shards
-            assert np.asarray(shard.data).tobytes() == plain[name][shard.index].tobytes(), name
-        print("own bytes", own)
-    """
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    outputs = run_processes(script, 4, arguments=[tmp_path / "hf", port])
-    assert all("own bytes" in output for output in outputs)
 
 
 @settings(max_examples=80, deadline=None)

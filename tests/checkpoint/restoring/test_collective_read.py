@@ -16,7 +16,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from holdfast.checkpoint.format.dtypes import dtype_named
 from holdfast.checkpoint.layouts.base import fresh
 from holdfast.checkpoint.restoring.collective_read import (
-    ALIGN_BYTES,
     _bundles,
     _from_bits,
     _route,
@@ -26,6 +25,7 @@ from holdfast.checkpoint.restoring.collective_read import (
     read_once,
 )
 from holdfast.checkpoint.restoring.match import LeafRequest
+from holdfast.checkpoint.restoring.memory_pool import ALIGN_BYTES
 from holdfast.checkpoint.restoring.reader import ArrayReader, ReadRequest
 from tests.support.array_readers import MemoryReader, record_of
 
