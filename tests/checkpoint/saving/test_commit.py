@@ -37,7 +37,7 @@ def made(root: Path, group: Group | None = None, writer: Writer | None = None, *
 
 
 def staged(context: SaveContext, step: int, counter: int = 1, *, overwrite: bool = False, value: int = 0) -> SaveRequest:
-    request = SaveRequest(counter, step, f"{context.writer_id.id}{counter:08x}", overwrite)
+    request = SaveRequest(counter, step, f"{context.writer.id}{counter:08x}", overwrite)
     tree = {"w": np.arange(1000) + value, "step": step}
     return SaveStager(context.storage, context.group, context.options).stage(request, {"state": tree}, {"loss": 1.0}, None)
 
@@ -47,7 +47,7 @@ def context(tmp_path: Path) -> Iterator[SaveContext]:
     context = made(tmp_path)
     yield context
     context.worker.wait(60)
-    context.claims.fence(context.writer_id.id)
+    context.claims.fence(context.writer.id)
 
 
 def test_all_is_up_to_date_when_it_returns(context: SaveContext) -> None:
@@ -77,7 +77,7 @@ def test_a_step_that_another_writer_saved_meanwhile(context: SaveContext, tmp_pa
 
 def test_a_writer_whose_claim_is_gone(context: SaveContext, tmp_path: Path) -> None:
     """A save by a fenced writer is Fenced, and leaves nothing."""
-    context.claims.fence(context.writer_id.id)
+    context.claims.fence(context.writer.id)
     result = run_save(staged(context, 1), context)
     assert isinstance(result.error, Fenced) and not (tmp_path / "1").exists()
 
@@ -85,7 +85,7 @@ def test_a_writer_whose_claim_is_gone(context: SaveContext, tmp_path: Path) -> N
 def test_a_process_that_is_broken_says_why(context: SaveContext, tmp_path: Path) -> None:
     """A request that cannot be saved fails with its cause, and is counted."""
     broken = UnsupportedLeaf("the leaf 'f' is a function", leaf="f")
-    result = run_save(SaveRequest(1, 1, f"{context.writer_id.id}00000001", broken=broken), context)
+    result = run_save(SaveRequest(1, 1, f"{context.writer.id}00000001", broken=broken), context)
     assert isinstance(result.error, SaveFailed) and result.error.__cause__ is broken and not (tmp_path / "1").exists()
     assert str(result.error) == "step 1 was not saved: process 0 failed: UnsupportedLeaf: the leaf 'f' is a function"
     assert context.statistics.to_dict()["saves_failed"] == 1
@@ -97,7 +97,7 @@ def test_a_save_that_takes_too_long_is_not_committed(tmp_path: Path) -> None:
     result = run_save(staged(context, 1), context)
     assert str(result.error) == "step 1 was not saved: it took longer than save_timeout_s=1e-09"
     assert list_steps(context.storage) == [] and not (tmp_path / "1").exists()
-    context.claims.fence(context.writer_id.id)
+    context.claims.fence(context.writer.id)
 
 
 class _ClaimsOfABusyStore(LocalClaims):
@@ -115,7 +115,7 @@ def test_a_claim_that_cannot_be_renewed_does_not_lose_the_step(tmp_path: Path) -
         assert run_save(staged(context, step, counter), context).error is None
     assert context.index.steps() == [2, 3]
     context.worker.wait(60)
-    first.claims.fence(first.writer_id.id)
+    first.claims.fence(first.writer.id)
 
 
 def test_too_little_space_is_reported_before_a_byte_is_written(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_files_that_cannot_be_deleted_yet_are_deleted_later(context: SaveContext
     storage = StuckStorage(tmp_path)
     stuck = SaveContext(**{**vars(context), "storage": storage})
     request = staged(stuck, 1)
-    context.claims.fence(context.writer_id.id)  # so that the commit fails, after the packs are written
+    context.claims.fence(context.writer.id)  # so that the commit fails, after the packs are written
     assert run_save(request, stuck).error is not None
     assert stuck.worker.wait(60) and len([*tmp_path.glob("1/state/*")]) == 1
     storage.stuck = False

@@ -24,7 +24,7 @@ OLD, NEW = {"x": np.arange(3.0)}, {"x": np.arange(3.0) + 10}
 @contextmanager
 def _failing_sync(monkeypatch: pytest.MonkeyPatch, times: int) -> Iterator[None]:
     """Lets the fsync of a folder that holds a record fail with EIO, after the record has got its name."""
-    real, spared = local._sync_folder, [times]
+    real, spared = local.sync_folder, [times]
 
     def sync(folder: Path) -> None:
         if (folder / "checkpoint.json").exists() and spared[0]:
@@ -33,7 +33,7 @@ def _failing_sync(monkeypatch: pytest.MonkeyPatch, times: int) -> Iterator[None]
         real(folder)
 
     with monkeypatch.context() as patch:
-        patch.setattr(local, "_sync_folder", sync)
+        patch.setattr(local, "sync_folder", sync)
         yield
 
 
