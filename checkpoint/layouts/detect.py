@@ -174,8 +174,8 @@ def _some(names: Sequence[str]) -> str:
 
 
 def pick_item(info: CheckpointInfo, item: str) -> str:
-    """Returns the item that `item` means: itself, or, for the usual name, the one tree there is or another usual name."""
-    if item in info.items or item != "state":
+    """Returns the item that `item` means: itself, or, for our usual name in another layout, the one tree there is or a usual name there."""
+    if item in info.items or item != "state" or info.layout == "holdfast":
         return item
     trees = [name for name, kind in info.items.items() if kind == "tree"]
     for name in _USUAL_ITEMS:
