@@ -75,9 +75,8 @@ def _numbered_folders(storage: Storage) -> dict[str, int]:
     return {name: int(match[1]) for name, match in matches.items() if match}
 
 
-def _latest_step(storage: Storage) -> tuple[str, CheckpointLayout] | None:
-    """Returns folder and layout of the last of `find_steps`, without going through all."""
-    numbers = _numbered_folders(storage)
+def _latest_step(storage: Storage, numbers: Mapping[str, int]) -> tuple[str, CheckpointLayout] | None:
+    """Returns folder and layout of the last of `find_steps`, without going through all of its numbered folders."""
     best: tuple[str, CheckpointLayout] | None = None
     for name in sorted(numbers, key=lambda name: -numbers[name]):
         if best is not None and numbers[name] != numbers[best[0]]:
@@ -134,11 +133,12 @@ def open_checkpoint(
     checkpoint = open_if_finished(StorePath(storage))
     if checkpoint is not None:
         return checkpoint
-    latest = _latest_step(storage)
+    numbers = _numbered_folders(storage)
+    latest = _latest_step(storage, numbers)
     if latest is None:
         raise StepNotFound(nothing_at(storage), path=storage.root)
     name, layout = latest
-    log.info("%s is a root of steps: taking the latest, %s", storage.root, join(storage.root, name))
+    log.info("%s is a root of %d steps: taking the latest, %s", storage.root, len(numbers), join(storage.root, name))
     return layout.open(StorePath(storage, name))
 
 
@@ -174,8 +174,8 @@ def _some(names: Sequence[str]) -> str:
 
 
 def pick_item(info: CheckpointInfo, item: str) -> str:
-    """Returns the item that `item` means: itself, or, for the usual name, the one tree there is or another usual name."""
-    if item in info.items or item != "state":
+    """Returns the item that `item` means: itself, or, for our usual name in another layout, the one tree there is or a usual name there."""
+    if item in info.items or item != "state" or info.layout == "holdfast":
         return item
     trees = [name for name, kind in info.items.items() if kind == "tree"]
     for name in _USUAL_ITEMS:

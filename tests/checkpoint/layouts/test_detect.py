@@ -40,9 +40,10 @@ def test_roots_tell_layouts_apart(tmp_path: Path) -> None:
 
 
 def test_the_item_that_is_meant() -> None:
-    """The usual name finds the one tree there is, or another usual name; nothing is guessed among several."""
+    """The usual name finds the one tree of another layout, or another usual name; nothing is guessed among several, nor in ours."""
     assert pick_item(CheckpointInfo("orbax", "p", {"default": "tree", "metrics": "json"}), "state") == "default"
     assert pick_item(CheckpointInfo("orbax", "p", {"model": "tree"}), "state") == "model"
+    assert pick_item(CheckpointInfo("holdfast", "p", {"model": "tree"}), "state") == "state"
     with pytest.raises(StepNotFound, match="it has: a, b"):
         pick_item(CheckpointInfo("orbax", "p", {"a": "tree", "b": "tree"}), "state")
 
