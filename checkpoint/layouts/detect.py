@@ -199,14 +199,13 @@ def restore_checkpoint(
 
     `rename` turns the path of a stored leaf into the path that it has in `like`: a mapping, rules of (pattern, replacement) or a function.
     """
-    foreign = checkpoint.info.layout != "holdfast"  # whose items and paths may be called otherwise than ours
-    item = pick_item(checkpoint.info, item) if foreign else item
+    item = pick_item(checkpoint.info, item)
     if checkpoint.info.items.get(item) == "json":
         return checkpoint.json(item)
     original = found = checkpoint.item(item)
     if rename is not None:
         found = renamed(found, rename)
-    if foreign and like is not None and like is not SAVED:
+    if checkpoint.info.layout != "holdfast" and like is not None and like is not SAVED:
         found = _spelled_like(found, like)
     reader = checkpoint.reader(item)
     if found is not original:

@@ -61,7 +61,7 @@ def test_a_root_means_its_latest_step(tmp_path: Path, caplog: pytest.LogCaptureF
             manager.save(step, items={"state": {"at": step}, "config": Json({"at": step})})
     with caplog.at_level(logging.INFO, "holdfast.checkpoint"):
         assert load(tmp_path) == {"at": 10} and load(tmp_path / "9") == {"at": 9} and load(tmp_path, item="config") == {"at": 10}
-    assert any("is a root of steps: taking the latest" in record.message for record in caplog.records)
+    assert any("is a root of 2 steps: taking the latest" in record.message for record in caplog.records)
     (tmp_path / "10" / "checkpoint.json").write_text("{}")
     with pytest.raises(Corrupt):
         load(tmp_path)
