@@ -23,7 +23,7 @@ FLOORS = {
 # The wings and files of a room, from the lowest floor up; what stands on one floor does not import each other. Files that are not
 # named are the face, above all.
 WINGS = {
-    "coordination": [{"errors", "limits", "deadline"}, {"credentials", "names"}, {"core"}, {"client"}, {"server", "process"}],
+    "coordination": [{"errors", "limits", "deadline"}, {"core", "names"}, {"credentials"}, {"client"}, {"server", "process"}],
     "multihost": [{"spec", "errors", "pathways"}, {"group"}, {"liveness"}, {"preemption"}, {"start"}],
     "checkpoint": [{"errors", "policy", "options"}, {"storage"}, {"format"}, {"steps"}, {"restoring", "saving"}, {"layouts"}, {"tools"}],
     "launch": [{"supervisor"}, {"workers"}, {"view"}, {"external"}, {"engines"}],

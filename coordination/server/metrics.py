@@ -1,4 +1,4 @@
-"""The service's figures for Prometheus. Needs the extra `metrics`; listens on loopback unless told otherwise."""
+"""The metrics of a service for Prometheus. Needs the extra `metrics`; listens on loopback by default."""
 
 from __future__ import annotations
 

@@ -24,17 +24,17 @@ class Driver:
             assert self.open(task_id) is None
 
     def open(self, task_id: int, life: int = 1) -> Status | None:
-        return self.machine.coming.open_session(task_id, 100 * life + task_id, f"b{task_id}", 1, self.now)
+        return self.machine.registration.open_session(task_id, 100 * life + task_id, f"b{task_id}", 1, self.now)
 
     def call(self) -> int:
         self.calls += 1
         return self.calls
 
     def settle(self) -> dict[int, tuple[Any, Status | None]]:
-        for reply in self.machine.replies:
-            assert reply.call not in self.answers, "a call was answered twice"
-            self.answers[reply.call] = (reply.value, reply.refusal)
-        self.machine.replies.clear()
+        for completion in self.machine.completions:
+            assert completion.call not in self.answers, "a call was answered twice"
+            self.answers[completion.call] = (completion.value, completion.status)
+        self.machine.completions.clear()
         return self.answers
 
     def wait(self, seconds: float, beating: tuple[int, ...] = ()) -> None:
@@ -59,17 +59,17 @@ class Driver:
         """Returns how a call ended, None while it waits."""
         if call not in self.answers:
             return None
-        refusal = self.answers[call][1]
-        return Code.OK if refusal is None else refusal.code
+        status = self.answers[call][1]
+        return Code.OK if status is None else status.code
 
     def message(self, call: int) -> str:
-        refusal = self.answers[call][1]
-        assert refusal is not None
-        return refusal.message
+        status = self.answers[call][1]
+        assert status is not None
+        return status.message
 
-    def get(self, key: str, task_id: int = 0, timeout_s: float = math.inf, needs: tuple[int, ...] = ()) -> int:
+    def get(self, key: str, task_id: int = 0, timeout_s: float = math.inf, depends_on: tuple[int, ...] = ()) -> int:
         call = self.call()
-        self.machine.keys.get(call, task_id, key, self.now, self.now + timeout_s, frozenset(needs))
+        self.machine.keys.get(call, task_id, key, self.now, self.now + timeout_s, frozenset(depends_on))
         self.settle()
         return call
 
@@ -81,6 +81,6 @@ class Driver:
 
     def register(self, task_id: int, incarnation: int) -> int:
         call = self.call()
-        self.machine.coming.register(call, task_id, incarnation, self.now)
+        self.machine.registration.register(call, task_id, incarnation, self.now)
         self.settle()
         return call

@@ -1,4 +1,4 @@
-"""What a job with mTLS and a token needs, and what strangers show; and members who meet."""
+"""What a job with mTLS and a token depends_on, and what strangers show; and members who meet."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 
 from holdfast.coordination import CoordinationClient, Credentials
-from holdfast.coordination.server.profile_d import PROFILE_D, RPCS_D
-from holdfast.coordination.server.profiles import PROFILE_A, PROFILE_B, RPCS
-from holdfast.coordination.server.service import STACKS, STATUS
+from holdfast.coordination.names import PROFILE_A, PROFILE_B, PROFILE_D, STACKS, STATUS
+from holdfast.coordination.server.profile_d import RPCS_D
+from holdfast.coordination.server.profiles import RPCS
 from holdfast.proto import coordination_b_pb2, coordination_pb2, distributed_runtime_pb2
 from tests.support.tls import Authority
 

@@ -124,16 +124,16 @@ class Clients:
             return
         stream = client.opening = next(self._world.numbers)
         self._world.send(
-            lambda: self.service.open(client, stream, client.incarnation, lambda refusal: self._opened(client, life, stream, refusal)),
+            lambda: self.service.open(client, stream, client.incarnation, lambda status: self._opened(client, life, stream, status)),
             twice=False,
         )
         self._world.at(RESEND_S, lambda: None if client.opening != stream or client.stream else self._open_stream(client, life))
 
-    def _opened(self, client: Client, life: int, stream: int, refusal: Status | None) -> None:
+    def _opened(self, client: Client, life: int, stream: int, status: Status | None) -> None:
         if client.life != life or client.opening != stream:
             return
-        if refusal is not None:
-            self._world.note("refused", f"{client.task_id}: {refusal.message}")
+        if status is not None:
+            self._world.note("refused", f"{client.task_id}: {status.message}")
             self._finish(client)
             return
         client.stream = stream
@@ -174,23 +174,23 @@ class Clients:
         self._world.send(lambda: self.service.serve(client, stream, request), twice=request.again)
         self._world.at(RESEND_S * self._random.uniform(1, 2), lambda: self._post(client, request))
 
-    def _answer(self, client: Client, request: Request, reply: Completion) -> None:
+    def _answer(self, client: Client, request: Request, completion: Completion) -> None:
         """Takes the first answer to a request."""
         if request.done or client.dead:
             return
-        stolen = reply.refusal is not None and reply.refusal.code == Code.CANCELLED and reply.refusal.barrier is None
+        stolen = completion.status is not None and completion.status.code == Code.CANCELLED and completion.status.barrier is None
         if stolen and request.method == "barrier":
             return  # a duplicate took this one's place: one of them will be answered
         request.done = True
         client.pending.pop(request.number, None)
         assert request.on_reply is not None
-        request.on_reply(reply)
+        request.on_reply(completion)
 
     # ---- The script ----------------------------------------------------------------------------------------------------------------
 
     def _next_step(self, client: Client) -> None:
         if client.step >= self._steps:
-            return self._ask(client, "leave", None, lambda reply: self._finish(client))
+            return self._ask(client, "leave", None, lambda completion: self._finish(client))
         client.step += 1
         if self._unison:
             self._wait_at(client, ("all", self._everyone), 600.0)
@@ -203,13 +203,13 @@ class Clients:
         if doing < 0.85:
             return self._set_first(client)
         if doing < 0.9:
-            return self._ask(client, "increment", "count", lambda reply: self._counted(client, reply), again=False)
+            return self._ask(client, "increment", "count", lambda completion: self._counted(client, completion), again=False)
         if doing < 0.96:
             key = f"key/{self._random.randrange(len(self.all))}/1/{self._random.randrange(1, self._steps + 1)}"
-            return self._ask(client, "get", (key, self._random.uniform(0, 10)), lambda reply: self._next_step(client))
+            return self._ask(client, "get", (key, self._random.uniform(0, 10)), lambda completion: self._next_step(client))
         name = self._barrier_of(client)[0]
         counter = client.counters.get(name, 0)
-        return self._ask(client, "cancel", (name, counter), lambda reply: self._next_step(client))
+        return self._ask(client, "cancel", (name, counter), lambda completion: self._next_step(client))
 
     def _barrier_of(self, client: Client) -> tuple[str, frozenset[int]]:
         """Returns a barrier that this client takes part in: its name fixes who the others are."""
@@ -225,30 +225,30 @@ class Clients:
         counter = client.counters[name] = client.counters.get(name, -1) + 1
         limit_s = self._random.uniform(2, 20) if timeout_s is None else timeout_s
         argument = (name, participants, limit_s)
-        self._ask(client, "barrier", argument, lambda reply: self._barrier_over(client, name, reply), counter=counter)
+        self._ask(client, "barrier", argument, lambda completion: self._barrier_over(client, name, completion), counter=counter)
 
-    def _barrier_over(self, client: Client, name: str, reply: Completion) -> None:
-        found = reply.value if reply.refusal is None else (reply.refusal.barrier or (name, client.counters[name]))[1]
+    def _barrier_over(self, client: Client, name: str, completion: Completion) -> None:
+        found = completion.value if completion.status is None else (completion.status.barrier or (name, client.counters[name]))[1]
         client.counters[name] = found
-        self._world.note("leaves", f"{client.task_id} {name} {found} {'OK' if reply.refusal is None else reply.refusal.code.name}")
+        self._world.note("leaves", f"{client.task_id} {name} {found} {'OK' if completion.status is None else completion.status.code.name}")
         self._next_step(client)
 
     def _set_key(self, client: Client) -> None:
         key, value = f"key/{client.task_id}/{client.life}/{client.step}", f"{client.incarnation}".encode()
-        self._ask(client, "set", (key, value), lambda reply: self._key_set(client, key, value, reply))
+        self._ask(client, "set", (key, value), lambda completion: self._key_set(client, key, value, completion))
 
     def _set_first(self, client: Client) -> None:
         key, value = f"first/{self._random.randrange(3)}", f"{client.task_id}:{client.incarnation}".encode()
-        self._ask(client, "set", (key, value), lambda reply: self._key_set(client, key, value, reply))
+        self._ask(client, "set", (key, value), lambda completion: self._key_set(client, key, value, completion))
 
-    def _key_set(self, client: Client, key: str, value: bytes, reply: Completion) -> None:
-        if reply.refusal is None:
+    def _key_set(self, client: Client, key: str, value: bytes, completion: Completion) -> None:
+        if completion.status is None:
             self._truth.acknowledged[key] = value
-        self._world.note("set", f"{client.task_id} {key} {'OK' if reply.refusal is None else reply.refusal.code.name}")
+        self._world.note("set", f"{client.task_id} {key} {'OK' if completion.status is None else completion.status.code.name}")
         self._next_step(client)
 
-    def _counted(self, client: Client, reply: Completion) -> None:
-        self._truth.counted(reply)
+    def _counted(self, client: Client, completion: Completion) -> None:
+        self._truth.counted(completion)
         self._next_step(client)
 
     def _finish(self, client: Client) -> None:
@@ -256,17 +256,17 @@ class Clients:
         self._left -= not client.finished
         client.finished = True
 
-    def reach(self, call: Call, reply: Completion) -> None:
-        """Brings a reply to its client, if that still listens on this stream."""
+    def reach(self, call: Call, completion: Completion) -> None:
+        """Brings a completion to its client, if that still listens on this stream."""
         client, machine = call.client, self.service.machine
         if client.stream != call.stream or client.dead:
             return
         if self._world.now < client.paused_until:
-            self._world.at(client.paused_until - self._world.now, lambda: self.reach(call, reply))
+            self._world.at(client.paused_until - self._world.now, lambda: self.reach(call, completion))
             return
-        exists = reply.refusal is not None and reply.refusal.code == Code.ALREADY_EXISTS
+        exists = completion.status is not None and completion.status.code == Code.ALREADY_EXISTS
         if call.request.method == "set" and exists and machine is not None:
             key, value = call.request.argument  # what the client's reading back finds
             if machine.keys.values.get(key) == value:
-                reply = Completion(call, None, None)
-        self._answer(client, call.request, reply)
+                completion = Completion(call, None, None)
+        self._answer(client, call.request, completion)

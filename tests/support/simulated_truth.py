@@ -1,4 +1,4 @@
-"""What an onlooker of a simulation knows, and holds the machine's replies against."""
+"""What an onlooker of a simulation knows, and holds the machine's completions against."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.simulated_world import World
 
 
 class Truth:
-    """Checks the invariants of `simulator`, at every reply, at every tick, after every replay and at the end."""
+    """Checks the invariants of `simulator`, at every completion, at every tick, after every replay and at the end."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -49,12 +49,12 @@ class Truth:
             del self.deadlines[instance]
         self.unwritten.clear()
 
-    def replied(self, task_id: int, request: Request, reply: Completion) -> None:
-        """Checks one reply of the machine."""
+    def replied(self, task_id: int, request: Request, completion: Completion) -> None:
+        """Checks one completion of the machine."""
         if request.method != "barrier":
             return
         name, participants, _ = request.argument
-        outcome = self._outcome(name, reply)
+        outcome = self._outcome(name, completion)
         if outcome is None:
             return
         counter, result = outcome
@@ -70,13 +70,13 @@ class Truth:
             for number in stale:
                 del self.arrivals[name][number]
 
-    def _outcome(self, name: str, reply: Completion) -> tuple[int, str] | None:
-        refusal = reply.refusal
-        if refusal is None:
-            return reply.value, "OK"
-        if refusal.barrier is None or refusal.code == Code.INVALID_ARGUMENT or (refusal.code == Code.INTERNAL and not refusal.missing):
-            return None  # a refusal of this call alone
-        return refusal.barrier[1], refusal.code.name
+    def _outcome(self, name: str, completion: Completion) -> tuple[int, str] | None:
+        status = completion.status
+        if status is None:
+            return completion.value, "OK"
+        if status.barrier is None or status.code == Code.INVALID_ARGUMENT or (status.code == Code.INTERNAL and not status.missing):
+            return None  # a status of this call alone
+        return status.barrier[1], status.code.name
 
     def _all_had_come(self, name: str, counter: int, participants: frozenset[int]) -> None:
         comings = self.arrivals[name].items()
@@ -84,10 +84,10 @@ class Truth:
         if not participants <= came:
             self._world.fail(f"barrier {name} {counter} released, but {sorted(participants - came)} had not come")
 
-    def counted(self, reply: Completion) -> None:
+    def counted(self, completion: Completion) -> None:
         """Checks that no two acknowledged increments got the same number."""
-        if reply.refusal is None:
-            number = int(reply.value[1])
+        if completion.status is None:
+            number = int(completion.value[1])
             if number in self.counts_told:
                 self._world.fail(f"two increments were told {number}")
             self.counts_told.append(number)

@@ -4,7 +4,7 @@ Nothing here waits or runs in parallel: one heap of events in virtual time, one 
 the last event, so a failing seed is a reproduction. What is simulated is our session (one stream per client, resent on the next stream
 when it breaks), with losses, duplicates and reordering that are worse than TCP's.
 
-Invariants, checked at every reply of the machine, at every tick, after every replay and at the end (`simulated_truth`):
+Invariants, checked at every completion of the machine, at every tick, after every replay and at the end (`simulated_truth`):
 1. a barrier releases only when every participant of that instance has come;
 2. all who learn the result of an instance learn the same one;
 3. a key whose writing was acknowledged is there, with its value, ever after;

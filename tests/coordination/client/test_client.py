@@ -22,12 +22,12 @@ from holdfast.coordination import (
     CoordinationService,
     CoordinatorLost,
     Credentials,
-    Deadline,
     Fenced,
     ProcessInfo,
     ProcessLost,
 )
-from holdfast.coordination.client.retry import Backoff
+from holdfast.coordination.client.connection import Backoff
+from holdfast.coordination.deadline import Deadline
 
 
 @pytest.fixture(params=[True, False], ids=["session", "unary"])
@@ -137,7 +137,7 @@ def test_a_lost_process_fails_barriers_and_needed_gets_at_once(service: Coordina
     clients = join(service, host="b7", on_error=lambda error: (heard.append(error), told.set()))
     clients[1].close()
     barrier, get = at_once(
-        [lambda: clients[0].wait_at_barrier("b", 60_000), lambda: clients[0].blocking_key_value_get("k", 60_000, needs=[1])]
+        [lambda: clients[0].wait_at_barrier("b", 60_000), lambda: clients[0].blocking_key_value_get("k", 60_000, depends_on=[1])]
     )
     for error in (barrier, get):
         assert isinstance(error, ProcessLost), error
@@ -205,7 +205,7 @@ def test_one_client_serves_many_threads(service: CoordinationService, session: b
 def test_a_session_that_breaks_is_opened_again(service: CoordinationService) -> None:
     """A stream that ends in the middle of a barrier is no event for those who wait at it."""
     clients = join(service)
-    stream = clients[0]._link._wire._stream  # type: ignore[union-attr]
+    stream = clients[0]._connection._transport._stream  # type: ignore[union-attr]
     waiting = at_once(
         [lambda: clients[0].wait_at_barrier("b", 20_000), lambda: stream.end(), lambda: clients[1].wait_at_barrier("b", 20_000)]  # type: ignore[union-attr]
     )

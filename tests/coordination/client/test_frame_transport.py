@@ -34,7 +34,7 @@ def wait_until_blocked(client: CoordinationClient, threads: int) -> None:
     """Waits until so many calls are in flight."""
 
     def waiting() -> int:
-        stream = client._link._wire._stream  # type: ignore[union-attr]
+        stream = client._connection._transport._stream  # type: ignore[union-attr]
         return 0 if stream is None else len(stream._waiting)
 
     while waiting() < threads:

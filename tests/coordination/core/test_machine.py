@@ -24,15 +24,15 @@ def test_a_barrier_passes_when_the_last_has_come() -> None:
 
 
 def test_a_timeout_names_all_who_are_missing_with_host_and_silence() -> None:
-    """The sentence holds the count, the barrier and each missing process; the refusal holds them as facts."""
+    """The sentence holds the count, the barrier and each missing process; the status holds them as facts."""
     driver = Driver()
     driver.wait(3, beating=(0, 1, 2))
     calls = [driver.barrier(task_id, timeout_s=9) for task_id in range(3)]
     driver.wait(9.5, beating=(0, 1, 2, 3))
     assert {driver.code(call) for call in calls} == {Code.DEADLINE_EXCEEDED}
     assert driver.message(calls[0]) == "3 of 4 at 'save/100', missing process 3 (host b3, silent for 0.0 s); waited 9.0 s"
-    refusal = driver.answers[calls[0]][1]
-    assert refusal is not None and [missing.task_id for missing in refusal.missing] == [3] and refusal.barrier == ("save/100", 0)
+    status = driver.answers[calls[0]][1]
+    assert status is not None and [missing.task_id for missing in status.missing] == [3] and status.barrier == ("save/100", 0)
 
 
 def test_a_lost_task_fails_its_barriers_at_once() -> None:
@@ -126,7 +126,7 @@ def test_no_instance_outlives_its_limit() -> None:
     assert codes == [None, None, None, Code.RESOURCE_EXHAUSTED]
     for number in range(3):
         driver.barrier(1, f"b{number}")
-    assert list(driver.machine.barriers.over) == ["b1", "b2"]
+    assert list(driver.machine.barriers.finished) == ["b1", "b2"]
     calls = [driver.barrier(task_id, "b0", counter=1) for task_id in range(2)]
     assert [driver.answers[call] for call in calls] == [(1, None)] * 2
 
@@ -153,7 +153,7 @@ def test_a_get_waits_for_its_key() -> None:
 def test_a_get_that_only_a_lost_process_could_end_fails_at_once() -> None:
     """`needs` names who would have to set the key."""
     driver = Driver(2)
-    waiting, other = driver.get("from/1", needs=(1,)), driver.get("from/0", needs=(0,))
+    waiting, other = driver.get("from/1", depends_on=(1,)), driver.get("from/0", depends_on=(0,))
     driver.wait(12, beating=(0,))
     assert driver.code(waiting) is Code.UNAVAILABLE and driver.code(other) is None
     assert driver.message(waiting) == "key 'from/1' will not be set: process 1 (host b1, silent for 11 s) is lost"
@@ -180,7 +180,7 @@ def test_directories_counters_and_deletes() -> None:
 
 
 def test_keys_have_bounds() -> None:
-    """Past a bound a set is RESOURCE_EXHAUSTED, says what was expected, and changes nothing."""
+    """PreviousInstance a bound a set is RESOURCE_EXHAUSTED, says what was expected, and changes nothing."""
     driver = Driver(limits=Limits(key_bytes=10, value_bytes=100, total_bytes=250, keys=4))
     assert driver.code(driver.set("k" * 11, b"")) is Code.RESOURCE_EXHAUSTED
     assert driver.message(driver.set("k", b"x" * 101)) == "key 'k': a value of 101 bytes; expected at most 100"
@@ -211,4 +211,4 @@ def test_a_machine_comes_back_from_its_rows() -> None:
     assert driver.answers[driver.barrier(1, "done")] == (0, None)
     calls = [driver.barrier(task_id, "half") for task_id in (1, 2, 0)]
     assert [driver.answers[call] for call in calls] == [(0, None)] * 3
-    assert driver.machine.roster.tasks[1].host == "b1" and driver.machine.coming.gathered
+    assert driver.machine.task_table.tasks[1].host == "b1" and driver.machine.registration.gathered

@@ -6,7 +6,7 @@ from holdfast.coordination.core import journal_codec
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.core.status import Code, Status
 from holdfast.coordination.core.task_table import TaskState
-from holdfast.coordination.server.admission import Owners
+from holdfast.coordination.server.admission import TaskOwners
 from tests.support.driver import Driver
 
 
@@ -58,14 +58,14 @@ def test_two_channels_are_one_task() -> None:
     driver = Driver(2, recoverable=True)
     driver.register(0, 10)
     driver.wait(15, beating=(0, 1))
-    assert driver.machine.roster.tasks[0].state is TaskState.CONNECTED
+    assert driver.machine.task_table.tasks[0].state is TaskState.CONNECTED
     call = driver.call()
     driver.machine.shut_down(call, 0, False, driver.now)
     assert driver.settle()[call] == (None, None)
-    assert driver.machine.roster.tasks[0].state is TaskState.CONNECTED
+    assert driver.machine.task_table.tasks[0].state is TaskState.CONNECTED
     assert driver.open(0, life=2) is None
     assert driver.answers[driver.register(0, 11)] == (7, None)
-    stale = driver.machine.check(None, 10, 7, driver.now)
+    stale = driver.machine.identify(None, 10, 7, driver.now)
     assert isinstance(stale, Status) and stale.code is Code.ABORTED
 
 
@@ -96,12 +96,12 @@ def test_alive_answers_when_every_living_member_has_asked() -> None:
     driver = Driver(3, recoverable=True)
     calls = [driver.call(), driver.call()]
     for task_id, call in enumerate(calls):
-        driver.machine.looks.alive(call, task_id, [0, 1, 2, 99], driver.now)
+        driver.machine.liveness.arrive(call, task_id, [0, 1, 2, 99], driver.now)
     assert not driver.settle().keys() & set(calls)
     driver.wait(12, beating=(0, 1))
     assert [driver.answers[call][0] for call in calls] == [[0, 1], [0, 1]]
     outside = driver.call()
-    driver.machine.looks.alive(outside, 0, [1, 2], driver.now)
+    driver.machine.liveness.arrive(outside, 0, [1, 2], driver.now)
     assert driver.settle()[outside][1].code is Code.INVALID_ARGUMENT  # type: ignore[union-attr]
 
 
@@ -109,10 +109,10 @@ def test_a_watch_waits_for_a_newer_version() -> None:
     """-1 answers now, the current version waits, one from the future is INVALID_ARGUMENT."""
     driver = Driver(2)
     now, later, never = driver.call(), driver.call(), driver.call()
-    version = driver.machine.roster.version
-    driver.machine.looks.watch(now, -1)
-    driver.machine.looks.watch(later, version)
-    driver.machine.looks.watch(never, version + 5)
+    version = driver.machine.task_table.version
+    driver.machine.watches.watch(now, -1)
+    driver.machine.watches.watch(later, version)
+    driver.machine.watches.watch(never, version + 5)
     assert driver.settle()[now] == (version, None) and driver.code(never) is Code.INVALID_ARGUMENT
     driver.wait(12, beating=(0,))
     assert driver.answers[later][0] > version
@@ -121,8 +121,8 @@ def test_a_watch_waits_for_a_newer_version() -> None:
 def test_no_refusal_holds_an_incarnation() -> None:
     """What another life of the service is told is what it had said itself."""
     driver = Driver(2)
-    refusal = driver.machine.check(0, 100, 999, driver.now)
-    assert isinstance(refusal, Status) and refusal.mismatch == 999 and "7" not in refusal.message
+    status = driver.machine.identify(0, 100, 999, driver.now)
+    assert isinstance(status, Status) and status.mismatch == 999 and "7" not in status.message
 
 
 def test_nothing_grows_without_a_journal() -> None:
@@ -140,19 +140,19 @@ def test_an_agent_cannot_come_with_the_incarnation_of_another() -> None:
     driver.register(0, 50)
     driver.register(1, 51)
     assert driver.code(driver.register(1, 50)) is Code.INVALID_ARGUMENT
-    assert [driver.machine.check(None, incarnation, 7, driver.now) for incarnation in (50, 51)] == [0, 1]
+    assert [driver.machine.identify(None, incarnation, 7, driver.now) for incarnation in (50, 51)] == [0, 1]
 
 
 def test_a_task_is_its_keys_while_it_is_held() -> None:
     """While it waits for the others or is there, and after a replay of the journal, no other key is let in; once it is lost, any is."""
     driver = Driver(2, sessions=False, recoverable=True)
 
-    def codes(task_id: int, key: str, owners: Owners) -> tuple[Code | None, Code | None]:
-        found = owners.may_come(task_id, key), owners.may_call(task_id, key)
+    def codes(task_id: int, key: str, owners: TaskOwners) -> tuple[Code | None, Code | None]:
+        found = owners.may_join(task_id, key), owners.may_call(task_id, key)
         return found[0] and found[0].code, found[1] and found[1].code  # type: ignore[return-value]
 
     denied = (Code.PERMISSION_DENIED, Code.PERMISSION_DENIED)
-    owners = Owners(driver.machine)
+    owners = TaskOwners(driver.machine)
     assert codes(0, "mine", owners) == (None, None) and codes(0, "", owners) == denied
     driver.register(0, 50)
     assert codes(0, "yours", owners) == denied  # it waits for the others
@@ -163,9 +163,9 @@ def test_a_task_is_its_keys_while_it_is_held() -> None:
     assert not any(key in (row.value or b"") for row in rows for key in (b"mine", b"yours"))  # a digest is enough
     again = Machine(driver.config, driver.now)
     journal_codec.load(again, rows, driver.now, 0.0)
-    assert codes(0, "yours", Owners(again)) == denied and codes(0, "mine", Owners(again)) == (None, None)
-    assert owners.may_come(0, "yours", has_stream=False).code is Code.UNAVAILABLE  # type: ignore[union-attr]
+    assert codes(0, "yours", TaskOwners(again)) == denied and codes(0, "mine", TaskOwners(again)) == (None, None)
+    assert owners.may_join(0, "yours", has_stream=False).code is Code.UNAVAILABLE  # type: ignore[union-attr]
     driver.wait(12, beating=(1,))
-    assert driver.machine.roster.tasks[0].state is TaskState.ERROR
+    assert driver.machine.task_table.tasks[0].state is TaskState.ERROR
     assert codes(0, "yours", owners) == (None, None)
     assert owners.may_call(0, "mine") is not None

@@ -18,10 +18,8 @@ import pytest
 from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, Fenced
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.limits import Config
-from holdfast.coordination.server.profile_d import PROFILE_D
-from holdfast.coordination.server.profiles import PROFILE_A, PROFILE_B
-from holdfast.coordination.server.service import SESSION
-from holdfast.coordination.server.sessions import Streams
+from holdfast.coordination.names import PROFILE_A, PROFILE_B, PROFILE_D, SESSION
+from holdfast.coordination.server.sessions import SessionStreams
 from holdfast.proto import coordination_pb2, session_pb2
 from tests.support.cluster import Processes
 from tests.support.network import namespaces, python_in
@@ -184,7 +182,7 @@ class PaperStream:
 def test_a_member_answers_for_no_other() -> None:
     """Stacks asked of process 1 are not taken from process 0, who guesses the number of the question; many ask at the price of one."""
     machine = Machine(Config(2, 77), 0.0)
-    streams, papers = Streams(machine), [PaperStream(), PaperStream()]
+    streams, papers = SessionStreams(machine), [PaperStream(), PaperStream()]
 
     def say(index: int, **frame: Any) -> None:
         streams.frame(papers[index], session_pb2.ClientFrame(**frame).SerializeToString(), 1.0, session_pb2.StatusResponse)  # type: ignore[arg-type]
@@ -196,9 +194,9 @@ def test_a_member_answers_for_no_other() -> None:
     (asked,) = [frame.ask.id for frame in papers[1].frames if frame.HasField("ask")]
     for number in range(asked + 10):
         say(0, answer=session_pb2.Answer(id=number, body=b"forged"))
-    assert machine.replies == []
+    assert machine.completions == []
     say(1, answer=session_pb2.Answer(id=asked, body=b"true"))
-    assert [session_pb2.StacksResponse.FromString(reply.value).stacks for reply in machine.replies] == [b"true"] * 50
+    assert [session_pb2.StacksResponse.FromString(completion.value).stacks for completion in machine.completions] == [b"true"] * 50
 
 
 SECOND_CHANNELS = [PROFILE_A + "RegisterTask", PROFILE_B + "RegisterTask", PROFILE_D + "Connect"]
