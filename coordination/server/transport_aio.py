@@ -122,11 +122,13 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             while True:
                 item = await stream.queue.get()
-                if isinstance(item, tuple):
-                    await context.abort(_STATUS[item[0]], item[1])
-                else:
+                if not isinstance(item, tuple):
                     await context.write(item)
                     stream.backlog_bytes -= len(item)
+                elif item[0] == Code.OK:  # which gRPC does not abort with
+                    return
+                else:
+                    await context.abort(_STATUS[item[0]], item[1])
         finally:
             reader.cancel()
             self._service.stream_closed(stream)
