@@ -16,10 +16,7 @@ import grpc
 import pytest
 
 from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, Fenced
-from holdfast.coordination.core.machine import Machine
-from holdfast.coordination.limits import Config
 from holdfast.coordination.names import PROFILE_A, PROFILE_B, PROFILE_D, SESSION
-from holdfast.coordination.server.sessions import SessionStreams
 from holdfast.proto import coordination_pb2, session_pb2
 from tests.support.cluster import Processes
 from tests.support.network import namespaces, python_in
@@ -161,42 +158,6 @@ def test_an_incarnation_of_another_is_refused(secured: Secured) -> None:
         register(secured.channel(own), own, LIAR, secured.incarnation(VICTIM))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     secured.still_serves()
-
-
-class PaperStream:
-    """A Session's stream that keeps what is written."""
-
-    def __init__(self) -> None:
-        self.session = None
-        self.key = ""
-        self.backlog_bytes = 0
-        self.frames: list[session_pb2.ServerFrame] = []
-
-    def write(self, frame: bytes) -> None:
-        self.frames.append(session_pb2.ServerFrame.FromString(frame))
-
-    def finish(self, code: int, message: str) -> None:
-        raise AssertionError(message)
-
-
-def test_a_member_answers_for_no_other() -> None:
-    """Stacks asked of process 1 are not taken from process 0, who guesses the number of the question; many ask at the price of one."""
-    machine = Machine(Config(2, 77), 0.0)
-    streams, papers = SessionStreams(machine), [PaperStream(), PaperStream()]
-
-    def say(index: int, **frame: Any) -> None:
-        streams.frame(papers[index], session_pb2.ClientFrame(**frame).SerializeToString(), 1.0, session_pb2.StatusResponse)  # type: ignore[arg-type]
-
-    for index in range(2):
-        say(index, open=session_pb2.Open(process_id=index, incarnation=5 + index))
-    for number in range(50):
-        say(0, request=session_pb2.Request(id=number, method="Stacks", body=session_pb2.StacksRequest(task_id=1).SerializeToString()))
-    (asked,) = [frame.ask.id for frame in papers[1].frames if frame.HasField("ask")]
-    for number in range(asked + 10):
-        say(0, answer=session_pb2.Answer(id=number, body=b"forged"))
-    assert machine.completions == []
-    say(1, answer=session_pb2.Answer(id=asked, body=b"true"))
-    assert [session_pb2.StacksResponse.FromString(completion.value).stacks for completion in machine.completions] == [b"true"] * 50
 
 
 SECOND_CHANNELS = [PROFILE_A + "RegisterTask", PROFILE_B + "RegisterTask", PROFILE_D + "Connect"]
