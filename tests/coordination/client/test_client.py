@@ -6,7 +6,6 @@ import gc
 import os
 import pickle
 import signal
-import socket
 import threading
 import time
 import warnings
@@ -26,7 +25,6 @@ from holdfast.coordination import (
     ProcessInfo,
     ProcessLost,
 )
-from holdfast.coordination.client.connection import Backoff
 from holdfast.coordination.deadline import Deadline
 
 
@@ -81,17 +79,6 @@ def test_a_missing_process_at_the_start_is_named(service: CoordinationService) -
     with pytest.raises(BarrierTimeout, match="missing process 1") as caught:
         client.connect()
     assert caught.value.missing == (1,) and caught.value.name == "connect"
-
-
-@pytest.mark.parametrize("wire", [None, True, False])
-def test_no_coordinator_is_an_error_that_says_where_and_for_how_long(wire: bool | None) -> None:
-    """CoordinatorLost with the address and the seconds tried, when nobody listens."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{unused.getsockname()[1]}"
-        with pytest.raises(CoordinatorLost, match=f"no coordinator answered at {address} for") as caught:
-            CoordinationClient(address, 0, init_timeout_s=0.5, session=wire).connect()
-    assert caught.value.address == address and 0.1 < caught.value.tried_s < 10
 
 
 def test_a_coordinator_that_dies_ends_every_call_in_flight(service: CoordinationService, session: bool) -> None:
@@ -202,19 +189,6 @@ def test_one_client_serves_many_threads(service: CoordinationService, session: b
     at_once([client.shutdown for client in clients])
 
 
-def test_a_session_that_breaks_is_opened_again(service: CoordinationService) -> None:
-    """A stream that ends in the middle of a barrier is no event for those who wait at it."""
-    clients = join(service)
-    stream = clients[0]._connection._transport._stream  # type: ignore[union-attr]
-    waiting = at_once(
-        [lambda: clients[0].wait_at_barrier("b", 20_000), lambda: stream.end(), lambda: clients[1].wait_at_barrier("b", 20_000)]  # type: ignore[union-attr]
-    )
-    assert waiting == [None, None, None]
-    clients[0].key_value_set("a", "b")
-    assert clients[0].statistics()["reconnects"] == 1
-    at_once([client.shutdown for client in clients])
-
-
 def test_a_session_of_another_job_is_fenced() -> None:
     """Another job, or another attempt of it, is refused in words that name both."""
     with CoordinationService.spawn(1, job="j", attempt=2) as service:
@@ -223,19 +197,6 @@ def test_a_session_of_another_job_is_fenced() -> None:
                 CoordinationClient(service.address, 0, job=job, attempt=attempt, init_timeout_s=5).connect()
         with CoordinationClient(service.address, 0, job="j", attempt=2) as client:
             client.report(step=3, saved_step=2, loss=0.5)
-
-
-def test_a_coordinator_without_its_memory_is_not_the_same(session: bool) -> None:
-    """A coordinator restarted on the same port without a journal is told from the first: Fenced or lost, never joined by mistake."""
-    with CoordinationService.spawn(1, heartbeat_timeout_s=4, recoverable=True) as first:
-        client = CoordinationClient(first.address, 0, heartbeat_timeout_s=4, session=session)
-        client.connect()
-        os.kill(first.pid, signal.SIGKILL)
-    port = int(first.address.rsplit(":", 1)[1])
-    with CoordinationService.spawn(1, port=port, heartbeat_timeout_s=4, recoverable=True):
-        with pytest.raises(CoordinationError, match=r"restarted without its journal|silent"):
-            client.wait_at_barrier("b", 20_000, [0])
-        client.close()
 
 
 def test_calls_before_connect_and_after_shutdown_are_refused(service: CoordinationService) -> None:
@@ -269,16 +230,6 @@ def test_wrong_arguments_are_the_callers_mistake() -> None:
         CoordinationClient("127.0.0.1:1", 0, credentials=Credentials(token_file="/nonexistent")).connect()
     with pytest.raises(TypeError, match="key must be str"):
         CoordinationClient("127.0.0.1:1", 0).key_value_set(1, "x")  # type: ignore[arg-type]
-
-
-def test_a_deadline_is_one_budget() -> None:
-    """Parts of a deadline end with the whole; pauses grow to a bound."""
-    whole = Deadline(10)
-    assert whole.at_most(3).remaining_s() <= 3 and whole.at_most(30).remaining_s() <= 10
-    assert Deadline(0).passed() and Deadline(-1).remaining_s() == 0
-    pauses = Backoff(first_s=0.1, factor=2, most_s=1.0).pauses(seed=1)
-    seen = [next(pauses) for _ in range(10)]
-    assert all(0.05 <= pause <= 1.0 for pause in seen) and seen[-1] >= 0.5
 
 
 def test_nothing_is_left_running() -> None:

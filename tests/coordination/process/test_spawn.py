@@ -70,7 +70,7 @@ def test_a_coordinator_imports_neither_jax_nor_the_command_line() -> None:
 
 def test_one_that_does_not_start_says_why() -> None:
     """What it printed is in the error: a wrong option, a missing number."""
-    with pytest.raises(CoordinationError, match=r"UNAVAILABLE: the coordinator did not start; it said: (.|\n)*No such option:? '?--nonsense"):
+    with pytest.raises(CoordinationError, match=r"the coordinator did not start; it said: (?s:.*)No such option:? '?--nonsense"):
         CoordinationService.spawn(1, arguments=("--nonsense",))
     with pytest.raises(CoordinationError, match="0 is not in the range"):
         CoordinationService.spawn(0)
