@@ -26,6 +26,7 @@ from ..names import barrier_counter
 from .connection import Connection
 from .processes import ProcessInfo, ProcessWatch
 from .session import ANSWER_GRACE_S
+from .unary import Identity
 
 MAX_DISPLACEMENTS = 3
 """How often a barrier is asked for again after CANCELLED without a counter: a sending of ours that comes late, over a
@@ -81,11 +82,7 @@ class CoordinationClient:
             self._watch.add(on_process_change)
         self._connection = Connection(
             address,
-            process_id,
-            num_processes,
-            job,
-            attempt,
-            host if host is not None else socket.gethostname(),
+            Identity(process_id, num_processes, job, attempt, socket.gethostname() if host is None else host),
             credentials=credentials or Credentials(),
             heartbeat_timeout_s=heartbeat_timeout_s,
             session=session,

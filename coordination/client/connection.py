@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
-import secrets
 import threading
 import time
 from collections import Counter
@@ -18,10 +16,10 @@ from holdfast.proto import session_pb2 as spb
 
 from ..credentials import Credentials
 from ..deadline import Deadline
-from ..errors import CoordinationError, CoordinatorLost, Fenced, ProcessLost
+from ..errors import CoordinationError, CoordinatorLost, ProcessLost
 from ..names import is_service_mismatch
 from .processes import ProcessInfo, ProcessWatch
-from .session import SessionTransport
+from .session import SessionTransport, without_memory
 from .unary import Identity, TransportError, UnaryTransport
 
 log = logging.getLogger("holdfast.coordination")
@@ -70,11 +68,7 @@ class Connection:
     def __init__(
         self,
         address: str,
-        process_id: int,
-        num_processes: int | None,
-        job: str,
-        attempt: int,
-        host: str,
+        identity: Identity,
         *,
         credentials: Credentials,
         heartbeat_timeout_s: float,
@@ -82,9 +76,7 @@ class Connection:
         watch: ProcessWatch,
         on_error: Callable[[CoordinationError], None] | None,
     ) -> None:
-        self._address = address
-        self._identity = Identity(process_id, num_processes, job, attempt, host, secrets.randbits(63) | 1)
-        self._credentials = credentials
+        self._address, self._identity, self._credentials = address, identity, credentials
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._session_wanted = session
         self._watch = watch
@@ -95,7 +87,7 @@ class Connection:
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._heard_at = time.monotonic()
+        self._answered_at = time.monotonic()
         self._reported_lost: set[tuple[int, int]] = set()
         self._counts: Counter[str] = Counter()
 
@@ -135,15 +127,15 @@ class Connection:
         for pause_s in Backoff().pauses():
             try:
                 transport.join(deadline)
-                self._heard()
+                self._note_answer()
                 return
-            except TransportError as broken:
+            except TransportError as error:
                 if deadline.remaining_s() <= pause_s or self._stop.wait(pause_s):
-                    raise self._out_of_reach(deadline, broken) from None
+                    raise self._out_of_reach(deadline, error) from None
 
-    def _out_of_reach(self, deadline: Deadline, broken: TransportError) -> CoordinatorLost:
+    def _out_of_reach(self, deadline: Deadline, error: TransportError) -> CoordinatorLost:
         tried_s = deadline.elapsed_s()
-        what = f"no coordinator answered at {self._address} for {tried_s:.1f} s ({broken.message})"
+        what = f"no coordinator answered at {self._address} for {tried_s:.1f} s ({error.message})"
         return CoordinatorLost(f"{what}; is it running and reachable from this host?", address=self._address, tried_s=tried_s)
 
     # Calling
@@ -166,11 +158,11 @@ class Connection:
             transport = self._require_transport()
             try:
                 response = transport.call(method, request, deadline, grace_s, depends_on)
-                self._heard()
+                self._note_answer()
                 return response
-            except TransportError as broken:
-                self._after_break(method, broken, again, deadline, pause_s)
-                if broken.sent and on_retry is not None:
+            except TransportError as error:
+                self._after_break(method, error, again, deadline, pause_s)
+                if error.sent and on_retry is not None:
                     on_retry()
             except CoordinationError as error:
                 self._after_answer(error)
@@ -184,28 +176,27 @@ class Connection:
             raise _copy_of(CLOSED)
         return self._transport
 
-    def _after_break(self, method: str, broken: TransportError, again: bool, deadline: Deadline, pause_s: float) -> None:
+    def _after_break(self, method: str, error: TransportError, again: bool, deadline: Deadline, pause_s: float) -> None:
         self._counts["breaks"] += 1
         self._require_transport()
-        if broken.sent and not again:
-            what = f"the connection to {self._address} broke during {method}: it may or may not have been applied ({broken.message})"
+        if error.sent and not again:
+            what = f"the connection to {self._address} broke during {method}: it may or may not have been applied ({error.message})"
             raise CoordinatorLost(what, address=self._address, tried_s=deadline.elapsed_s())
         if deadline.remaining_s() <= pause_s:
-            raise self._out_of_reach(deadline, broken)
+            raise self._out_of_reach(deadline, error)
         self._stop.wait(pause_s)
 
     def _after_answer(self, error: CoordinationError) -> None:
         if self._over is not None or self._stop.is_set():
             self._require_transport()
         if is_service_mismatch(error):
-            what = f"the coordinator at {self._address} was restarted without its journal: its keys and barriers are gone; restart the job"
-            self._lose(Fenced(what))
+            self._lose(without_memory(self._address))
             self._require_transport()
         if error.code != "DEADLINE_EXCEEDED":
-            self._heard()
+            self._note_answer()
 
-    def _heard(self) -> None:
-        self._heard_at = time.monotonic()
+    def _note_answer(self) -> None:
+        self._answered_at = time.monotonic()
 
     def leave(self, deadline: Deadline) -> None:
         """Shuts this process's task down and waits for the others."""
@@ -243,13 +234,13 @@ class Connection:
         assert transport is not None
         try:
             transport.heartbeat(Deadline(timeout_s))
-            self._heard()
+            self._note_answer()
             return True
         except TransportError:
             return isinstance(transport, SessionTransport) and self._rejoin(transport)  # gRPC opens a unary channel again by itself
         except CoordinationError as error:
             if is_service_mismatch(error):
-                self._check_mismatch(error)
+                self._lose(without_memory(self._address))
                 return False
             timed_out = error.code == "DEADLINE_EXCEEDED" and isinstance(transport, UnaryTransport)
             return not timed_out and self._rejoin(transport)  # an error: the service has given this process up, and may take it back
@@ -264,22 +255,16 @@ class Connection:
                 self._lose(error)
             return False
         self._counts["reconnects"] += 1
-        self._heard()
+        self._note_answer()
         return True
 
     def _budget_left_s(self) -> float:
-        return self._heartbeat_timeout_s - (time.monotonic() - self._heard_at)
-
-    def _check_mismatch(self, error: CoordinationError) -> None:
-        with contextlib.suppress(CoordinationError):  # _lose has reported it
-            self._after_answer(error)
+        return self._heartbeat_timeout_s - (time.monotonic() - self._answered_at)
 
     def _silence(self) -> CoordinatorLost:
-        silent_s = time.monotonic() - self._heard_at
-        what = (
-            f"the coordinator at {self._address} has been silent for {silent_s:.1f} s (heartbeat timeout {self._heartbeat_timeout_s:g} s)"
-        )
-        return CoordinatorLost(what, address=self._address, tried_s=silent_s)
+        silent_s = time.monotonic() - self._answered_at
+        silence = f"has been silent for {silent_s:.1f} s (heartbeat timeout {self._heartbeat_timeout_s:g} s)"
+        return CoordinatorLost(f"the coordinator at {self._address} {silence}", address=self._address, tried_s=silent_s)
 
     def _lose(self, error: CoordinationError) -> None:
         with self._lock:
@@ -302,7 +287,7 @@ class Connection:
             log.exception("on_error failed")
 
     def _on_delta(self, delta: spb.Delta) -> None:
-        self._heard()
+        self._note_answer()
         self._watch.apply(delta)
         for task in delta.tasks:
             info, life = task.info, (task.info.task_id, task.info.incarnation)
@@ -379,9 +364,9 @@ class Connection:
                 thread.join(2.0)
 
     def statistics(self) -> dict[str, int | float | str]:
-        """Returns counts, the transport, and the seconds since the service was heard."""
+        """Returns counts, the transport, and the seconds since the service last answered."""
         counts = {name: self._counts[name] for name in ("calls", "breaks", "reconnects")}
-        return counts | {"wire": "session" if self.has_session else "unary", "silent_s": time.monotonic() - self._heard_at}
+        return counts | {"wire": "session" if self.has_session else "unary", "silent_s": time.monotonic() - self._answered_at}
 
 
 def _copy_of(error: CoordinationError) -> CoordinationError:

@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import grpc
@@ -72,7 +73,7 @@ class SessionTransport:
         channel = self._credentials.channel(self._address, CHANNEL_OPTIONS)
         stream = _SessionStream(channel, self._metadata, self)
         try:
-            self._accept(stream.open(self._open_frame(), deadline))
+            self._accept(stream.open(spb.Open(**asdict(self._identity), pid=os.getpid()), deadline))
         except BaseException:
             stream.end()
             raise
@@ -86,24 +87,9 @@ class SessionTransport:
             self.call("RegisterTask", pb.RegisterTaskRequest(), grace, ANSWER_GRACE_S)
             self._gathered = True
 
-    def _open_frame(self) -> spb.ClientFrame:
-        me = self._identity
-        return spb.ClientFrame(
-            open=spb.Open(
-                job=me.job,
-                attempt=me.attempt,
-                process_id=me.process_id,
-                incarnation=me.incarnation,
-                num_processes=me.num_processes or 0,
-                host=me.host,
-                pid=os.getpid(),
-            )
-        )
-
     def _accept(self, opened: spb.Opened) -> None:
         if self._service not in (0, opened.service_incarnation):
-            what = f"the coordinator at {self._address} was restarted without its journal: its keys and barriers are gone; restart the job"
-            raise Fenced(what)
+            raise without_memory(self._address)
         self._service = opened.service_incarnation
         self.heartbeat_timeout_s = opened.heartbeat_timeout_ms / 1000
 
@@ -163,10 +149,11 @@ class _SessionStream:
         self._status: tuple[str, str] = ("UNAVAILABLE", "")
         self._frames = open_frame_transport(channel, metadata, self._take, self._ended)
 
-    def open(self, first: spb.ClientFrame, deadline: Deadline) -> spb.Opened:
+    def open(self, opening: spb.Open, deadline: Deadline) -> spb.Opened:
         """Sends the client's first frame and waits for the service's."""
+        first = spb.ClientFrame(open=opening).SerializeToString()
         try:
-            opened: spb.Opened | None = self._frames.ask(first.SerializeToString(), self._opened, deadline.remaining_s())
+            opened: spb.Opened | None = self._frames.ask(first, self._opened, deadline.remaining_s())
         except queue.Empty:
             raise TransportError("no answer to the opening of a session") from None
         if opened is not None:
@@ -226,6 +213,11 @@ class _SessionStream:
     def end(self) -> None:
         """Ends the connection; the waiting calls then raise TransportError."""
         self._frames.cancel()
+
+
+def without_memory(address: str) -> Fenced:
+    """Returns the error of a service that is another than the one that was joined."""
+    return Fenced(f"the coordinator at {address} was restarted without its journal: its keys and barriers are gone; restart the job")
 
 
 def _unanswered(method: str, deadline: Deadline) -> CoordinationError:

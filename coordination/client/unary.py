@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -39,7 +40,7 @@ class Identity:
     job: str
     attempt: int
     host: str
-    incarnation: int
+    incarnation: int = field(default_factory=lambda: secrets.randbits(63) | 1)
 
 
 class TransportError(HoldfastError):

@@ -301,8 +301,8 @@ def _some(task_ids: frozenset[int]) -> str:
     return f"processes {shown}" + (f" and {len(task_ids) - 40} more" if len(task_ids) > 40 else "")
 
 
-def _counter_mismatch(barrier: Barrier, found: int) -> Status:
-    sentence = f"barrier {barrier.name!r}: counter mismatch: expected {barrier.counter}, found {found}"
+def _counter_mismatch(barrier: Barrier, counter: int) -> Status:
+    sentence = f"barrier {barrier.name!r}: counter mismatch: expected {barrier.counter}, found {counter}"
     return Status(Code.INTERNAL, sentence, barrier=(barrier.name, barrier.counter))
 
 

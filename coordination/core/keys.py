@@ -198,5 +198,5 @@ class Keys:
         self.total_bytes = sum(len(key) + len(value) for key, value in values.items())
 
 
-def _exhausted(found: str) -> Status:
-    return Status(Code.RESOURCE_EXHAUSTED, found, from_service=False)
+def _exhausted(sentence: str) -> Status:
+    return Status(Code.RESOURCE_EXHAUSTED, sentence, from_service=False)

@@ -39,12 +39,12 @@ class Machine:
         self.completions: list[Completion] = []
         self.timers = Timers()
         self.task_table = TaskTable(config.num_tasks)
-        self.keys = Keys(config.limits, self.timers, self.completions)
-        self.barriers = Barriers(config.limits, self.task_table, self.timers, self.completions, config.recoverable)
-        self.watches = TaskWatches(self.task_table, self.completions)
-        self.liveness = LivenessBarrier(self.task_table, self.timers, self.completions)
-        self.devices = Devices(config.num_tasks, self.completions)
         waits = self.task_table, self.timers, self.completions
+        self.keys = Keys(config.limits, self.timers, self.completions)
+        self.barriers = Barriers(config.limits, *waits, config.recoverable)
+        self.watches = TaskWatches(self.task_table, self.completions)
+        self.liveness = LivenessBarrier(*waits)
+        self.devices = Devices(config.num_tasks, self.completions)
         self.registration = Registration(config, *waits, lose=self._lose, propagate=self._propagate, connected=self._tasks_changed)
         self.shutdown_barrier = ShutdownBarrier(*waits, leave=self._leave, propagate=self._propagate)
         self.error: Status | None = None  # the first error that is everyone's
@@ -292,10 +292,9 @@ class Machine:
 
     def over_since(self) -> float | None:
         """Returns since when every task has been gone, None while one is there or before the first has come."""
-        gone = [task for task in self.task_table.tasks if task.task_id in self.task_table.lost]
-        if len(gone) < len(self.task_table):
+        if len(self.task_table.lost) < len(self.task_table):
             return None
-        return max(task.state_since for task in gone)
+        return max(task.state_since for task in self.task_table.tasks)
 
     def all_shut_down(self) -> bool:
         """Returns whether every task has shut down."""

@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from ..limits import Config
 from .status import Code, Completion, Status, name_processes
 from .task_table import Task, TaskState, TaskTable
 from .timers import Timers, Wait
-
-
-class Lose(Protocol):
-    """Moves a task out of CONNECTED, and fails what needed it."""
-
-    def __call__(self, task: Task, state: TaskState, now: float) -> None: ...
 
 
 class Registration:
@@ -35,7 +29,7 @@ class Registration:
         timers: Timers,
         completions: list[Completion],
         *,
-        lose: Lose,
+        lose: Callable[[Task, TaskState, float], None],
         propagate: Callable[[Status], None],
         connected: Callable[[], None],
     ) -> None:

@@ -20,8 +20,12 @@ PROCESS_URI = b"holdfast:process/"
 """Begins a URI among a certificate's alternative names that gives a process id to its holder, like "holdfast:process/3"."""
 
 
+_NO_KEY = f"the call holds no key; expected a secret of its process in {KEY_HEADER!r}"
+_UNKNOWN_KEY = "no process has come with the key of this call; expected a registration first"
+
+
 class Refused(Exception):
-    """Says that a call is not let in."""
+    """A call that is not let in, and why."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
@@ -91,14 +95,15 @@ class TaskOwners:
         """
         task, owner = self._task_table.get(task_id), _digest(key)
         if task is None or not key:
-            return None if key else _no_key()
+            return None if key else _denied(_NO_KEY)
         certified = _certified(names)
         if certified is not None and task_id not in certified:
-            return _uncertified(task_id, certified)
+            named = ", ".join(map(str, sorted(certified))) or "none"
+            return _denied(f"process {task_id} is another's: the caller's certificate names {named} alone")
         if owner == task.owner:
             return None
         if certified is None and self._machine.registration.held(task_id):
-            return _denied(task_id) if has_stream else self._not_yet(task_id)
+            return _anothers(task_id) if has_stream else self._not_yet(task_id)
         self._task_table.set_owner(task, owner)
         self._task_table.dirty.add(task_id)
         return None
@@ -106,12 +111,12 @@ class TaskOwners:
     def may_call(self, task_id: int, key: str) -> Status | None:
         """Decides whether a call may speak for a task; a negative task id stands for any task of its key."""
         if not key:
-            return _no_key()
+            return _denied(_NO_KEY)
         owner = _digest(key)
         if task_id < 0:
-            return None if self._task_table.owned[owner] else _unknown_key()
+            return None if self._task_table.owned[owner] else _denied(_UNKNOWN_KEY)
         task = self._task_table.get(task_id)
-        return None if task is None or task.owner == owner else _denied(task_id)
+        return None if task is None or task.owner == owner else _anothers(task_id)
 
     def _not_yet(self, task_id: int) -> Status:
         limit_s = self._machine.config.heartbeat_timeout_s
@@ -127,26 +132,15 @@ def _certified(names: Iterable[bytes]) -> frozenset[int] | None:
     return frozenset(int(number) for number in found if number.isdigit()) if found else None
 
 
-def _uncertified(task_id: int, certified: frozenset[int]) -> Status:
-    sentence = f"process {task_id} is another's: the caller's certificate names {', '.join(map(str, sorted(certified))) or 'none'} alone"
-    return Status(Code.PERMISSION_DENIED, sentence, from_service=False)
-
-
 def _digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def _denied(task_id: int) -> Status:
-    sentence = f"process {task_id} is another's: the call does not hold the key that it came with; give each process a number of its own"
+def _denied(sentence: str) -> Status:
     return Status(Code.PERMISSION_DENIED, sentence, from_service=False)
 
 
-def _unknown_key() -> Status:
-    return Status(
-        Code.PERMISSION_DENIED, "no process has come with the key of this call; expected a registration first", from_service=False
+def _anothers(task_id: int) -> Status:
+    return _denied(
+        f"process {task_id} is another's: the call does not hold the key that it came with; give each process a number of its own"
     )
-
-
-def _no_key() -> Status:
-    sentence = f"the call holds no key; expected a secret of its process in {KEY_HEADER!r}"
-    return Status(Code.PERMISSION_DENIED, sentence, from_service=False)

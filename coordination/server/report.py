@@ -35,9 +35,9 @@ def status_of(machine: Machine, calls: int, now: float, with_stream: set[int]) -
         recoverable=config.recoverable,
         survivable=config.survivable,
     )
-    if leaving := machine.shutdown_barrier.waiting():
-        missing = sorted(machine.task_table.everyone - set(leaving))
-        waiting = [session_pb2.Waiting(task_id=task_id, since_s=now - since) for task_id, since in leaving.items()]
+    if shutting_down := machine.shutdown_barrier.waiting():
+        missing = sorted(machine.task_table.everyone - set(shutting_down))
+        waiting = [session_pb2.Waiting(task_id=task_id, since_s=now - since) for task_id, since in shutting_down.items()]
         status.barriers.add(barrier_id="shutdown", waiting=waiting, missing=missing, left_s=-1)
     for task_id, count in machine.waiting_calls().items():
         status.tasks[task_id].waiting_calls = count
@@ -47,8 +47,8 @@ def status_of(machine: Machine, calls: int, now: float, with_stream: set[int]) -
 def left_stacks(machine: Machine, task_id: int) -> str:
     """Returns the report that the watchdog of a process has left in a key, "" where there is none."""
     try:
-        left = json.loads(machine.keys.values.get(f"{_STACKS_PREFIX}{task_id}", b""))
-        return f"Left by its watchdog: {left['why']}\n{left['stacks']}"
+        record = json.loads(machine.keys.values.get(f"{_STACKS_PREFIX}{task_id}", b""))
+        return f"Left by its watchdog: {record['why']}\n{record['stacks']}"
     except (ValueError, KeyError, TypeError):
         return ""
 

@@ -89,16 +89,16 @@ class SessionCall:
         self.session.stream.write(out.SerializeToString())
 
 
-def _fill_failure(reply: session_pb2.Reply, number: int, status: Status) -> None:
-    reply.id, reply.code, reply.message = number, int(status.code), message_of(status)
+def _fill_failure(message: session_pb2.Reply, number: int, status: Status) -> None:
+    message.id, message.code, message.message = number, int(status.code), message_of(status)
     for name, payload in payloads(status).items():
-        reply.payloads[name] = payload
+        message.payloads[name] = payload
     if status.missing:
         missing = session_pb2.Missing()
         for each in status.missing:
             silent_s = -1.0 if each.silent_s is None else each.silent_s
             missing.tasks.add(task_id=each.task_id, host=each.host, silent_s=silent_s, lost=each.lost)
-        reply.payloads[MISSING_TYPE] = missing.SerializeToString()
+        message.payloads[MISSING_TYPE] = missing.SerializeToString()
 
 
 class StacksCall:

@@ -116,7 +116,7 @@ class SimulatedService:
         self._world.at(self._world.random.uniform(0.1, 10), self.restart)
 
     def on_end(self) -> None:
-        """Is replaced by whoever wants to know."""
+        """Does nothing; the simulation puts a function in its place."""
 
     def restart(self) -> None:
         """Comes back with what the journal holds."""

@@ -67,7 +67,7 @@ def test_the_first_delta_is_full(joined: Joined) -> None:
     assert delta.full and [(task.info.task_id, task.host) for task in delta.tasks] == [(0, "h")]
 
 
-def test_who_is_missing_at_the_join_is_told() -> None:
+def test_a_join_names_the_missing() -> None:
     """The service answers when the time is over, and the client waits for it a little longer."""
     with serving(2) as served:
         joined = Joined(served.address)
