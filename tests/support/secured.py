@@ -21,7 +21,7 @@ UNARY = [*RPCS, *RPCS_D, STATUS, STACKS]
 MESSAGES = {PROFILE_A: coordination_pb2, PROFILE_B: coordination_b_pb2, PROFILE_D: distributed_runtime_pb2}
 OWN_POOL = (("grpc.use_local_subchannel_pool", 1),)
 VICTIM, LIAR = 1, 2
-FOR_ALL = {STATUS, STACKS}  # whoever holds certificate and token may ask how the job is
+FOR_ALL = {STATUS, STACKS}  # every holder of certificate and token may ask how the job is
 
 
 @dataclass

@@ -56,7 +56,7 @@ class Clients:
         self.service: SimulatedService
         self.all = [Client(task_id) for task_id in range(count)]
         self._everyone = frozenset(range(count))
-        self._left = count
+        self._unfinished = count
 
     def begin(self) -> None:
         """Starts all within a second."""
@@ -66,7 +66,7 @@ class Clients:
     @property
     def finished(self) -> bool:
         """Says whether all have walked through their scripts."""
-        return not self._left
+        return not self._unfinished
 
     # ---- Faults --------------------------------------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class Clients:
         """Breaks a stream."""
         client = self._random.choice(self.all)
         self._world.note("break", client.task_id)
-        self._lose_stream(client, told=self._random.random() < 0.5)
+        self._lose_stream(client, reported=self._random.random() < 0.5)
 
     def crash_one(self) -> None:
         """Kills a process, which comes back as another life of it."""
@@ -86,7 +86,7 @@ class Clients:
         for request in client.pending.values():
             request.done = True
         client.pending.clear()
-        self._lose_stream(client, told=self._random.random() < 0.5)
+        self._lose_stream(client, reported=self._random.random() < 0.5)
         self._world.at(self._random.uniform(0.1, 30), lambda: self.begin_life(client))
 
     def pause_one(self) -> None:
@@ -98,12 +98,12 @@ class Clients:
     def lose_service(self) -> None:
         """Breaks all streams: the service has crashed."""
         for client in self.all:
-            self._world.at(self._random.uniform(0, 0.2), lambda client=client: self._lose_stream(client, told=False))  # type: ignore[misc]
+            self._world.at(self._random.uniform(0, 0.2), lambda client=client: self._lose_stream(client, reported=False))  # type: ignore[misc]
 
-    def _lose_stream(self, client: Client, *, told: bool) -> None:
-        """Ends a client's stream; the service hears of it only where it is `told`."""
+    def _lose_stream(self, client: Client, *, reported: bool) -> None:
+        """Ends a client's stream; the service notices only where it is `reported`."""
         stream, client.stream, client.opening = client.stream, 0, 0
-        if told and stream and self.service.has_stream(client, stream):
+        if reported and stream and self.service.has_stream(client, stream):
             self._world.at(self._world.delay_s(), lambda: self.service.drop_calls(client.task_id, stream))
         if not client.dead and not client.finished:
             self._world.at(self._random.uniform(0.02, 1.0), lambda life=client.life: self._open_stream(client, life))  # type: ignore[misc]
@@ -228,9 +228,11 @@ class Clients:
         self._ask(client, "barrier", argument, lambda completion: self._barrier_over(client, name, completion), counter=counter)
 
     def _barrier_over(self, client: Client, name: str, completion: Completion) -> None:
-        found = completion.value if completion.status is None else (completion.status.barrier or (name, client.counters[name]))[1]
-        client.counters[name] = found
-        self._world.note("leaves", f"{client.task_id} {name} {found} {'OK' if completion.status is None else completion.status.code.name}")
+        counter = completion.value if completion.status is None else (completion.status.barrier or (name, client.counters[name]))[1]
+        client.counters[name] = counter
+        self._world.note(
+            "leaves", f"{client.task_id} {name} {counter} {'OK' if completion.status is None else completion.status.code.name}"
+        )
         self._next_step(client)
 
     def _set_key(self, client: Client) -> None:
@@ -253,7 +255,7 @@ class Clients:
 
     def _finish(self, client: Client) -> None:
         self._world.note("finish", client.task_id)
-        self._left -= not client.finished
+        self._unfinished -= not client.finished
         client.finished = True
 
     def reach(self, call: Call, completion: Completion) -> None:

@@ -27,7 +27,7 @@ class Call:
 
 
 class SimulatedService:
-    """Serves clients as `_service` and a transport do. `batch_s`: how long events are gathered for one write of the journal."""
+    """Serves clients as `Service` and a transport do. `batch_s`: how long events are gathered for one write of the journal."""
 
     def __init__(
         self, world: World, config: Config, truth: Truth, reach: Callable[[Call, Completion], None], *, journal: bool, batch_s: float
@@ -44,7 +44,7 @@ class SimulatedService:
     # ---- Its loop ------------------------------------------------------------------------------------------------------------------
 
     def wind(self) -> None:
-        """Sees to a tick at the very moment that the machine asks for, as the service's loop does."""
+        """Schedules a tick at the very moment that the machine asks for, as the service's loop does."""
         assert self.machine is not None
         due = max(self._world.now, self.machine.next_due())
         if due < self._tick_at:
@@ -135,7 +135,7 @@ class SimulatedService:
         return self._streams.get(client.task_id) == stream
 
     def open(self, client: Client, stream: int, incarnation: int, opened: Callable[[Status | None], None]) -> None:
-        """Takes the first frame of a stream; `opened` is told the answer."""
+        """Takes the first frame of a stream; `opened` gets the answer."""
         if self.machine is None or stream < self._streams.get(client.task_id, 0):
             return
         status = self.machine.registration.open_session(client.task_id, incarnation, f"h{client.task_id}", 1, self._world.now)

@@ -19,9 +19,9 @@ class Truth:
         self._world = world
         self.acknowledged: dict[str, bytes] = {}
         self.increments = 0
-        self.counts_told: list[int] = []
+        self.counts: list[int] = []
         self.arrivals: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)  # name: request: (task, counter)
-        self.deadlines: dict[tuple[str, int], float] = {}  # an instance, and the deadline of whoever came first
+        self.deadlines: dict[tuple[str, int], float] = {}  # an instance, and the deadline of the first to arrive
         self.unwritten: list[tuple[str, int]] = []  # instances that the journal does not know yet
         self.results: dict[tuple[str, int], str] = {}
         self.answered: dict[int, int] = {}  # request: the instance whose result it has had
@@ -33,7 +33,7 @@ class Truth:
         self.arrivals[name][request.number] = (task_id, request.sent_counter)
 
     def waits(self, name: str, counter: int, deadline: float) -> float:
-        """Notes that a task waits at an instance, and returns when it must know: the deadline of whoever came first is everyone's."""
+        """Notes that a task waits at an instance, and returns when it must know: the deadline of the first to arrive is everyone's."""
         if (name, counter) not in self.deadlines:
             self.deadlines[name, counter] = deadline
             self.unwritten.append((name, counter))
@@ -88,15 +88,15 @@ class Truth:
         """Checks that no two acknowledged increments got the same number."""
         if completion.status is None:
             number = int(completion.value[1])
-            if number in self.counts_told:
-                self._world.fail(f"two increments were told {number}")
-            self.counts_told.append(number)
+            if number in self.counts:
+                self._world.fail(f"two increments were answered {number}")
+            self.counts.append(number)
 
     # ---- Deadlines, keys and counts ------------------------------------------------------------------------------------------------
 
     def nobody_is_late(self, waiting: Iterable[Any], now: float) -> None:
         """Checks that nobody waits whose deadline was before `now`: before each tick, which comes at the moment the machine asked for, and
-        after it, when whoever was due has been answered."""
+        after it, when all that was due has been answered."""
         for call in waiting:
             if call.deadline < now:
                 self._world.fail(f"process {call.client.task_id} waits in {call.request.method} past its deadline {call.deadline:.3f}")
@@ -111,5 +111,5 @@ class Truth:
         """Checks keys and counts once all is quiet."""
         self.keys_are_there(machine)
         total = int(machine.keys.values.get("count", b"0"))
-        if not len(self.counts_told) <= total <= self.increments:
-            self._world.fail(f"{len(self.counts_told)} increments acknowledged, {self.increments} arrived, the sum is {total}")
+        if not len(self.counts) <= total <= self.increments:
+            self._world.fail(f"{len(self.counts)} increments acknowledged, {self.increments} arrived, the sum is {total}")

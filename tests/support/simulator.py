@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from holdfast.coordination.limits import Config
 from tests.support.simulated_clients import Clients
-from tests.support.simulated_service import Disk, SimulatedService
+from tests.support.simulated_service import SimulatedService
 from tests.support.simulated_truth import Truth
-from tests.support.simulated_world import Faults, Violation, World
+from tests.support.simulated_world import Faults, World
 
 SERVICE_INCARNATION = 77
 HEARTBEAT_TIMEOUT_S = 20.0
@@ -76,6 +76,3 @@ class Simulation:
         ):
             for _ in range(round(self.world.random.uniform(0, 2 * rate))):
                 self.world.at(self.world.random.uniform(1, span_s), fault)
-
-
-__all__ = ["Disk", "Faults", "Simulation", "Violation"]

@@ -82,9 +82,9 @@ def test_a_missing_process_at_the_start_is_named(service: CoordinationService) -
 
 
 def test_a_coordinator_that_dies_ends_every_call_in_flight(service: CoordinationService, session: bool) -> None:
-    """SIGKILL of the coordinator: barriers, gets and later calls raise CoordinatorLost in time; on_error hears it once."""
-    heard: list[CoordinationError] = []
-    clients = join(service, session=session, on_error=heard.append)
+    """SIGKILL of the coordinator: barriers, gets and later calls raise CoordinatorLost in time; on_error is called once."""
+    errors: list[CoordinationError] = []
+    clients = join(service, session=session, on_error=errors.append)
     calls: list[Callable[[], object]] = [
         lambda: clients[0].wait_at_barrier("never", 60_000),
         lambda: clients[1].blocking_key_value_get("never", 60_000),
@@ -100,7 +100,7 @@ def test_a_coordinator_that_dies_ends_every_call_in_flight(service: Coordination
         clients[0].shutdown()
     assert time.monotonic() - begun < 2
     clients[1].close()
-    assert [type(error) for error in heard] == [CoordinatorLost, CoordinatorLost]
+    assert [type(error) for error in errors] == [CoordinatorLost, CoordinatorLost]
 
 
 def test_shutdown_ends_within_its_timeout_with_the_service_stopped(service: CoordinationService, session: bool) -> None:
@@ -119,9 +119,9 @@ def test_shutdown_ends_within_its_timeout_with_the_service_stopped(service: Coor
 
 def test_a_lost_process_fails_barriers_and_needed_gets_at_once(service: CoordinationService) -> None:
     """A peer that falls silent is ProcessLost with its number, host and silence, at the barrier, the get that needs it, and on_error."""
-    heard: list[CoordinationError] = []
-    told = threading.Event()
-    clients = join(service, host="b7", on_error=lambda error: (heard.append(error), told.set()))
+    errors: list[CoordinationError] = []
+    reported = threading.Event()
+    clients = join(service, host="b7", on_error=lambda error: (errors.append(error), reported.set()))
     clients[1].close()
     barrier, get = at_once(
         [lambda: clients[0].wait_at_barrier("b", 60_000), lambda: clients[0].blocking_key_value_get("k", 60_000, depends_on=[1])]
@@ -129,23 +129,23 @@ def test_a_lost_process_fails_barriers_and_needed_gets_at_once(service: Coordina
     for error in (barrier, get):
         assert isinstance(error, ProcessLost), error
         assert (error.process, error.host) == (1, "b7") and error.silent_s is not None and error.silent_s >= 3
-    assert told.wait(10) and isinstance(heard[0], ProcessLost) and heard[0].process == 1
+    assert reported.wait(10) and isinstance(errors[0], ProcessLost) and errors[0].process == 1
     clients[0].shutdown()
 
 
 def test_an_error_reported_by_a_peer_reaches_all(service: CoordinationService) -> None:
-    """Leaving the context by an exception tells the others at once, with its text."""
-    told: list[CoordinationError] = []
-    news = threading.Event()
-    clients = join(service, on_error=lambda error: (told.append(error), news.set()))
+    """Leaving the context by an exception reports to the others at once, with its text."""
+    errors: list[CoordinationError] = []
+    reported = threading.Event()
+    clients = join(service, on_error=lambda error: (errors.append(error), reported.set()))
     clients[0].report_error("the disk is full")
-    assert news.wait(10)
-    assert isinstance(told[0], ProcessLost) and told[0].process == 0 and "the disk is full" in str(told[0])
+    assert reported.wait(10)
+    assert isinstance(errors[0], ProcessLost) and errors[0].process == 0 and "the disk is full" in str(errors[0])
     close(clients)
 
 
-def test_every_change_of_processes_is_told_as_a_complete_list(service: CoordinationService, session: bool) -> None:
-    """Listeners see full lists, end with the truth, and stop when told to."""
+def test_every_change_of_processes_is_a_complete_list(service: CoordinationService, session: bool) -> None:
+    """Listeners see full lists, end with the truth, and stop when they are removed."""
     lists: list[Sequence[ProcessInfo]] = []
     gone = threading.Event()
 

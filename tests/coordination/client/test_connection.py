@@ -104,9 +104,9 @@ def test_a_set_that_is_sent_again_counts_as_set(service: CoordinationService, pr
 
 
 def test_an_outage_beyond_the_heartbeat_timeout_ends_all_calls(proxy: Proxy, session: bool) -> None:
-    """Calls in flight and later ones are CoordinatorLost, each with a traceback of its own, and on_error hears of it once."""
-    heard: list[CoordinationError] = []
-    client = CoordinationClient(proxy.address, 0, heartbeat_timeout_s=1.0, session=session, on_error=heard.append)
+    """Calls in flight and later ones are CoordinatorLost, each with a traceback of its own, and on_error is called once."""
+    reported: list[CoordinationError] = []
+    client = CoordinationClient(proxy.address, 0, heartbeat_timeout_s=1.0, session=session, on_error=reported.append)
     client.connect()
     with ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(client.blocking_key_value_get, f"never/{number}", 60_000) for number in range(2)]
@@ -115,7 +115,7 @@ def test_an_outage_beyond_the_heartbeat_timeout_ends_all_calls(proxy: Proxy, ses
     assert all(isinstance(error, CoordinatorLost) and error.address == proxy.address for error in errors), errors
     with pytest.raises(CoordinatorLost, match="has been silent for") as caught:
         client.key_value_set("a", "b")
-    assert caught.value not in errors and [type(error) for error in heard] == [CoordinatorLost]
+    assert caught.value not in errors and [type(error) for error in reported] == [CoordinatorLost]
     client.close()
 
 

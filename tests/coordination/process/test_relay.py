@@ -39,9 +39,9 @@ def address(security: Security) -> Iterator[str]:
 def test_a_relay_speaks_for_its_own_processes_only(security: Security, address: str) -> None:
     """Through a relay for task 2, neither a Session nor a registration of task 1 passes, nor a call of nobody."""
     with Relay.spawn(address, security.member(), [2]) as relay:
-        for wire in (None, False):
+        for session in (None, False):
             with pytest.raises(CoordinationError, match="is not of this relay, which speaks for"):
-                CoordinationClient(relay.address, 1, init_timeout_s=5, session=wire).connect()
+                CoordinationClient(relay.address, 1, init_timeout_s=5, session=session).connect()
         with grpc.insecure_channel(relay.address) as channel:
             with pytest.raises(grpc.RpcError) as caught:
                 channel.unary_unary(PROFILE_A + "Heartbeat")(b"\xff\xff", timeout=5)

@@ -74,14 +74,14 @@ def test_profile_d_serves_four_nodes(version: int) -> None:
         for thread in threads:
             thread.join(60)
     assert sorted(ended) == [0, 1, 2, 3]
-    told = [(device.name, device.global_device_id) for node in topologies[2].global_topology.nodes for device in node.devices]  # type: ignore[attr-defined]
-    assert told == [
+    numbered = [(device.name, device.global_device_id) for node in topologies[2].global_topology.nodes for device in node.devices]  # type: ignore[attr-defined]
+    assert numbered == [
         (f"n{node_id}d{ordinal}", node_id * (node_id + 1) // 2 + ordinal) for node_id in range(4) for ordinal in range(node_id + 1)
     ]
     assert all(topology == topologies[0] for topology in topologies.values())
 
 
-def test_profile_d_tells_what_is_wrong() -> None:
+def test_profile_d_says_what_is_wrong() -> None:
     """An unknown session or version is INVALID_ARGUMENT, a key that does not come NOT_FOUND, a node that does not come named."""
     with CoordinationService.spawn(2) as service:
         client = OldClient(service.address, 0, 9)

@@ -111,13 +111,14 @@ def test_no_client_of_ours_joins_as_a_stranger(secured: Secured, security: Secur
 
 
 def test_a_member_speaks_for_no_other(secured: Secured, security: Security) -> None:
-    """Process 2, who is told all incarnations, is refused on every rpc of A, B and D, and a Session, in the name of process 1."""
+    """Process 2, who knows all incarnations, is refused on every rpc of A, B and D, and a Session, in the name of process 1."""
     own = secured.credentials[LIAR]
     stolen = {process.process_id: process.incarnation for process in secured.clients[LIAR].process_info()}
     with secured.channel(own) as channel:
         watch = coordination_pb2.WatchTasksRequest(incarnations=secured.stamp(LIAR), version_number=-1).SerializeToString()
-        told = channel.unary_unary(PROFILE_A + "WatchTasks")(watch, timeout=10, metadata=own.metadata())
-        (agent,) = [task.incarnation for task in coordination_pb2.WatchTasksResponse.FromString(told).task_state if task.task_id == VICTIM]
+        listed = channel.unary_unary(PROFILE_A + "WatchTasks")(watch, timeout=10, metadata=own.metadata())
+        tasks = coordination_pb2.WatchTasksResponse.FromString(listed).task_state
+        (agent,) = [task.incarnation for task in tasks if task.task_id == VICTIM]
         assert agent == secured.incarnation(VICTIM)  # so an incarnation proves nothing
         body = in_the_name_of(VICTIM, secured)
         opening = session_pb2.Open(process_id=VICTIM, incarnation=stolen[VICTIM])
@@ -142,7 +143,7 @@ def test_one_who_has_not_come_speaks_for_nobody(secured: Secured, security: Secu
 
 
 def test_our_client_is_fenced_as_another(secured: Secured, security: Security) -> None:
-    """Our client that is given a number of another, over a Session or unary calls, is told so, once; its owner is not disturbed."""
+    """Our client that is given a number of another, over a Session or unary calls, learns so, once; its owner is not disturbed."""
     for session in (None, False):
         client = CoordinationClient(secured.address, VICTIM, credentials=security.member(), init_timeout_s=20, session=session)
         with pytest.raises(CoordinationError, match=r"PERMISSION_DENIED: process 1 is another's.*give each process a number") as caught:
