@@ -167,7 +167,9 @@ class Machine:
         """Makes an error everyone's, unless the job is recoverable."""
         if self.config.recoverable:
             return
-        self.error = self.error or error
+        if self.error is None:
+            self.error = error
+            self.task_table.dirty.add(error.source_task or 0)  # the journal writes the job's error beside a task
         for call in self._polls.values():
             self._complete(call, status=error)
         self._polls = {}

@@ -115,3 +115,14 @@ def test_deadlines_go_on_while_no_service_runs() -> None:
     assert "b" in driver.machine.barriers.open
     driver.wait(1, beating=(0, 1))
     assert driver.code(driver.barrier(1, "b")) is Code.DEADLINE_EXCEEDED
+
+
+def test_an_error_that_no_task_shows_is_kept() -> None:
+    """A restart that a strict job refuses is everyone's error, though no task's state has changed: a later poll hears of it too."""
+    driver = Driver(2)
+    rows = dict[tuple[str, str], bytes]()
+    restarted(driver, rows, 0.0)
+    refused = driver.open(1, life=2)
+    driver.machine = restarted(driver, rows, 0.0)
+    poll = driver.make(lambda call: driver.machine.poll_for_error(call, 0, driver.now))
+    assert driver.answers[poll] == (None, refused)
