@@ -32,7 +32,7 @@ Inbox = queue.SimpleQueue[Any]
 class FrameTransport(Protocol):
     """One bidirectional stream of frames. Safe from several threads.
 
-    `on_frame` and `on_end` are called by one thread at a time, `on_end` once and last. They must not block: calls that may go to `later`.
+    `on_frame` and `on_end` are called by one thread at a time, `on_end` once and last. They must not block: what may block goes to `later`.
     """
 
     def send(self, frame: bytes) -> None:
@@ -110,17 +110,17 @@ class QueueFrameTransport:
 
     def _wait_for(self, inbox: Inbox, frame: bytes, timeout_s: float) -> Any:
         """Sends a frame and waits for an answer that another thread reads, or for the turn to read."""
-        found = None
+        answer = None
         try:
             self.send(frame)
-            found = inbox.get(timeout=timeout_s)
+            answer = inbox.get(timeout=timeout_s)
         finally:
-            if found is not _READ:
+            if answer is not _READ:
                 with self._lock:
                     chosen = self._waiting.pop(inbox, None) is None
                 if chosen:  # to read, at the same moment
                     self._pass_on()
-        return self._read_for(inbox) if found is _READ else found
+        return self._read_for(inbox) if answer is _READ else answer
 
     def _read_for(self, inbox: Inbox, frame: bytes | None = None) -> Any:
         """Sends a frame, if any, and reads until an inbox has its answer."""

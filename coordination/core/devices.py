@@ -36,11 +36,11 @@ class Devices:
 
     def numbered(self) -> list[tuple[int, Node, int]]:
         """Returns (node id, node, global id of its first device) in node order."""
-        first, found = 0, []
+        first, numbered = 0, []
         for node_id in sorted(self.nodes):
-            found.append((node_id, self.nodes[node_id], first))
+            numbered.append((node_id, self.nodes[node_id], first))
             first += len(self.nodes[node_id].devices)
-        return found
+        return numbered
 
     def fail(self, status: Status) -> None:
         """Fails all who wait."""

@@ -71,7 +71,7 @@ class LivenessBarrier:
 
     def drop(self, call: Any) -> bool:
         """Forgets a call whose client has gone away; returns whether it waited here."""
-        found = next((wait for waits in self._waits.values() for wait in waits.values() if wait.call is call), None)
-        if found is not None:
-            self._forget(found)
-        return found is not None
+        wait = next((each for waits in self._waits.values() for each in waits.values() if each.call is call), None)
+        if wait is not None:
+            self._forget(wait)
+        return wait is not None

@@ -90,9 +90,8 @@ class Registration:
         if task is None:
             return self._task_table.no_such_task(task_id)
         if len(host.encode()) > self._config.limits.host_bytes:
-            return Status(
-                Code.RESOURCE_EXHAUSTED, f"a host name of {len(host.encode())} bytes; expected at most {self._config.limits.host_bytes}"
-            )
+            sentence = f"a host name of {len(host.encode())} bytes; expected at most {self._config.limits.host_bytes}"
+            return Status(Code.RESOURCE_EXHAUSTED, sentence)
         if incarnation == 0:
             return Status(Code.INVALID_ARGUMENT, "an incarnation of 0; expected a random number")
         if task.session != incarnation or task.state is not TaskState.CONNECTED:
@@ -110,26 +109,20 @@ class Registration:
         if fresh or self._config.recoverable or not self.gathered or task.state is TaskState.DISCONNECTED:
             return None
         cause = task.error.message if task.error else "it has been restarted"
-        status = Status(
-            Code.ABORTED, f"process {task.task_id} cannot come back, the job is not recoverable: {cause}", source_task=task.task_id
-        )
+        sentence = f"process {task.task_id} cannot come back, the job is not recoverable: {cause}"
+        status = Status(Code.ABORTED, sentence, source_task=task.task_id)
         if task.error is None:
             self._propagate(status)
         return status
 
     def _begin_life(self, task: Task, now: float) -> None:
-        """Connects a task; whatever waits for its former life fails."""
-        if task.state is TaskState.CONNECTED and (task.session or task.agent) and not self._same_process(task):
+        """Connects a task. A former Session's life ends first; an agent alone is of the process whose Session opens beside it."""
+        if task.state is TaskState.CONNECTED and task.session:
             self._lose(task, TaskState.DISCONNECTED, now)
             self._task_table.set_agent(task, 0)
         elif task.state is not TaskState.CONNECTED:
             self._task_table.set_agent(task, 0)
         self._task_table.move(task, TaskState.CONNECTED, now)
-
-    @staticmethod
-    def _same_process(task: Task) -> bool:
-        """Returns whether a task is an agent alone: the Session that opens beside it is of the same process."""
-        return task.session == 0
 
     # ---- All of them -----------------------------------------------------------------------------------------------------------------
 

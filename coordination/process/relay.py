@@ -60,9 +60,9 @@ class Relay(SpawnedServer):
 def task_ids(message: Any) -> list[int]:
     """Returns the tasks that a request names as its caller."""
     names = {field.name for field in message.DESCRIPTOR.fields}
-    found = [getattr(message, name) for name in ID_FIELDS if name in names]
+    numbers = [getattr(message, name) for name in ID_FIELDS if name in names]
     tasks = [getattr(message, name) for name in TASK_FIELDS if name in names]
-    return found + [task.task_id for task in tasks if hasattr(task, "task_id")]  # a repeated field asks about tasks, for none
+    return numbers + [task.task_id for task in tasks if hasattr(task, "task_id")]  # a repeated field asks about tasks, for none
 
 
 def request_of(path: str, body: bytes) -> Any | None:

@@ -112,9 +112,9 @@ class StacksCall:
     def settle(self, machine: Machine, completion: Completion) -> None:
         """Answers with all that is known; fails only where nothing is."""
         live = session_pb2.StacksResponse.FromString(completion.value).stacks.decode() if completion.status is None else ""
-        found = "\n".join(filter(None, [live, left_stacks(machine, self._task_id)]))
-        if found or completion.status is None:
-            self._writer.succeed(session_pb2.StacksResponse(stacks=found.encode()).SerializeToString())
+        stacks = "\n".join(filter(None, [live, left_stacks(machine, self._task_id)]))
+        if stacks or completion.status is None:
+            self._writer.succeed(session_pb2.StacksResponse(stacks=stacks.encode()).SerializeToString())
         else:
             self._writer.fail(completion.status.code, message_of(completion.status), b"")
 

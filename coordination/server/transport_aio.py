@@ -17,8 +17,8 @@ from .transports import ALTERNATIVE_NAMES, Listening, channel_options
 
 
 def _names(context: Any) -> Sequence[bytes]:
-    found: Sequence[bytes] = context.auth_context().get(ALTERNATIVE_NAMES, ())
-    return found
+    names: Sequence[bytes] = context.auth_context().get(ALTERNATIVE_NAMES, ())
+    return names
 
 
 class _UnaryWriter:

@@ -28,7 +28,6 @@ log = logging.getLogger("holdfast.coordination")
 _ACCEPTED_AHEAD = 64  # calls that may come before the next poll of the queue
 _BATCH = 256  # events that share one transaction of the journal
 _STOP_POLL_S = 0.25  # between two polls of whether the service should stop
-_NONE: tuple[Any, ...] = ()
 _RECEIVE_MESSAGE = cygrpc.ReceiveMessageOperation
 _SEND_MESSAGE = cygrpc.SendMessageOperation
 _RECEIVE_CLOSE = cygrpc.ReceiveCloseOnServerOperation
@@ -44,8 +43,8 @@ def _ignore(event: Any) -> None:
 
 
 def _names(call: Any) -> Sequence[bytes]:
-    found: Sequence[bytes] = (cygrpc.auth_context(call) or {}).get(ALTERNATIVE_NAMES.encode(), ())
-    return found
+    names: Sequence[bytes] = (cygrpc.auth_context(call) or {}).get(ALTERNATIVE_NAMES.encode(), ())
+    return names
 
 
 class _UnaryWriter:
@@ -129,7 +128,6 @@ class _QueuedStream:
     def _on_close(self, event: Any) -> None:
         self._ended = True
         self._queue.clear()
-        self._transport.open_streams -= 1
         self._transport.service.stream_closed(self)
 
     def write(self, frame: bytes) -> None:
@@ -178,7 +176,6 @@ class CompletionQueueTransport:
     def __init__(self, service: Service, listening: Listening) -> None:
         self.service, self._listening = service, listening
         self.unanswered: list[_UnaryWriter] = []
-        self.open_streams = 0
         self._admission = listening.admission(service.config.limits)
         self._queue = cygrpc.CompletionQueue()
         self._server = cygrpc.Server(tuple(channel_options(service.config.limits)), False)
@@ -209,7 +206,6 @@ class CompletionQueueTransport:
             call.start_server_batch((_SEND_INITIAL, status), _ignore)
             return
         if path == SESSION:
-            self.open_streams += 1
             _QueuedStream(self, call, key)
         else:
             _UnaryWriter(self, call, path, key)

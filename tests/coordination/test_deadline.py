@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.coordination.deadline import Deadline
 
 
+@settings(deadline=None)
 @given(st.floats(-10, 1e6), st.floats(-10, 1e6))
 def test_a_part_ends_with_the_whole(whole_s: float, part_s: float) -> None:
     """`at_most` never gives more than is left, nor more than was asked for; nothing is ever below zero."""

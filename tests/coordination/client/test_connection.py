@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, CoordinatorLost
@@ -37,6 +37,7 @@ def proxy(service: CoordinationService) -> Iterator[Proxy]:
         yield proxy
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32), st.floats(0.001, 1.0), st.floats(1.0, 3.0), st.floats(1.0, 5.0))
 def test_pauses_grow_to_a_bound(seed: int, first_s: float, factor: float, most_s: float) -> None:
     """Each is between half and all of a bound that grows by the factor, up to the largest; a seed repeats them."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.coordination.client.processes import ProcessInfo, ProcessWatch, process_info
@@ -85,6 +85,7 @@ def test_hosts_are_added_from_the_watch() -> None:
     assert (known.host, known.pid) == ("h0", 100) and (unknown.host, unknown.pid) == ("", 0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.dictionaries(st.integers(0, 3), st.sampled_from(STATES))), max_size=20))
 def test_deltas_add_up(deltas: list[tuple[bool, dict[int, str]]]) -> None:
     """After any deltas the last list is what a dictionary holds; listeners are notified of changes only."""

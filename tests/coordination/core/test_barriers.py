@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.coordination.core.status import Code
@@ -227,6 +227,7 @@ EVENTS = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(EVENTS, max_size=60))
 def test_an_instance_has_one_result(events: list[tuple[str, int, str]]) -> None:
     """Whatever three tasks do at two barriers: an instance passes only when all arrived, ends alike for all, and nobody waits too long."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.coordination.core import journal_codec
@@ -82,6 +82,7 @@ EVENTS = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.booleans(), st.lists(EVENTS, max_size=40))
 def test_whatever_happens_the_rows_hold_the_state(recoverable: bool, events: list[tuple[str, int, int]]) -> None:
     """After each crash in a run of random events, the loaded machine has the same tasks, keys, barriers and errors."""

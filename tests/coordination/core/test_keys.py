@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.coordination.core.keys import normalise
@@ -112,6 +112,7 @@ EVENTS = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(EVENTS, max_size=40), NAMES)
 def test_keys_are_a_dictionary_of_paths(events: list[tuple[str, str, bytes]], directory: str) -> None:
     """Sets, deletes and listings agree with a dictionary of normalised names; the bytes held are those of its items."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.coordination.core.timers import Timers, Wait
@@ -25,6 +25,7 @@ class Recorded:
         self.expired.append(self)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=50), st.lists(st.integers(0, 60), max_size=20))
 def test_timers_expire_in_order(added: list[tuple[int, bool]], times: list[int]) -> None:
     """What is due by then, is not done and is not early has expired, in order of time; `next_due` is the earliest of the rest."""
