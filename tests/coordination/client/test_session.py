@@ -30,8 +30,8 @@ class Joined:
         who = Identity(process_id, identity.get("num_processes"), identity.get("job", ""), identity.get("attempt", 0), "h", incarnation)
         self.transport = SessionTransport(address, who, Credentials(), self.deltas.put, self.broken.set, self.fenced.put)
 
-    def get(self, key: str, timeout_s: float = 20) -> bytes:
-        return bytes(self.transport.call("GetKeyValue", pb.GetKeyValueRequest(key=key), Deadline(timeout_s)).kv.value)
+    def get(self, key: str) -> bytes:
+        return bytes(self.transport.call("GetKeyValue", pb.GetKeyValueRequest(key=key), Deadline(20)).kv.value)
 
     def set(self, key: str, value: bytes) -> None:
         self.transport.call("InsertKeyValue", pb.InsertKeyValueRequest(kv={"key": key, "value": value}), Deadline(20))
@@ -49,6 +49,14 @@ def joined(served: Served) -> Iterator[Joined]:
     joined.transport.join(Deadline(20))
     yield joined
     joined.transport.close()
+
+
+def wait_for(joined: Joined, served: Served, gets: int) -> None:
+    """Waits until so many gets wait at the service."""
+    deadline = Deadline(20)
+    while len(served.service.machine.keys._by_call) != gets:
+        assert not deadline.passed()
+        joined.transport.heartbeat(Deadline(20))
 
 
 def test_a_session_takes_calls_and_learns_the_heartbeat_timeout(joined: Joined) -> None:
@@ -102,8 +110,7 @@ def test_a_stream_that_breaks_may_be_opened_again(served: Served, joined: Joined
     assert stream is not None
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(joined.get, "never")
-        while not served.service.machine.keys._by_call:
-            joined.transport.heartbeat(Deadline(20))
+        wait_for(joined, served, 1)
         stream.end()
         assert isinstance(waiting.exception(20), TransportError)
     assert joined.broken.wait(20)
@@ -114,15 +121,27 @@ def test_a_stream_that_breaks_may_be_opened_again(served: Served, joined: Joined
     assert joined.get("k") == b"v" and joined.fenced.empty()
 
 
+def test_a_wait_ends_at_the_callers_own_time(joined: Joined) -> None:
+    """The service says that the time is over, and the call waits a little longer for that answer; the Session goes on."""
+    deadline = Deadline(0.2 + ANSWER_GRACE_S)
+    with pytest.raises(CoordinationError, match="key 'never' was not set within") as caught:
+        joined.transport.call("GetKeyValue", pb.GetKeyValueRequest(key="never"), deadline, ANSWER_GRACE_S)
+    assert caught.value.code == "DEADLINE_EXCEEDED" and not deadline.passed()
+    joined.transport.heartbeat(Deadline(20))
+
+
 def test_a_call_whose_answer_does_not_come_is_cancelled(served: Served, joined: Joined) -> None:
-    """DEADLINE_EXCEEDED at the caller's own time, and the service forgets the call."""
-    with pytest.raises(CoordinationError, match=r"was not set within|no answer within") as caught:
-        joined.get("never", timeout_s=0.2)
-    assert caught.value.code == "DEADLINE_EXCEEDED"
-    deadline = Deadline(20)
-    while served.service.machine.keys._by_call:
-        assert not deadline.passed()
-        joined.transport.heartbeat(Deadline(20))
+    """Beside another that reads: DEADLINE_EXCEEDED at its own time, and the service forgets the call; the other goes on waiting."""
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(joined.get, "late")
+        wait_for(joined, served, 1)
+        request = pb.GetKeyValueRequest(key="never")
+        with pytest.raises(CoordinationError, match=r"GetKeyValue: no answer within 0.3 s") as caught:
+            joined.transport.call("GetKeyValue", request, Deadline(0.3), grace_s=1.0)  # which leaves the service no time of its own
+        assert caught.value.code == "DEADLINE_EXCEEDED"
+        wait_for(joined, served, 1)
+        joined.set("late", b"here")
+        assert reader.result(20) == b"here"
 
 
 def test_the_end_of_the_service_breaks_the_stream(served: Served, joined: Joined) -> None:
