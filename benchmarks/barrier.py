@@ -49,7 +49,7 @@ def make_client(kind: str, address: str, process_id: int) -> Any:
     )
 
 
-# ---- A worker: some clients, a thread each, told what to do by its stdin -----------------------------------------------------------
+# ---- A worker: some clients, a thread each, with commands on its stdin -------------------------------------------------------------
 
 
 def in_threads(calls: list[Callable[[], None]]) -> None:
@@ -142,7 +142,7 @@ class Cluster:
             assert worker.stdout is not None and worker.stdout.readline() == "ready\n"
 
     def run(self, command: str) -> float:
-        """Tells all workers to do something and returns the seconds that the slowest took."""
+        """Sends a command to all workers and returns the seconds that the slowest took."""
         for worker in self.workers:
             assert worker.stdin is not None
             worker.stdin.write(command + "\n")

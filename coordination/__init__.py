@@ -1,9 +1,9 @@
-"""Who is alive, and what do we agree on: the coordination service and its client. Never imports jax."""
+"""Who is alive, and what do we agree on: the coordination service and its clients. Never imports jax."""
 
 from .client.client import CoordinationClient
 from .client.processes import ProcessInfo
+from .client.status import StatusClient
 from .credentials import Credentials
-from .deadline import Deadline
 from .errors import BarrierTimeout, CoordinationError, CoordinatorLost, Fenced, HoldfastError, ProcessLost
 from .process.relay import Relay
 from .process.spawn import CoordinationService
@@ -15,10 +15,10 @@ __all__ = [
     "CoordinationService",
     "CoordinatorLost",
     "Credentials",
-    "Deadline",
     "Fenced",
     "HoldfastError",
     "ProcessInfo",
     "ProcessLost",
     "Relay",
+    "StatusClient",
 ]

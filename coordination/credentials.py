@@ -1,4 +1,4 @@
-"""What a client shows to a secured coordinator: a certificate and a token, both optional, and the key of its process."""
+"""What a client shows to a secured coordinator: a certificate, a token (both optional), and the key of its process."""
 
 from __future__ import annotations
 
@@ -9,22 +9,18 @@ from pathlib import Path
 import grpc
 
 from .errors import CoordinationError
-
-TOKEN_HEADER = "authorization"
-"""Holds "Bearer <token>"."""
-KEY_HEADER = "holdfast-key"
-"""Holds the key of the process that a call speaks for."""
+from .names import KEY_HEADER, TOKEN_HEADER
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """Names the files that hold a client's proof of identity. All None: plaintext, no token.
+    """The files that hold a client's proof of identity. All None: plaintext, no token.
 
     `tls_ca` alone trusts the server without a client certificate; `tls_cert` and `tls_key` go together. Files are read when a
     channel is made, so a token may be renewed between a job's attempts. An empty or unreadable file is a CoordinationError.
 
-    Each object draws a `key`, a secret that goes with every call to a secured coordinator: a process id belongs to whoever came with it
-    first, and is known by this key. What speaks for one process (its client and its relay) shares one object.
+    Each object draws a `key`, a secret that goes with every call to a secured coordinator: a process id belongs to the first process that
+    came with it, and this key proves it. A process's client and its relay share one object.
     """
 
     token_file: str | None = None
@@ -41,7 +37,7 @@ class Credentials:
 
     @property
     def empty(self) -> bool:
-        """Tells whether there is nothing to show."""
+        """Returns whether there is nothing to show."""
         return self.token_file is None and self.tls_ca is None
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -54,7 +50,7 @@ class Credentials:
         return ((TOKEN_HEADER, f"Bearer {_read(self.token_file, 'token').decode().strip()}"), key)
 
     def tls(self) -> grpc.ChannelCredentials | None:
-        """Returns what a channel is secured with, None for plaintext."""
+        """Returns the credentials of a channel, None for plaintext."""
         if self.tls_ca is None:
             return None
         key = _read(self.tls_key, "TLS key") if self.tls_key else None

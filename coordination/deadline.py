@@ -1,4 +1,4 @@
-"""One budget for one call: made where the call enters, passed down, asked by everything that waits."""
+"""One time budget for one call: made where the call enters and passed down to all that waits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class Deadline:
-    """Holds the moment at which a call's time is over, on the monotonic clock. Immutable; safe from several threads.
+    """The moment at which a call's time is over, on the monotonic clock. Immutable; safe from several threads.
 
     Make one at the edge of a public call and pass it on: each wait inside takes `remaining_s()` instead of a time-out of its own.
     """
@@ -21,8 +21,12 @@ class Deadline:
         """Returns the seconds left, never below zero."""
         return max(0.0, self.at - time.monotonic())
 
+    def left_ms(self) -> int:
+        """Returns the whole milliseconds left, never below 1: on a wire 0 often means for ever."""
+        return max(1, int(self.remaining_s() * 1000))
+
     def passed(self) -> bool:
-        """Tells whether the time is over."""
+        """Returns whether the time is over."""
         return time.monotonic() >= self.at
 
     def elapsed_s(self) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 
 
 class HoldfastError(Exception):
-    """Is the root of every error that holdfast raises. Facts are keyword arguments and become attributes.
+    """The root of every error that holdfast raises. Facts are keyword arguments and become attributes.
 
     Each class annotates the facts it knows, with their defaults; a fact that no class declares is a TypeError. Instances pickle with
     their facts, so they can cross processes.
@@ -30,7 +30,7 @@ class HoldfastError(Exception):
 
     @property
     def message(self) -> str:
-        """Is the sentence alone, without the status code that `str()` of a CoordinationError begins with."""
+        """The sentence alone, without the status code with which `str()` of a CoordinationError begins."""
         return str(self.args[0]) if self.args else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -58,7 +58,7 @@ class CoordinationError(HoldfastError):
 
 
 class BarrierTimeout(CoordinationError, TimeoutError):
-    """Says that a barrier's time ran out before all its processes had come; `missing` holds those that had not."""
+    """Says that a barrier's time ran out before all its processes had arrived; `missing` holds those that had not."""
 
     code: str = "DEADLINE_EXCEEDED"
     name: str = ""

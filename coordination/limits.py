@@ -1,4 +1,4 @@
-"""Limits of the service, each with its reason, and its settings."""
+"""Limits of a service, each with its reason, and the settings of the job that it serves."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ class Limits:
     calls_per_second: int = 20_000
     """From one connection: a busy agent makes hundreds, one that floods makes more than this."""
     backlog_bytes: int = 8 * _MIB
-    """What a Session's client may leave unread before it is dropped."""
+    """A Session whose client leaves more unread is dropped."""
     idle_connection_s: int = 30
     """A connection that has not finished its handshake after so long is closed."""
 
     @property
     def message_bytes(self) -> int:
-        """Is the largest request that gRPC lets in: the largest value, its key, and room for the rest."""
+        """The largest request that gRPC lets in: the largest value, its key, and room for the rest."""
         return self.value_bytes + self.key_bytes + 64 * _KIB
 
 
 @dataclass(frozen=True)
 class Config:
-    """What a service is started with."""
+    """The settings of one job's service."""
 
     num_tasks: int
     incarnation: int

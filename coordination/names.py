@@ -1,4 +1,4 @@
-"""Names on the wire: rpc paths, headers, payload types; and the releases of grpcio whose private module was tested."""
+"""Names on the wire, in one place for both sides: rpc paths, headers, payload types; and the releases of grpcio that were tested."""
 
 from __future__ import annotations
 
@@ -11,28 +11,38 @@ from holdfast.proto import session_pb2 as spb
 
 from .errors import BarrierTimeout, CoordinationError, ProcessLost
 
-TESTED = ((1, 66), (1, 90))
-
-"""Releases of grpcio, from the first to before the second, whose private module was tested. Outside it gRPC's public face serves."""
-
-
-def tested() -> bool:
-    """Says whether the installed grpcio is one of them."""
-    version = tuple(int(part) for part in grpc.__version__.split(".")[:2])
-    return TESTED[0] <= version < TESTED[1]
-
-
-SERVICE = "/xla.coordination.CoordinationService/"
-
+PROFILE_A = "/xla.coordination.CoordinationService/"
+PROFILE_B = "/tensorflow.CoordinationService/"
+PROFILE_D = "/xla.DistributedRuntimeService/"
 SESSION = "/holdfast.Coordination/Session"
+STATUS = "/holdfast.Coordination/GetStatus"
+STACKS = "/holdfast.Coordination/GetStacks"
 
+TOKEN_HEADER = "authorization"
+"""Holds "Bearer <token>"."""
+KEY_HEADER = "holdfast-key"
+"""Holds the key of the process that a call speaks for."""
 STATUS_DETAILS = "grpc-status-details-bin"
+"""Holds the payloads of a failed unary call."""
 
-PAYLOAD = "type.googleapis.com/"
+_TYPES = "type.googleapis.com/"
+MISSING_TYPE = f"{_TYPES}holdfast.Missing"
+SERVICE_ERROR_TYPE = f"{_TYPES}tensorflow.CoordinationServiceError"
+BARRIER_ERROR_TYPE = f"{_TYPES}tensorflow.BarrierError"
+MISMATCH_TYPE = f"{_TYPES}tensorflow.ServiceMismatchError"
+
+TESTED_GRPC = ((1, 66), (1, 90))
+"""Releases of grpcio, from the first to before the second, whose private module was tested. Outside it gRPC's public API serves."""
+
+
+def is_tested_grpc() -> bool:
+    """Returns whether the private module of the installed grpcio was tested."""
+    version = tuple(int(part) for part in grpc.__version__.split(".")[:2])
+    return TESTED_GRPC[0] <= version < TESTED_GRPC[1]
 
 
 class Method(NamedTuple):
-    """Names one unary call: its messages, by which both wires speak it."""
+    """The messages of one call, over unary calls and over a Session."""
 
     request: Any
     response: Any
@@ -50,10 +60,7 @@ SESSION_METHODS = METHODS | {
     name: Method(getattr(spb, f"{name}Request"), getattr(spb, f"{name}Response")) for name in ("Report", "ReportError", "Stacks")
 }
 
-
 _GATHERINGS = {pb.RegisterTaskRequest: "connect", pb.ShutdownTaskRequest: "shutdown", pb.GetAliveTasksRequest: "live"}
-
-
 _NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
@@ -72,7 +79,7 @@ def payloads_of(error: grpc.RpcError) -> dict[str, bytes]:
 
 def make_error(code: str, message: str, payloads: dict[str, bytes], request: Any) -> CoordinationError:
     """Returns the exception for a status of the service: BarrierTimeout and ProcessLost where the payloads name processes."""
-    missing = spb.Missing.FromString(payloads.get(f"{PAYLOAD}holdfast.Missing", b"")).tasks
+    missing = spb.Missing.FromString(payloads.get(MISSING_TYPE, b"")).tasks
     lost = [task for task in missing if task.lost]
     error: CoordinationError
     if code == "DEADLINE_EXCEEDED" and (missing or isinstance(request, pb.BarrierRequest)):
@@ -83,19 +90,19 @@ def make_error(code: str, message: str, payloads: dict[str, bytes], request: Any
         error = ProcessLost(message, code=code, process=lost[0].task_id, host=lost[0].host or None, silent_s=silent_s)
     else:
         error = CoordinationError(message, code=code)
-    if (barrier := payloads.get(f"{PAYLOAD}tensorflow.BarrierError")) is not None:
+    if (barrier := payloads.get(BARRIER_ERROR_TYPE)) is not None:
         error.__dict__["_barrier_counter"] = pb.BarrierError.FromString(barrier).counter
-    if f"{PAYLOAD}tensorflow.ServiceMismatchError" in payloads:
+    if MISMATCH_TYPE in payloads:
         error.__dict__["_service_mismatch"] = True
     return error
 
 
 def barrier_counter(error: CoordinationError) -> int | None:
     """Returns the service's counter of the barrier that failed, from which the client's own resynchronises."""
-    found = error.__dict__.get("_barrier_counter")
-    return found if isinstance(found, int) else None
+    counter = error.__dict__.get("_barrier_counter")
+    return counter if isinstance(counter, int) else None
 
 
 def is_service_mismatch(error: CoordinationError) -> bool:
-    """Tells whether the service says that it is another than the one that this client joined."""
+    """Returns whether the service answered that it is not the one that this client joined."""
     return "_service_mismatch" in error.__dict__

@@ -1,7 +1,7 @@
-"""The client of the coordination service: jaxlib's method names over the wire profile A or our own session.
+"""The client of the coordination service: jaxlib's method names, over profile A or our own Session.
 
-Every call has a bound, raises exceptions of `holdfast.coordination` and never ends the process. Three layers: this face counts barriers
-and names errors; `_link` keeps the connection alive and retries; `_unary` and `_session` are the two wires.
+Every call has a bound, raises exceptions of `holdfast.coordination` and never ends the process. Three layers: this one counts barriers
+and names errors; connection.py keeps the connection alive and retries; unary.py and session.py are the two transports.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from ..names import barrier_counter
 from .connection import Connection
 from .processes import ProcessInfo, ProcessWatch
 from .session import ANSWER_GRACE_S
+from .unary import Identity
 
-DISPLACED_MOST = 3
-"""How often a barrier is asked for again after CANCELLED without a counter: an earlier sending of ours, late on a connection that was given
-up, has taken this one's place."""
+MAX_DISPLACEMENTS = 3
+"""How often a barrier is asked for again after CANCELLED without a counter: a sending of ours that comes late, over a
+connection that was given up, has taken this one's place."""
 
 REPORT_PREFIX = "holdfast/progress/"
 
@@ -79,13 +80,9 @@ class CoordinationClient:
         self._watch = ProcessWatch()
         if on_process_change is not None:
             self._watch.add(on_process_change)
-        self._link = Connection(
+        self._connection = Connection(
             address,
-            process_id,
-            num_processes,
-            job,
-            attempt,
-            host if host is not None else socket.gethostname(),
+            Identity(process_id, num_processes, job, attempt, socket.gethostname() if host is None else host),
             credentials=credentials or Credentials(),
             heartbeat_timeout_s=heartbeat_timeout_s,
             session=session,
@@ -107,32 +104,32 @@ class CoordinationClient:
         address, Fenced when the service is another job's. A client that failed to connect is closed.
         """
         with self._lock:
-            if self._connected or self._link.closed:
+            if self._connected or self._connection.closed:
                 raise CoordinationError("the client is connected or has been shut down; make a new one", code="FAILED_PRECONDITION")
             self._connected = True
         try:
-            self._link.connect(Deadline(self._init_timeout_s))
+            self._connection.connect(Deadline(self._init_timeout_s))
         except BaseException:
             self.close()
             raise
 
     def shutdown(self) -> None:
-        """Leaves the job in order: waits for all other processes to leave too, at most `shutdown_timeout_s`, then closes.
+        """Leaves the job: waits for all other processes to leave too, at most `shutdown_timeout_s`, then closes.
 
         The client is closed afterwards, whatever happens. Raises CoordinationError when the others did not come, CoordinatorLost
-        when there is nobody to take leave of. A second call does nothing.
+        when the service is gone. A second call does nothing.
         """
-        if self._link.closed or not self._connected:
+        if self._connection.closed or not self._connected:
             self.close()
             return
         try:
-            self._link.leave(Deadline(self._shutdown_timeout_s))
+            self._connection.leave(Deadline(self._shutdown_timeout_s))
         finally:
             self.close()
 
     def close(self) -> None:
-        """Releases threads and connection without taking leave: the others will see this process die. Never raises or blocks for long."""
-        self._link.close()
+        """Releases threads and connection without a shutdown: the others will see this process die. Never raises or blocks for long."""
+        self._connection.close()
         self._connected = False
 
     def __enter__(self) -> Self:
@@ -185,18 +182,18 @@ class CoordinationClient:
         )
         self._counters[barrier_id] = counter
         deadline = Deadline(max(0.0, timeout_in_ms / 1000) + ANSWER_GRACE_S)
-        for _ in range(DISPLACED_MOST):
+        for _ in range(MAX_DISPLACEMENTS):
             try:
-                reply = self._link.call("Barrier", request, deadline, grace_s=ANSWER_GRACE_S)
-                self._counters[barrier_id] = reply.counter
+                response = self._connection.call("Barrier", request, deadline, grace_s=ANSWER_GRACE_S)
+                self._counters[barrier_id] = response.counter
                 self._barriers_passed += 1
                 return
             except CoordinationError as error:
                 failure = error
-                found = barrier_counter(error)
-                if found is not None:
-                    self._counters[barrier_id] = found
-                if error.code != "CANCELLED" or found is not None:
+                service_counter = barrier_counter(error)
+                if service_counter is not None:
+                    self._counters[barrier_id] = service_counter
+                if error.code != "CANCELLED" or service_counter is not None:
                     break
         if failure.code == "DEADLINE_EXCEEDED":
             raise _barrier_timeout(barrier_id, failure) from failure
@@ -231,33 +228,35 @@ class CoordinationClient:
 
         deadline = Deadline(self._rpc_timeout_s)
         try:
-            self._link.call("InsertKeyValue", request, deadline, idempotent=True, on_retry=note_retry)
+            self._connection.call("InsertKeyValue", request, deadline, idempotent=True, on_retry=note_retry)
         except CoordinationError as error:
             if not (sent_before and error.code == "ALREADY_EXISTS" and self.key_value_try_get_bytes(key) == value):
                 raise
 
-    def blocking_key_value_get(self, key: str, timeout_in_ms: int, *, needs: Sequence[int] = ()) -> str:
+    def blocking_key_value_get(self, key: str, timeout_in_ms: int, *, depends_on: Sequence[int] = ()) -> str:
         """Returns the string at `key`, waiting for it as `blocking_key_value_get_bytes` does."""
-        return self.blocking_key_value_get_bytes(key, timeout_in_ms, needs=needs).decode()
+        return self.blocking_key_value_get_bytes(key, timeout_in_ms, depends_on=depends_on).decode()
 
-    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int, *, needs: Sequence[int] = ()) -> bytes:
+    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int, *, depends_on: Sequence[int] = ()) -> bytes:
         """Returns the bytes at `key`, waiting for them at most `timeout_in_ms`; DEADLINE_EXCEEDED when they do not come.
 
-        `needs` names the processes that alone can set the key: when one of them is lost, the call raises ProcessLost at once (where the
-        service has sessions; others wait for the time-out).
+        `depends_on` names the processes that alone can set the key: when one of them is lost, the call raises ProcessLost at once. A
+        service without Sessions waits for the time-out.
         """
         _check(key=(key, str), timeout_in_ms=(timeout_in_ms, int))
-        late = f"key {key!r} was not set within {timeout_in_ms} ms; find the process that should have set it"
+        timed_out = f"key {key!r} was not set within {timeout_in_ms} ms; find the process that should have set it"
         if timeout_in_ms <= 0:
-            raise CoordinationError(late, code="DEADLINE_EXCEEDED")
+            raise CoordinationError(timed_out, code="DEADLINE_EXCEEDED")
         try:
             deadline = Deadline(timeout_in_ms / 1000 + ANSWER_GRACE_S)
-            reply = self._link.call("GetKeyValue", pb.GetKeyValueRequest(key=key), deadline, grace_s=ANSWER_GRACE_S, needs=needs)
+            response = self._connection.call(
+                "GetKeyValue", pb.GetKeyValueRequest(key=key), deadline, grace_s=ANSWER_GRACE_S, depends_on=depends_on
+            )
         except CoordinationError as error:
             if error.code == "DEADLINE_EXCEEDED":
-                raise CoordinationError(late, code="DEADLINE_EXCEEDED") from error
+                raise CoordinationError(timed_out, code="DEADLINE_EXCEEDED") from error
             raise
-        return bytes(reply.kv.value)
+        return bytes(response.kv.value)
 
     def key_value_try_get(self, key: str) -> str:
         """Returns the string at `key`, or raises NOT_FOUND at once."""
@@ -275,8 +274,8 @@ class CoordinationClient:
     def key_value_dir_get_bytes(self, key: str) -> list[tuple[str, bytes]]:
         """Returns the (key, bytes) pairs below the directory `key`, sorted; empty when there are none."""
         _check(key=(key, str))
-        reply = self._call("GetKeyValueDir", pb.GetKeyValueDirRequest(directory_key=key))
-        return sorted((entry.key, bytes(entry.value)) for entry in reply.kv)
+        response = self._call("GetKeyValueDir", pb.GetKeyValueDirRequest(directory_key=key))
+        return sorted((entry.key, bytes(entry.value)) for entry in response.kv)
 
     def key_value_delete(self, key: str) -> None:
         """Deletes `key` and all below it. A key that does not exist is no error."""
@@ -296,43 +295,45 @@ class CoordinationClient:
     def get_live_nodes(self, process_ids: Sequence[int]) -> dict[int, int]:
         """Returns {process: incarnation} of those of `process_ids` that live; a barrier over the living, at most `rpc_timeout_s`."""
         request = pb.GetAliveTasksRequest(requesting_task_id=self.process_id, task_ids=process_ids)
-        reply = self._call("GetAliveTasks", request)
-        return dict(zip(reply.alive_task_ids, reply.incarnations, strict=True))
+        response = self._call("GetAliveTasks", request)
+        return dict(zip(response.alive_task_ids, response.incarnations, strict=True))
 
     def process_info(self) -> list[ProcessInfo]:
         """Returns all processes of the job, as the service sees them now."""
-        return self._link.processes(Deadline(self._rpc_timeout_s))
+        return self._connection.processes(Deadline(self._rpc_timeout_s))
 
     def watch_processes(self, listener: Callable[[Sequence[ProcessInfo]], None]) -> Callable[[], None]:
         """Calls `listener` with the complete list of ProcessInfo, now and at every change; returns a function that ends it."""
         self._require_connected()
         stop = self._watch.add(listener)
-        self._link.start_watch()
+        self._connection.start_watch()
         return stop
 
     def report_error(self, message: str) -> None:
-        """Says that this process has failed: the others get ProcessLost with `message`, at once."""
-        self._link.report_error(message, Deadline(min(5.0, self._rpc_timeout_s)))
+        """Reports that this process has failed: the others get ProcessLost with `message`, at once."""
+        self._connection.report_error(message, Deadline(min(5.0, self._rpc_timeout_s)))
 
     def report(self, *, step: int | None = None, saved_step: int | None = None, **values: float) -> None:
         """Publishes this process's progress, for `holdfast status` and the launcher. What is left out keeps its value.
 
         A service without our session keeps it as JSON under `holdfast/progress/<process>`.
         """
-        if self._link.has_session:
-            self._link.call("Report", spb.ReportRequest(step=step, saved_step=saved_step, values=values), Deadline(5.0), idempotent=True)
+        if self._connection.has_session:
+            self._connection.call(
+                "Report", spb.ReportRequest(step=step, saved_step=saved_step, values=values), Deadline(5.0), idempotent=True
+            )
         else:
             progress = {"step": step, "saved_step": saved_step} | values
             self.key_value_set(f"{REPORT_PREFIX}{self.process_id}", json.dumps(progress), allow_overwrite=True)
 
     def statistics(self) -> dict[str, int | float | str]:
-        """Returns counts of calls, retries, reconnections, barriers passed, and the seconds since the service was last heard."""
-        return self._link.statistics() | {"barriers_passed": self._barriers_passed}
+        """Returns counts of calls, retries, reconnections, barriers passed, and the seconds since the service last answered."""
+        return self._connection.statistics() | {"barriers_passed": self._barriers_passed}
 
     # Inside
 
     def _call(self, method: str, request: Any) -> Any:
-        return self._link.call(method, request, Deadline(self._rpc_timeout_s))
+        return self._connection.call(method, request, Deadline(self._rpc_timeout_s))
 
     def _require_connected(self) -> None:
         if not self._connected:

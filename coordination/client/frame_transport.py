@@ -1,7 +1,7 @@
-"""The stream under a session: frames of bytes out and in, over gRPC's completion queue, or its public face where that is untested.
+"""The stream of a Session: frames of bytes out and in, over gRPC's completion queue, or its public API where that is untested.
 
-`grpc._cython.cygrpc` is private, but it is what grpc's own calls are made of. On it, whoever sends starts the sending itself, and
-whoever waits for an answer reads: no thread stands between the wire and the caller. The public face puts three there
+`grpc._cython.cygrpc` is private, but it is what grpc's own calls are made of. On it, a sender starts the sending itself, and a
+caller that waits for an answer reads: no thread stands between the connection and the caller. The public API puts three there
 (benchmarks/RESULTS-coordination.md has the difference).
 """
 
@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import grpc
 from grpc._cython import cygrpc
 
-from ..names import SESSION, status_name, tested
+from ..names import SESSION, is_tested_grpc, status_name
 
-LOOK_S = 0.02
-"""How long no caller has to have read before a stream's own thread does."""
+IDLE_S = 0.02
+"""A stream's own thread reads after no caller has read for so long."""
 
 OnFrame = Callable[[bytes], None]
 OnEnd = Callable[[str, str], None]
@@ -29,42 +29,42 @@ Metadata = tuple[tuple[str, str], ...]
 Inbox = queue.SimpleQueue[Any]
 
 
-class FrameStream(Protocol):
+class FrameTransport(Protocol):
     """One bidirectional stream of frames. Safe from several threads.
 
-    `on_frame` and `on_end` are called by one thread at a time, `on_end` once and last. They must not block: what may goes to `later`.
+    `on_frame` and `on_end` are called by one thread at a time, `on_end` once and last. They must not block: what may block goes to `later`.
     """
 
     def send(self, frame: bytes) -> None:
         """Sends a frame, without waiting."""
 
     def ask(self, frame: bytes, inbox: Inbox, timeout_s: float) -> Any:
-        """Sends a frame and returns what `on_frame` or `on_end` puts into `inbox` for it; raises queue.Empty after `timeout_s`."""
+        """Sends a frame and returns what `on_frame` or `on_end` puts into `inbox`; raises queue.Empty after `timeout_s`."""
 
     def later(self, call: Callable[[], None]) -> None:
-        """Has the stream's own thread make a call, after all that it was asked before."""
+        """Has the stream's own thread make a call, after all earlier ones."""
 
     def cancel(self) -> None:
         """Ends the stream; `on_end` follows."""
 
 
-def open_stream(channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd) -> FrameStream:
+def open_frame_transport(channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd) -> FrameTransport:
     """Opens a Session's stream on a channel, which is closed when the stream ends."""
-    kind = QueueStream if tested() else PublicStream
-    return kind(channel, metadata, on_frame, on_end)
+    transport = QueueFrameTransport if is_tested_grpc() else PublicFrameTransport
+    return transport(channel, metadata, on_frame, on_end)
 
 
 _READ = object()
-"""Put into the inbox of one who waits: the reading is now yours."""
+"""Put into the inbox of a waiting caller: the turn at reading is now its own."""
 
 
-class QueueStream:
+class QueueFrameTransport:
     """A stream on a completion queue of its own.
 
-    Senders start their operation themselves; gRPC takes one at a time, the rest queue. Readers take turns: one who waits reads for all
-    until its own answer has come, then another who waits goes on. When nobody waits the stream's own thread reads. It cannot be
-    called off the queue by a time-out, so a caller whose time is over is freed by the own thread ending the stream: the service
-    answers in time, so by then the connection is as good as lost.
+    Senders start their operation themselves; gRPC takes one at a time, the rest queue. Readers take turns: one waiting caller reads for
+    all until its own answer has come, then another waiting caller goes on. When nobody waits the stream's own thread reads. gRPC's queue
+    has no time-out here, so the own thread frees a caller whose time is over by ending the stream: the service answers in time, so by
+    then the connection is as good as lost.
     """
 
     def __init__(self, channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd) -> None:
@@ -77,7 +77,7 @@ class QueueStream:
         self._receiving = False
         self._turns = 0  # of callers at reading
         self._until = math.inf  # when the time of the caller that reads is over
-        self._waiting: dict[Inbox, float] = {}  # callers that do not read, and until when
+        self._waiting: dict[Inbox, float] = {}  # callers that do not read: when their time is over
         self._own: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._asleep = False  # the own thread, until the caller that reads is overdue
         begin = (cygrpc.SendInitialMetadataOperation(metadata, 0),)
@@ -110,17 +110,17 @@ class QueueStream:
 
     def _wait_for(self, inbox: Inbox, frame: bytes, timeout_s: float) -> Any:
         """Sends a frame and waits for an answer that another thread reads, or for the turn to read."""
-        found = None
+        answer = None
         try:
             self.send(frame)
-            found = inbox.get(timeout=timeout_s)
+            answer = inbox.get(timeout=timeout_s)
         finally:
-            if found is not _READ:
+            if answer is not _READ:
                 with self._lock:
                     chosen = self._waiting.pop(inbox, None) is None
                 if chosen:  # to read, at the same moment
                     self._pass_on()
-        return self._read_for(inbox) if found is _READ else found
+        return self._read_for(inbox) if answer is _READ else answer
 
     def _read_for(self, inbox: Inbox, frame: bytes | None = None) -> Any:
         """Sends a frame, if any, and reads until an inbox has its answer."""
@@ -138,7 +138,7 @@ class QueueStream:
         self._turns += 1
 
     def _pass_on(self) -> None:
-        """Ends a turn at reading: the next is one who waits, if any."""
+        """Ends a turn at reading: the next is of a waiting caller, if any."""
         with self._lock:
             if self._waiting:
                 inbox = next(iter(self._waiting))
@@ -164,7 +164,7 @@ class QueueStream:
         while True:
             with self._lock:
                 self._asleep = self._reading and self._turns == seen
-                nap_s = max(LOOK_S, self._until - time.monotonic()) if self._asleep else LOOK_S
+                nap_s = max(IDLE_S, self._until - time.monotonic()) if self._asleep else IDLE_S
                 seen = self._turns
             try:
                 call = self._own.get(timeout=min(nap_s, threading.TIMEOUT_MAX))
@@ -191,7 +191,7 @@ class QueueStream:
                     call()
             self._pass_on()
 
-    # ---- Events, handled by who reads
+    # ---- Events, handled by the reader
 
     def _handle_next(self) -> None:
         if not self._receiving:
@@ -237,8 +237,8 @@ def _nothing() -> None:
     pass
 
 
-class PublicStream:
-    """A stream over grpc's public face, read by its own thread."""
+class PublicFrameTransport:
+    """A stream over gRPC's public API, read by its own thread."""
 
     def __init__(self, channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd) -> None:
         self._channel, self._on_frame, self._on_end = channel, on_frame, on_end
@@ -258,7 +258,7 @@ class PublicStream:
         return inbox.get(timeout=timeout_s)
 
     def later(self, call: Callable[[], None]) -> None:
-        call()  # who reads is the own thread
+        call()  # the reader is the own thread
 
     def cancel(self) -> None:
         self._outbox.put(None)

@@ -1,4 +1,4 @@
-"""The processes of a job as the service sees them, and the listeners that hear of changes."""
+"""The processes of a job as the service sees them, and the listeners that are notified of changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("holdfast.coordination")
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """One process of the job. `state` is "UNINITIALIZED", "CONNECTED", "DISCONNECTED" or "ERROR"; `code` and `message` tell the error.
+    """One process of the job. `state` is "UNINITIALIZED", "CONNECTED", "DISCONNECTED" or "ERROR"; `code` and `message` are its error's.
 
     `incarnation` changes when the process was restarted. `host` is "" and `pid` 0 where the service does not know them.
     """
@@ -33,7 +33,7 @@ class ProcessInfo:
 
     @property
     def alive(self) -> bool:
-        """Tells whether the process has come and is neither gone nor failed."""
+        """Returns whether the process has come and is neither gone nor failed."""
         return self.state == "CONNECTED"
 
 
@@ -47,52 +47,55 @@ def process_info(info: pb.TaskInfo, host: str = "", pid: int = 0) -> ProcessInfo
 
 
 class ProcessWatch:
-    """Keeps the table of processes and tells each listener the complete list at every change. Safe from several threads."""
+    """Keeps the table of processes and notifies each listener with the complete list at every change. Safe from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._telling = threading.RLock()  # one list at a time, in order of versions
+        self._notifying = threading.RLock()  # one list at a time, in order of versions
         self._table: dict[int, ProcessInfo] = {}
         self._listeners: dict[object, Listener] = {}
 
     @property
     def wanted(self) -> bool:
-        """Tells whether anyone listens."""
+        """Returns whether there is a listener."""
         return bool(self._listeners)
 
     def add(self, listener: Listener) -> Callable[[], None]:
-        """Adds a listener, tells it the table when there is one, and returns a function that removes it."""
+        """Adds a listener, notifies it where the table is known, and returns a function that removes it."""
         key = object()
-        with self._telling:
+        with self._notifying:
             with self._lock:
                 self._listeners[key] = listener
                 processes = self._sorted()
             if processes:
-                _tell(listener, processes)
-        return lambda: void(self._listeners.pop(key, None))
+                _notify(listener, processes)
+        return lambda: self._remove(key)
+
+    def _remove(self, key: object) -> None:
+        self._listeners.pop(key, None)
 
     def apply(self, delta: spb.Delta) -> None:
         """Takes a Delta of our session."""
-        news = [process_info(task.info, task.host, task.pid) for task in delta.tasks]
-        self._take(news, full=delta.full)
+        changed = [process_info(task.info, task.host, task.pid) for task in delta.tasks]
+        self._take(changed, full=delta.full)
 
     def replace(self, infos: Iterable[pb.TaskInfo]) -> None:
         """Takes a complete list of profile A."""
         self._take([process_info(info) for info in infos], full=True)
 
-    def _take(self, news: Sequence[ProcessInfo], *, full: bool) -> None:
-        with self._telling:
+    def _take(self, changed: Sequence[ProcessInfo], *, full: bool) -> None:
+        with self._notifying:
             with self._lock:
                 before = self._table
-                self._table = ({} if full else dict(before)) | {process.process_id: process for process in news}
+                self._table = ({} if full else dict(before)) | {process.process_id: process for process in changed}
                 if self._table == before:
                     return
                 listeners, processes = list(self._listeners.values()), self._sorted()
             for listener in listeners:
-                _tell(listener, processes)
+                _notify(listener, processes)
 
     def with_hosts(self, infos: Iterable[pb.TaskInfo]) -> list[ProcessInfo]:
-        """Returns profile A's list with the hosts that the watch has learnt."""
+        """Returns profile A's list with the hosts that the watch knows."""
         with self._lock:
             known = dict(self._table)
         fresh = [process_info(info) for info in infos]
@@ -104,12 +107,8 @@ class ProcessWatch:
         return sorted(self._table.values(), key=lambda process: process.process_id)
 
 
-def _tell(listener: Listener, processes: Sequence[ProcessInfo]) -> None:
+def _notify(listener: Listener, processes: Sequence[ProcessInfo]) -> None:
     try:
         listener(processes)
     except Exception:
         log.exception("a listener of process changes failed")
-
-
-def void(_: object) -> None:
-    """Returns None."""

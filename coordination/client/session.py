@@ -1,7 +1,7 @@
-"""The other wire: one bidirectional stream to our own service, with replies matched to requests and changes pushed.
+"""Our Session with the service: one bidirectional stream, with replies matched to requests and changes pushed.
 
-A `_Stream` is one life of a connection; `SessionWire` holds the present one and opens the next when it breaks. The service remembers
-a task by its incarnation, so a request sent again on the next stream meets what the first sending left behind.
+A `_SessionStream` is one life of a connection; `SessionTransport` holds the present one and opens the next when it breaks. The service
+knows a task by its incarnation, so a request that is sent again on the next stream meets the results of the first sending.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import grpc
@@ -25,9 +26,8 @@ from ..credentials import Credentials
 from ..deadline import Deadline
 from ..errors import CoordinationError, Fenced
 from ..names import SESSION_METHODS, make_error, status_name
-from .frame_transport import Metadata, open_stream
-from .retry import TRANSIENT
-from .unary import CHANNEL_OPTIONS, Identity, TransportError
+from .frame_transport import Metadata, open_frame_transport
+from .unary import CHANNEL_OPTIONS, TRANSIENT, Identity, TransportError
 
 ANSWER_GRACE_S = 5.0
 """How much longer than a call's own time a client waits for the service to say that the time is over, and who was missing."""
@@ -36,7 +36,7 @@ RECONNECTABLE = TRANSIENT | {"CANCELLED", "INTERNAL", "RESOURCE_EXHAUSTED", "DEA
 """How a stream may end without ending the session: resets, a dying service, or being dropped as a slow reader."""
 
 
-class SessionWire:
+class SessionTransport:
     """Carries calls over a stream that it opens again when it breaks. Safe from several threads.
 
     `on_broken()` is called when the stream ends and another should be opened by `join`; `on_fenced(error)` when the
@@ -56,14 +56,14 @@ class SessionWire:
         self._on_delta, self._on_broken, self._on_fenced = on_delta, on_broken, on_fenced
         self._metadata = credentials.metadata()
         self._lock = threading.Lock()
-        self._stream: _Stream | None = None
+        self._stream: _SessionStream | None = None
         self._service = 0
-        self._arrived = False
+        self._gathered = False
         self._closed = False
         self.heartbeat_timeout_s = math.inf
 
     def join(self, deadline: Deadline) -> None:
-        """Opens a stream, the first time waiting for all other processes. Raises Broken when nobody answers."""
+        """Opens a stream, the first time waiting for all other processes. Raises TransportError when nobody answers."""
         with self._lock:
             if self._closed:
                 raise TransportError("the client is closed", sent=False)
@@ -71,9 +71,9 @@ class SessionWire:
         if old is not None:
             old.end()
         channel = self._credentials.channel(self._address, CHANNEL_OPTIONS)
-        stream = _Stream(channel, self._metadata, self)
+        stream = _SessionStream(channel, self._metadata, self)
         try:
-            self._welcome(stream.open(self._open_frame(), deadline))
+            self._accept(stream.open(spb.Open(**asdict(self._identity), pid=os.getpid()), deadline))
         except BaseException:
             stream.end()
             raise
@@ -82,57 +82,42 @@ class SessionWire:
             closed = self._closed
         if closed:
             stream.end()
-        if not self._arrived:
-            grace = Deadline(deadline.remaining_s() + ANSWER_GRACE_S)  # who is missing comes when the time is over
+        if not self._gathered:
+            grace = Deadline(deadline.remaining_s() + ANSWER_GRACE_S)  # the answer with the missing comes when the time is over
             self.call("RegisterTask", pb.RegisterTaskRequest(), grace, ANSWER_GRACE_S)
-            self._arrived = True
+            self._gathered = True
 
-    def _open_frame(self) -> spb.ClientFrame:
-        me = self._identity
-        return spb.ClientFrame(
-            open=spb.Open(
-                job=me.job,
-                attempt=me.attempt,
-                process_id=me.process_id,
-                incarnation=me.incarnation,
-                num_processes=me.num_processes or 0,
-                host=me.host,
-                pid=os.getpid(),
-            )
-        )
-
-    def _welcome(self, opened: spb.Opened) -> None:
+    def _accept(self, opened: spb.Opened) -> None:
         if self._service not in (0, opened.service_incarnation):
-            what = f"the coordinator at {self._address} was restarted without its journal: its keys and barriers are gone; restart the job"
-            raise Fenced(what)
+            raise without_memory(self._address)
         self._service = opened.service_incarnation
         self.heartbeat_timeout_s = opened.heartbeat_timeout_ms / 1000
 
-    def beat(self, deadline: Deadline) -> None:
+    def heartbeat(self, deadline: Deadline) -> None:
         """Sends one heartbeat and waits for its echo."""
         self.call("Heartbeat", pb.HeartbeatRequest(), deadline)
 
-    def call(self, method: str, request: Any, deadline: Deadline, grace_s: float = 0.0, needs: Sequence[int] = ()) -> Any:
-        """Sends one call and returns its response. Raises Broken, or the exception for the service's answer."""
+    def call(self, method: str, request: Any, deadline: Deadline, grace_s: float = 0.0, depends_on: Sequence[int] = ()) -> Any:
+        """Sends one call and returns its response. Raises TransportError, or the exception for the service's answer."""
         stream = self._stream
         if stream is None:
             raise TransportError("the session is being opened again", sent=False)
         timeout_s = 0.0 if method == "Barrier" else deadline.remaining_s() - grace_s
-        reply = stream.ask(method, request, max(0, int(timeout_s * 1000)), needs, deadline)
+        reply = stream.ask(method, request, max(0, int(timeout_s * 1000)), depends_on, deadline)
         if reply.code:
             raise make_error(status_name(reply.code), reply.message, dict(reply.payloads), request)
         return SESSION_METHODS[method].response.FromString(reply.body)
 
-    def take(self, stream: _Stream, frame: spb.ServerFrame) -> None:
-        """Takes a frame that is no reply; called by the stream's own thread."""
+    def take(self, stream: _SessionStream, frame: spb.ServerFrame) -> None:
+        """Takes a frame that is no reply. Called by the stream's own thread."""
         kind = frame.WhichOneof("frame")
         if kind == "delta":
             self._on_delta(frame.delta)
         elif kind == "ask" and frame.ask.what == "stacks":
             stream.send(spb.ClientFrame(answer=spb.Answer(id=frame.ask.id, body=_stacks().encode())))
 
-    def ended(self, stream: _Stream, code: str, details: str) -> None:
-        """Hears from a stream's own thread that it has ended."""
+    def ended(self, stream: _SessionStream, code: str, details: str) -> None:
+        """Takes the end of a stream. Called by the stream's own thread."""
         with self._lock:
             if self._closed or stream is not self._stream:
                 return
@@ -140,10 +125,10 @@ class SessionWire:
         if code in RECONNECTABLE or code == "OK":
             self._on_broken()
         else:
-            self._on_fenced(_refusal(code, details))
+            self._on_fenced(_final_error(code, details))
 
     def close(self) -> None:
-        """Ends the stream; calls in flight raise Broken."""
+        """Ends the stream; calls in flight raise TransportError."""
         with self._lock:
             self._closed = True
             stream, self._stream = self._stream, None
@@ -151,10 +136,10 @@ class SessionWire:
             stream.end()
 
 
-class _Stream:
-    """One life of the connection: frames out and in, and the calls that wait."""
+class _SessionStream:
+    """One life of the connection: frames out and in, and the waiting calls."""
 
-    def __init__(self, channel: grpc.Channel, metadata: Metadata, owner: SessionWire) -> None:
+    def __init__(self, channel: grpc.Channel, metadata: Metadata, owner: SessionTransport) -> None:
         self._owner = owner
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
@@ -162,12 +147,13 @@ class _Stream:
         self._opened: queue.SimpleQueue[spb.Opened | None] = queue.SimpleQueue()
         self._over = False
         self._status: tuple[str, str] = ("UNAVAILABLE", "")
-        self._frames = open_stream(channel, metadata, self._take, self._ended)
+        self._frames = open_frame_transport(channel, metadata, self._take, self._ended)
 
-    def open(self, first: spb.ClientFrame, deadline: Deadline) -> spb.Opened:
+    def open(self, opening: spb.Open, deadline: Deadline) -> spb.Opened:
         """Sends the client's first frame and waits for the service's."""
+        first = spb.ClientFrame(open=opening).SerializeToString()
         try:
-            opened: spb.Opened | None = self._frames.ask(first.SerializeToString(), self._opened, deadline.remaining_s())
+            opened: spb.Opened | None = self._frames.ask(first, self._opened, deadline.remaining_s())
         except queue.Empty:
             raise TransportError("no answer to the opening of a session") from None
         if opened is not None:
@@ -175,13 +161,13 @@ class _Stream:
         code, details = self._status
         if code in RECONNECTABLE:
             raise TransportError(details)
-        raise _refusal(code, details)
+        raise _final_error(code, details)
 
     def send(self, frame: spb.ClientFrame) -> None:
         """Sends a frame, without waiting."""
         self._frames.send(frame.SerializeToString())
 
-    def ask(self, method: str, request: Any, timeout_ms: int, needs: Sequence[int], deadline: Deadline) -> spb.Reply:
+    def ask(self, method: str, request: Any, timeout_ms: int, depends_on: Sequence[int], deadline: Deadline) -> spb.Reply:
         """Sends a request and waits for its reply."""
         number = next(self._ids)
         inbox: queue.SimpleQueue[spb.Reply | None] = queue.SimpleQueue()
@@ -190,7 +176,7 @@ class _Stream:
                 raise TransportError("the session was lost", sent=False)
             self._waiting[number] = inbox
         body = request.SerializeToString()
-        frame = spb.ClientFrame(request=spb.Request(id=number, method=method, body=body, timeout_ms=timeout_ms, needs=needs))
+        frame = spb.ClientFrame(request=spb.Request(id=number, method=method, body=body, timeout_ms=timeout_ms, needs=depends_on))
         try:
             reply: spb.Reply | None = self._frames.ask(frame.SerializeToString(), inbox, deadline.remaining_s())
         except queue.Empty:
@@ -225,15 +211,20 @@ class _Stream:
             self._frames.later(lambda: self._owner.take(self, frame))
 
     def end(self) -> None:
-        """Ends the connection; those who wait are then told."""
+        """Ends the connection; the waiting calls then raise TransportError."""
         self._frames.cancel()
+
+
+def without_memory(address: str) -> Fenced:
+    """Returns the error of a service that is another than the one that was joined."""
+    return Fenced(f"the coordinator at {address} was restarted without its journal: its keys and barriers are gone; restart the job")
 
 
 def _unanswered(method: str, deadline: Deadline) -> CoordinationError:
     return CoordinationError(f"{method}: no answer within {deadline.timeout_s:g} s", code="DEADLINE_EXCEEDED")
 
 
-def _refusal(code: str, details: str) -> CoordinationError:
+def _final_error(code: str, details: str) -> CoordinationError:
     if code in {"ABORTED", "FAILED_PRECONDITION", "PERMISSION_DENIED"}:
         return Fenced(details, code=code)
     return CoordinationError(details, code=code)

@@ -1,10 +1,11 @@
-"""One wire: profile A's unary calls, as jaxlib's service and ours answer them."""
+"""Profile A's unary calls, as jaxlib's service and ours answer them."""
 
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -14,8 +15,10 @@ from holdfast.proto import coordination_pb2 as pb
 from ..credentials import Credentials
 from ..deadline import Deadline
 from ..errors import HoldfastError
-from ..names import METHODS, SERVICE, make_error, payloads_of
-from .retry import TRANSIENT
+from ..names import METHODS, PROFILE_A, make_error, payloads_of
+
+TRANSIENT = frozenset({"UNAVAILABLE", "UNKNOWN"})
+"""Codes that a broken connection gives, as opposed to an answer of the service."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", -1),
@@ -30,14 +33,14 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
 
 @dataclass(frozen=True)
 class Identity:
-    """Says who a client is: the process, what it believes of its job, and its incarnation, drawn once."""
+    """Who a client is: its process, its job as it knows it, and its incarnation, drawn once."""
 
     process_id: int
     num_processes: int | None
     job: str
     attempt: int
     host: str
-    incarnation: int
+    incarnation: int = field(default_factory=lambda: secrets.randbits(63) | 1)
 
 
 class TransportError(HoldfastError):
@@ -46,7 +49,7 @@ class TransportError(HoldfastError):
     sent: bool = True
 
 
-class UnaryWire:
+class UnaryTransport:
     """Sends unary calls over a channel of its own. Safe from several threads; `close` ends the calls in flight."""
 
     def __init__(self, address: str, identity: Identity, credentials: Credentials) -> None:
@@ -55,45 +58,43 @@ class UnaryWire:
         self._channel = credentials.channel(address, CHANNEL_OPTIONS)
         self._calls = {
             name: self._channel.unary_unary(
-                SERVICE + name,
+                PROFILE_A + name,
                 request_serializer=method.request.SerializeToString,
                 response_deserializer=method.response.FromString,
             )
             for name, method in METHODS.items()
         }
-        self._service = 0
-        self.heartbeat_timeout_s = math.inf  # the service does not tell
-        self._stamp = pb.Incarnations(task_id=identity.process_id, task_incarnation=identity.incarnation)
+        self.heartbeat_timeout_s = math.inf  # the service does not say
+        self._incarnations = pb.Incarnations(task_id=identity.process_id, task_incarnation=identity.incarnation)
 
     def join(self, deadline: Deadline) -> None:
-        """Registers and waits for all others; may be called again after Broken."""
+        """Registers and waits for all others; may be called again after a TransportError."""
         request = pb.RegisterTaskRequest(incarnation=self._identity.incarnation, source_task_id=self._identity.process_id)
-        self._service = self.call("RegisterTask", request, deadline).service_incarnation
-        self._stamp.service_incarnation = self._service
+        self._incarnations.service_incarnation = self.call("RegisterTask", request, deadline).service_incarnation
 
-    def beat(self, deadline: Deadline) -> None:
+    def heartbeat(self, deadline: Deadline) -> None:
         """Sends one heartbeat."""
         me = self._identity
         self.call("Heartbeat", pb.HeartbeatRequest(incarnation=me.incarnation, source_task_id=me.process_id), deadline)
 
-    def call(self, method: str, request: Any, deadline: Deadline, grace_s: float = 0.0, needs: Sequence[int] = ()) -> Any:
-        """Sends one call and returns its response. Raises Broken, or the exception for the service's answer."""
+    def call(self, method: str, request: Any, deadline: Deadline, grace_s: float = 0.0, depends_on: Sequence[int] = ()) -> Any:
+        """Sends one call and returns its response. Raises TransportError, or the exception for the service's answer."""
         if method != "RegisterTask":
-            request.incarnations.CopyFrom(self._stamp)
+            request.incarnations.CopyFrom(self._incarnations)
         timeout_s = deadline.remaining_s() - (0 if method == "Barrier" else grace_s)
         try:
             return self._calls[method](request, timeout=max(0.0, timeout_s), metadata=self._metadata)
         except grpc.RpcError as error:
-            raise self._explain(error, request) from None
+            raise self._error_of(error, request) from None
         except ValueError:  # "Cannot invoke RPC on closed channel!"
             raise TransportError("the client is closed", sent=False) from None
 
-    def _explain(self, error: grpc.RpcError, request: Any) -> HoldfastError:
+    def _error_of(self, error: grpc.RpcError, request: Any) -> HoldfastError:
         code, details, payloads = error.code().name, error.details() or "", payloads_of(error)
         if code in TRANSIENT and not payloads:
             return TransportError(details)
         return make_error(code, details, payloads, request)
 
     def close(self) -> None:
-        """Ends all calls in flight with Broken and releases the connection."""
+        """Ends all calls in flight with TransportError and releases the connection."""
         self._channel.close()

@@ -1,4 +1,4 @@
-"""The devices of all nodes, as profile D enumerates them: told by each, numbered when all have told. Pure."""
+"""The devices of all nodes, as profile D enumerates them: each node reports its own, and they are numbered when all have. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .status import Completion, Status
 
 @dataclass(slots=True)
 class Node:
-    """What one node has told: its devices, in order of their local ordinals, and the id of its boot."""
+    """What one node has reported: its devices, in order of their local ordinals, and the id of its boot."""
 
     devices: list[Any]
     boot_id: str = ""
@@ -21,34 +21,34 @@ class Devices:
     """Waits for every node of the job."""
 
     num_nodes: int
-    replies: list[Completion]
+    completions: list[Completion]
     nodes: dict[int, Node] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)  # node: the version of profile D that it speaks
     waiting: list[Any] = field(default_factory=list)
 
-    def tell(self, call: Any, node_id: int, node: Node) -> None:
-        """Takes a node's devices; answers all when the last has told. Telling again replaces, and gives the same global ids."""
+    def report(self, call: Any, node_id: int, node: Node) -> None:
+        """Takes a node's devices; answers all when the last has reported. A second report replaces, and gives the same global ids."""
         self.nodes[node_id] = node
         self.waiting.append(call)
         if len(self.nodes) == self.num_nodes:
             waiting, self.waiting = self.waiting, []
-            self.replies += [Completion(each, self.numbered(), None) for each in waiting]
+            self.completions += [Completion(each, self.numbered(), None) for each in waiting]
 
     def numbered(self) -> list[tuple[int, Node, int]]:
         """Returns (node id, node, global id of its first device) in node order."""
-        first, found = 0, []
+        first, numbered = 0, []
         for node_id in sorted(self.nodes):
-            found.append((node_id, self.nodes[node_id], first))
+            numbered.append((node_id, self.nodes[node_id], first))
             first += len(self.nodes[node_id].devices)
-        return found
+        return numbered
 
-    def fail(self, refusal: Status) -> None:
+    def fail(self, status: Status) -> None:
         """Fails all who wait."""
         waiting, self.waiting = self.waiting, []
-        self.replies += [Completion(each, None, refusal) for each in waiting]
+        self.completions += [Completion(each, None, status) for each in waiting]
 
     def drop(self, call: Any) -> bool:
-        """Forgets a call whose client has gone; says whether it waited here."""
+        """Forgets a call whose client has gone away; returns whether it waited here."""
         if call in self.waiting:
             self.waiting.remove(call)
             return True

@@ -1,4 +1,4 @@
-"""What the processes of a job have told each other: keys with values, and those who wait for one. Pure."""
+"""Keys with values, and the calls that wait for one. Pure."""
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ def normalise(key: str) -> str:
 
 
 @dataclass(slots=True)
-class Getter:
+class KeyWait:
     """A call that waits for a key."""
 
     call: Any
     task_id: int
     key: str
     since: float
-    needs: frozenset[int]
+    depends_on: frozenset[int]
     keys: Keys
-    late: Status | None = None
+    timeout_status: Status | None = None
     done: bool = False
 
     def expire(self, now: float) -> None:
         """Ends the wait: its time is over."""
         sentence = f"key {self.key!r} was not set within {now - self.since:.1f} s"
-        self.keys.end(self, self.late or Status(Code.DEADLINE_EXCEEDED, sentence, from_service=False))
+        self.keys.end(self, self.timeout_status or Status(Code.DEADLINE_EXCEEDED, sentence, from_service=False))
 
 
 class Keys:
-    """Holds values by normalised key, within limits. Replies go to `replies`; keys written or deleted, to `dirty`."""
+    """Holds values by normalised key, within limits. Completions go to `completions`; names of keys written or deleted, to `dirty`."""
 
-    def __init__(self, limits: Limits, timers: Timers, replies: list[Completion]) -> None:
-        self._limits, self._timers, self._replies = limits, timers, replies
+    def __init__(self, limits: Limits, timers: Timers, completions: list[Completion]) -> None:
+        self._limits, self._timers, self._completions = limits, timers, completions
         self.values: dict[str, bytes] = {}
         self._order: list[str] = []
-        self._getters: dict[str, dict[Any, Getter]] = {}
-        self._by_call: dict[Any, Getter] = {}
+        self._waits: dict[str, dict[Any, KeyWait]] = {}
+        self._by_call: dict[Any, KeyWait] = {}
         self.total_bytes = 0
         self.dirty: set[str] = set()
 
     def insert(self, call: Any, key: str, value: bytes, allow_overwrite: bool) -> None:
-        """Sets a key and answers all who wait for it."""
+        """Sets a key and answers all calls that wait for it."""
         key = normalise(key)
         if not allow_overwrite and key in self.values:
             sentence = f"key {key!r} already exists; expected a new key, or allow_overwrite"
-            self._replies.append(Completion(call, None, Status(Code.ALREADY_EXISTS, sentence, from_service=False)))
+            self._completions.append(Completion(call, None, Status(Code.ALREADY_EXISTS, sentence, from_service=False)))
             return
-        self._replies.append(Completion(call, None, self._put(key, value)))
+        self._completions.append(Completion(call, None, self._put(key, value)))
 
     def _put(self, key: str, value: bytes) -> Status | None:
-        refusal = self._too_much(key, value)
-        if refusal is not None:
-            return refusal
+        status = self._too_much(key, value)
+        if status is not None:
+            return status
         old = self.values.get(key)
         if old is None:
             bisect.insort(self._order, key)
@@ -72,8 +72,8 @@ class Keys:
         self.total_bytes += len(value) - len(old or b"")
         self.values[key] = value
         self.dirty.add(key)
-        for getter in list(self._getters.get(key, {}).values()):
-            self.end(getter, None)
+        for wait in list(self._waits.get(key, {}).values()):
+            self.end(wait, None)
         return None
 
     def _too_much(self, key: str, value: bytes) -> Status | None:
@@ -97,57 +97,57 @@ class Keys:
         key: str,
         now: float,
         deadline: float,
-        needs: frozenset[int] = frozenset(),
-        late: Status | None = None,
+        depends_on: frozenset[int] = frozenset(),
+        timeout_status: Status | None = None,
     ) -> None:
-        """Answers with the value, now or when it is set; with `late` once the time is over."""
+        """Answers with the value, now or when it is set; with `timeout_status` once the time is over."""
         key = normalise(key)
         if key in self.values:
-            self._replies.append(Completion(call, (key, self.values[key]), None))
+            self._completions.append(Completion(call, (key, self.values[key]), None))
             return
-        getter = Getter(call, task_id, key, now, needs, self, late)
-        self._getters.setdefault(key, {})[call] = getter
-        self._by_call[call] = getter
-        self._timers.add(deadline, getter)
+        wait = KeyWait(call, task_id, key, now, depends_on, self, timeout_status)
+        self._waits.setdefault(key, {})[call] = wait
+        self._by_call[call] = wait
+        self._timers.add(deadline, wait)
 
-    def end(self, getter: Getter, refusal: Status | None) -> None:
-        """Answers one who waits, with the value unless there is a refusal."""
-        self._forget(getter)
-        value = None if refusal is not None else (getter.key, self.values[getter.key])
-        self._replies.append(Completion(getter.call, value, refusal))
+    def end(self, wait: KeyWait, status: Status | None) -> None:
+        """Ends a wait with the value, or with an error."""
+        self._forget(wait)
+        value = None if status is not None else (wait.key, self.values[wait.key])
+        self._completions.append(Completion(wait.call, value, status))
 
-    def _forget(self, getter: Getter) -> None:
-        getter.done = True
-        del self._by_call[getter.call]
-        waiting = self._getters[getter.key]
-        del waiting[getter.call]
+    def _forget(self, wait: KeyWait) -> None:
+        wait.done = True
+        del self._by_call[wait.call]
+        waiting = self._waits[wait.key]
+        del waiting[wait.call]
         if not waiting:
-            del self._getters[getter.key]
+            del self._waits[wait.key]
 
     def drop(self, call: Any) -> bool:
-        """Forgets a call whose client has gone, without an answer; says whether it was waiting here."""
-        getter = self._by_call.get(call)
-        if getter is not None:
-            self._forget(getter)
-        return getter is not None
+        """Forgets a call whose client has gone away; returns whether it waited here."""
+        wait = self._by_call.get(call)
+        if wait is not None:
+            self._forget(wait)
+        return wait is not None
 
-    def waiting(self) -> Iterable[Getter]:
-        """Returns all who wait."""
+    def waiting(self) -> Iterable[KeyWait]:
+        """Returns all waits."""
         return list(self._by_call.values())
 
-    def fail_needing(self, lost: Missing) -> None:
-        """Fails all waits that say they need a task which is lost."""
-        for getter in self.waiting():
-            if lost.task_id in getter.needs:
-                sentence = f"key {getter.key!r} will not be set: {name_processes([lost])} is lost"
-                self.end(getter, Status(Code.UNAVAILABLE, sentence, missing=(lost,)))
+    def fail_dependents(self, lost: Missing) -> None:
+        """Fails all waits that depend on a lost task."""
+        for wait in self.waiting():
+            if lost.task_id in wait.depends_on:
+                sentence = f"key {wait.key!r} will not be set: {name_processes([lost])} is lost"
+                self.end(wait, Status(Code.UNAVAILABLE, sentence, missing=(lost,)))
 
     def try_get(self, call: Any, key: str) -> None:
         """Answers at once, NOT_FOUND where there is no such key."""
         key = normalise(key)
         value = self.values.get(key)
-        refusal = None if value is not None else Status(Code.NOT_FOUND, f"key {key!r} is not set", from_service=False)
-        self._replies.append(Completion(call, (key, value), refusal))
+        status = None if value is not None else Status(Code.NOT_FOUND, f"key {key!r} is not set", from_service=False)
+        self._completions.append(Completion(call, (key, value), status))
 
     def increment(self, call: Any, key: str, by: int) -> None:
         """Adds to a counter, kept as decimal text, that begins at 0."""
@@ -159,15 +159,15 @@ class Keys:
             number = _INT64
         if not -_INT64 <= number < _INT64:
             sentence = f"key {key!r} cannot be incremented by {by}: expected a 64-bit decimal number, found {text[:40]!r}"
-            self._replies.append(Completion(call, None, Status(Code.FAILED_PRECONDITION, sentence, from_service=False)))
+            self._completions.append(Completion(call, None, Status(Code.FAILED_PRECONDITION, sentence, from_service=False)))
             return
         value = str(number).encode()
-        refusal = self._put(key, value)
-        self._replies.append(Completion(call, (key, value), refusal))
+        status = self._put(key, value)
+        self._completions.append(Completion(call, (key, value), status))
 
     def list_dir(self, call: Any, key: str) -> None:
         """Answers with all keys below a directory, in order."""
-        self._replies.append(Completion(call, [(name, self.values[name]) for name in self._below(normalise(key))], None))
+        self._completions.append(Completion(call, [(name, self.values[name]) for name in self._below(normalise(key))], None))
 
     def _below(self, key: str) -> list[str]:
         first = bisect.bisect_left(self._order, key + "/")
@@ -185,18 +185,18 @@ class Keys:
         if key in self.values:
             del self._order[bisect.bisect_left(self._order, key)]
             self._drop_value(key)
-        self._replies.append(Completion(call, None, None))
+        self._completions.append(Completion(call, None, None))
 
     def _drop_value(self, key: str) -> None:
         self.total_bytes -= len(key) + len(self.values.pop(key))
         self.dirty.add(key)
 
     def load(self, values: dict[str, bytes]) -> None:
-        """Takes over what a journal holds."""
+        """Loads what a journal holds."""
         self.values = dict(values)
         self._order = sorted(values)
         self.total_bytes = sum(len(key) + len(value) for key, value in values.items())
 
 
-def _exhausted(found: str) -> Status:
-    return Status(Code.RESOURCE_EXHAUSTED, found, from_service=False)
+def _exhausted(sentence: str) -> Status:
+    return Status(Code.RESOURCE_EXHAUSTED, sentence, from_service=False)

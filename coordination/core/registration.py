@@ -1,14 +1,14 @@
 """How tasks come: agents register, Sessions open, and all are answered once the job is complete. Pure.
 
-A task that comes while a former life of it is still there ends that life first, where the job is recoverable; else it is refused, and the
-refusal is everyone's. A Session that opens beside an agent, or an agent that registers beside a Session, is the same life (`_tasks`).
+A task that comes while a former life of it is still connected ends that life first, where the job is recoverable; else it is refused,
+and the error is everyone's. A Session that opens beside an agent, or an agent that registers beside a Session, is of the same life.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from ..limits import Config
 from .status import Code, Completion, Status, name_processes
@@ -16,14 +16,8 @@ from .task_table import Task, TaskState, TaskTable
 from .timers import Timers, Wait
 
 
-class Lose(Protocol):
-    """Moves a task out of CONNECTED, and fails what can no longer be."""
-
-    def __call__(self, task: Task, state: TaskState, now: float) -> None: ...
-
-
 class Registration:
-    """Holds who waits for the job to be complete; `gathered` says whether all tasks have been there at one time.
+    """Holds the calls that wait for the job to be complete; `gathered` says whether all tasks have been connected at one time.
 
     `lose` ends a life, `propagate` makes an error everyone's, `connected` is called when tasks have been connected.
     """
@@ -31,44 +25,44 @@ class Registration:
     def __init__(
         self,
         config: Config,
-        roster: TaskTable,
+        task_table: TaskTable,
         timers: Timers,
-        replies: list[Completion],
+        completions: list[Completion],
         *,
-        lose: Lose,
+        lose: Callable[[Task, TaskState, float], None],
         propagate: Callable[[Status], None],
         connected: Callable[[], None],
     ) -> None:
-        self._config, self._roster, self._timers, self._replies = config, roster, timers, replies
+        self._config, self._task_table, self._timers, self._completions = config, task_table, timers, completions
         self._lose, self._propagate, self._connected = lose, propagate, connected
         self.gathered = False
         self._registering: dict[int, Wait] = {}
         self._gathering: dict[Any, Wait] = {}
 
-    def _reply(self, call: Any, value: Any = None, refusal: Status | None = None) -> None:
-        self._replies.append(Completion(call, value, refusal))
+    def _complete(self, call: Any, value: Any = None, status: Status | None = None) -> None:
+        self._completions.append(Completion(call, value, status))
 
-    # ---- Agents --------------------------------------------------------------------------------------------------------------------
+    # ---- Agents ----------------------------------------------------------------------------------------------------------------------
 
     def register(self, call: Any, task_id: int, incarnation: int, now: float, deadline: float = math.inf) -> None:
         """Registers an agent; answers when every task of the job has come."""
-        task = self._roster.get(task_id)
+        task = self._task_table.get(task_id)
         if task is None:
-            self._reply(call, refusal=self._roster.no_task(task_id))
+            self._complete(call, status=self._task_table.no_such_task(task_id))
             return
-        if self._roster.by_agent.get(incarnation, task_id) != task_id:  # by which profile A knows who calls
+        if self._task_table.by_agent.get(incarnation, task_id) != task_id:  # by which profile A knows who calls
             sentence = f"process {task_id} came with the incarnation of another; expected a random number"
-            self._reply(call, refusal=Status(Code.INVALID_ARGUMENT, sentence))
+            self._complete(call, status=Status(Code.INVALID_ARGUMENT, sentence))
             return
         older = self._registering.pop(task_id, None)
         if older is not None:
             older.done = True
             code = Code.ALREADY_EXISTS if older.incarnation != incarnation else Code.CANCELLED
-            self._reply(older.call, refusal=Status(code, f"process {task_id} has registered anew; this registration is void"))
-        refusal = self._may_register(task, incarnation)
-        if refusal is not None:
-            self._reply(call, refusal=refusal)
-            self._propagate(refusal)
+            self._complete(older.call, status=Status(code, f"process {task_id} has registered anew; this registration is void"))
+        status = self._may_register(task, incarnation)
+        if status is not None:
+            self._complete(call, status=status)
+            self._propagate(status)
             return
         if not task.session:
             task.last_seen = now
@@ -88,26 +82,25 @@ class Registration:
             sentence = f"process {task.task_id} has been restarted, and the job is not recoverable"
         return Status(Code.ABORTED, sentence, source_task=task.task_id)
 
-    # ---- Sessions ------------------------------------------------------------------------------------------------------------------
+    # ---- Sessions --------------------------------------------------------------------------------------------------------------------
 
     def open_session(self, task_id: int, incarnation: int, host: str, pid: int, now: float) -> Status | None:
         """Lets a process come over a Session, or come back with the same incarnation."""
-        task = self._roster.get(task_id)
+        task = self._task_table.get(task_id)
         if task is None:
-            return self._roster.no_task(task_id)
+            return self._task_table.no_such_task(task_id)
         if len(host.encode()) > self._config.limits.host_bytes:
-            return Status(
-                Code.RESOURCE_EXHAUSTED, f"a host name of {len(host.encode())} bytes; expected at most {self._config.limits.host_bytes}"
-            )
+            sentence = f"a host name of {len(host.encode())} bytes; expected at most {self._config.limits.host_bytes}"
+            return Status(Code.RESOURCE_EXHAUSTED, sentence)
         if incarnation == 0:
             return Status(Code.INVALID_ARGUMENT, "an incarnation of 0; expected a random number")
         if task.session != incarnation or task.state is not TaskState.CONNECTED:
-            refusal = self._may_come_back(task, incarnation)
-            if refusal is not None:
-                return refusal
+            status = self._may_come_back(task, incarnation)
+            if status is not None:
+                return status
             self._begin_life(task, now)
         task.session, task.host, task.pid, task.last_seen = incarnation, host, pid, now
-        self._roster.touch(task)
+        self._task_table.touch(task)
         self._gather(now)
         return None
 
@@ -116,32 +109,26 @@ class Registration:
         if fresh or self._config.recoverable or not self.gathered or task.state is TaskState.DISCONNECTED:
             return None
         cause = task.error.message if task.error else "it has been restarted"
-        refusal = Status(
-            Code.ABORTED, f"process {task.task_id} cannot come back, the job is not recoverable: {cause}", source_task=task.task_id
-        )
+        sentence = f"process {task.task_id} cannot come back, the job is not recoverable: {cause}"
+        status = Status(Code.ABORTED, sentence, source_task=task.task_id)
         if task.error is None:
-            self._propagate(refusal)
-        return refusal
+            self._propagate(status)
+        return status
 
     def _begin_life(self, task: Task, now: float) -> None:
-        """Connects a task; whatever waits for its former life fails."""
-        if task.state is TaskState.CONNECTED and (task.session or task.agent) and not self._same_process(task):
+        """Connects a task. A former Session's life ends first; an agent alone is of the process whose Session opens beside it."""
+        if task.state is TaskState.CONNECTED and task.session:
             self._lose(task, TaskState.DISCONNECTED, now)
-            self._roster.set_agent(task, 0)
+            self._task_table.set_agent(task, 0)
         elif task.state is not TaskState.CONNECTED:
-            self._roster.set_agent(task, 0)
-        self._roster.move(task, TaskState.CONNECTED, now)
+            self._task_table.set_agent(task, 0)
+        self._task_table.move(task, TaskState.CONNECTED, now)
 
-    @staticmethod
-    def _same_process(task: Task) -> bool:
-        """An agent alone: the Session that opens beside it is its own process's."""
-        return task.session == 0
-
-    # ---- All of them ---------------------------------------------------------------------------------------------------------------
+    # ---- All of them -----------------------------------------------------------------------------------------------------------------
 
     def held(self, task_id: int) -> bool:
-        """Says whether a task is connected or waits to be."""
-        return self._roster.connected(task_id) or task_id in self._registering
+        """Returns whether a task is connected or waits to be."""
+        return self._task_table.connected(task_id) or task_id in self._registering
 
     def wait_for_all(self, call: Any, task_id: int, now: float, deadline: float) -> None:
         """Answers a Session when every task of the job has come."""
@@ -150,19 +137,19 @@ class Registration:
         self._gather(now)
 
     def _gather(self, now: float) -> None:
-        """Connects those who register, once all tasks have come."""
+        """Connects the agents that register, once all tasks have come."""
         if not self.gathered:
-            here = self._roster.connected_count + sum(not self._roster.connected(task_id) for task_id in self._registering)
-            if here < len(self._roster):
+            here = self._task_table.connected_count + sum(not self._task_table.connected(task_id) for task_id in self._registering)
+            if here < len(self._task_table):
                 return
             self.gathered = True
         for wait in self._registering.values():
             wait.done = True
-            self._connect_agent(self._roster.tasks[wait.task_id], wait.incarnation, now)
-            self._reply(wait.call, self._config.incarnation)
+            self._connect_agent(self._task_table.tasks[wait.task_id], wait.incarnation, now)
+            self._complete(wait.call, self._config.incarnation)
         for call, wait in self._gathering.items():
             wait.done = True
-            self._reply(call, self._config.incarnation)
+            self._complete(call, self._config.incarnation)
         self._registering, self._gathering = {}, {}
         self._connected()
 
@@ -171,28 +158,28 @@ class Registration:
             return
         if task.state is TaskState.CONNECTED and task.agent and not task.session:
             self._lose(task, TaskState.DISCONNECTED, now)
-        self._roster.set_agent(task, incarnation)
+        self._task_table.set_agent(task, incarnation)
         if task.state is not TaskState.CONNECTED:
             task.session = 0
-            self._roster.move(task, TaskState.CONNECTED, now)
+            self._task_table.move(task, TaskState.CONNECTED, now)
         else:
-            self._roster.touch(task)
+            self._task_table.touch(task)
 
     def time_out(self, wait: Wait, now: float) -> None:
-        """Ends a wait with the names of those who have not come."""
-        absent = [t.task_id for t in self._roster.tasks if t.state is not TaskState.CONNECTED and t.task_id not in self._registering]
-        missing = self._roster.missing(absent, now)
-        total = len(self._roster)
+        """Ends a wait with the names of those that have not come."""
+        absent = [t.task_id for t in self._task_table.tasks if t.state is not TaskState.CONNECTED and t.task_id not in self._registering]
+        missing = self._task_table.missing(absent, now)
+        total = len(self._task_table)
         self._end(wait)
         sentence = f"{total - len(missing)} of {total} registered, missing {name_processes(missing)}; waited {now - wait.since:.1f} s"
-        self._reply(wait.call, refusal=Status(Code.DEADLINE_EXCEEDED, sentence, missing=missing))
+        self._complete(wait.call, status=Status(Code.DEADLINE_EXCEEDED, sentence, missing=missing))
 
     def waiting(self) -> list[int]:
         """Returns the task of each call that waits."""
         return [*self._registering, *(wait.task_id for wait in self._gathering.values())]
 
     def drop(self, call: Any) -> bool:
-        """Forgets a call whose client has gone away; False where it is not one of ours."""
+        """Forgets a call whose client has gone away; returns whether it waited here."""
         wait = self._gathering.get(call) or next((each for each in self._registering.values() if each.call is call), None)
         if wait is not None:
             self._end(wait)

@@ -1,4 +1,4 @@
-"""How tasks take leave together: the shutdown barrier, of all that have not gone alone. Pure."""
+"""How tasks leave together: the shutdown barrier, of all tasks that have not left alone. Pure."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ from .timers import Timers, Wait
 
 
 class ShutdownBarrier:
-    """Holds who waits to leave. `leave` lets a task go, `propagate` makes an error everyone's."""
+    """Holds the tasks that wait to leave. `leave` lets a task go, `propagate` makes an error everyone's."""
 
     def __init__(
         self,
-        roster: TaskTable,
+        task_table: TaskTable,
         timers: Timers,
-        replies: list[Completion],
+        completions: list[Completion],
         *,
         leave: Callable[[Task, float], None],
         propagate: Callable[[Status], None],
     ) -> None:
-        self._roster, self._timers, self._replies = roster, timers, replies
+        self._task_table, self._timers, self._completions = task_table, timers, completions
         self._leave, self._propagate = leave, propagate
         self._waits: dict[int, Wait] = {}
 
-    def come(self, call: Any, task_id: int, now: float, timeout_s: float) -> None:
-        """Lets a task come to the shutdown barrier."""
+    def arrive(self, call: Any, task_id: int, now: float, timeout_s: float) -> None:
+        """Lets a task arrive at the shutdown barrier."""
         older = self._waits.pop(task_id, None)
         if older is not None:
             older.done = True
             sentence = f"a newer call of process {task_id} took this one's place"
-            self._replies.append(Completion(older.call, None, Status(Code.CANCELLED, sentence)))
+            self._completions.append(Completion(older.call, None, Status(Code.CANCELLED, sentence)))
         wait = self._waits[task_id] = Wait(call, task_id, now, self)
         self._timers.add(now + timeout_s, wait)
-        self.look(now)
+        self.resolve(now)
 
-    def look(self, now: float) -> None:
-        """Lets all go together, once all who have not gone alone have come; or fails, where one of them is in error."""
+    def resolve(self, now: float) -> None:
+        """Lets all go together, once all that have not left alone have arrived; fails where one of them is in error."""
         if not self._waits:
             return
-        dead = [task.task_id for task in self._roster.tasks if task.state is TaskState.ERROR]
+        dead = [task.task_id for task in self._task_table.tasks if task.state is TaskState.ERROR]
         if dead:
             self._fail(dead, Code.INTERNAL, now)
         elif not self._absent():
             for wait in (waits := self._take()):
-                self._replies.append(Completion(wait.call, None, None))
+                self._completions.append(Completion(wait.call, None, None))
             for wait in waits:
-                self._leave(self._roster.tasks[wait.task_id], now)
+                self._leave(self._task_table.tasks[wait.task_id], now)
 
     def _absent(self) -> list[int]:
-        gone = TaskState.DISCONNECTED
-        return [task.task_id for task in self._roster.tasks if task.state is not gone and task.task_id not in self._waits]
+        tasks = (task for task in self._task_table.tasks if task.state is not TaskState.DISCONNECTED)
+        return [task.task_id for task in tasks if task.task_id not in self._waits]
 
     def _take(self) -> list[Wait]:
         waits, self._waits = list(self._waits.values()), {}
@@ -61,22 +61,22 @@ class ShutdownBarrier:
         return waits
 
     def time_out(self, wait: Wait, now: float) -> None:
-        """Fails the barrier with the names of those who have not come."""
+        """Fails the barrier with the names of those that have not arrived."""
         self._fail(self._absent(), Code.DEADLINE_EXCEEDED, now)
 
     def _fail(self, absent: Sequence[int], code: Code, now: float) -> None:
-        missing = self._roster.missing(absent, now)
-        came = f"{len(self._waits)} of {len(self._roster)} had come"
-        refusal = Status(code, f"Shutdown barrier has failed: {came}, missing {name_processes(missing)}", missing=missing)
-        self._replies += [Completion(wait.call, None, refusal) for wait in self._take()]
-        self._propagate(refusal)
+        missing = self._task_table.missing(absent, now)
+        arrived = f"{len(self._waits)} of {len(self._task_table)} had come"
+        status = Status(code, f"Shutdown barrier has failed: {arrived}, missing {name_processes(missing)}", missing=missing)
+        self._completions += [Completion(wait.call, None, status) for wait in self._take()]
+        self._propagate(status)
 
     def waiting(self) -> dict[int, float]:
-        """Returns who waits, and since when."""
+        """Returns the waiting tasks, and since when they wait."""
         return {task_id: wait.since for task_id, wait in self._waits.items()}
 
     def drop(self, call: Any) -> bool:
-        """Forgets a call whose client has gone away; False where it is not one of ours."""
+        """Forgets a call whose client has gone away; returns whether it waited here."""
         for task_id, wait in self._waits.items():
             if wait.call is call:
                 wait.done = True

@@ -1,4 +1,4 @@
-"""How a call ends: a value, or a refusal with its code, its sentence and its facts. Pure values, shared by the whole machine."""
+"""How a call ends: a value, or an error status with its code, its sentence and its facts. Pure values."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ class Missing:
         return f"{self.task_id} (host {self.host}, {silence})" if self.host else f"{self.task_id} ({silence})"
 
 
-NAMED_IN_SENTENCE = 40
-"""A sentence names so many processes at most: jaxlib cuts messages at 3,072 bytes. The payload holds them all."""
+MAX_NAMED = 40
+"""A sentence names at most this many processes: jaxlib cuts messages at 3,072 bytes. The payload holds them all."""
 
 
 def name_processes(missing: Sequence[Missing]) -> str:
     """Returns "process 2 (host b7, silent for 12 s)", or "processes ..." for several."""
-    names = [str(each) for each in missing[:NAMED_IN_SENTENCE]]
-    if len(missing) > NAMED_IN_SENTENCE:
-        names.append(f"and {len(missing) - NAMED_IN_SENTENCE} more")
+    names = [str(each) for each in missing[:MAX_NAMED]]
+    if len(missing) > MAX_NAMED:
+        names.append(f"and {len(missing) - MAX_NAMED} more")
     return ("process " if len(missing) == 1 else "processes ") + ", ".join(names)
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Why a call failed. The flags say which payloads travel with it; WIRE facts are in proto/coordination.proto."""
+    """Why a call failed. The flags say which payloads travel with it (proto/coordination.proto has their messages)."""
 
     code: Code
     message: str
-    from_service: bool = True  # CoordinationServiceError: whoever sees it does not retry
+    from_service: bool = True  # CoordinationServiceError: a caller that sees it does not retry
     source_task: int | None = None  # the task that the error is about
     reported: bool = False  # by the task itself
     barrier: tuple[str, int] | None = None  # BarrierError: name and the service's counter
@@ -71,8 +71,8 @@ class Status:
 
 
 class Completion(NamedTuple):
-    """An effect: `call` ends with `value`, or with `refusal` where there is one."""
+    """An effect: `call` ends with `value`, or with `status` where it failed."""
 
     call: Any
     value: Any
-    refusal: Status | None
+    status: Status | None

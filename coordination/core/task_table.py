@@ -1,7 +1,7 @@
-"""Who takes part: the tasks of a job with their lives, channels, signs of life and errors. Pure.
+"""The tasks of a job with their lives, channels, signs of life and errors. Pure.
 
-A task has up to two channels, which are one task (docs/concepts.md): an agent (jaxlib's, over profile A or B) that registers, and a
-Session of ours that opens. Each carries an incarnation of its own. Where there is a Session, the task lives and dies with it.
+A task has up to two channels (docs/concepts.md): an agent (jaxlib's, over profile A or B) that registers, and a Session of ours that
+opens. Each carries an incarnation of its own. Where there is a Session, the task lives and dies with it.
 
     UNINITIALIZED --arrive--> CONNECTED --shut down--> DISCONNECTED --arrive--> CONNECTED
                                   |---silent too long, or reported an error---> ERROR --arrive (recoverable)--> CONNECTED
@@ -49,7 +49,7 @@ class Task:
     state_since: float = 0.0
     error: Status | None = None
     owner: str = ""  # in a secured service: a digest of the key that this task's calls hold
-    version: int = 0  # of the roster, when this task last changed
+    version: int = 0  # of the table, when this task last changed
     progress: Progress = field(default_factory=Progress)
 
 
@@ -62,9 +62,9 @@ class TaskTable:
         self.by_agent: dict[int, int] = {}  # incarnation of an agent: its task
         self.connected_count = 0
         self.version = 0
-        self.lost: set[int] = set()  # tasks that have been there and are gone: no barrier can wait for them
+        self.lost: set[int] = set()  # tasks that were CONNECTED and no longer are: no barrier can wait for them
         self.dirty: set[int] = set()  # tasks that the journal has yet to write
-        self.owned = Counter({"": num_tasks})  # owner: how many tasks are its
+        self.owned = Counter({"": num_tasks})  # owner: the number of its tasks
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -73,24 +73,24 @@ class TaskTable:
         """Returns the task, None where the job has none of that number."""
         return self.tasks[task_id] if 0 <= task_id < len(self.tasks) else None
 
-    def no_task(self, task_id: int) -> Status:
-        """Returns the refusal of a call that names a task that the job does not have."""
+    def no_such_task(self, task_id: int) -> Status:
+        """Returns the error of a call that names a task that the job does not have."""
         return Status(Code.INVALID_ARGUMENT, f"there is no process {task_id}: the job has {len(self)}, 0 to {len(self) - 1}")
 
     def connected(self, task_id: int) -> bool:
-        """Says whether the task is there and in order."""
+        """Returns whether the task is CONNECTED."""
         task = self.get(task_id)
         return task is not None and task.state is TaskState.CONNECTED
 
     def set_agent(self, task: Task, incarnation: int) -> None:
-        """Gives a task its agent, 0 for none."""
+        """Sets a task's agent, 0 for none."""
         self.by_agent.pop(task.agent, None)
         task.agent = incarnation
         if incarnation:
             self.by_agent[incarnation] = task.task_id
 
     def set_owner(self, task: Task, owner: str) -> None:
-        """Gives a task to whoever holds a key."""
+        """Gives a task to the holder of a key."""
         self.owned[task.owner] -= 1
         if not self.owned[task.owner]:
             del self.owned[task.owner]

@@ -1,4 +1,4 @@
-"""Calls that wait, and their deadlines in a heap that forgets those that are over."""
+"""Calls that wait, and a heap of deadlines that forgets the calls that are over. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,8 @@ from typing import Any, Protocol
 _SLACK = 1_000
 
 
-class Owner(Protocol):
-    """Knows how to answer a wait whose time is over."""
-
-    def time_out(self, wait: Wait, now: float) -> None: ...
-
-
-class Timed(Protocol):
-    """Whatever can run out of time, unless it is over before."""
+class Timer(Protocol):
+    """Whatever can run out of time, unless it is done before."""
 
     done: bool
 
@@ -26,12 +20,12 @@ class Timed(Protocol):
 
 @dataclass(slots=True)
 class Wait:
-    """A call that waits for the others to come, to fail, or to go."""
+    """A call that waits for the other tasks. `owner.time_out(wait, now)` answers it when its time is over."""
 
     call: Any
     task_id: int
     since: float
-    owner: Owner
+    owner: Any
     incarnation: int = 0
     done: bool = False
 
@@ -41,26 +35,26 @@ class Wait:
 
 
 class Timers:
-    """Calls `expire` on each entry whose time has come and that is not done."""
+    """Calls `expire` on each timer whose time has come and that is not done."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Timed]] = []
+        self._heap: list[tuple[float, int, Timer]] = []
         self._count = 0
         self._sweep_at = _SLACK
 
-    def add(self, when: float, timed: Timed) -> None:
-        """Remembers `timed` until `when`; infinity is never."""
+    def add(self, when: float, timer: Timer) -> None:
+        """Keeps `timer` until `when`; infinity is never."""
         if when == math.inf:
             return
         self._count += 1
-        heapq.heappush(self._heap, (when, self._count, timed))
+        heapq.heappush(self._heap, (when, self._count, timer))
         if len(self._heap) > self._sweep_at:
             self._heap = [entry for entry in self._heap if not entry[2].done]
             heapq.heapify(self._heap)
             self._sweep_at = 2 * len(self._heap) + _SLACK
 
     def next_due(self) -> float:
-        """Returns when the next entry is due, infinity if none is."""
+        """Returns when the next timer is due, infinity if none is."""
         while self._heap and self._heap[0][2].done:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else math.inf
@@ -68,6 +62,6 @@ class Timers:
     def expire(self, now: float) -> None:
         """Expires all that is due."""
         while self._heap and self._heap[0][0] <= now:
-            timed = heapq.heappop(self._heap)[2]
-            if not timed.done:
-                timed.expire(now)
+            timer = heapq.heappop(self._heap)[2]
+            if not timer.done:
+                timer.expire(now)

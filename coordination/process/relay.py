@@ -17,29 +17,26 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+import click
 import grpc
 
 from holdfast.proto import coordination_b_pb2, coordination_pb2, distributed_runtime_pb2, session_pb2
 
 from ..client.unary import CHANNEL_OPTIONS
 from ..credentials import Credentials
-from ..names import SESSION, STATUS_DETAILS
-from .spawn import Started, start
+from ..names import PROFILE_A, PROFILE_B, PROFILE_D, SESSION, STATUS_DETAILS
+from .spawn import PROGRAM, SpawnedServer, start
 
-PROFILES = {
-    "xla.coordination.CoordinationService": coordination_pb2,
-    "tensorflow.CoordinationService": coordination_b_pb2,
-    "xla.DistributedRuntimeService": distributed_runtime_pb2,
-}
-NUMBERS = ("source_task_id", "requesting_task_id", "node_id", "process_id")
-HOLDERS = ("source_task", "requesting_task", "error_origin")
+MESSAGES = {PROFILE_A: coordination_pb2, PROFILE_B: coordination_b_pb2, PROFILE_D: distributed_runtime_pb2}
+ID_FIELDS = ("source_task_id", "requesting_task_id", "node_id", "process_id")
+TASK_FIELDS = ("source_task", "requesting_task", "error_origin")
 _UNIX = "unix:"
 _LONGEST_FOLDER = 70  # characters: a socket's path has at most 107
 _SERVER_OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
 
-class Relay(Started):
-    """Is a relay that this process has started; `address` is what this process's agent connects to. A context manager."""
+class Relay(SpawnedServer):
+    """A relay that this process has started; `address` is what this process's agent connects to. A context manager."""
 
     @classmethod
     def spawn(cls, coordinator: str, credentials: Credentials, process_ids: Sequence[int], *, timeout_s: float = 30.0) -> Self:
@@ -48,11 +45,11 @@ class Relay(Started):
         A client of ours for the same task must be given the same `credentials` object: its key says that both are one process. Raises
         CoordinationError with what the relay printed where it does not listen within `timeout_s`, or where a credential cannot be read.
         """
-        credentials.metadata()  # a file that cannot be read is told here, by its name
+        credentials.metadata()  # raises here, with its name, for a file that cannot be read
         credentials.tls()
-        told = {"coordinator": coordinator, "process_ids": list(process_ids), "credentials": dataclasses.asdict(credentials)}
-        command = [sys.executable, "-c", "from holdfast.coordination.process.relay import main; main()"]
-        return cls(*start("relay", command, timeout_s, told=json.dumps(told).encode() + b"\n"))  # every user could read an argument
+        settings = {"coordinator": coordinator, "process_ids": list(process_ids), "credentials": dataclasses.asdict(credentials)}
+        line = json.dumps(settings).encode() + b"\n"  # not an argument, which every user could read
+        return cls(*start("relay", [*PROGRAM, "relay"], timeout_s, settings=line))
 
     def close(self) -> None:
         """Ends the relay, at once. Does nothing where it has ended."""
@@ -63,31 +60,31 @@ class Relay(Started):
 def task_ids(message: Any) -> list[int]:
     """Returns the tasks that a request names as its caller."""
     names = {field.name for field in message.DESCRIPTOR.fields}
-    found = [getattr(message, name) for name in NUMBERS if name in names]
-    holders = [getattr(message, name) for name in HOLDERS if name in names]
-    return found + [holder.task_id for holder in holders if hasattr(holder, "task_id")]  # a repeated one asks about tasks, for none
+    numbers = [getattr(message, name) for name in ID_FIELDS if name in names]
+    tasks = [getattr(message, name) for name in TASK_FIELDS if name in names]
+    return numbers + [task.task_id for task in tasks if hasattr(task, "task_id")]  # a repeated field asks about tasks, for none
 
 
 def request_of(path: str, body: bytes) -> Any | None:
     """Returns a unary request's message, None for a path that no profile has. DecodeError for garbage."""
-    _, service, method = path.split("/") if path.count("/") == 2 else ("", "", "")
-    kind = getattr(PROFILES.get(service), f"{method}Request", None)
+    profile, _, method = path.rpartition("/")
+    kind = getattr(MESSAGES.get(f"{profile}/"), f"{method}Request", None)
     return None if kind is None else kind.FromString(body)
 
 
 class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Forwards whatever it is asked for."""
+    """Forwards every call that speaks for its own tasks."""
 
     def __init__(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...], allowed: frozenset[int]) -> None:
         self._channel, self._metadata, self._allowed = channel, metadata, allowed
-        self._lives: set[int] = set()  # incarnations that registered here
+        self._incarnations: set[int] = set()  # those that registered here
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         path = details.method
         if path == SESSION:
             return grpc.stream_stream_rpc_method_handler(self._stream)
 
-        async def unary(body: bytes, context: grpc.aio.ServicerContext) -> bytes:  # grpc.aio looks whether it is a coroutine function
+        async def unary(body: bytes, context: grpc.aio.ServicerContext) -> bytes:  # grpc.aio asks for a coroutine function
             return await self._unary(path, body, context)
 
         return grpc.unary_unary_rpc_method_handler(unary)
@@ -99,8 +96,8 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
             what = f"process {strangers[0]} is not of this relay, which speaks for {sorted(self._allowed)}"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, what)
         if isinstance(message, coordination_pb2.RegisterTaskRequest):
-            self._lives.add(message.incarnation)
-        elif hasattr(message, "incarnations") and message.incarnations.task_incarnation not in self._lives:
+            self._incarnations.add(message.incarnation)
+        elif hasattr(message, "incarnations") and message.incarnations.task_incarnation not in self._incarnations:
             what = f"the caller has not registered through this relay, which speaks for {sorted(self._allowed)}"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, what)
 
@@ -112,8 +109,7 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
         if message is None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{path} is not relayed")
         await self._check(message, context)
-        left_s = context.time_remaining()
-        call = self._channel.unary_unary(path)(body, timeout=left_s, metadata=self._metadata)
+        call = self._channel.unary_unary(path)(body, timeout=context.time_remaining(), metadata=self._metadata)
         try:
             return bytes(await call)
         except grpc.aio.AioRpcError as error:
@@ -151,13 +147,14 @@ async def _serve(coordinator: str, process_ids: Sequence[int], credentials: Cred
     server.add_insecure_port(address)
     await server.start()
     print(f"relay at {address}", flush=True)
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)  # ends with whoever started it
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)  # ends with the process that started it
     await server.stop(0)
 
 
-def main() -> None:
-    """Runs a relay: the first line of its input says for whom, as JSON."""
-    told = json.loads(sys.stdin.buffer.readline())
+@click.command()
+def relay() -> None:
+    """Runs a relay. The first line of its input holds its settings, as JSON; it ends with its input."""
+    settings = json.loads(sys.stdin.buffer.readline())
     base = tempfile.gettempdir()
     with tempfile.TemporaryDirectory(prefix="holdfast-", dir=base if len(base) <= _LONGEST_FOLDER else "/tmp") as folder:  # for us alone
-        asyncio.run(_serve(told["coordinator"], told["process_ids"], Credentials(**told["credentials"]), folder))
+        asyncio.run(_serve(settings["coordinator"], settings["process_ids"], Credentials(**settings["credentials"]), folder))

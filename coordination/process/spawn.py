@@ -1,4 +1,4 @@
-"""The coordinator as a process of its own: a child that prints its address, and outlives whoever spawned it."""
+"""Servers as processes of their own: a child that prints its address. A coordinator outlives the process that spawned it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from typing import IO, Self
 
 from ..errors import CoordinationError
 
+PROGRAM = (sys.executable, "-m", "holdfast.coordination")
 
-class Started:
-    """Is a server that this process has started; `address` is where it listens. A context manager."""
+
+class SpawnedServer:
+    """A server that this process has started; `address` is where it listens. A context manager."""
 
     def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
         self._process, self.address = process, address
@@ -41,42 +43,42 @@ class Started:
 
 
 def start(
-    what: str, command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None, told: bytes | None = None
+    what: str, command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None, settings: bytes | None = None
 ) -> tuple[subprocess.Popen[bytes], str]:
     """Starts a server, and returns it with the address that it prints: "`what` at ADDRESS".
 
-    `told` is written to its input, which then stays open, so that it learns when this process ends. Raises CoordinationError with what it
-    said where it prints no address within `timeout_s`.
+    `settings` are written to its input, which then stays open, so that it notices when this process ends. Raises CoordinationError with
+    what it printed where it prints no address within `timeout_s`.
     """
-    # A file, not a pipe: a server that has much to say must not wait for somebody to read it.
-    with tempfile.TemporaryFile() as said:
-        stdin = subprocess.DEVNULL if told is None else subprocess.PIPE
+    # A file, not a pipe: a server that prints much must not wait for a reader.
+    with tempfile.TemporaryFile() as errors:
+        stdin = subprocess.DEVNULL if settings is None else subprocess.PIPE
         process = subprocess.Popen(
             command,
             stdin=stdin,
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=errors,
             start_new_session=True,
             env=None if environment is None else dict(environment),
         )
-        if told is not None:
+        if settings is not None:
             assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it has ended, and has said why
-                process.stdin.write(told)
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and has printed why
+                process.stdin.write(settings)
                 process.stdin.flush()
-        return process, _address_of(process, what, said, timeout_s)
+        return process, _address_of(process, what, errors, timeout_s)
 
 
-def _address_of(process: subprocess.Popen[bytes], what: str, said: IO[bytes], timeout_s: float) -> str:
+def _address_of(process: subprocess.Popen[bytes], what: str, errors: IO[bytes], timeout_s: float) -> str:
     line, prefix = _first_line(process, timeout_s), f"{what} at "
     if line.startswith(prefix):
         return line.removeprefix(prefix)
     process.kill()
     process.wait()
     _close_pipes(process)
-    said.seek(0)
-    found = said.read(10_000).decode(errors="replace").strip() or line
-    why = f"it said: {found}" if found else f"it said nothing within {timeout_s:g} s"
+    errors.seek(0)
+    printed = errors.read(10_000).decode(errors="replace").strip() or line
+    why = f"it said: {printed}" if printed else f"it said nothing within {timeout_s:g} s"
     raise CoordinationError(f"the {what} did not start; {why}", code="UNAVAILABLE")
 
 
@@ -85,10 +87,10 @@ def _first_line(process: subprocess.Popen[bytes], timeout_s: float) -> str:
     deadline, printed = time.monotonic() + timeout_s, b""
     while not printed.endswith(b"\n"):
         readable, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-        piece = os.read(process.stdout.fileno(), 4096) if readable else b""
-        if not piece:
+        chunk = os.read(process.stdout.fileno(), 4096) if readable else b""
+        if not chunk:
             break
-        printed += piece
+        printed += chunk
     return printed.decode(errors="replace").strip()
 
 
@@ -98,8 +100,8 @@ def _close_pipes(process: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
-class CoordinationService(Started):
-    """Is a coordinator that this process has started. It outlives this process, unless `close` ends it before.
+class CoordinationService(SpawnedServer):
+    """A coordinator that this process has started. It outlives this process, unless `close` ends it before.
 
     `address` is host:port. Use `spawn`; the object is a context manager. Safe to use from several threads.
     """
@@ -141,17 +143,18 @@ class CoordinationService(Started):
             "linger-s": linger_s,
             "startup-timeout-s": startup_timeout_s,
         }
-        command = [sys.executable, "-c", "from holdfast.cli import main; main()", "coordinator"]
-        command += [f"--{name}={value}" for name, value in options.items()]
-        command += [f"--advertise={advertise}"] if advertise else []
-        command += [f"--journal={journal}"] if journal else []
+        options |= {"advertise": advertise} if advertise else {}
+        options |= {"journal": journal} if journal else {}
+        command = [*PROGRAM, "coordinator", *(f"--{name}={value}" for name, value in options.items())]
         command += ["--recoverable"] * recoverable + ["--survivable"] * survivable + list(arguments)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("GRPC_", "JAX_", "XLA_"))}
+        # Its one thread reads sockets itself, not a pool of threads (cli/coordinator.py); gRPC reads this when it is imported.
+        environment["GRPC_EXPERIMENTS"] = "-event_engine_client,-event_engine_listener"
         return cls(*start("coordinator", command, timeout_s, environment))
 
     @property
     def pid(self) -> int:
-        """Is the coordinator's process id."""
+        """The coordinator's process id."""
         return self._process.pid
 
     def wait(self, timeout_s: float) -> int:

@@ -1,8 +1,8 @@
-"""Who is let in, and as whom. Pure.
+"""Admission of calls: who is let in, and for which tasks it may speak. Pure.
 
 Before any state is touched: the shared token, compared in constant time, and a bound on each peer's calls. With TLS or a token on, a
-task id can only be used by whom it was given to (`Owners`). An incarnation proves nothing there: every member of the job is told those of
-the others. So each process draws a secret, its key, which its client and its relay show with every call of every profile.
+task id can only be used by its owner (`TaskOwners`). An incarnation proves nothing there: every member of the job knows those of the
+others. So each process draws a secret, its key, which its client and its relay show with every call of every profile.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from collections.abc import Callable, Iterable
 
 from ..core.machine import Machine
 from ..core.status import Code, Status
-from ..credentials import KEY_HEADER, TOKEN_HEADER
 from ..limits import Limits
+from ..names import KEY_HEADER, TOKEN_HEADER
 
 PROCESS_URI = b"holdfast:process/"
 """Begins a URI among a certificate's alternative names that gives a process id to its holder, like "holdfast:process/3"."""
 
 
+_NO_KEY = f"the call holds no key; expected a secret of its process in {KEY_HEADER!r}"
+_UNKNOWN_KEY = "no process has come with the key of this call; expected a registration first"
+
+
 class Refused(Exception):
-    """Says that a call is not let in."""
+    """A call that is not let in, and why."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
@@ -29,7 +33,7 @@ class Refused(Exception):
 
 
 class Admission:
-    """Looks at each call before anything else does."""
+    """Checks each call before anything else: its token, and the rate of its peer's calls."""
 
     def __init__(self, token: str | None, limits: Limits, *, keys: bool = False) -> None:
         self._expected = None if token is None else f"Bearer {token}".encode()
@@ -42,15 +46,15 @@ class Admission:
         """Returns the call's key, "" without one. Raises Refused unless the call holds the token and its peer is within bounds."""
         key = ""
         if self._keys:
-            token, found = _headers(metadata)
+            token, shown = _headers(metadata)
             if self._expected is not None and not hmac.compare_digest(token, self._expected):
                 raise Refused(Code.UNAUTHENTICATED, f"the call does not hold this job's token; expected it in {TOKEN_HEADER!r}")
-            key = found.decode(errors="replace")
+            key = shown.decode(errors="replace")
         self._count(peer, now)
         return key
 
     def _count(self, peer: Callable[[], object], now: float) -> None:
-        """Counts calls. Peers are told apart only in a second in which all together pass the bound of one: asking gRPC for them costs."""
+        """Counts calls. Peers are counted apart only in a second in which all together pass the bound of one: a peer's name costs time."""
         if now - self._second >= 1.0:
             self._second, self._total = now, 0
             self._calls.clear()
@@ -73,45 +77,46 @@ def _headers(metadata: Iterable[tuple[object, object]]) -> tuple[bytes, bytes]:
     return found[TOKEN_HEADER], found[KEY_HEADER]
 
 
-class Owners:
-    """Whose each task is, in a service with TLS or a token: whoever holds the key that the task came with. Only a digest of it is kept.
+class TaskOwners:
+    """The owner of each task, in a service with TLS or a token: the holder of the key that the task came with. Only a digest of it is kept.
 
     A task is held while it is connected or waits to be: no call of another key speaks for it. Once it has shut down or is lost, its number
-    is free: whoever comes next brings a key of its own. A certificate that names processes (PROCESS_URI) speaks for these only, and at any
+    is free: the next owner brings a key of its own. A certificate that names processes (PROCESS_URI) speaks for these only, and at any
     time: nobody can come before it, and a next life need not wait.
     """
 
     def __init__(self, machine: Machine) -> None:
-        self._machine, self._roster = machine, machine.roster
+        self._machine, self._task_table = machine, machine.task_table
 
-    def may_come(self, task_id: int, key: str, names: Iterable[bytes] = (), has_stream: bool = True) -> Status | None:
+    def may_join(self, task_id: int, key: str, names: Iterable[bytes] = (), has_stream: bool = True) -> Status | None:
         """Decides whether an agent may register or a Session open; the task is then its key's. `names` are those in its certificate.
 
         Where the owner is known to be away (`has_stream` False), it may have died and this be its next life, which should come again.
         """
-        task, owner = self._roster.get(task_id), _digest(key)
+        task, owner = self._task_table.get(task_id), _digest(key)
         if task is None or not key:
-            return None if key else _keyless()
+            return None if key else _denied(_NO_KEY)
         certified = _certified(names)
         if certified is not None and task_id not in certified:
-            return _uncertified(task_id, certified)
+            named = ", ".join(map(str, sorted(certified))) or "none"
+            return _denied(f"process {task_id} is another's: the caller's certificate names {named} alone")
         if owner == task.owner:
             return None
-        if certified is None and self._machine.coming.held(task_id):
-            return _denied(task_id) if has_stream else self._not_yet(task_id)
-        self._roster.set_owner(task, owner)
-        self._roster.dirty.add(task_id)
+        if certified is None and self._machine.registration.held(task_id):
+            return _anothers(task_id) if has_stream else self._not_yet(task_id)
+        self._task_table.set_owner(task, owner)
+        self._task_table.dirty.add(task_id)
         return None
 
     def may_call(self, task_id: int, key: str) -> Status | None:
         """Decides whether a call may speak for a task; a negative task id stands for any task of its key."""
         if not key:
-            return _keyless()
+            return _denied(_NO_KEY)
         owner = _digest(key)
         if task_id < 0:
-            return None if self._roster.owned[owner] else _stranger()
-        task = self._roster.get(task_id)
-        return None if task is None or task.owner == owner else _denied(task_id)
+            return None if self._task_table.owned[owner] else _denied(_UNKNOWN_KEY)
+        task = self._task_table.get(task_id)
+        return None if task is None or task.owner == owner else _anothers(task_id)
 
     def _not_yet(self, task_id: int) -> Status:
         limit_s = self._machine.config.heartbeat_timeout_s
@@ -127,26 +132,15 @@ def _certified(names: Iterable[bytes]) -> frozenset[int] | None:
     return frozenset(int(number) for number in found if number.isdigit()) if found else None
 
 
-def _uncertified(task_id: int, certified: frozenset[int]) -> Status:
-    sentence = f"process {task_id} is another's: the caller's certificate names {', '.join(map(str, sorted(certified))) or 'none'} alone"
-    return Status(Code.PERMISSION_DENIED, sentence, from_service=False)
-
-
 def _digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def _denied(task_id: int) -> Status:
-    sentence = f"process {task_id} is another's: the call does not hold the key that it came with; give each process a number of its own"
+def _denied(sentence: str) -> Status:
     return Status(Code.PERMISSION_DENIED, sentence, from_service=False)
 
 
-def _stranger() -> Status:
-    return Status(
-        Code.PERMISSION_DENIED, "no process has come with the key of this call; expected a registration first", from_service=False
+def _anothers(task_id: int) -> Status:
+    return _denied(
+        f"process {task_id} is another's: the call does not hold the key that it came with; give each process a number of its own"
     )
-
-
-def _keyless() -> Status:
-    sentence = f"the call holds no key; expected a secret of its process in {KEY_HEADER!r}"
-    return Status(Code.PERMISSION_DENIED, sentence, from_service=False)

@@ -1,7 +1,7 @@
-"""Where a coordinator's state survives its death: an SQLite database in WAL mode, written before each answer.
+"""The journal, in which a coordinator's state survives its death: an SQLite database in WAL mode, written before each answer.
 
 It survives the process, not the machine: nothing is fsynced. A lock on `<path>.lock` is held for life, so that a second coordinator on
-the same journal is refused, with the name of the first.
+the same journal is refused, with the name of the holder.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SqliteJournal:
         return lock
 
     def announce(self, address: str) -> None:
-        """Writes into the lock who holds it, for the second one that comes."""
+        """Writes the holder's address into the lock, for the error of a second coordinator."""
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"the coordinator at {address} (host {socket.gethostname()}, pid {os.getpid()})".encode(), 0)
 
@@ -72,7 +72,7 @@ class SqliteJournal:
         expected, found = _identity(config), {name: kept.get(name) for name in _identity(config)}
         if expected != found:
             raise JournalError(
-                f"journal {self.path}: of another job: expected {_told(expected)}, found {_told(found)}; use another journal"
+                f"journal {self.path}: of another job: expected {_describe(expected)}, found {_describe(found)}; use another journal"
             )
         return int(kept["incarnation"])
 
@@ -92,7 +92,7 @@ class SqliteJournal:
 
     def write(self, machine: Machine) -> None:
         """Writes what has changed, in one transaction."""
-        if machine.roster.dirty or machine.keys.dirty or machine.barriers.dirty:
+        if machine.task_table.dirty or machine.keys.dirty or machine.barriers.dirty:
             self._put(journal_codec.drain(machine, self._wall_offset_s()))
 
     def _put(self, rows: list[Row]) -> None:
@@ -102,7 +102,7 @@ class SqliteJournal:
         self._database.execute("COMMIT")
 
     def close(self, finished: bool) -> None:
-        """Lets the journal go. A job that has `finished` leaves it empty: the next run of the same name begins anew."""
+        """Releases the journal. A job that has `finished` leaves it empty: the next run of the same name begins anew."""
         if finished:
             self._database.execute("DELETE FROM rows")
         self._database.close()
@@ -113,5 +113,5 @@ def _identity(config: Config) -> dict[str, object]:
     return {"format": FORMAT, "job": config.job, "attempt": config.attempt, "num_processes": config.num_tasks}
 
 
-def _told(identity: dict[str, object]) -> str:
+def _describe(identity: dict[str, object]) -> str:
     return f"job {identity['job']!r}, attempt {identity['attempt']}, {identity['num_processes']} processes, format {identity['format']!r}"

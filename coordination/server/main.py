@@ -1,4 +1,4 @@
-"""The service as a process: what `holdfast coordinator` runs."""
+"""The coordinator as a process: `holdfast coordinator`, its options, and `serve`."""
 
 from __future__ import annotations
 
@@ -11,64 +11,120 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import click
+
 from ..core.machine import Machine
-from ..limits import Config, Limits
-from ..names import tested
-from ..server import transport_aio, transport_completion_queue
-from .journal import SqliteJournal
+from ..limits import Config
+from ..names import is_tested_grpc
+from .journal import JournalError, SqliteJournal
 from .metrics import serve_metrics
 from .service import Service
+from .transport_aio import AioTransport
+from .transport_completion_queue import CompletionQueueTransport
 from .transports import Listening, Tls
 
-LINGER_S = 60.0
-STARTUP_TIMEOUT_S = 3_600.0
 _SHUT_DOWN_GRACE_S = 1.0
+_MIN_TOKEN_CHARACTERS = 16
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a coordinator is started with; each field is an option of `holdfast coordinator`."""
+    """How a coordinator serves its job, beside the job's `Config`; each field is an option of `holdfast coordinator`."""
 
-    num_processes: int
-    host: str = "127.0.0.1"
-    port: int = 0
-    advertise: str | None = None
-    job: str = ""
-    attempt: int = 0
-    heartbeat_timeout_s: float = 100.0
-    shutdown_timeout_s: float = 300.0
-    recoverable: bool = False
-    survivable: bool = False
-    linger_s: float = LINGER_S
-    startup_timeout_s: float = STARTUP_TIMEOUT_S
-    public_api: bool = False  # serve over grpc.aio, whatever grpcio is installed
-    journal: str | None = None
-    metrics_port: int | None = None
-    metrics_host: str = "127.0.0.1"
-    tls: Tls | None = None
-    token: str | None = None
-    limits: Limits = field(default_factory=Limits)
+    host: str
+    port: int
+    advertise: str | None
+    linger_s: float
+    startup_timeout_s: float
+    public_api: bool  # serve over grpc.aio, whatever grpcio is installed
+    journal: str | None
+    metrics_port: int | None
+    metrics_host: str
 
 
-class _Ending:
-    """Decides when to stop: at a signal, or when the service is over and those who ask for its end have been answered."""
+@click.command()
+@click.option("--num-processes", "-n", "num_tasks", type=click.IntRange(1), required=True, help="Processes of the job.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port to listen at; 0 takes a free one.")
+@click.option("--advertise", metavar="HOST", help="Host to print, where others reach it by another name than --host.")
+@click.option("--job", default="", help="Id of the job; Sessions of another are refused.")
+@click.option("--attempt", default=0, show_default=True, help="Attempt of the job; Sessions of another are refused.")
+@click.option("--recoverable", is_flag=True, help="A process may die and come back; the others go on.")
+@click.option("--survivable", is_flag=True, help="jaxlib's clients live through a restart of this coordinator; they hear of errors later.")
+@click.option(
+    "--heartbeat-timeout-s", type=click.FloatRange(0.1), default=100.0, show_default=True, help="Silence after which a process is lost."
+)
+@click.option(
+    "--shutdown-timeout-s",
+    type=click.FloatRange(0.1),
+    default=300.0,
+    show_default=True,
+    help="Wait of the first to shut down for the rest.",
+)
+@click.option(
+    "--linger-s", type=click.FloatRange(0), default=60.0, show_default=True, help="Ends when all have been dead so long; 0: never."
+)
+@click.option("--startup-timeout-s", type=click.FloatRange(0), default=3_600.0, show_default=True, help="Ends when nobody came; 0: never.")
+@click.option("--journal", type=click.Path(dir_okay=False), help="File that keeps the state: killed and restarted, it goes on.")
+@click.option("--tls-cert", type=_FILE, help="PEM certificate; with it, clients need one of --tls-ca.")
+@click.option("--tls-key", type=_FILE, help="PEM key of --tls-cert.")
+@click.option("--tls-ca", type=_FILE, help="PEM certificate of the authority that clients' certificates come from.")
+@click.option("--token-file", type=_FILE, help="File with the token that every call must hold.")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Port for Prometheus; 0 takes a free one.")
+@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address to serve metrics at.")
+@click.option("--public-api", is_flag=True, help="Serve over grpc.aio: slower, and only gRPC's public API.")
+def coordinator(tls_cert: Path | None, tls_key: Path | None, tls_ca: Path | None, token_file: Path | None, **settings: Any) -> None:
+    """Serves the processes of one job: who is alive, keys, barriers.
+
+    Prints `coordinator at HOST:PORT` when it serves, and ends by itself once every process has shut down or stayed dead.
+    """
+    own = {name: settings.pop(name) for name in Options.__dataclass_fields__}
+    config = Config(incarnation=secrets.randbits(63) | 1, **settings)
+    try:
+        serve(config, Options(**own), _tls(tls_cert, tls_key, tls_ca), _token(token_file))
+    except (OSError, JournalError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _tls(certificate: Path | None, key: Path | None, authority: Path | None) -> Tls | None:
+    if certificate is None and key is None and authority is None:
+        return None
+    if certificate is None or key is None or authority is None:
+        raise click.UsageError("--tls-cert, --tls-key and --tls-ca belong together: expected all three")
+    return Tls(key.read_bytes(), certificate.read_bytes(), authority.read_bytes())
+
+
+def _token(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    token = file.read_text().strip()
+    if len(token) < _MIN_TOKEN_CHARACTERS:
+        raise click.UsageError(f"--token-file {file}: expected at least {_MIN_TOKEN_CHARACTERS} characters, found {len(token)}")
+    return token
+
+
+class _StopCondition:
+    """Decides when to stop: at a signal, or when the service is over and the calls that ask for its end have been answered."""
 
     def __init__(self, service: Service, options: Options) -> None:
         self._service, self._options = service, options
-        self._signalled = ""
+        self._signal = ""
         self._over_at: float | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        self._signalled = signal.Signals(number).name
+        self._signal = signal.Signals(number).name
 
-    def __call__(self) -> str | None:
-        if self._signalled:
-            return self._signalled
+    def reason(self) -> str | None:
+        """Returns why to stop, None while there is no reason."""
+        if self._signal:
+            return self._signal
         reason = self._service.over(self._options.linger_s, self._options.startup_timeout_s)
         if reason is None:
             self._over_at = None
@@ -77,40 +133,29 @@ class _Ending:
         return reason if time.monotonic() - self._over_at >= _SHUT_DOWN_GRACE_S else None
 
 
-def serve(options: Options) -> None:
+def serve(config: Config, options: Options, tls: Tls | None = None, token: str | None = None) -> None:
     """Serves until it is over, on this thread. Prints `coordinator at HOST:PORT` once it can be reached."""
     _allow_many_connections()
     journal = None if options.journal is None else SqliteJournal(options.journal, time.monotonic)
-    listening = Listening(f"{_bracketed(options.host)}:{options.port}", options.tls, options.token)
-    service = Service(_machine(options, journal), listening.clock, journal, secured=listening.secured)
-    ending = _Ending(service, options)
-    _warn_if_open(options)
+    listening = Listening(f"{_bracketed(options.host)}:{options.port}", tls, token)
+    service = Service(_machine(config, journal), listening.clock, journal, secured=listening.secured)
+    stop = _StopCondition(service, options)
+    _warn_if_open(options.host, listening)
     if options.metrics_port is not None:
-        service.leave_status()
-        port = serve_metrics(service.status_from_thread, options.metrics_port, options.metrics_host)
+        service.publish_status()
+        port = serve_metrics(service.published_status, options.metrics_port, options.metrics_host)
         print(f"metrics at http://{_bracketed(options.metrics_host)}:{port}/metrics", file=sys.stderr, flush=True)
-    if tested() and not options.public_api:
-        transport = transport_completion_queue.CompletionQueueTransport(service, listening)
-        announce(options, transport.bind(), journal)
-        gc.freeze()  # what stands now stays: no need to look at it again and again
+    if is_tested_grpc() and not options.public_api:
+        transport = CompletionQueueTransport(service, listening)
+        _announce(options, transport.bind(), journal)
+        gc.freeze()  # what stands now stays: the collector need not visit it again
         gc.set_threshold(50_000, 20, 20)
-        transport.serve(ending)
+        transport.serve(stop.reason)
     else:
-        asyncio.run(_serve_aio(service, listening, options, ending, journal))
+        asyncio.run(_serve_aio(service, listening, options, stop, journal))
 
 
-def _machine(options: Options, journal: SqliteJournal | None) -> Machine:
-    config = Config(
-        num_tasks=options.num_processes,
-        incarnation=secrets.randbits(63) | 1,
-        job=options.job,
-        attempt=options.attempt,
-        heartbeat_timeout_s=options.heartbeat_timeout_s,
-        shutdown_timeout_s=options.shutdown_timeout_s,
-        recoverable=options.recoverable,
-        survivable=options.survivable,
-        limits=options.limits,
-    )
+def _machine(config: Config, journal: SqliteJournal | None) -> Machine:
     if journal is None:
         return Machine(config, time.monotonic())
     incarnation = journal.incarnation(config)
@@ -125,19 +170,19 @@ def _allow_many_connections() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _warn_if_open(options: Options) -> None:
-    if options.tls is None and options.token is None and options.host not in ("127.0.0.1", "localhost", "::1", "[::1]"):
-        text = f"listening at {options.host} without TLS or token: whoever reaches this port can disturb the job"
+def _warn_if_open(host: str, listening: Listening) -> None:
+    if not listening.secured and host not in ("127.0.0.1", "localhost", "::1", "[::1]"):
+        text = f"listening at {host} without TLS or token: whoever reaches this port can disturb the job"
         print(f"holdfast coordinator: {text}", file=sys.stderr, flush=True)
 
 
-async def _serve_aio(service: Service, listening: Listening, options: Options, ending: _Ending, journal: SqliteJournal | None) -> None:
-    transport = transport_aio.AioTransport(service, listening)
-    announce(options, transport.bind(), journal)
-    await transport.serve(ending)
+async def _serve_aio(service: Service, listening: Listening, options: Options, stop: _StopCondition, journal: SqliteJournal | None) -> None:
+    transport = AioTransport(service, listening)
+    _announce(options, transport.bind(), journal)
+    await transport.serve(stop.reason)
 
 
-def announce(options: Options, port: int, journal: SqliteJournal | None) -> None:
+def _announce(options: Options, port: int, journal: SqliteJournal | None) -> None:
     """Prints the address that others reach the service at, and writes it into the journal's lock."""
     host = options.advertise or (options.host if options.host not in ("0.0.0.0", "::", "[::]") else socket.gethostname())
     address = f"{_bracketed(host)}:{port}"

@@ -1,4 +1,4 @@
-"""The service's figures for Prometheus. Needs the extra `metrics`; listens on loopback unless told otherwise."""
+"""The metrics of a service for Prometheus. Needs the extra `metrics`; listens on loopback by default."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ class _Collector:
         """Returns all metrics."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        found = self._status()
-        states = [coordination_pb2.TaskState.Name(task.state).lower() for task in found.tasks]
+        status = self._status()
+        states = [coordination_pb2.TaskState.Name(task.state).lower() for task in status.tasks]
         tasks = GaugeMetricFamily("holdfast_processes", "Processes of the job by state", labels=["state"])
         for state in ("uninitialized", "connected", "disconnected", "error"):
             tasks.add_metric([state], states.count(state))
         ages = GaugeMetricFamily("holdfast_heartbeat_age_seconds", "Since a process was last heard of", labels=["process"])
         steps = GaugeMetricFamily("holdfast_step", "Step that a process last reported", labels=["process"])
-        for task in found.tasks:
+        for task in status.tasks:
             if task.heartbeat_age_s >= 0:
                 ages.add_metric([str(task.task_id)], task.heartbeat_age_s)
             if task.progress.HasField("step"):
                 steps.add_metric([str(task.task_id)], task.progress.step)
         yield from (tasks, ages, steps)
-        yield GaugeMetricFamily("holdfast_keys", "Keys held", found.keys)
-        yield GaugeMetricFamily("holdfast_key_bytes", "Bytes of keys and values", found.key_bytes)
-        yield GaugeMetricFamily("holdfast_barriers_open", "Barriers that processes wait at", len(found.barriers))
-        yield CounterMetricFamily("holdfast_barriers_passed", "Barriers passed", found.barriers_passed)
-        yield CounterMetricFamily("holdfast_barriers_failed", "Barriers failed", found.barriers_failed)
-        yield CounterMetricFamily("holdfast_calls", "Calls and frames taken", found.calls)
-        yield GaugeMetricFamily("holdfast_up_seconds", "For how long the service is up", found.up_s)
+        yield GaugeMetricFamily("holdfast_keys", "Keys held", status.keys)
+        yield GaugeMetricFamily("holdfast_key_bytes", "Bytes of keys and values", status.key_bytes)
+        yield GaugeMetricFamily("holdfast_barriers_open", "Barriers that processes wait at", len(status.barriers))
+        yield CounterMetricFamily("holdfast_barriers_passed", "Barriers passed", status.barriers_passed)
+        yield CounterMetricFamily("holdfast_barriers_failed", "Barriers failed", status.barriers_failed)
+        yield CounterMetricFamily("holdfast_calls", "Calls and frames taken", status.calls)
+        yield GaugeMetricFamily("holdfast_up_seconds", "For how long the service is up", status.up_s)
 
 
 def serve_metrics(status: Callable[[], session_pb2.StatusResponse], port: int, host: str = "127.0.0.1") -> int:

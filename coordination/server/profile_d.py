@@ -1,7 +1,7 @@
 """Profile D: xla.DistributedRuntimeService of jaxlib up to 0.4.14, as events of the machine.
 
 Connect stands for RegisterTask and returns a session, which every other call names: one for each version of the protocol, so that a call
-tells how its messages are numbered. Keys, heartbeats and shutdown are those of the other profiles. A barrier has no counter here: the
+shows how its messages are numbered. Keys, heartbeats and shutdown are those of the other profiles. A barrier has no counter here: the
 nth call of a node matches the nth of the others. A get whose time is over is NOT_FOUND.
 """
 
@@ -16,9 +16,9 @@ from ..core.barriers import Arrival
 from ..core.devices import Node
 from ..core.machine import Machine
 from ..core.status import Code, Completion, Status
+from ..names import PROFILE_D
 from .profiles import Caller, Rpc, registered
 
-PROFILE_D = "/xla.DistributedRuntimeService/"
 _VERSIONS = (1, 2, 3)
 _RENUMBERED = 3  # the version from which on LocalTopologyProto has a boot id
 _VERSION_BITS = 3
@@ -29,11 +29,11 @@ def _session_of(machine: Machine, version: int) -> int:
 
 
 def _known(machine: Machine, call: Any, request: Any) -> bool:
-    """Says whether the call names a session of ours; answers it if not."""
+    """Returns whether the call names a session of ours; answers the call if not."""
     if request.session_id in [_session_of(machine, version) for version in _VERSIONS]:
         return True
-    refusal = Status(Code.INVALID_ARGUMENT, "the session is not one of this service; expected one that Connect has returned")
-    machine.replies.append(Completion(call, None, refusal))
+    status = Status(Code.INVALID_ARGUMENT, "the session is not one of this service; expected one that Connect has returned")
+    machine.completions.append(Completion(call, None, status))
     return False
 
 
@@ -41,37 +41,37 @@ def _key(machine: Machine, call: Any, key: bytes) -> str | None:
     try:
         return key.decode()
     except UnicodeDecodeError:
-        refusal = Status(Code.INVALID_ARGUMENT, f"a name of UTF-8 was expected; found {key[:40]!r}")
-        machine.replies.append(Completion(call, None, refusal))
+        status = Status(Code.INVALID_ARGUMENT, f"a name of UTF-8 was expected; found {key[:40]!r}")
+        machine.completions.append(Completion(call, None, status))
         return None
 
 
 def _connect(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
     if request.protocol_version not in _VERSIONS:
         sentence = f"protocol version {request.protocol_version} is not spoken here; expected 1, 2 or 3"
-        machine.replies.append(Completion(call, None, Status(Code.INVALID_ARGUMENT, sentence)))
+        machine.completions.append(Completion(call, None, Status(Code.INVALID_ARGUMENT, sentence)))
         return
     deadline = now + request.timeout_milliseconds / 1000 if request.timeout_milliseconds > 0 else math.inf
     machine.devices.versions[request.node_id] = request.protocol_version
-    machine.coming.register(call, request.node_id, caller.incarnation, now, deadline)
+    machine.registration.register(call, request.node_id, caller.incarnation, now, deadline)
 
 
 def _enumerate(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
     if not _known(machine, call, request):
         return
     topology = request.local_topology
-    if not machine.roster.connected(topology.node_id):
-        refusal = Status(Code.INVALID_ARGUMENT, f"node {topology.node_id} has not connected; expected Connect before EnumerateDevices")
-        machine.replies.append(Completion(call, None, refusal))
+    if not machine.task_table.connected(topology.node_id):
+        status = Status(Code.INVALID_ARGUMENT, f"node {topology.node_id} has not connected; expected Connect before EnumerateDevices")
+        machine.completions.append(Completion(call, None, status))
         return
     devices = sorted(topology.devices, key=lambda device: int(device.local_device_ordinal))
-    machine.devices.tell(call, topology.node_id, Node(devices, getattr(topology, "boot_id", "")))
+    machine.devices.report(call, topology.node_id, Node(devices, getattr(topology, "boot_id", "")))
 
 
 def _get(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
     if _known(machine, call, request) and (key := _key(machine, call, request.key)) is not None:
-        late = Status(Code.NOT_FOUND, f"key {key!r} was not set within {request.timeout_milliseconds} ms", from_service=False)
-        machine.keys.get(call, -1, key, now, now + request.timeout_milliseconds / 1000, late=late)
+        timeout_status = Status(Code.NOT_FOUND, f"key {key!r} was not set within {request.timeout_milliseconds} ms", from_service=False)
+        machine.keys.get(call, -1, key, now, now + request.timeout_milliseconds / 1000, timeout_status=timeout_status)
 
 
 def _set(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
@@ -111,12 +111,12 @@ def _encode_devices(machine: Machine, value: list[tuple[int, Node, int]], caller
     newer = machine.devices.versions.get(caller.task_id, 1) >= _RENUMBERED
     response: Any = d.EnumerateDevicesResponse3() if newer else d.EnumerateDevicesResponse()
     for node_id, node, first in value:
-        told = response.global_topology.nodes.add(node_id=node_id)
+        entry = response.global_topology.nodes.add(node_id=node_id)
         if newer:
-            told.boot_id = node.boot_id
+            entry.boot_id = node.boot_id
         for place, device in enumerate(node.devices):
-            told.devices.add().CopyFrom(device)
-            told.devices[place].global_device_id = first + place
+            entry.devices.add().CopyFrom(device)
+            entry.devices[place].global_device_id = first + place
     return bytes(response.SerializeToString())
 
 

@@ -1,4 +1,4 @@
-"""How each rpc of jaxlib becomes an event of the machine, and its reply a message: one row for each rpc, by explicit path."""
+"""Profiles A and B: how each rpc of jaxlib becomes an event of the machine, and its completion a message. One row for each rpc."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from ..core.barriers import Arrival
 from ..core.machine import Machine
 from ..core.status import Code, Completion, Status
 from ..core.task_table import Task
-
-PROFILE_A = "/xla.coordination.CoordinationService/"
-PROFILE_B = "/tensorflow.CoordinationService/"
+from ..names import BARRIER_ERROR_TYPE, MISMATCH_TYPE, PROFILE_A, PROFILE_B, SERVICE_ERROR_TYPE
 
 
 class Caller(NamedTuple):
@@ -26,7 +24,7 @@ class Caller(NamedTuple):
     incarnation: int
     session: bool
     deadline: float = math.inf
-    needs: frozenset[int] = frozenset()
+    depends_on: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +32,11 @@ class Rpc:
     """One rpc: `parse` its request, `run` it, `encode` its value. `caller` reads who calls, for rpcs that are not on a Session."""
 
     parse: Callable[[bytes], Any]
-    caller: Callable[[Any], tuple[int | None, int, int | None]]  # task id, its and the service's incarnations; None: not said
+    caller: Callable[[Any], tuple[int | None, int, int | None]]  # task id, its and the service's incarnations; None: not given
     run: Callable[[Machine, Any, Any, Caller, float], None]
     encode: Callable[[Machine, Any, Caller], bytes]
-    waits: bool = False  # for others, and not at a barrier: it is worth knowing when the client gives up
-    registers: bool = False  # the task is given to who makes this call
+    waits: bool = False  # for other tasks, and not at a barrier: the transport reports a client that goes away
+    registers: bool = False  # the task is given to the caller
 
 
 _EMPTY = b""
@@ -48,7 +46,7 @@ def _nothing(machine: Machine, value: Any, caller: Caller) -> bytes:
     return _EMPTY
 
 
-# ---- Profile A ---------------------------------------------------------------------------------------------------------------------
+# ---- Profile A -----------------------------------------------------------------------------------------------------------------------
 
 
 def _named(request: Any) -> tuple[int | None, int, int | None]:
@@ -69,14 +67,14 @@ def _registers(request: Any) -> tuple[int | None, int, int | None]:
 
 def _register(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
     if caller.session:
-        machine.coming.wait_for_all(call, caller.task_id, now, caller.deadline)
+        machine.registration.wait_for_all(call, caller.task_id, now, caller.deadline)
     else:
-        machine.coming.register(call, caller.task_id, caller.incarnation, now)
+        machine.registration.register(call, caller.task_id, caller.incarnation, now)
 
 
 def _beat(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
     if caller.session:
-        machine.answer_session(call, caller.task_id)
+        machine.heartbeat_session(call, caller.task_id)
     else:
         machine.heartbeat(call, caller.task_id, request.incarnation, now)
 
@@ -91,7 +89,7 @@ def _shut_down(machine: Machine, call: Any, request: Any, caller: Caller, now: f
 
 
 def _watch(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    machine.looks.watch(call, request.version_number)
+    machine.watches.watch(call, request.version_number)
 
 
 def _insert(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
@@ -99,7 +97,7 @@ def _insert(machine: Machine, call: Any, request: Any, caller: Caller, now: floa
 
 
 def _get(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    machine.keys.get(call, caller.task_id, request.key, now, caller.deadline, caller.needs)
+    machine.keys.get(call, caller.task_id, request.key, now, caller.deadline, caller.depends_on)
 
 
 def _try_get(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
@@ -133,7 +131,7 @@ def _cancel_barrier(machine: Machine, call: Any, request: Any, caller: Caller, n
 
 
 def _alive(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    machine.looks.alive(call, caller.task_id, request.task_ids, now, caller.deadline)
+    machine.liveness.arrive(call, caller.task_id, request.task_ids, now, caller.deadline)
 
 
 def _report_error(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
@@ -147,7 +145,7 @@ def incarnation_of(task: Task, session: bool) -> int:
 
 
 def task_info(task: Task, session: bool) -> a.TaskInfo:
-    """Returns a task as profile A tells it."""
+    """Returns a task as a message of profile A."""
     info = a.TaskInfo(task_id=task.task_id, state=int(task.state), incarnation=incarnation_of(task, session))  # type: ignore[arg-type]
     if task.error is not None:
         info.error_code, info.error_message = int(task.error.code), task.error.message
@@ -160,8 +158,8 @@ def _encode_registered(machine: Machine, value: int, caller: Caller) -> bytes:
 
 
 def _encode_watch(machine: Machine, value: int, caller: Caller) -> bytes:
-    tasks = [task_info(task, caller.session) for task in machine.roster.tasks]
-    return a.WatchTasksResponse(task_state=tasks, version_number=machine.roster.version).SerializeToString()
+    tasks = [task_info(task, caller.session) for task in machine.task_table.tasks]
+    return a.WatchTasksResponse(task_state=tasks, version_number=machine.task_table.version).SerializeToString()
 
 
 def _encode_kv(machine: Machine, value: tuple[str, bytes], caller: Caller) -> bytes:
@@ -177,7 +175,7 @@ def _encode_barrier(machine: Machine, value: int, caller: Caller) -> bytes:
 
 
 def _encode_alive(machine: Machine, value: list[int], caller: Caller) -> bytes:
-    incarnations = [incarnation_of(machine.roster.tasks[task_id], caller.session) for task_id in value]
+    incarnations = [incarnation_of(machine.task_table.tasks[task_id], caller.session) for task_id in value]
     return a.GetAliveTasksResponse(alive_task_ids=value, incarnations=incarnations).SerializeToString()
 
 
@@ -199,7 +197,7 @@ RPCS_A: dict[str, Rpc] = {
     "ReportErrorToService": Rpc(a.ReportErrorToServiceRequest.FromString, _named, _report_error, _nothing),
 }
 
-# ---- Profile B, where it differs ---------------------------------------------------------------------------------------------------
+# ---- Profile B, where it differs -----------------------------------------------------------------------------------------------------
 
 
 def _source_task(request: Any) -> tuple[int | None, int, int | None]:
@@ -223,12 +221,12 @@ def _origin(request: Any) -> tuple[int | None, int, int | None]:
 
 
 def registered(machine: Machine, call: Any, caller: Caller) -> bool:
-    """Says whether an agent has registered for the caller's task; answers the call if not. Profiles B and D prove it by nothing else."""
-    task = machine.roster.get(caller.task_id)
+    """Returns whether an agent has registered for the caller's task; answers the call if not. Profiles B and D prove nothing more."""
+    task = machine.task_table.get(caller.task_id)
     if task is not None and task.agent:
         return True
     sentence = f"process {caller.task_id} is not registered; expected a registration first"
-    machine.replies.append(Completion(call, None, Status(Code.INVALID_ARGUMENT, sentence)))
+    machine.completions.append(Completion(call, None, Status(Code.INVALID_ARGUMENT, sentence)))
     return False
 
 
@@ -244,7 +242,7 @@ def _cancel_barrier_b(machine: Machine, call: Any, request: Any, caller: Caller,
 
 def _alive_b(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
     if registered(machine, call, caller):
-        machine.looks.alive(call, caller.task_id, [task.task_id for task in request.tasks], now, caller.deadline)
+        machine.liveness.arrive(call, caller.task_id, [task.task_id for task in request.tasks], now, caller.deadline)
 
 
 def _states_b(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
@@ -268,16 +266,16 @@ def _encode_registered_b(machine: Machine, value: int, caller: Caller) -> bytes:
 
 
 def _encode_watch_b(machine: Machine, value: int, caller: Caller) -> bytes:
-    tasks = [_info_b(task) for task in machine.roster.tasks]
-    return b.WatchJobStateResponse(task_state=tasks, version_number=machine.roster.version).SerializeToString()
+    tasks = [_info_b(task) for task in machine.task_table.tasks]
+    return b.WatchJobStateResponse(task_state=tasks, version_number=machine.task_table.version).SerializeToString()
 
 
 def _encode_states_b(machine: Machine, value: list[int], caller: Caller) -> bytes:
-    return b.GetTaskStateResponse(task_state=[_info_b(machine.roster.tasks[task_id]) for task_id in value]).SerializeToString()
+    return b.GetTaskStateResponse(task_state=[_info_b(machine.task_table.tasks[task_id]) for task_id in value]).SerializeToString()
 
 
 def _encode_alive_b(machine: Machine, value: list[int], caller: Caller) -> bytes:
-    incarnations = [incarnation_of(machine.roster.tasks[task_id], False) for task_id in value]
+    incarnations = [incarnation_of(machine.task_table.tasks[task_id], False) for task_id in value]
     return b.GetAliveTasksResponse(alive_tasks=[_task_b(task_id) for task_id in value], incarnations=incarnations).SerializeToString()
 
 
@@ -302,34 +300,32 @@ RPCS_B: dict[str, Rpc] = {
 
 RPCS: dict[str, Rpc] = {PROFILE_A + name: rpc for name, rpc in RPCS_A.items()} | {PROFILE_B + name: rpc for name, rpc in RPCS_B.items()}
 
-# ---- Errors ------------------------------------------------------------------------------------------------------------------------
+# ---- Errors --------------------------------------------------------------------------------------------------------------------------
 
-_TYPE = "type.googleapis.com/tensorflow."
-MISSING_TYPE = "type.googleapis.com/holdfast.Missing"
 MESSAGE_BYTES = 3_000
 """jaxlib cuts longer messages at 3,072 bytes, in the middle of a word."""
 
 
-def payloads(refusal: Status) -> dict[str, bytes]:
+def payloads(status: Status) -> dict[str, bytes]:
     """Returns the payloads of an error that C++ agents act on."""
     found: dict[str, bytes] = {}
-    if refusal.from_service:
-        about = a.CoordinationServiceError(is_reported_error=refusal.reported, source_task_id=refusal.source_task or 0)
-        found[_TYPE + "CoordinationServiceError"] = about.SerializeToString()
-    if refusal.barrier is not None:
-        name, counter = refusal.barrier
-        found[_TYPE + "BarrierError"] = a.BarrierError(barrier_id=name, counter=counter).SerializeToString()
-    if refusal.mismatch is not None:
-        found[_TYPE + "ServiceMismatchError"] = a.ServiceMismatchError(service_incarnation=refusal.mismatch).SerializeToString()
+    if status.from_service:
+        about = a.CoordinationServiceError(is_reported_error=status.reported, source_task_id=status.source_task or 0)
+        found[SERVICE_ERROR_TYPE] = about.SerializeToString()
+    if status.barrier is not None:
+        name, counter = status.barrier
+        found[BARRIER_ERROR_TYPE] = a.BarrierError(barrier_id=name, counter=counter).SerializeToString()
+    if status.mismatch is not None:
+        found[MISMATCH_TYPE] = a.ServiceMismatchError(service_incarnation=status.mismatch).SerializeToString()
     return found
 
 
-def status_details(refusal: Status) -> bytes:
-    """Returns what the trailing metadata `grpc-status-details-bin` holds."""
-    return a.StatusDetails(payloads=payloads(refusal)).SerializeToString()
+def status_details(status: Status) -> bytes:
+    """Returns the value of the trailing metadata `grpc-status-details-bin`."""
+    return a.StatusDetails(payloads=payloads(status)).SerializeToString()
 
 
-def message_of(refusal: Status) -> str:
+def message_of(status: Status) -> str:
     """Returns the sentence, cut where jaxlib would cut it."""
-    text = refusal.message
+    text = status.message
     return text if len(text) <= MESSAGE_BYTES else text[:MESSAGE_BYTES] + " ..."

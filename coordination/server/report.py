@@ -1,4 +1,4 @@
-"""What `holdfast status` tells of a machine: tasks, barriers with who waits and who is missing, keys. Pure."""
+"""The status of a job as `holdfast status` shows it: tasks, barriers with the waiting and the missing, keys. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..core.barriers import Barrier
 from ..core.machine import Machine
 from ..core.task_table import Task
 
-_SHOWN_PREFIXES = 50
+_MAX_PREFIXES = 50
 _STACKS_PREFIX = "holdfast/stacks/"  # where the watchdog of holdfast.multihost leaves its report as JSON
 
 
@@ -24,7 +24,7 @@ def status_of(machine: Machine, calls: int, now: float, with_stream: set[int]) -
         num_processes=config.num_tasks,
         up_s=now - machine.started,
         phase=_phase(machine),
-        tasks=[_task(task, now, task.task_id in with_stream) for task in machine.roster.tasks],
+        tasks=[_task(task, now, task.task_id in with_stream) for task in machine.task_table.tasks],
         barriers=[_barrier(barrier, now) for barrier in machine.barriers.open.values()],
         keys=len(machine.keys.values),
         key_bytes=machine.keys.total_bytes,
@@ -35,9 +35,9 @@ def status_of(machine: Machine, calls: int, now: float, with_stream: set[int]) -
         recoverable=config.recoverable,
         survivable=config.survivable,
     )
-    if leaving := machine.leaving.waiting():
-        missing = sorted(machine.roster.everyone - set(leaving))
-        waiting = [session_pb2.Waiting(task_id=task_id, since_s=now - since) for task_id, since in leaving.items()]
+    if shutting_down := machine.shutdown_barrier.waiting():
+        missing = sorted(machine.task_table.everyone - set(shutting_down))
+        waiting = [session_pb2.Waiting(task_id=task_id, since_s=now - since) for task_id, since in shutting_down.items()]
         status.barriers.add(barrier_id="shutdown", waiting=waiting, missing=missing, left_s=-1)
     for task_id, count in machine.waiting_calls().items():
         status.tasks[task_id].waiting_calls = count
@@ -45,18 +45,18 @@ def status_of(machine: Machine, calls: int, now: float, with_stream: set[int]) -
 
 
 def left_stacks(machine: Machine, task_id: int) -> str:
-    """Returns what the watchdog of a process has left before it went, "" where there is nothing."""
+    """Returns the report that the watchdog of a process has left in a key, "" where there is none."""
     try:
-        left = json.loads(machine.keys.values.get(f"{_STACKS_PREFIX}{task_id}", b""))
-        return f"Left by its watchdog: {left['why']}\n{left['stacks']}"
+        record = json.loads(machine.keys.values.get(f"{_STACKS_PREFIX}{task_id}", b""))
+        return f"Left by its watchdog: {record['why']}\n{record['stacks']}"
     except (ValueError, KeyError, TypeError):
         return ""
 
 
 def _phase(machine: Machine) -> str:
-    if not machine.coming.gathered:
+    if not machine.registration.gathered:
         return "gathering"
-    return "ending" if machine.leaving.waiting() or machine.roster.lost else "running"
+    return "ending" if machine.shutdown_barrier.waiting() or machine.task_table.lost else "running"
 
 
 def _task(task: Task, now: float, has_session: bool) -> session_pb2.TaskStatus:
@@ -90,4 +90,4 @@ def _prefixes(values: dict[str, bytes]) -> list[session_pb2.KeyPrefix]:
         prefix = key.split("/", 1)[0]
         counts[prefix] += 1
         sizes[prefix] += len(value)
-    return [session_pb2.KeyPrefix(prefix=name, keys=count, bytes=sizes[name]) for name, count in counts.most_common(_SHOWN_PREFIXES)]
+    return [session_pb2.KeyPrefix(prefix=name, keys=count, bytes=sizes[name]) for name, count in counts.most_common(_MAX_PREFIXES)]

@@ -1,29 +1,28 @@
-"""The service over grpc.aio: public gRPC API only. The fallback where `_transport` (faster, over a private module) has not been tested."""
+"""The service over grpc.aio, gRPC's public API: the fallback for releases with which transport_completion_queue was not tested."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
 
 from ..core.status import Code
-from .admission import Admission, Refused
-from .service import SESSION, Service
+from ..names import SESSION, STATUS_DETAILS
+from .admission import Refused
+from .service import Service
 from .sessions import Session
-from .transports import NAMES, Listening, channel_options, server_credentials
-
-DETAILS = "grpc-status-details-bin"
+from .transports import ALTERNATIVE_NAMES, Listening, channel_options
 
 
 def _names(context: Any) -> Sequence[bytes]:
-    found: Sequence[bytes] = context.auth_context().get(NAMES, ())
-    return found
+    names: Sequence[bytes] = context.auth_context().get(ALTERNATIVE_NAMES, ())
+    return names
 
 
-class _Unary:
-    """A unary call: its outcome is set by the service, and awaited by gRPC's handler."""
+class _UnaryWriter:
+    """A ResponseWriter: its outcome is set by the service, and awaited by gRPC's handler."""
 
     def __init__(self, context: Any, key: str) -> None:
         self._context, self.key = context, key
@@ -41,8 +40,8 @@ class _Unary:
             self.outcome.set_result((code, message, details))
 
 
-class _Stream:
-    """A Session's stream: frames to write wait in a queue."""
+class _QueuedStream:
+    """A SessionStream whose frames to write wait in a queue."""
 
     def __init__(self, context: Any, key: str) -> None:
         self._context, self.key = context, key
@@ -66,21 +65,15 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, service: Service, listening: Listening) -> None:
         self._service, self._listening = service, listening
-        self._admission = Admission(listening.token, service.config.limits, keys=listening.secured)
+        self._admission = listening.admission(service.config.limits)
         self._flushing = False
         self._woken = asyncio.Event()
         self._server = grpc.aio.server(handlers=(self,), options=channel_options(service.config.limits))
 
     def bind(self) -> int:
         """Binds the port; OSError where it is taken."""
-        address, credentials = self._listening.address, server_credentials(self._listening)
-        try:
-            port = self._server.add_secure_port(address, credentials) if credentials else self._server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen at {address}: {error}") from None
-        if not port:
-            raise OSError(f"cannot listen at {address}")
-        return int(port)
+        server, address = self._server, self._listening.address
+        return self._listening.bind(lambda tls: server.add_secure_port(address, tls) if tls else server.add_insecure_port(address))
 
     def service(self, handler_call_details: Any) -> Any:
         path = handler_call_details.method
@@ -110,45 +103,47 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
             raise AssertionError("abort raises") from refused
 
     async def _unary(self, path: str, body: bytes, context: Any) -> bytes:
-        wire = _Unary(context, await self._admit(context))
-        call = self._service.unary(path, body, wire)
+        writer = _UnaryWriter(context, await self._admit(context))
+        call = self._service.unary(path, body, writer)
         self._flush_soon()
         try:
-            code, message, body = await wire.outcome
+            code, message, body = await writer.outcome
         except asyncio.CancelledError:
             if call is not None:
                 self._service.drop(call)
             raise
         if code:
-            await context.abort(_STATUS[code], message, ((DETAILS, body),) if body else ())
+            await context.abort(_STATUS[code], message, ((STATUS_DETAILS, body),) if body else ())
         return body
 
     async def _session(self, request_iterator: Any, context: Any) -> None:
-        stream = _Stream(context, await self._admit(context))
+        stream = _QueuedStream(context, await self._admit(context))
         reader = asyncio.create_task(self._read(stream, request_iterator))
         try:
             while True:
                 item = await stream.queue.get()
-                if isinstance(item, tuple):
-                    await context.abort(_STATUS[item[0]], item[1])
-                else:
+                if not isinstance(item, tuple):
                     await context.write(item)
                     stream.backlog_bytes -= len(item)
+                elif item[0] == Code.OK:  # which gRPC does not abort with
+                    return
+                else:
+                    await context.abort(_STATUS[item[0]], item[1])
         finally:
             reader.cancel()
             self._service.stream_closed(stream)
             self._flush_soon()
 
-    async def _read(self, stream: _Stream, frames: Any) -> None:
+    async def _read(self, stream: _QueuedStream, frames: Any) -> None:
         async for frame in frames:
             self._service.stream_frame(stream, frame)
             self._flush_soon()
         stream.finish(Code.OK, "")
 
-    async def serve(self, over: Any) -> str:
-        """Serves until `over()` gives a reason, which it returns."""
+    async def serve(self, stop_reason: Callable[[], str | None]) -> str:
+        """Serves until `stop_reason()` gives one, which it returns."""
         await self._server.start()
-        while (reason := over()) is None:
+        while (reason := stop_reason()) is None:
             due_s = self._service.next_due() - self._listening.clock()
             self._woken.clear()
             if due_s > 0:
@@ -161,7 +156,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
                 self._service.flush()
         self._service.close()
         await self._server.stop(0.5)
-        return str(reason)
+        return reason
 
 
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}

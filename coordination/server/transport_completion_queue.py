@@ -1,9 +1,9 @@
 """The service over gRPC's completion queue, on one thread: what gRPC's own Python server is built on, without its thread pool.
 
-`grpc._cython.cygrpc` is private; outside the range that was tested (`_private`) `_transport_aio` serves instead. What it costs and
+`grpc._cython.cygrpc` is private; outside the releases that were tested (names.py) transport_aio serves instead. What it costs and
 saves is in benchmarks/RESULTS-coordination.md. Each operation that is started ends as one event of the queue, whose tag is a function
-to call with the event. A unary call is three events: it comes, its request is read, its reply is sent. Calls that wait long are
-told when their client goes away by a fourth.
+to call with the event. A unary call is three events: it comes, its request is read, its response is sent. For a call that waits long a
+fourth reports that its client goes away.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from typing import Any
 from grpc._cython import cygrpc
 
 from ..core.status import Code
-from .admission import Admission, Refused
-from .service import SESSION, Service, UnaryCall
+from ..names import SESSION, STATUS_DETAILS
+from .admission import Refused
+from .service import Service, UnaryCall
 from .sessions import Session
-from .transports import NAMES, Listening, channel_options, server_credentials
+from .transports import ALTERNATIVE_NAMES, Listening, channel_options
 
 log = logging.getLogger("holdfast.coordination")
 
-_DETAILS = "grpc-status-details-bin"
-_UNASKED = 64  # calls that may come before the next look at the queue
+_ACCEPTED_AHEAD = 64  # calls that may come before the next poll of the queue
 _BATCH = 256  # events that share one transaction of the journal
-_LOOK_S = 0.25  # between two looks at whether the service is over
-_NONE: tuple[Any, ...] = ()
+_STOP_POLL_S = 0.25  # between two polls of whether the service should stop
 _RECEIVE_MESSAGE = cygrpc.ReceiveMessageOperation
 _SEND_MESSAGE = cygrpc.SendMessageOperation
 _RECEIVE_CLOSE = cygrpc.ReceiveCloseOnServerOperation
@@ -44,19 +43,19 @@ def _ignore(event: Any) -> None:
 
 
 def _names(call: Any) -> Sequence[bytes]:
-    found: Sequence[bytes] = (cygrpc.auth_context(call) or {}).get(NAMES.encode(), ())
-    return found
+    names: Sequence[bytes] = (cygrpc.auth_context(call) or {}).get(ALTERNATIVE_NAMES.encode(), ())
+    return names
 
 
-class _Unary:
-    """One unary call."""
+class _UnaryWriter:
+    """A ResponseWriter of one unary call."""
 
-    __slots__ = ("_call", "_held", "_transport", "key", "over", "path")
+    __slots__ = ("_call", "_held", "_transport", "done", "key", "path")
 
     def __init__(self, transport: CompletionQueueTransport, call: Any, path: str, key: str) -> None:
         self._transport, self._call, self.path, self.key = transport, call, path, key
         self._held: UnaryCall | None = None
-        self.over = False
+        self.done = False
         call.start_server_batch((_RECEIVE_MESSAGE(0),), self._on_request)
 
     def names(self) -> Sequence[bytes]:
@@ -66,37 +65,37 @@ class _Unary:
     def _on_request(self, event: Any) -> None:
         body = event.batch_operations[0].message()
         if body is None:
-            self.over = True
+            self.done = True
             return
         self._held = self._transport.service.unary(self.path, body, self)
-        if self._held is not None and self._held.watch:
+        if self._held is not None and self._held.watched:
             self._transport.unanswered.append(self)
 
     def watch(self) -> None:
-        """Has the queue tell when the client goes away, unless the call has been answered."""
-        if not self.over:
+        """Has the queue report when the client goes away, unless the call has been answered."""
+        if not self.done:
             self._call.start_server_batch((_RECEIVE_CLOSE(0),), self._on_close)
 
     def _on_close(self, event: Any) -> None:
-        if not self.over and self._held is not None:
-            self.over = True
+        if not self.done and self._held is not None:
+            self.done = True
             self._transport.service.drop(self._held)
 
     def succeed(self, body: bytes) -> None:
-        if not self.over:
-            self.over = True
+        if not self.done:
+            self.done = True
             self._call.start_server_batch((_SEND_INITIAL, _SEND_MESSAGE(body, _NO_COMPRESSION), _SEND_OK), _ignore)
 
     def fail(self, code: int, message: str, details: bytes) -> None:
-        if not self.over:
-            self.over = True
-            trailing = ((_DETAILS, details),) if details else None
+        if not self.done:
+            self.done = True
+            trailing = ((STATUS_DETAILS, details),) if details else None
             status = cygrpc.SendStatusFromServerOperation(trailing, int(code), message.encode(), 0)
             self._call.start_server_batch((_SEND_INITIAL, status), _ignore)
 
 
-class _Stream:
-    """One Session's stream. gRPC takes one write at a time: the others wait in a queue."""
+class _QueuedStream:
+    """A SessionStream. gRPC takes one write at a time: the others wait in a queue."""
 
     __slots__ = ("_call", "_ended", "_queue", "_transport", "_writing", "backlog_bytes", "key", "session")
 
@@ -120,7 +119,7 @@ class _Stream:
 
     def _on_frame(self, event: Any) -> None:
         frame = event.batch_operations[0].message()
-        if frame is None or self._ended:  # the client has said all
+        if frame is None or self._ended:  # the client has sent all
             self.finish(Code.OK, "")
             return
         self._read()
@@ -129,7 +128,6 @@ class _Stream:
     def _on_close(self, event: Any) -> None:
         self._ended = True
         self._queue.clear()
-        self._transport.open_streams -= 1
         self._transport.service.stream_closed(self)
 
     def write(self, frame: bytes) -> None:
@@ -177,36 +175,29 @@ class CompletionQueueTransport:
 
     def __init__(self, service: Service, listening: Listening) -> None:
         self.service, self._listening = service, listening
-        self.unanswered: list[_Unary] = []
-        self.open_streams = 0
-        self._admission = Admission(listening.token, service.config.limits, keys=listening.secured)
+        self.unanswered: list[_UnaryWriter] = []
+        self._admission = listening.admission(service.config.limits)
         self._queue = cygrpc.CompletionQueue()
         self._server = cygrpc.Server(tuple(channel_options(service.config.limits)), False)
         self._server.register_completion_queue(self._queue)
 
     def bind(self) -> int:
         """Binds the port; OSError where it is taken."""
-        credentials = server_credentials(self._listening)
-        address = self._listening.address.encode()
-        try:
-            port = self._server.add_http2_port(address, credentials._credentials) if credentials else self._server.add_http2_port(address)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen at {self._listening.address}: {error}") from None
-        if not port:
-            raise OSError(f"cannot listen at {self._listening.address}")
-        self._server.start()
-        for _ in range(_UNASKED):
-            self._ask()
-        return int(port)
+        server, address = self._server, self._listening.address.encode()
+        port = self._listening.bind(lambda tls: server.add_http2_port(address, tls._credentials) if tls else server.add_http2_port(address))
+        server.start()
+        for _ in range(_ACCEPTED_AHEAD):
+            self._accept_next()
+        return port
 
-    def _ask(self) -> None:
+    def _accept_next(self) -> None:
         self._server.request_call(self._queue, self._queue, self._on_call)
 
     def _on_call(self, event: Any) -> None:
         call = event.call
         if call is None or not event.success:
             return
-        self._ask()
+        self._accept_next()
         path = event.call_details.method.decode("latin-1")
         try:
             key = self._admission.admit(call.peer, event.invocation_metadata, self._listening.clock())
@@ -215,33 +206,32 @@ class CompletionQueueTransport:
             call.start_server_batch((_SEND_INITIAL, status), _ignore)
             return
         if path == SESSION:
-            self.open_streams += 1
-            _Stream(self, call, key)
+            _QueuedStream(self, call, key)
         else:
-            _Unary(self, call, path, key)
+            _UnaryWriter(self, call, path, key)
 
-    def serve(self, over: Callable[[], str | None]) -> str:
-        """Serves until `over()` gives a reason, which it returns."""
+    def serve(self, stop_reason: Callable[[], str | None]) -> str:
+        """Serves until `stop_reason()` gives one, which it returns."""
         service, clock, poll = self.service, self._listening.clock, self._queue.poll
-        next_look = 0.0
+        next_stop_poll = 0.0
         batch = _BATCH if service.journaled else 1
         while True:
             now = clock()
-            if now >= next_look:
-                if (reason := over()) is not None:
+            if now >= next_stop_poll:
+                if (reason := stop_reason()) is not None:
                     break
-                next_look = now + _LOOK_S
+                next_stop_poll = now + _STOP_POLL_S
             due = service.next_due()
             if now >= due:
                 service.tick()
                 self._flush()
                 continue
-            event = poll(time.time() + min(due, next_look) - now)
-            left = batch
+            event = poll(time.time() + min(due, next_stop_poll) - now)
+            remaining = batch
             while event.completion_type != _TIMED_OUT:
                 self._handle(event)
-                left -= 1
-                if not left:
+                remaining -= 1
+                if not remaining:
                     break
                 event = poll(0)
             self._flush()
@@ -264,7 +254,7 @@ class CompletionQueueTransport:
                 unary.watch()
 
     def _stop(self) -> None:
-        """Ends what waits, lets the last replies go out, and closes the port."""
+        """Ends the waiting calls, lets the last responses go out, and closes the port."""
         self.service.close()
         self._flush()
         stopped: list[Any] = []

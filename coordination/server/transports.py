@@ -1,4 +1,4 @@
-"""What both transports agree on: gRPC's settings, each with its reason, and where to listen."""
+"""What both transports share: where to listen, gRPC's settings (each with its reason), binding a port."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import grpc
 
 from ..limits import Limits
+from .admission import Admission
 
-NAMES = "x509_subject_alternative_name"
-"""Where gRPC keeps the names in a client's certificate."""
+ALTERNATIVE_NAMES = "x509_subject_alternative_name"
+"""The key of a call's authentication context that holds the names in the client's certificate."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class Listening:
-    """Where to listen, and how."""
+    """Where to listen, who is let in, and by which clock."""
 
     address: str  # host:port
     tls: Tls | None = None
@@ -34,8 +35,24 @@ class Listening:
 
     @property
     def secured(self) -> bool:
-        """Says whether strangers are kept out."""
+        """Returns whether strangers are kept out."""
         return self.tls is not None or self.token is not None
+
+    def admission(self, limits: Limits) -> Admission:
+        """Returns what checks each call."""
+        return Admission(self.token, limits, keys=self.secured)
+
+    def bind(self, add_port: Callable[[grpc.ServerCredentials | None], int]) -> int:
+        """Binds the port by gRPC's `add_port` and returns it; OSError where it is taken."""
+        tls = self.tls
+        credentials = tls and grpc.ssl_server_credentials([(tls.key, tls.certificate)], tls.authority, require_client_auth=True)
+        try:
+            port = add_port(credentials)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen at {self.address}: {error}") from None
+        if not port:
+            raise OSError(f"cannot listen at {self.address}")
+        return int(port)
 
 
 def channel_options(limits: Limits) -> list[tuple[str, int]]:
@@ -50,11 +67,3 @@ def channel_options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.server_handshake_timeout_ms", limits.idle_connection_s * 1000),
     ]
-
-
-def server_credentials(listening: Listening) -> grpc.ServerCredentials | None:
-    """Returns mutual TLS credentials, None without TLS."""
-    tls = listening.tls
-    if tls is None:
-        return None
-    return grpc.ssl_server_credentials([(tls.key, tls.certificate)], tls.authority, require_client_auth=True)

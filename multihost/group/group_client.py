@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from holdfast import coordination
 from holdfast.coordination import BarrierTimeout, CoordinationError, CoordinatorLost, ProcessLost
+from holdfast.coordination.deadline import Deadline as Deadline
 
 # A blocking get is cut into pieces of this length: between two of them we look whether the process that should answer still lives.
 _PIECE_S = 1.0
@@ -34,14 +34,6 @@ class Client(Protocol):
     def key_value_dir_get_bytes(self, key: str) -> list[tuple[str, bytes]]: ...
     def key_value_delete(self, key: str) -> None: ...
     def key_value_increment(self, key: str, increment: int) -> int: ...
-
-
-class Deadline(coordination.Deadline):
-    """Is the time left of one call, also as the wire counts it. Made at the edge from `timeout_s` and passed down."""
-
-    def left_ms(self) -> int:
-        """Returns the whole milliseconds left, never below 1: a wire's 0 often means for ever."""
-        return max(1, int(self.remaining_s() * 1000))
 
 
 @dataclass(frozen=True)

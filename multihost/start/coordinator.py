@@ -5,10 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-import grpc
-
-from holdfast.coordination import CoordinationService, Credentials
-from holdfast.proto import session_pb2
+from holdfast.coordination import CoordinationError, CoordinationService, Credentials, StatusClient
 
 from ..errors import StartupFailed
 from ..group.group_client import Deadline
@@ -17,6 +14,7 @@ from ..spec import ProcessSpec
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
+_STATUS_TIMEOUT_S = 2.0
 # A coordinator whose processes have all died ends so soon: the next start of the program wants its address.
 _LINGER_S = 2.0
 _started: list[CoordinationService] = []  # they end by themselves, after all have left
@@ -48,29 +46,24 @@ def find_coordinator(spec: ProcessSpec, deadline: Deadline, heartbeat_timeout_s:
 def phase_at(address: str) -> str | None:
     """Returns how far the job at an address is ("gathering", "running", "ending"), "" where that is not told, None where nobody answers."""
     try:
-        return str(_status_at(address, Credentials()).phase)
-    except grpc.RpcError as error:
-        return None if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED) else ""
+        with StatusClient(address, timeout_s=_STATUS_TIMEOUT_S) as client:
+            return client.status().phase
+    except CoordinationError as error:
+        return None if error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED") else ""
 
 
 def progress_at(address: str, credentials: Credentials) -> dict[int, str]:
     """Returns what each task last reported of itself, such as "step 40, saved_step 30"; empty where nobody answers."""
     try:
-        tasks = _status_at(address, credentials).tasks
-    except grpc.RpcError:
+        with StatusClient(address, credentials, timeout_s=_STATUS_TIMEOUT_S) as client:
+            tasks = client.status().tasks
+    except CoordinationError:
         return {}
     told = {
         task.task_id: ", ".join(f"{field.name} {value}" for field, value in task.progress.ListFields() if field.name != "values")
         for task in tasks
     }
     return {task: text for task, text in told.items() if text}
-
-
-def _status_at(address: str, credentials: Credentials, timeout_s: float = 2.0) -> session_pb2.StatusResponse:
-    with credentials.channel(address, ()) as channel:
-        ask = channel.unary_unary("/holdfast.Coordination/GetStatus", response_deserializer=session_pb2.StatusResponse.FromString)
-        status: session_pb2.StatusResponse = ask(b"", timeout=timeout_s, metadata=credentials.metadata())
-        return status
 
 
 def _start(spec: ProcessSpec, heartbeat_timeout_s: float) -> None:

@@ -1,8 +1,9 @@
-"""Drives the service's pure machine by hand: numbered calls, their answers, and a clock that tests turn."""
+"""Drives the service's state machine by hand: numbered calls, their answers, and a clock that tests turn."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from holdfast.coordination.core.barriers import Arrival
@@ -24,17 +25,30 @@ class Driver:
             assert self.open(task_id) is None
 
     def open(self, task_id: int, life: int = 1) -> Status | None:
-        return self.machine.coming.open_session(task_id, 100 * life + task_id, f"b{task_id}", 1, self.now)
+        return self.machine.registration.open_session(task_id, 100 * life + task_id, f"b{task_id}", 1, self.now)
 
     def call(self) -> int:
         self.calls += 1
         return self.calls
 
+    def make(self, event: Callable[[int], None]) -> int:
+        """Makes a call, by which `event` drives the machine, and returns it."""
+        call = self.call()
+        event(call)
+        self.settle()
+        return call
+
+    def value(self, call: int) -> Any:
+        """Returns what a call was answered with; it must have succeeded."""
+        value, status = self.answers[call]
+        assert status is None, status
+        return value
+
     def settle(self) -> dict[int, tuple[Any, Status | None]]:
-        for reply in self.machine.replies:
-            assert reply.call not in self.answers, "a call was answered twice"
-            self.answers[reply.call] = (reply.value, reply.refusal)
-        self.machine.replies.clear()
+        for completion in self.machine.completions:
+            assert completion.call not in self.answers, "a call was answered twice"
+            self.answers[completion.call] = (completion.value, completion.status)
+        self.machine.completions.clear()
         return self.answers
 
     def wait(self, seconds: float, beating: tuple[int, ...] = ()) -> None:
@@ -49,38 +63,28 @@ class Driver:
     def barrier(
         self, task_id: int, name: str = "save/100", counter: int = 0, timeout_s: float = 5, ids: tuple[int, ...] = (), life: int = 1
     ) -> int:
-        call = self.call()
-        arrival = Arrival(call, task_id, 100 * life + task_id, name, counter, self.now + timeout_s, frozenset(ids))
-        self.machine.barrier(arrival, self.now)
-        self.settle()
-        return call
+        deadline, incarnation = self.now + timeout_s, 100 * life + task_id
+        return self.make(
+            lambda call: self.machine.barrier(Arrival(call, task_id, incarnation, name, counter, deadline, frozenset(ids)), self.now)
+        )
 
     def code(self, call: int) -> Code | None:
         """Returns how a call ended, None while it waits."""
         if call not in self.answers:
             return None
-        refusal = self.answers[call][1]
-        return Code.OK if refusal is None else refusal.code
+        status = self.answers[call][1]
+        return Code.OK if status is None else status.code
 
     def message(self, call: int) -> str:
-        refusal = self.answers[call][1]
-        assert refusal is not None
-        return refusal.message
+        status = self.answers[call][1]
+        assert status is not None
+        return status.message
 
-    def get(self, key: str, task_id: int = 0, timeout_s: float = math.inf, needs: tuple[int, ...] = ()) -> int:
-        call = self.call()
-        self.machine.keys.get(call, task_id, key, self.now, self.now + timeout_s, frozenset(needs))
-        self.settle()
-        return call
+    def get(self, key: str, task_id: int = 0, timeout_s: float = math.inf, depends_on: tuple[int, ...] = ()) -> int:
+        return self.make(lambda call: self.machine.keys.get(call, task_id, key, self.now, self.now + timeout_s, frozenset(depends_on)))
 
     def set(self, key: str, value: bytes, overwrite: bool = False) -> int:
-        call = self.call()
-        self.machine.keys.insert(call, key, value, overwrite)
-        self.settle()
-        return call
+        return self.make(lambda call: self.machine.keys.insert(call, key, value, overwrite))
 
     def register(self, task_id: int, incarnation: int) -> int:
-        call = self.call()
-        self.machine.coming.register(call, task_id, incarnation, self.now)
-        self.settle()
-        return call
+        return self.make(lambda call: self.machine.registration.register(call, task_id, incarnation, self.now))

@@ -1,4 +1,4 @@
-"""What a job with mTLS and a token needs, and what strangers show; and members who meet."""
+"""What a job with mTLS and a token depends_on, and what strangers show; and members who meet."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 
 from holdfast.coordination import CoordinationClient, Credentials
-from holdfast.coordination.server.profile_d import PROFILE_D, RPCS_D
-from holdfast.coordination.server.profiles import PROFILE_A, PROFILE_B, RPCS
-from holdfast.coordination.server.service import STACKS, STATUS
+from holdfast.coordination.names import PROFILE_A, PROFILE_B, PROFILE_D, STACKS, STATUS
+from holdfast.coordination.server.profile_d import RPCS_D
+from holdfast.coordination.server.profiles import RPCS
 from holdfast.proto import coordination_b_pb2, coordination_pb2, distributed_runtime_pb2
 from tests.support.tls import Authority
 
@@ -21,7 +21,7 @@ UNARY = [*RPCS, *RPCS_D, STATUS, STACKS]
 MESSAGES = {PROFILE_A: coordination_pb2, PROFILE_B: coordination_b_pb2, PROFILE_D: distributed_runtime_pb2}
 OWN_POOL = (("grpc.use_local_subchannel_pool", 1),)
 VICTIM, LIAR = 1, 2
-FOR_ALL = {STATUS, STACKS}  # whoever holds certificate and token may ask how the job is
+FOR_ALL = {STATUS, STACKS}  # every holder of certificate and token may ask how the job is
 
 
 @dataclass

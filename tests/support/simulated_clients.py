@@ -56,7 +56,7 @@ class Clients:
         self.service: SimulatedService
         self.all = [Client(task_id) for task_id in range(count)]
         self._everyone = frozenset(range(count))
-        self._left = count
+        self._unfinished = count
 
     def begin(self) -> None:
         """Starts all within a second."""
@@ -66,7 +66,7 @@ class Clients:
     @property
     def finished(self) -> bool:
         """Says whether all have walked through their scripts."""
-        return not self._left
+        return not self._unfinished
 
     # ---- Faults --------------------------------------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class Clients:
         """Breaks a stream."""
         client = self._random.choice(self.all)
         self._world.note("break", client.task_id)
-        self._lose_stream(client, told=self._random.random() < 0.5)
+        self._lose_stream(client, reported=self._random.random() < 0.5)
 
     def crash_one(self) -> None:
         """Kills a process, which comes back as another life of it."""
@@ -86,7 +86,7 @@ class Clients:
         for request in client.pending.values():
             request.done = True
         client.pending.clear()
-        self._lose_stream(client, told=self._random.random() < 0.5)
+        self._lose_stream(client, reported=self._random.random() < 0.5)
         self._world.at(self._random.uniform(0.1, 30), lambda: self.begin_life(client))
 
     def pause_one(self) -> None:
@@ -98,12 +98,12 @@ class Clients:
     def lose_service(self) -> None:
         """Breaks all streams: the service has crashed."""
         for client in self.all:
-            self._world.at(self._random.uniform(0, 0.2), lambda client=client: self._lose_stream(client, told=False))  # type: ignore[misc]
+            self._world.at(self._random.uniform(0, 0.2), lambda client=client: self._lose_stream(client, reported=False))  # type: ignore[misc]
 
-    def _lose_stream(self, client: Client, *, told: bool) -> None:
-        """Ends a client's stream; the service hears of it only where it is `told`."""
+    def _lose_stream(self, client: Client, *, reported: bool) -> None:
+        """Ends a client's stream; the service notices only where it is `reported`."""
         stream, client.stream, client.opening = client.stream, 0, 0
-        if told and stream and self.service.has_stream(client, stream):
+        if reported and stream and self.service.has_stream(client, stream):
             self._world.at(self._world.delay_s(), lambda: self.service.drop_calls(client.task_id, stream))
         if not client.dead and not client.finished:
             self._world.at(self._random.uniform(0.02, 1.0), lambda life=client.life: self._open_stream(client, life))  # type: ignore[misc]
@@ -124,16 +124,16 @@ class Clients:
             return
         stream = client.opening = next(self._world.numbers)
         self._world.send(
-            lambda: self.service.open(client, stream, client.incarnation, lambda refusal: self._opened(client, life, stream, refusal)),
+            lambda: self.service.open(client, stream, client.incarnation, lambda status: self._opened(client, life, stream, status)),
             twice=False,
         )
         self._world.at(RESEND_S, lambda: None if client.opening != stream or client.stream else self._open_stream(client, life))
 
-    def _opened(self, client: Client, life: int, stream: int, refusal: Status | None) -> None:
+    def _opened(self, client: Client, life: int, stream: int, status: Status | None) -> None:
         if client.life != life or client.opening != stream:
             return
-        if refusal is not None:
-            self._world.note("refused", f"{client.task_id}: {refusal.message}")
+        if status is not None:
+            self._world.note("refused", f"{client.task_id}: {status.message}")
             self._finish(client)
             return
         client.stream = stream
@@ -174,23 +174,23 @@ class Clients:
         self._world.send(lambda: self.service.serve(client, stream, request), twice=request.again)
         self._world.at(RESEND_S * self._random.uniform(1, 2), lambda: self._post(client, request))
 
-    def _answer(self, client: Client, request: Request, reply: Completion) -> None:
+    def _answer(self, client: Client, request: Request, completion: Completion) -> None:
         """Takes the first answer to a request."""
         if request.done or client.dead:
             return
-        stolen = reply.refusal is not None and reply.refusal.code == Code.CANCELLED and reply.refusal.barrier is None
+        stolen = completion.status is not None and completion.status.code == Code.CANCELLED and completion.status.barrier is None
         if stolen and request.method == "barrier":
             return  # a duplicate took this one's place: one of them will be answered
         request.done = True
         client.pending.pop(request.number, None)
         assert request.on_reply is not None
-        request.on_reply(reply)
+        request.on_reply(completion)
 
     # ---- The script ----------------------------------------------------------------------------------------------------------------
 
     def _next_step(self, client: Client) -> None:
         if client.step >= self._steps:
-            return self._ask(client, "leave", None, lambda reply: self._finish(client))
+            return self._ask(client, "leave", None, lambda completion: self._finish(client))
         client.step += 1
         if self._unison:
             self._wait_at(client, ("all", self._everyone), 600.0)
@@ -203,13 +203,13 @@ class Clients:
         if doing < 0.85:
             return self._set_first(client)
         if doing < 0.9:
-            return self._ask(client, "increment", "count", lambda reply: self._counted(client, reply), again=False)
+            return self._ask(client, "increment", "count", lambda completion: self._counted(client, completion), again=False)
         if doing < 0.96:
             key = f"key/{self._random.randrange(len(self.all))}/1/{self._random.randrange(1, self._steps + 1)}"
-            return self._ask(client, "get", (key, self._random.uniform(0, 10)), lambda reply: self._next_step(client))
+            return self._ask(client, "get", (key, self._random.uniform(0, 10)), lambda completion: self._next_step(client))
         name = self._barrier_of(client)[0]
         counter = client.counters.get(name, 0)
-        return self._ask(client, "cancel", (name, counter), lambda reply: self._next_step(client))
+        return self._ask(client, "cancel", (name, counter), lambda completion: self._next_step(client))
 
     def _barrier_of(self, client: Client) -> tuple[str, frozenset[int]]:
         """Returns a barrier that this client takes part in: its name fixes who the others are."""
@@ -225,48 +225,50 @@ class Clients:
         counter = client.counters[name] = client.counters.get(name, -1) + 1
         limit_s = self._random.uniform(2, 20) if timeout_s is None else timeout_s
         argument = (name, participants, limit_s)
-        self._ask(client, "barrier", argument, lambda reply: self._barrier_over(client, name, reply), counter=counter)
+        self._ask(client, "barrier", argument, lambda completion: self._barrier_over(client, name, completion), counter=counter)
 
-    def _barrier_over(self, client: Client, name: str, reply: Completion) -> None:
-        found = reply.value if reply.refusal is None else (reply.refusal.barrier or (name, client.counters[name]))[1]
-        client.counters[name] = found
-        self._world.note("leaves", f"{client.task_id} {name} {found} {'OK' if reply.refusal is None else reply.refusal.code.name}")
+    def _barrier_over(self, client: Client, name: str, completion: Completion) -> None:
+        counter = completion.value if completion.status is None else (completion.status.barrier or (name, client.counters[name]))[1]
+        client.counters[name] = counter
+        self._world.note(
+            "leaves", f"{client.task_id} {name} {counter} {'OK' if completion.status is None else completion.status.code.name}"
+        )
         self._next_step(client)
 
     def _set_key(self, client: Client) -> None:
         key, value = f"key/{client.task_id}/{client.life}/{client.step}", f"{client.incarnation}".encode()
-        self._ask(client, "set", (key, value), lambda reply: self._key_set(client, key, value, reply))
+        self._ask(client, "set", (key, value), lambda completion: self._key_set(client, key, value, completion))
 
     def _set_first(self, client: Client) -> None:
         key, value = f"first/{self._random.randrange(3)}", f"{client.task_id}:{client.incarnation}".encode()
-        self._ask(client, "set", (key, value), lambda reply: self._key_set(client, key, value, reply))
+        self._ask(client, "set", (key, value), lambda completion: self._key_set(client, key, value, completion))
 
-    def _key_set(self, client: Client, key: str, value: bytes, reply: Completion) -> None:
-        if reply.refusal is None:
+    def _key_set(self, client: Client, key: str, value: bytes, completion: Completion) -> None:
+        if completion.status is None:
             self._truth.acknowledged[key] = value
-        self._world.note("set", f"{client.task_id} {key} {'OK' if reply.refusal is None else reply.refusal.code.name}")
+        self._world.note("set", f"{client.task_id} {key} {'OK' if completion.status is None else completion.status.code.name}")
         self._next_step(client)
 
-    def _counted(self, client: Client, reply: Completion) -> None:
-        self._truth.counted(reply)
+    def _counted(self, client: Client, completion: Completion) -> None:
+        self._truth.counted(completion)
         self._next_step(client)
 
     def _finish(self, client: Client) -> None:
         self._world.note("finish", client.task_id)
-        self._left -= not client.finished
+        self._unfinished -= not client.finished
         client.finished = True
 
-    def reach(self, call: Call, reply: Completion) -> None:
-        """Brings a reply to its client, if that still listens on this stream."""
+    def reach(self, call: Call, completion: Completion) -> None:
+        """Brings a completion to its client, if that still listens on this stream."""
         client, machine = call.client, self.service.machine
         if client.stream != call.stream or client.dead:
             return
         if self._world.now < client.paused_until:
-            self._world.at(client.paused_until - self._world.now, lambda: self.reach(call, reply))
+            self._world.at(client.paused_until - self._world.now, lambda: self.reach(call, completion))
             return
-        exists = reply.refusal is not None and reply.refusal.code == Code.ALREADY_EXISTS
+        exists = completion.status is not None and completion.status.code == Code.ALREADY_EXISTS
         if call.request.method == "set" and exists and machine is not None:
             key, value = call.request.argument  # what the client's reading back finds
             if machine.keys.values.get(key) == value:
-                reply = Completion(call, None, None)
-        self._answer(client, call.request, reply)
+                completion = Completion(call, None, None)
+        self._answer(client, call.request, completion)

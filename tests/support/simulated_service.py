@@ -27,7 +27,7 @@ class Call:
 
 
 class SimulatedService:
-    """Serves clients as `_service` and a transport do. `batch_s`: how long events are gathered for one write of the journal."""
+    """Serves clients as `Service` and a transport do. `batch_s`: how long events are gathered for one write of the journal."""
 
     def __init__(
         self, world: World, config: Config, truth: Truth, reach: Callable[[Call, Completion], None], *, journal: bool, batch_s: float
@@ -44,7 +44,7 @@ class SimulatedService:
     # ---- Its loop ------------------------------------------------------------------------------------------------------------------
 
     def wind(self) -> None:
-        """Sees to a tick at the very moment that the machine asks for, as the service's loop does."""
+        """Schedules a tick at the very moment that the machine asks for, as the service's loop does."""
         assert self.machine is not None
         due = max(self._world.now, self.machine.next_due())
         if due < self._tick_at:
@@ -62,7 +62,7 @@ class SimulatedService:
         self._flush_soon()
 
     def _waiting(self, machine: Machine) -> list[Call]:
-        answered = {id(reply.call) for reply in machine.replies}
+        answered = {id(completion.call) for completion in machine.completions}
         return [call for call in self._calls if id(call) not in answered]
 
     def _flush_soon(self) -> None:
@@ -76,22 +76,22 @@ class SimulatedService:
             self.wind()
 
     def _flush(self, life: Machine | None) -> None:
-        """Writes the journal, then sends the replies; the service may crash between the two."""
+        """Writes the journal, then sends the completions; the service may crash between the two."""
         if life is None or life is not self.machine:
             return
         self._flushing = False
-        if self._crash_unwritten and life.replies:
+        if self._crash_unwritten and life.completions:
             self._end()
             return
-        replies, life.replies[:] = list(life.replies), []
+        completions, life.completions[:] = list(life.completions), []
         if self.disk is not None:
             self.disk.write(life)
         self._truth.written()
-        for reply in replies:
-            call: Call = reply.call
+        for completion in completions:
+            call: Call = completion.call
             self._calls.pop(call, None)
-            self._truth.replied(call.client.task_id, call.request, reply)
-            self._world.send(lambda call=call, reply=reply: self._reach(call, reply), twice=True)  # type: ignore[misc]
+            self._truth.replied(call.client.task_id, call.request, completion)
+            self._world.send(lambda call=call, completion=completion: self._reach(call, completion), twice=True)  # type: ignore[misc]
 
     # ---- Its end and its return ----------------------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class SimulatedService:
         self._world.at(self._world.random.uniform(0.1, 10), self.restart)
 
     def on_end(self) -> None:
-        """Is replaced by whoever wants to know."""
+        """Does nothing; the simulation puts a function in its place."""
 
     def restart(self) -> None:
         """Comes back with what the journal holds."""
@@ -135,17 +135,17 @@ class SimulatedService:
         return self._streams.get(client.task_id) == stream
 
     def open(self, client: Client, stream: int, incarnation: int, opened: Callable[[Status | None], None]) -> None:
-        """Takes the first frame of a stream; `opened` is told the answer."""
+        """Takes the first frame of a stream; `opened` gets the answer."""
         if self.machine is None or stream < self._streams.get(client.task_id, 0):
             return
-        refusal = self.machine.coming.open_session(client.task_id, incarnation, f"h{client.task_id}", 1, self._world.now)
-        if refusal is None:
+        status = self.machine.registration.open_session(client.task_id, incarnation, f"h{client.task_id}", 1, self._world.now)
+        if status is None:
             older = self._streams.get(client.task_id, 0)
             self._streams[client.task_id] = stream
             self._drop(client.task_id, older)
         self._flush_soon()
         if self.machine is not None:
-            self._world.send(lambda: opened(refusal), twice=False)
+            self._world.send(lambda: opened(status), twice=False)
 
     def beat(self, client: Client, stream: int) -> None:
         """Takes a sign of life."""
@@ -197,7 +197,7 @@ class SimulatedService:
         self._truth.arrives(client.task_id, name, request)
         who = frozenset() if len(participants) == self._config.num_tasks else participants
         machine.barrier(Arrival(call, client.task_id, client.incarnation, name, request.sent_counter, now + limit_s, who), now)
-        if not any(reply.call is call for reply in machine.replies):
+        if not any(completion.call is call for completion in machine.completions):
             call.deadline = self._truth.waits(name, machine.barriers.open[name].counter, now + limit_s)
 
 

@@ -1,4 +1,4 @@
-"""What an onlooker of a simulation knows, and holds the machine's replies against."""
+"""What an onlooker of a simulation knows, and holds the machine's completions against."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.support.simulated_world import World
 
 
 class Truth:
-    """Checks the invariants of `simulator`, at every reply, at every tick, after every replay and at the end."""
+    """Checks the invariants of `simulator`, at every completion, at every tick, after every replay and at the end."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.acknowledged: dict[str, bytes] = {}
         self.increments = 0
-        self.counts_told: list[int] = []
+        self.counts: list[int] = []
         self.arrivals: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)  # name: request: (task, counter)
-        self.deadlines: dict[tuple[str, int], float] = {}  # an instance, and the deadline of whoever came first
+        self.deadlines: dict[tuple[str, int], float] = {}  # an instance, and the deadline of the first to arrive
         self.unwritten: list[tuple[str, int]] = []  # instances that the journal does not know yet
         self.results: dict[tuple[str, int], str] = {}
         self.answered: dict[int, int] = {}  # request: the instance whose result it has had
@@ -33,7 +33,7 @@ class Truth:
         self.arrivals[name][request.number] = (task_id, request.sent_counter)
 
     def waits(self, name: str, counter: int, deadline: float) -> float:
-        """Notes that a task waits at an instance, and returns when it must know: the deadline of whoever came first is everyone's."""
+        """Notes that a task waits at an instance, and returns when it must know: the deadline of the first to arrive is everyone's."""
         if (name, counter) not in self.deadlines:
             self.deadlines[name, counter] = deadline
             self.unwritten.append((name, counter))
@@ -49,12 +49,12 @@ class Truth:
             del self.deadlines[instance]
         self.unwritten.clear()
 
-    def replied(self, task_id: int, request: Request, reply: Completion) -> None:
-        """Checks one reply of the machine."""
+    def replied(self, task_id: int, request: Request, completion: Completion) -> None:
+        """Checks one completion of the machine."""
         if request.method != "barrier":
             return
         name, participants, _ = request.argument
-        outcome = self._outcome(name, reply)
+        outcome = self._outcome(name, completion)
         if outcome is None:
             return
         counter, result = outcome
@@ -70,13 +70,13 @@ class Truth:
             for number in stale:
                 del self.arrivals[name][number]
 
-    def _outcome(self, name: str, reply: Completion) -> tuple[int, str] | None:
-        refusal = reply.refusal
-        if refusal is None:
-            return reply.value, "OK"
-        if refusal.barrier is None or refusal.code == Code.INVALID_ARGUMENT or (refusal.code == Code.INTERNAL and not refusal.missing):
-            return None  # a refusal of this call alone
-        return refusal.barrier[1], refusal.code.name
+    def _outcome(self, name: str, completion: Completion) -> tuple[int, str] | None:
+        status = completion.status
+        if status is None:
+            return completion.value, "OK"
+        if status.barrier is None or status.code == Code.INVALID_ARGUMENT or (status.code == Code.INTERNAL and not status.missing):
+            return None  # a status of this call alone
+        return status.barrier[1], status.code.name
 
     def _all_had_come(self, name: str, counter: int, participants: frozenset[int]) -> None:
         comings = self.arrivals[name].items()
@@ -84,19 +84,19 @@ class Truth:
         if not participants <= came:
             self._world.fail(f"barrier {name} {counter} released, but {sorted(participants - came)} had not come")
 
-    def counted(self, reply: Completion) -> None:
+    def counted(self, completion: Completion) -> None:
         """Checks that no two acknowledged increments got the same number."""
-        if reply.refusal is None:
-            number = int(reply.value[1])
-            if number in self.counts_told:
-                self._world.fail(f"two increments were told {number}")
-            self.counts_told.append(number)
+        if completion.status is None:
+            number = int(completion.value[1])
+            if number in self.counts:
+                self._world.fail(f"two increments were answered {number}")
+            self.counts.append(number)
 
     # ---- Deadlines, keys and counts ------------------------------------------------------------------------------------------------
 
     def nobody_is_late(self, waiting: Iterable[Any], now: float) -> None:
         """Checks that nobody waits whose deadline was before `now`: before each tick, which comes at the moment the machine asked for, and
-        after it, when whoever was due has been answered."""
+        after it, when all that was due has been answered."""
         for call in waiting:
             if call.deadline < now:
                 self._world.fail(f"process {call.client.task_id} waits in {call.request.method} past its deadline {call.deadline:.3f}")
@@ -111,5 +111,5 @@ class Truth:
         """Checks keys and counts once all is quiet."""
         self.keys_are_there(machine)
         total = int(machine.keys.values.get("count", b"0"))
-        if not len(self.counts_told) <= total <= self.increments:
-            self._world.fail(f"{len(self.counts_told)} increments acknowledged, {self.increments} arrived, the sum is {total}")
+        if not len(self.counts) <= total <= self.increments:
+            self._world.fail(f"{len(self.counts)} increments acknowledged, {self.increments} arrived, the sum is {total}")

@@ -4,7 +4,7 @@ Nothing here waits or runs in parallel: one heap of events in virtual time, one 
 the last event, so a failing seed is a reproduction. What is simulated is our session (one stream per client, resent on the next stream
 when it breaks), with losses, duplicates and reordering that are worse than TCP's.
 
-Invariants, checked at every reply of the machine, at every tick, after every replay and at the end (`simulated_truth`):
+Invariants, checked at every completion of the machine, at every tick, after every replay and at the end (`simulated_truth`):
 1. a barrier releases only when every participant of that instance has come;
 2. all who learn the result of an instance learn the same one;
 3. a key whose writing was acknowledged is there, with its value, ever after;
@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from holdfast.coordination.limits import Config
 from tests.support.simulated_clients import Clients
-from tests.support.simulated_service import Disk, SimulatedService
+from tests.support.simulated_service import SimulatedService
 from tests.support.simulated_truth import Truth
-from tests.support.simulated_world import Faults, Violation, World
+from tests.support.simulated_world import Faults, World
 
 SERVICE_INCARNATION = 77
 HEARTBEAT_TIMEOUT_S = 20.0
@@ -76,6 +76,3 @@ class Simulation:
         ):
             for _ in range(round(self.world.random.uniform(0, 2 * rate))):
                 self.world.at(self.world.random.uniform(1, span_s), fault)
-
-
-__all__ = ["Disk", "Faults", "Simulation", "Violation"]

@@ -1,4 +1,4 @@
-"""Our service and jaxlib's give the same answers to the same calls, whoever's client asks (issue 3, show 1)."""
+"""Our service and jaxlib's give the same answers to the same calls, whoever's client asks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real faults on real processes: every other peer has a named error in time, nobody hangs, nobody aborts (issue 3, shows 3 and 6)."""
+"""Real faults on real processes: every other peer has a named error in time, nobody hangs, nobody aborts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever waits for an answer reads for all: turns at reading, and what must not run in a caller's turn."""
+"""A caller that waits for an answer reads for all: turns at reading, and what must not run in a caller's turn."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def wait_until_blocked(client: CoordinationClient, threads: int) -> None:
     """Waits until so many calls are in flight."""
 
     def waiting() -> int:
-        stream = client._link._wire._stream  # type: ignore[union-attr]
+        stream = client._connection._transport._stream  # type: ignore[union-attr]
         return 0 if stream is None else len(stream._waiting)
 
     while waiting() < threads:
@@ -89,14 +89,14 @@ def test_a_reader_whose_service_stands_still_is_freed_when_its_time_is_over(serv
         assert answer == "value"
 
 
-def test_news_come_on_the_clients_own_thread(service: CoordinationService) -> None:
-    """While the only caller waits, changes are told on another thread, from which the client may be called."""
-    heard: list[tuple[str, str]] = []
-    told = threading.Event()
+def test_listeners_are_notified_on_the_clients_own_thread(service: CoordinationService) -> None:
+    """While the only caller waits, listeners are notified on another thread, from which the client may be called."""
+    seen: list[tuple[str, str]] = []
+    notified = threading.Event()
 
     def listener(processes: Sequence[ProcessInfo]) -> None:
-        heard.append((threading.current_thread().name, client.key_value_try_get("key")))
-        told.set()
+        seen.append((threading.current_thread().name, client.key_value_try_get("key")))
+        notified.set()
 
     with CoordinationClient(service.address, 0, heartbeat_timeout_s=600) as client:
         client.key_value_set("key", "value")
@@ -104,22 +104,22 @@ def test_news_come_on_the_clients_own_thread(service: CoordinationService) -> No
             late = pool.submit(client.blocking_key_value_get, "late", LONG_MS)
             wait_until_blocked(client, 1)
             client.watch_processes(listener)
-            told.clear()
+            notified.clear()
             client.report_error("on purpose")  # a change of this very process
-            assert told.wait(30)
+            assert notified.wait(30)
             client.close()
             with pytest.raises(CoordinationError):
                 late.result(30)
-    assert heard[-1] == ("holdfast-session", "value")
+    assert seen[-1] == ("holdfast-session", "value")
 
 
-def test_news_come_when_nobody_calls(service: CoordinationService) -> None:
+def test_listeners_are_notified_when_nobody_calls(service: CoordinationService) -> None:
     """After the last call the stream's own thread reads again."""
-    told = threading.Event()
-    with CoordinationClient(service.address, 0, heartbeat_timeout_s=600, on_process_change=lambda processes: told.set()) as client:
+    notified = threading.Event()
+    with CoordinationClient(service.address, 0, heartbeat_timeout_s=600, on_process_change=lambda processes: notified.set()) as client:
         for _ in range(20):
             client.key_value_set("key", "value", allow_overwrite=True)
-        assert told.wait(30)
+        assert notified.wait(30)
 
 
 def test_an_interrupt_frees_a_reader_and_the_client_goes_on(client: CoordinationClient) -> None:

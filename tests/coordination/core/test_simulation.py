@@ -106,9 +106,9 @@ def early(barriers: Any, barrier: Barrier, arrival: Any, now: float) -> None:
         barriers._finish(barrier, None)
 
 
-def split(barriers: Any, over: Barrier, arrival: Any) -> bool:
-    over.refusal = None  # whoever asks again is told that all went well
-    return bool(arrival.counter == over.counter)
+def split(barriers: Any, finished: Barrier, arrival: Any) -> bool:
+    finished.status = None  # whoever asks again is told that all went well
+    return bool(arrival.counter == finished.counter)
 
 
 def forget(keys: Any, values: dict[str, bytes]) -> None:

@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials
-from holdfast.coordination.server.service import SESSION, STATUS
+from holdfast.coordination.names import SESSION, STATUS
 from holdfast.proto import coordination_pb2, session_pb2
 from tests.support.secured import LIAR, UNARY, Secured, Security, at_once, in_the_name_of, join, register, secure, together
 

@@ -2,85 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService
-from tests.support.cluster import Processes
-
-OUR_STEPS = """
-import sys
-from holdfast.coordination import CoordinationClient
-index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-client = CoordinationClient(address, index)
-client.connect()
-for step in range(200):
-    client.wait_at_barrier(f"step/{step % 7}", 60_000)
-    client.key_value_set(f"came/{step}/{index}", "1", allow_overwrite=True)
-    if step % 50 == 0:
-        print("step", step, flush=True)
-client.wait_at_barrier("end", 60_000)
-print("keys", len(client.key_value_dir_get("came")), flush=True)
-client.shutdown()
-"""
-
-JAX_STEPS = """
-import sys, time
-import jax
-index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-jax.config.update("jax_enable_recoverability", True)
-jax.distributed.initialize(address, count, index, heartbeat_timeout_seconds=1000)
-from jax._src import distributed
-client = distributed.global_state.client
-for step in range(200):
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            client.wait_at_barrier(f"step/{step % 7}", 60_000)
-            break
-        except jax.errors.JaxRuntimeError as error:
-            assert "UNAVAILABLE" in str(error) and time.monotonic() < deadline, error
-            time.sleep(0.05)
-    if step % 50 == 0:
-        print("step", step, flush=True)
-print("all steps", flush=True)
-jax.distributed.shutdown()
-"""
-
-
-@contextmanager
-def restarted_in_the_middle(script: str, journal: Path, count: int = 3) -> Iterator[list[str]]:
-    """Runs `script` on `count` processes, kills the coordinator at step 100, restarts it on its port, and yields the outputs."""
-    options = {"journal": str(journal), "recoverable": True, "survivable": True}
-    with CoordinationService.spawn(count, **options) as first:  # type: ignore[arg-type]
-        port = int(first.address.rsplit(":", 1)[1])
-        env = {"JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:0"}
-        with Processes(script, count, arguments=[first.address], env=env) as processes:
-            processes.wait_for(0, "step 100")
-            os.kill(first.pid, signal.SIGKILL)
-            assert first.wait(10) == -signal.SIGKILL
-            with CoordinationService.spawn(count, port=port, **options) as second:  # type: ignore[arg-type]
-                finished = processes.wait(90)
-                assert [each.code for each in finished] == [0] * count, [each.output for each in finished]
-                assert second.wait(30) == 0
-            yield [each.output for each in finished]
-
-
-def test_our_clients_ride_through_a_restart(tmp_path: Path) -> None:
-    """SIGKILL and restart in the middle of 200 steps with a barrier each: the job finishes, no barrier is lost or doubled, no key lost."""
-    with restarted_in_the_middle(OUR_STEPS, tmp_path / "journal") as outputs:
-        assert all(f"keys {200 * 3}" in output for output in outputs), outputs
-
-
-def test_unmodified_jax_clients_live_through_a_restart(tmp_path: Path) -> None:
-    """The same with jaxlib's clients, which must ask again (UNAVAILABLE) while there is no coordinator: none of them aborts."""
-    with restarted_in_the_middle(JAX_STEPS, tmp_path / "journal") as outputs:
-        assert all("all steps" in output for output in outputs), outputs
 
 
 def test_a_job_that_has_finished_leaves_an_empty_journal(tmp_path: Path) -> None:

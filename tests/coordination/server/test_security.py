@@ -16,12 +16,7 @@ import grpc
 import pytest
 
 from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, Fenced
-from holdfast.coordination.core.machine import Machine
-from holdfast.coordination.limits import Config
-from holdfast.coordination.server.profile_d import PROFILE_D
-from holdfast.coordination.server.profiles import PROFILE_A, PROFILE_B
-from holdfast.coordination.server.service import SESSION
-from holdfast.coordination.server.sessions import Streams
+from holdfast.coordination.names import PROFILE_A, PROFILE_B, PROFILE_D, SESSION
 from holdfast.proto import coordination_pb2, session_pb2
 from tests.support.cluster import Processes
 from tests.support.network import namespaces, python_in
@@ -116,13 +111,14 @@ def test_no_client_of_ours_joins_as_a_stranger(secured: Secured, security: Secur
 
 
 def test_a_member_speaks_for_no_other(secured: Secured, security: Security) -> None:
-    """Process 2, who is told all incarnations, is refused on every rpc of A, B and D, and a Session, in the name of process 1."""
+    """Process 2, who knows all incarnations, is refused on every rpc of A, B and D, and a Session, in the name of process 1."""
     own = secured.credentials[LIAR]
     stolen = {process.process_id: process.incarnation for process in secured.clients[LIAR].process_info()}
     with secured.channel(own) as channel:
         watch = coordination_pb2.WatchTasksRequest(incarnations=secured.stamp(LIAR), version_number=-1).SerializeToString()
-        told = channel.unary_unary(PROFILE_A + "WatchTasks")(watch, timeout=10, metadata=own.metadata())
-        (agent,) = [task.incarnation for task in coordination_pb2.WatchTasksResponse.FromString(told).task_state if task.task_id == VICTIM]
+        listed = channel.unary_unary(PROFILE_A + "WatchTasks")(watch, timeout=10, metadata=own.metadata())
+        tasks = coordination_pb2.WatchTasksResponse.FromString(listed).task_state
+        (agent,) = [task.incarnation for task in tasks if task.task_id == VICTIM]
         assert agent == secured.incarnation(VICTIM)  # so an incarnation proves nothing
         body = in_the_name_of(VICTIM, secured)
         opening = session_pb2.Open(process_id=VICTIM, incarnation=stolen[VICTIM])
@@ -147,7 +143,7 @@ def test_one_who_has_not_come_speaks_for_nobody(secured: Secured, security: Secu
 
 
 def test_our_client_is_fenced_as_another(secured: Secured, security: Security) -> None:
-    """Our client that is given a number of another, over a Session or unary calls, is told so, once; its owner is not disturbed."""
+    """Our client that is given a number of another, over a Session or unary calls, learns so, once; its owner is not disturbed."""
     for session in (None, False):
         client = CoordinationClient(secured.address, VICTIM, credentials=security.member(), init_timeout_s=20, session=session)
         with pytest.raises(CoordinationError, match=r"PERMISSION_DENIED: process 1 is another's.*give each process a number") as caught:
@@ -163,42 +159,6 @@ def test_an_incarnation_of_another_is_refused(secured: Secured) -> None:
         register(secured.channel(own), own, LIAR, secured.incarnation(VICTIM))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     secured.still_serves()
-
-
-class PaperStream:
-    """A Session's stream that keeps what is written."""
-
-    def __init__(self) -> None:
-        self.session = None
-        self.key = ""
-        self.backlog_bytes = 0
-        self.frames: list[session_pb2.ServerFrame] = []
-
-    def write(self, frame: bytes) -> None:
-        self.frames.append(session_pb2.ServerFrame.FromString(frame))
-
-    def finish(self, code: int, message: str) -> None:
-        raise AssertionError(message)
-
-
-def test_a_member_answers_for_no_other() -> None:
-    """Stacks asked of process 1 are not taken from process 0, who guesses the number of the question; many ask at the price of one."""
-    machine = Machine(Config(2, 77), 0.0)
-    streams, papers = Streams(machine), [PaperStream(), PaperStream()]
-
-    def say(index: int, **frame: Any) -> None:
-        streams.frame(papers[index], session_pb2.ClientFrame(**frame).SerializeToString(), 1.0, session_pb2.StatusResponse)  # type: ignore[arg-type]
-
-    for index in range(2):
-        say(index, open=session_pb2.Open(process_id=index, incarnation=5 + index))
-    for number in range(50):
-        say(0, request=session_pb2.Request(id=number, method="Stacks", body=session_pb2.StacksRequest(task_id=1).SerializeToString()))
-    (asked,) = [frame.ask.id for frame in papers[1].frames if frame.HasField("ask")]
-    for number in range(asked + 10):
-        say(0, answer=session_pb2.Answer(id=number, body=b"forged"))
-    assert machine.replies == []
-    say(1, answer=session_pb2.Answer(id=asked, body=b"true"))
-    assert [session_pb2.StacksResponse.FromString(reply.value).stacks for reply in machine.replies] == [b"true"] * 50
 
 
 SECOND_CHANNELS = [PROFILE_A + "RegisterTask", PROFILE_B + "RegisterTask", PROFILE_D + "Connect"]

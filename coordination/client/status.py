@@ -1,0 +1,87 @@
+"""Asks a coordinator about its job, without being a process of the job: status, stacks, keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from holdfast.proto import coordination_b_pb2, session_pb2
+
+from ..credentials import Credentials
+from ..errors import CoordinationError
+from ..names import PROFILE_B, STACKS, STATUS
+from .unary import CHANNEL_OPTIONS
+
+_LIST_KEYS = PROFILE_B + "GetKeyValueDir"  # of profile B, whose requests name no incarnation
+_STACKS_TIMEOUT_S = 30.0  # the coordinator waits 20 s for a process
+
+
+class StatusClient:
+    """Asks the coordinator at `address` ("host:port"). Each call takes at most `timeout_s` and raises CoordinationError with gRPC's code.
+
+    A coordinator that does not listen is UNAVAILABLE at once, or is waited for where `wait_for_ready`. Safe from several threads; a
+    context manager.
+    """
+
+    def __init__(
+        self, address: str, credentials: Credentials | None = None, *, timeout_s: float = 5.0, wait_for_ready: bool = False
+    ) -> None:
+        credentials = credentials or Credentials()
+        self.timeout_s = timeout_s
+        self._options = {"metadata": credentials.metadata(), "wait_for_ready": wait_for_ready}
+        self._channel = credentials.channel(address, CHANNEL_OPTIONS)
+        self._status = self._method(STATUS, session_pb2.StatusRequest, session_pb2.StatusResponse)
+        self._stacks = self._method(STACKS, session_pb2.StacksRequest, session_pb2.StacksResponse)
+        self._list_keys = self._method(_LIST_KEYS, coordination_b_pb2.GetKeyValueDirRequest, coordination_b_pb2.GetKeyValueDirResponse)
+
+    def _method(self, path: str, request: Any, response: Any) -> Any:
+        return self._channel.unary_unary(path, request.SerializeToString, response.FromString)
+
+    def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return method(request, timeout=self.timeout_s, **self._options)
+        except grpc.RpcError as error:
+            raise _error_of(error) from None
+        except ValueError:  # "Cannot invoke RPC on closed channel!"
+            raise CoordinationError("the status client is closed", code="CANCELLED") from None
+
+    def status(self) -> session_pb2.StatusResponse:
+        """Returns the state of the whole job."""
+        status = self._call(self._status, session_pb2.StatusRequest())
+        assert isinstance(status, session_pb2.StatusResponse)
+        return status
+
+    def key_value_dir_get_bytes(self, key: str) -> list[tuple[str, bytes]]:
+        """Returns the (key, bytes) pairs below the directory `key`, sorted; empty where there are none. Not of a secured coordinator."""
+        response = self._call(self._list_keys, coordination_b_pb2.GetKeyValueDirRequest(directory_key=key))
+        return sorted((entry.key, bytes(entry.value)) for entry in response.kv)
+
+    def stacks(self, process_ids: Sequence[int]) -> list[str | CoordinationError]:
+        """Returns the stacks of all threads of each process, or why there are none. Asks all at once, at most 30 s."""
+        requests = [session_pb2.StacksRequest(task_id=process_id) for process_id in process_ids]
+        calls = [self._stacks.future(request, timeout=_STACKS_TIMEOUT_S, **self._options) for request in requests]
+        return [_stacks_of(call) for call in calls]
+
+    def close(self) -> None:
+        """Closes the connection; calls under way raise CANCELLED."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _stacks_of(call: Any) -> str | CoordinationError:
+    try:
+        return str(call.result().stacks.decode(errors="replace"))
+    except grpc.RpcError as error:
+        return _error_of(error)
+
+
+def _error_of(error: grpc.RpcError) -> CoordinationError:
+    return CoordinationError(error.details() or "", code=error.code().name)

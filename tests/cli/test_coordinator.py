@@ -1,0 +1,50 @@
+"""`holdfast coordinator`: one line of output, and an end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def coordinator(*options: str) -> list[str]:
+    return [sys.executable, "-c", "from holdfast.cli import main; main()", "coordinator", *options]
+
+
+def test_the_command_prints_one_line_and_ends_at_sigterm() -> None:
+    """`coordinator at HOST:PORT` is all of its output."""
+    with subprocess.Popen(coordinator("--num-processes", "2"), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        process.terminate()
+        assert process.wait(20) == 0 and line.startswith("coordinator at 127.0.0.1:") and process.stdout.read() == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ((), "Missing option '--num-processes'"),
+        (("-n", "1", "--tls-cert", __file__), "--tls-cert, --tls-key and --tls-ca belong together: expected all three"),
+        (("-n", "1", "--token-file", "{short}"), "expected at least 16 characters, found 5"),
+        (("-n", "1", "--journal", "/nonexistent/journal"), "cannot be opened: No such file or directory"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(options: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
+    """Exit code 1 or 2, and what was expected."""
+    (tmp_path / "short").write_text("short\n")
+    command = coordinator(*(option.format(short=tmp_path / "short") for option in options))
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode in (1, 2) and sentence in " ".join(ended.stderr.split())
+
+
+def test_an_open_address_is_warned_of() -> None:
+    """Bound to more than loopback without TLS or token, it says so once, on stderr."""
+    with subprocess.Popen(
+        coordinator("-n", "1", "--host", "0.0.0.0"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert "0.0.0.0" not in process.stdout.readline()
+        process.terminate()
+        assert process.stderr.read().count("whoever reaches this port can disturb the job") == 1

@@ -1,0 +1,173 @@
+"""A connection rides out short outages, sends again what may be sent again, and ends every call once the service is lost."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, CoordinatorLost
+from holdfast.coordination.client.connection import IDEMPOTENT, Backoff
+from holdfast.coordination.names import METHODS
+from tests.support.proxy import Proxy
+
+
+@pytest.fixture(params=[True, False], ids=["session", "unary"])
+def session(request: pytest.FixtureRequest) -> bool:
+    """Which transport the clients use."""
+    return bool(request.param)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[CoordinationService]:
+    with CoordinationService.spawn(1, heartbeat_timeout_s=60, recoverable=True, linger_s=0) as spawned:
+        yield spawned
+
+
+@pytest.fixture
+def proxy(service: CoordinationService) -> Iterator[Proxy]:
+    with Proxy(service.address) as proxy:
+        yield proxy
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.floats(0.001, 1.0), st.floats(1.0, 3.0), st.floats(1.0, 5.0))
+def test_pauses_grow_to_a_bound(seed: int, first_s: float, factor: float, most_s: float) -> None:
+    """Each is between half and all of a bound that grows by the factor, up to the largest; a seed repeats them."""
+    backoff = Backoff(first_s, factor, most_s)
+    pauses = list(itertools.islice(backoff.pauses(seed), 20))
+    assert pauses == list(itertools.islice(backoff.pauses(seed), 20))
+    bound = first_s
+    for pause in pauses:
+        assert bound / 2 <= pause <= bound
+        bound = min(most_s, bound * factor)
+
+
+def test_what_may_be_sent_again_is_a_method() -> None:
+    """The list names methods of the wire, and neither of the two whose second sending would do more."""
+    assert METHODS.keys() > IDEMPOTENT and METHODS.keys() - IDEMPOTENT == {"InsertKeyValue", "IncrementKeyValue"}
+
+
+def test_a_short_outage_is_ridden_out(proxy: Proxy, session: bool) -> None:
+    """A connection that is cut, also while new ones are refused, is no event for the caller; the client counts it."""
+    with CoordinationClient(proxy.address, 0, heartbeat_timeout_s=30, rpc_timeout_s=20, session=session) as client:
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(client.blocking_key_value_get, f"late/{session}", 20_000)
+            proxy.cut(refuse=True)
+            call = pool.submit(client.key_value_try_get_bytes, "nothing")
+            proxy.cut()
+            client.key_value_set(f"late/{session}", "here")
+            assert waiting.result(20) == "here"
+            with pytest.raises(CoordinationError, match="NOT_FOUND"):
+                call.result(20)
+        assert client.statistics()["wire"] == ("session" if session else "unary")
+        assert int(client.statistics()["breaks"]) >= 1
+
+
+def test_a_call_that_must_not_be_sent_twice_is_not(service: CoordinationService, proxy: Proxy, session: bool) -> None:
+    """An increment whose connection breaks before its answer is CoordinatorLost, in words that say it may have been applied."""
+    with CoordinationClient(proxy.address, 0, heartbeat_timeout_s=30, rpc_timeout_s=20, session=session) as client:
+        client.key_value_increment("count", 1)
+        before = int(client.statistics()["calls"])
+        os.kill(service.pid, signal.SIGSTOP)
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                call = pool.submit(client.key_value_increment, "count", 1)
+                while int(client.statistics()["calls"]) == before:
+                    pass
+                while not call.done():  # cut again where the first cut came before the sending
+                    proxy.cut()
+                    wait([call], 0.05)
+        finally:
+            os.kill(service.pid, signal.SIGCONT)
+        with pytest.raises(CoordinatorLost, match="broke during IncrementKeyValue: it may or may not have been applied"):
+            call.result(0)
+
+
+def test_a_set_that_is_sent_again_counts_as_set(service: CoordinationService, proxy: Proxy, session: bool) -> None:
+    """Its first sending may have arrived: the key then holds this very value, which is no ALREADY_EXISTS."""
+    with CoordinationClient(proxy.address, 0, heartbeat_timeout_s=30, rpc_timeout_s=20, session=session) as client:
+        for number in range(20):
+            with ThreadPoolExecutor(1) as pool:
+                call = pool.submit(client.key_value_set, f"set/{session}/{number}", str(number))
+                proxy.cut()
+                call.result(20)
+        assert len(client.key_value_dir_get(f"set/{session}")) == 20
+        with pytest.raises(CoordinationError, match="ALREADY_EXISTS"):
+            client.key_value_set(f"set/{session}/0", "another")
+
+
+def test_an_outage_beyond_the_heartbeat_timeout_ends_all_calls(proxy: Proxy, session: bool) -> None:
+    """Calls in flight and later ones are CoordinatorLost, each with a traceback of its own, and on_error is called once."""
+    reported: list[CoordinationError] = []
+    client = CoordinationClient(proxy.address, 0, heartbeat_timeout_s=1.0, session=session, on_error=reported.append)
+    client.connect()
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(client.blocking_key_value_get, f"never/{number}", 60_000) for number in range(2)]
+        proxy.cut(refuse=True)
+        errors = [call.exception(30) for call in calls]
+    assert all(isinstance(error, CoordinatorLost) and error.address == proxy.address for error in errors), errors
+    with pytest.raises(CoordinatorLost, match="has been silent for") as caught:
+        client.key_value_set("a", "b")
+    assert caught.value not in errors and [type(error) for error in reported] == [CoordinatorLost]
+    client.close()
+
+
+def test_a_listener_that_raises_harms_nobody(proxy: Proxy) -> None:
+    """An on_error that fails is logged; the calls end as they should."""
+
+    def fail(error: CoordinationError) -> None:
+        raise RuntimeError("on purpose")
+
+    client = CoordinationClient(proxy.address, 0, heartbeat_timeout_s=1.0, on_error=fail)
+    client.connect()
+    proxy.cut(refuse=True)
+    with pytest.raises(CoordinatorLost):
+        client.blocking_key_value_get("never", 60_000)
+    client.close()
+
+
+@pytest.mark.parametrize("session", [None, True, False])
+def test_no_coordinator_is_an_error_that_says_where_and_for_how_long(session: bool | None) -> None:
+    """CoordinatorLost with the address and the seconds tried, when nobody listens."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(CoordinatorLost, match=f"no coordinator answered at {address} for") as caught:
+            CoordinationClient(address, 0, init_timeout_s=0.5, session=session).connect()
+    assert caught.value.address == address and 0.1 < caught.value.tried_s < 10
+
+
+def test_a_session_that_breaks_is_opened_again() -> None:
+    """A connection that ends in the middle of a barrier is no event for those who wait at it."""
+    with CoordinationService.spawn(2, recoverable=True) as service, Proxy(service.address) as proxy:
+        clients = [CoordinationClient(address, index) for index, address in enumerate((proxy.address, service.address))]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda client: client.connect(), clients))
+            waiting = pool.submit(clients[0].wait_at_barrier, "b", 20_000)
+            proxy.cut()
+            clients[1].wait_at_barrier("b", 20_000)
+            waiting.result(20)
+            clients[0].key_value_set("a", "b")
+            assert clients[0].statistics()["reconnects"] == 1
+            list(pool.map(lambda client: client.shutdown(), clients))
+
+
+def test_a_coordinator_without_its_memory_is_not_the_same(session: bool) -> None:
+    """A coordinator restarted on the same port without a journal is told from the first: Fenced or lost, never joined by mistake."""
+    with CoordinationService.spawn(1, heartbeat_timeout_s=4, recoverable=True) as first:
+        client = CoordinationClient(first.address, 0, heartbeat_timeout_s=4, session=session)
+        client.connect()
+        os.kill(first.pid, signal.SIGKILL)
+    port = int(first.address.rsplit(":", 1)[1])
+    with CoordinationService.spawn(1, port=port, heartbeat_timeout_s=4, recoverable=True):
+        with pytest.raises(CoordinationError, match=r"restarted without its journal|silent"):
+            client.wait_at_barrier("b", 20_000, [0])
+        client.close()

@@ -1,0 +1,102 @@
+"""The watch of processes: complete lists, in order, at every change, to every listener."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.coordination.client.processes import ProcessInfo, ProcessWatch, process_info
+from holdfast.proto import coordination_pb2 as pb
+from holdfast.proto import session_pb2 as spb
+
+STATES = ["UNINITIALIZED", "DISCONNECTED", "CONNECTED", "ERROR"]
+
+
+def task(task_id: int, state: str = "CONNECTED", incarnation: int = 1) -> spb.Task:
+    info = pb.TaskInfo(task_id=task_id, state=pb.TaskState.Value(state), incarnation=incarnation)
+    return spb.Task(info=info, host=f"h{task_id}", pid=100 + task_id)
+
+
+def test_a_process_is_what_the_wire_says_of_it() -> None:
+    """State by name, the error's code by name; alive is CONNECTED alone."""
+    info = pb.TaskInfo(task_id=3, state=pb.TaskState.ERROR, incarnation=9, error_code=10, error_message="boom")
+    assert process_info(info, "h", 7) == ProcessInfo(3, "ERROR", 9, "ABORTED", "boom", "h", 7)
+    assert [ProcessInfo(0, state, 1).alive for state in STATES] == [False, False, True, False]
+
+
+def test_listeners_see_complete_lists() -> None:
+    """A full delta, then one of a single task: each listener gets all processes, sorted; a late one gets the present list at once."""
+    watch, seen, late = ProcessWatch(), list[Sequence[ProcessInfo]](), list[Sequence[ProcessInfo]]()
+    assert not watch.wanted
+    watch.add(seen.append)
+    assert watch.wanted and seen == []  # nothing is known yet
+    watch.apply(spb.Delta(full=True, tasks=[task(1), task(0)]))
+    watch.add(late.append)
+    watch.apply(spb.Delta(tasks=[task(1, "ERROR")]))
+    assert [[(each.process_id, each.state) for each in processes] for processes in seen] == [
+        [(0, "CONNECTED"), (1, "CONNECTED")],
+        [(0, "CONNECTED"), (1, "ERROR")],
+    ]
+    assert late == seen and seen[0][0].host == "h0" and seen[0][0].pid == 100
+
+
+def test_no_change_is_no_event() -> None:
+    """The same list again, over either profile, notifies nobody."""
+    watch, seen = ProcessWatch(), list[Sequence[ProcessInfo]]()
+    watch.add(seen.append)
+    for _ in range(3):
+        watch.replace([task(0).info])
+    assert len(seen) == 1
+
+
+def test_a_listener_that_is_removed_hears_no_more() -> None:
+    """To remove it again does nothing."""
+    watch, seen = ProcessWatch(), list[Sequence[ProcessInfo]]()
+    remove = watch.add(seen.append)
+    remove()
+    remove()
+    watch.replace([task(0).info])
+    assert seen == [] and not watch.wanted
+
+
+def test_a_listener_that_raises_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged, and the next one is notified."""
+    watch, seen = ProcessWatch(), list[Sequence[ProcessInfo]]()
+
+    def fail(processes: Sequence[ProcessInfo]) -> None:
+        raise RuntimeError("on purpose")
+
+    watch.add(fail)
+    watch.add(seen.append)
+    with caplog.at_level(logging.ERROR):
+        watch.replace([task(0).info])
+    assert len(seen) == 1 and "a listener of process changes failed" in caplog.text
+
+
+def test_hosts_are_added_from_the_watch() -> None:
+    """Profile A's list names no hosts; those that a Session told are filled in, others stay empty."""
+    watch = ProcessWatch()
+    watch.apply(spb.Delta(full=True, tasks=[task(0)]))
+    known, unknown = watch.with_hosts([task(0).info, task(1).info])
+    assert (known.host, known.pid) == ("h0", 100) and (unknown.host, unknown.pid) == ("", 0)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.dictionaries(st.integers(0, 3), st.sampled_from(STATES))), max_size=20))
+def test_deltas_add_up(deltas: list[tuple[bool, dict[int, str]]]) -> None:
+    """After any deltas the last list is what a dictionary holds; listeners are notified of changes only."""
+    watch, seen, table = ProcessWatch(), list[Sequence[ProcessInfo]](), dict[int, str]()
+    watch.add(seen.append)
+    for full, states in deltas:
+        before = dict(table)
+        table = ({} if full else table) | states
+        count = len(seen)
+        watch.apply(spb.Delta(full=full, tasks=[task(task_id, state) for task_id, state in states.items()]))
+        assert len(seen) - count == (table != before)
+    if seen:
+        assert {each.process_id: each.state for each in seen[-1]} == table
+        assert [each.process_id for each in seen[-1]] == sorted(table)

@@ -1,0 +1,64 @@
+"""Whoever is no process of a job may ask its coordinator: status, stacks, keys, with one error for all that goes wrong."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, StatusClient
+from tests.support.in_process import serving
+
+
+def test_a_status_client_asks_and_joins_nothing() -> None:
+    """Status and keys of a running job; the number of its processes stays as it is."""
+    with CoordinationService.spawn(1, job="j", recoverable=True) as service:
+        with StatusClient(service.address) as status, CoordinationClient(service.address, 0) as client:
+            assert status.key_value_dir_get_bytes("d") == []
+            for key in ("d/b", "d/a", "e"):
+                client.key_value_set(key, key)
+            assert status.key_value_dir_get_bytes("d") == [("d/a", b"d/a"), ("d/b", b"d/b")]
+            found = status.status()
+            assert (found.job, found.phase, found.keys, len(found.tasks)) == ("j", "running", 3, 1)
+
+
+def test_stacks_are_asked_of_all_at_once() -> None:
+    """One answer for each process, in order: its threads, or why there are none."""
+    with serving(2) as served, StatusClient(served.address) as status:
+        for found in status.stacks([0, 1]):
+            assert isinstance(found, CoordinationError) and found.code == "UNAVAILABLE"
+    with CoordinationService.spawn(1, recoverable=True) as service, CoordinationClient(service.address, 0):
+        with StatusClient(service.address) as status:
+            (stacks,) = status.stacks([0])
+    assert isinstance(stacks, str) and "test_stacks_are_asked_of_all_at_once" in stacks
+
+
+def test_nobody_is_unavailable_at_once_or_waited_for() -> None:
+    """UNAVAILABLE where nobody listens, DEADLINE_EXCEEDED where the client waits for somebody to listen."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        for wait_for_ready, code in ((False, "UNAVAILABLE"), (True, "DEADLINE_EXCEEDED")):
+            with StatusClient(address, timeout_s=0.5, wait_for_ready=wait_for_ready) as status:
+                with pytest.raises(CoordinationError) as caught:
+                    status.status()
+                assert caught.value.code == code
+
+
+def test_a_secured_coordinator_wants_the_token(tmp_path: object) -> None:
+    """Without it UNAUTHENTICATED; a file that cannot be read is named."""
+    with serving(1, token="a long enough token") as served, StatusClient(served.address) as status:
+        with pytest.raises(CoordinationError) as caught:
+            status.status()
+        assert caught.value.code == "UNAUTHENTICATED"
+    with pytest.raises(CoordinationError, match="cannot read the token file /nonexistent"):
+        StatusClient("127.0.0.1:1", Credentials("/nonexistent"))
+
+
+def test_a_closed_client_is_an_error() -> None:
+    """CANCELLED, not an exception of gRPC's."""
+    status = StatusClient("127.0.0.1:1")
+    status.close()
+    with pytest.raises(CoordinationError) as caught:
+        status.status()
+    assert caught.value.code == "CANCELLED"

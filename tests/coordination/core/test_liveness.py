@@ -1,0 +1,79 @@
+"""The barrier of the living: all members that are connected ask, and get the same answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.coordination.core.status import Code
+from tests.support.driver import Driver
+
+
+def ask(driver: Driver, task_id: int, members: list[int], timeout_s: float = 60) -> int:
+    return driver.make(lambda call: driver.machine.liveness.arrive(call, task_id, members, driver.now, driver.now + timeout_s))
+
+
+def test_alive_answers_when_every_living_member_has_asked() -> None:
+    """The dead are not waited for, and are not in the answer; a caller outside the set is INVALID_ARGUMENT."""
+    driver = Driver(3, recoverable=True)
+    calls = [driver.call(), driver.call()]
+    for task_id, call in enumerate(calls):
+        driver.machine.liveness.arrive(call, task_id, [0, 1, 2, 99], driver.now)
+    assert not driver.settle().keys() & set(calls)
+    driver.wait(12, beating=(0, 1))
+    assert [driver.answers[call][0] for call in calls] == [[0, 1], [0, 1]]
+    outside = driver.call()
+    driver.machine.liveness.arrive(outside, 0, [1, 2], driver.now)
+    assert driver.settle()[outside][1].code is Code.INVALID_ARGUMENT  # type: ignore[union-attr]
+
+
+def test_sets_are_apart() -> None:
+    """Calls with another set of members do not count; the order of the numbers does not matter."""
+    driver = Driver(3)
+    pair, all_three = ask(driver, 0, [0, 1]), ask(driver, 2, [0, 1, 2])
+    assert driver.code(pair) is None
+    other = ask(driver, 1, [1, 0])
+    assert driver.value(pair) == driver.value(other) == [0, 1]
+    assert driver.code(all_three) is None
+
+
+def test_a_timeout_names_the_living_who_have_not_asked() -> None:
+    """Each caller has its own time; those who are left still get an answer."""
+    driver = Driver(3)
+    late, patient = ask(driver, 0, [0, 1, 2], 2), ask(driver, 1, [0, 1, 2])
+    driver.wait(3, beating=(0, 1, 2))
+    assert driver.code(late) is Code.DEADLINE_EXCEEDED and driver.code(patient) is None
+    assert driver.message(late) == "2 of 3 asked who is alive, missing process 2 (host b2, silent for 0.0 s); waited 2.0 s"
+    ask(driver, 2, [0, 1, 2])
+    again = ask(driver, 0, [0, 1, 2])
+    assert driver.value(patient) == driver.value(again) == [0, 1, 2]
+
+
+def test_a_newer_call_takes_the_olders_place() -> None:
+    """The older one is CANCELLED."""
+    driver = Driver(2)
+    older, newer = ask(driver, 0, [0, 1]), ask(driver, 0, [0, 1])
+    assert driver.code(older) is Code.CANCELLED and driver.code(newer) is None
+
+
+@pytest.mark.parametrize("lost_first", [False, True])
+def test_the_last_to_be_waited_for_may_be_lost(lost_first: bool) -> None:
+    """Its loss answers the others, whether it is known before they ask or after."""
+    driver = Driver(2, recoverable=True)
+    if lost_first:
+        driver.wait(12, beating=(0,))
+    call = ask(driver, 0, [0, 1])
+    if not lost_first:
+        assert driver.code(call) is None
+        driver.wait(12, beating=(0,))
+    assert driver.value(call) == [0]
+
+
+def test_a_dropped_call_is_waited_for_again() -> None:
+    """Nothing of it is left, so a set whose only caller has gone is forgotten."""
+    driver = Driver(2)
+    gone = ask(driver, 0, [0, 1])
+    assert driver.machine.liveness.drop(gone) and not driver.machine.liveness.drop(gone)
+    waiting = ask(driver, 1, [0, 1])
+    assert driver.code(waiting) is None
+    driver.wait(61, beating=(0, 1))
+    assert driver.code(waiting) is Code.DEADLINE_EXCEEDED and driver.code(gone) is None

@@ -1,0 +1,124 @@
+"""Registration: agents and Sessions come, all are answered together, and a restart is taken back or refused."""
+
+from __future__ import annotations
+
+from holdfast.coordination.core.status import Code, Status
+from holdfast.coordination.core.task_table import TaskState
+from tests.support.driver import Driver
+
+
+def test_agents_register_together() -> None:
+    """Registration ends when all have come; a newer life of one that waits makes the older ALREADY_EXISTS."""
+    driver = Driver(2, sessions=False)
+    first = driver.register(0, 11)
+    second = driver.register(0, 12)
+    assert driver.code(first) is Code.ALREADY_EXISTS and driver.code(second) is None
+    third = driver.register(1, 21)
+    assert driver.answers[second] == driver.answers[third] == (7, None)
+    assert driver.answers[driver.register(1, 21)] == (7, None)
+    assert driver.code(driver.register(9, 1)) is Code.INVALID_ARGUMENT
+
+
+def test_a_restart_is_refused_unless_the_job_is_recoverable() -> None:
+    """Strict: ABORTED, and the error reaches every poll. Recoverable: it reconnects silently."""
+    for recoverable in (False, True):
+        driver = Driver(2, sessions=False, recoverable=recoverable)
+        driver.register(0, 10)
+        driver.register(1, 20)
+        poll = driver.call()
+        driver.machine.poll_for_error(poll, 0, driver.now)
+        again = driver.register(1, 21)
+        assert driver.code(again) is (Code.OK if recoverable else Code.ABORTED)
+        assert driver.code(poll) is (None if recoverable else Code.ABORTED)
+
+
+def test_two_channels_are_one_task() -> None:
+    """With a Session the agent's silence does not count, its shutdown leaves the task, and a new Session's agent may register."""
+    driver = Driver(2, recoverable=True)
+    driver.register(0, 10)
+    driver.wait(15, beating=(0, 1))
+    assert driver.machine.task_table.tasks[0].state is TaskState.CONNECTED
+    call = driver.call()
+    driver.machine.shut_down(call, 0, False, driver.now)
+    assert driver.settle()[call] == (None, None)
+    assert driver.machine.task_table.tasks[0].state is TaskState.CONNECTED
+    assert driver.open(0, life=2) is None
+    assert driver.answers[driver.register(0, 11)] == (7, None)
+    stale = driver.machine.identify(None, 10, 7, driver.now)
+    assert isinstance(stale, Status) and stale.code is Code.ABORTED
+
+
+def test_an_agent_cannot_come_with_the_incarnation_of_another() -> None:
+    """Profile A knows who calls by it: a second task that brings it is refused, and the first one's calls stay its own."""
+    driver = Driver(2, sessions=False, recoverable=True)
+    driver.register(0, 50)
+    driver.register(1, 51)
+    assert driver.code(driver.register(1, 50)) is Code.INVALID_ARGUMENT
+    assert [driver.machine.identify(None, incarnation, 7, driver.now) for incarnation in (50, 51)] == [0, 1]
+
+
+def test_a_wait_for_the_others_names_who_has_not_come() -> None:
+    """A Session that has waited its time learns who is missing; the job may still be completed afterwards."""
+    driver = Driver(3, sessions=False)
+    assert driver.open(0) is None
+    registration = driver.machine.registration
+    late = driver.make(lambda call: registration.wait_for_all(call, 0, driver.now, driver.now + 2))
+    driver.wait(3, beating=(0,))
+    assert driver.code(late) is Code.DEADLINE_EXCEEDED
+    assert driver.message(late) == "1 of 3 registered, missing processes 1 (never seen), 2 (never seen); waited 2.0 s"
+    again = driver.make(lambda call: registration.wait_for_all(call, 0, driver.now, driver.now + 60))
+    assert driver.open(1) is None and not registration.gathered
+    agent = driver.register(2, 20)
+    assert driver.value(again) == driver.value(agent) == 7 and registration.gathered
+
+
+def test_a_registration_whose_client_has_gone_is_forgotten() -> None:
+    """It counts no longer, neither as there nor as waiting."""
+    driver = Driver(2, sessions=False)
+    gone = driver.register(0, 10)
+    assert driver.machine.registration.waiting() == [0] and driver.machine.registration.held(0)
+    driver.machine.drop(gone)
+    assert driver.machine.registration.waiting() == [] and not driver.machine.registration.held(0)
+    assert driver.code(driver.register(1, 20)) is None
+
+
+def test_a_session_is_checked_before_it_changes_anything() -> None:
+    """A number that the job has not, an incarnation of 0 and a long host name are refused."""
+    driver = Driver(2, sessions=False)
+    opening = driver.machine.registration.open_session
+    refused = [opening(9, 1, "h", 1, 0.0), opening(0, 0, "h", 1, 0.0), opening(0, 1, "h" * 257, 1, 0.0)]
+    assert [status and status.code for status in refused] == [Code.INVALID_ARGUMENT, Code.INVALID_ARGUMENT, Code.RESOURCE_EXHAUSTED]
+    assert isinstance(refused[0], Status) and refused[0].message == "there is no process 9: the job has 2, 0 to 1"
+    assert driver.machine.task_table.tasks[0].state is TaskState.UNINITIALIZED
+
+
+def test_a_session_with_the_same_incarnation_is_the_same_life() -> None:
+    """A stream that broke and is opened again loses nothing, recoverable or not."""
+    for recoverable in (False, True):
+        driver = Driver(2, recoverable=recoverable)
+        waiting = driver.barrier(0)
+        assert driver.open(0) is None
+        assert driver.code(waiting) is None and driver.machine.task_table.tasks[0].state is TaskState.CONNECTED
+
+
+def test_a_new_life_of_a_session_ends_the_former_one() -> None:
+    """Recoverable: barriers of the former life fail, and the new one is connected. Strict: the restart is everyone's error."""
+    driver = Driver(2, recoverable=True)
+    waiting = driver.barrier(1)
+    assert driver.open(0, life=2) is None
+    driver.settle()
+    assert driver.code(waiting) is Code.INTERNAL
+    assert driver.machine.task_table.connected(0)
+    strict = Driver(2)
+    poll = strict.make(lambda call: strict.machine.registration.wait_for_all(call, 0, strict.now, 60.0))
+    assert strict.value(poll) == 7
+    status = strict.open(0, life=2)
+    assert status is not None and status.code is Code.ABORTED and strict.machine.error is status
+    assert status.message == "process 0 cannot come back, the job is not recoverable: it has been restarted"
+
+
+def test_before_the_job_is_complete_anybody_may_come_again() -> None:
+    """A process that dies while others have yet to come is no error, though the job is not recoverable."""
+    driver = Driver(2, sessions=False)
+    assert driver.open(0) is None and driver.open(0, life=2) is None
+    assert driver.open(1) is None

@@ -1,0 +1,41 @@
+"""Watches: a call that knows a version is answered when there is a newer one."""
+
+from __future__ import annotations
+
+from holdfast.coordination.core.status import Code
+from tests.support.driver import Driver
+
+
+def test_a_watch_waits_for_a_newer_version() -> None:
+    """-1 answers now, the current version waits, one from the future is INVALID_ARGUMENT."""
+    driver = Driver(2)
+    now, later, never = driver.call(), driver.call(), driver.call()
+    version = driver.machine.task_table.version
+    driver.machine.watches.watch(now, -1)
+    driver.machine.watches.watch(later, version)
+    driver.machine.watches.watch(never, version + 5)
+    assert driver.settle()[now] == (version, None) and driver.code(never) is Code.INVALID_ARGUMENT
+    driver.wait(12, beating=(0,))
+    assert driver.answers[later][0] > version
+
+
+def test_a_watch_whose_client_has_gone_is_never_answered() -> None:
+    """It is dropped once, and a change answers the others alone."""
+    driver = Driver(2)
+    watches, version = driver.machine.watches, driver.machine.task_table.version
+    gone, kept = [driver.make(lambda call: watches.watch(call, version)) for _ in range(2)]
+    assert watches.drop(gone) and not watches.drop(gone)
+    driver.machine.task_table.touch(driver.machine.task_table.tasks[0])
+    watches.notify()
+    driver.settle()
+    assert driver.value(kept) == version + 1 and driver.code(gone) is None
+
+
+def test_a_change_answers_a_watch_once() -> None:
+    """The next change needs another watch."""
+    driver = Driver(2, recoverable=True)
+    call = driver.make(lambda call: driver.machine.watches.watch(call, driver.machine.task_table.version))
+    for life in (2, 3):
+        assert driver.open(1, life=life) is None
+    driver.settle()  # which fails where a call is answered twice
+    assert driver.code(call) is Code.OK

@@ -1,0 +1,115 @@
+"""Admission: the token, the rate of one peer's calls, and whose each task is."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.coordination.core import journal_codec
+from holdfast.coordination.core.machine import Machine
+from holdfast.coordination.core.status import Code
+from holdfast.coordination.core.task_table import TaskState
+from holdfast.coordination.limits import Limits
+from holdfast.coordination.names import KEY_HEADER, TOKEN_HEADER
+from holdfast.coordination.server.admission import Admission, Refused, TaskOwners
+from tests.support.driver import Driver
+
+TOKEN = (TOKEN_HEADER, "Bearer secret")
+
+
+def no_peer() -> object:
+    raise AssertionError("the peer was asked for")
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_the_token_lets_a_call_in_with_its_key(as_bytes: bool) -> None:
+    """Headers may be text or bytes, as gRPC's two servers give them."""
+    text = [TOKEN, (KEY_HEADER, "mine")]
+    metadata = [(name.encode(), value.encode()) for name, value in text] if as_bytes else text
+    assert Admission("secret", Limits(), keys=True).admit(no_peer, metadata, 0.0) == "mine"
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        [],
+        [(TOKEN_HEADER, "secret")],
+        [(TOKEN_HEADER, "Bearer secre")],
+        [(TOKEN_HEADER, "Bearer other"), TOKEN],
+        [("other", "Bearer secret")],
+    ],
+)
+def test_a_call_without_the_token_is_refused(metadata: list[tuple[object, object]]) -> None:
+    """None, another, a part of it, or one that comes second: UNAUTHENTICATED, and the message does not hold the token."""
+    with pytest.raises(Refused, match="the call does not hold this job's token; expected it in 'authorization'") as caught:
+        Admission("secret", Limits(), keys=True).admit(no_peer, metadata, 0.0)
+    assert caught.value.code is Code.UNAUTHENTICATED and "secret" not in str(caught.value)
+
+
+def test_an_open_service_looks_at_no_header() -> None:
+    """Without TLS and token there are no keys, whatever a call holds."""
+    assert Admission(None, Limits()).admit(no_peer, [(KEY_HEADER, "mine")], 0.0) == ""
+    assert Admission(None, Limits(), keys=True).admit(no_peer, [(KEY_HEADER, "mine")], 0.0) == "mine"
+
+
+def test_a_flood_of_one_peer_is_cut_off_and_the_others_are_not() -> None:
+    """Peers are counted apart once all together pass the bound; the next second everybody may call again."""
+    admission = Admission(None, Limits(calls_per_second=10))
+
+    def refused(peer: str, calls: int, now: float) -> int:
+        codes = []
+        for _ in range(calls):
+            try:
+                admission.admit(lambda: peer, [], now)
+            except Refused as error:
+                codes.append(error.code)
+        assert set(codes) <= {Code.RESOURCE_EXHAUSTED}
+        return len(codes)
+
+    assert refused("flood", 30, 0.0) == 10  # ten before anybody is counted, ten of its own
+    assert refused("other", 10, 0.5) == 0
+    assert refused("flood", 1, 0.9) == 1
+    assert refused("flood", 10, 1.0) == 0
+
+
+def test_a_task_is_its_keys_while_it_is_held() -> None:
+    """While it waits for the others or is there, and after a replay of the journal, no other key is let in; once it is lost, any is."""
+    driver = Driver(2, sessions=False, recoverable=True)
+
+    def codes(task_id: int, key: str, owners: TaskOwners) -> tuple[Code | None, Code | None]:
+        found = owners.may_join(task_id, key), owners.may_call(task_id, key)
+        return found[0] and found[0].code, found[1] and found[1].code  # type: ignore[return-value]
+
+    denied = (Code.PERMISSION_DENIED, Code.PERMISSION_DENIED)
+    owners = TaskOwners(driver.machine)
+    assert codes(0, "mine", owners) == (None, None) and codes(0, "", owners) == denied
+    driver.register(0, 50)
+    assert codes(0, "yours", owners) == denied  # it waits for the others
+    assert codes(1, "yours", owners) == (None, None)
+    driver.register(1, 51)
+    assert codes(0, "yours", owners) == denied and owners.may_call(-1, "yours") is None and owners.may_call(-1, "nobody's") is not None
+    rows = journal_codec.drain(driver.machine, 0.0)
+    assert not any(key in (row.value or b"") for row in rows for key in (b"mine", b"yours"))  # a digest is enough
+    again = Machine(driver.config, driver.now)
+    journal_codec.load(again, rows, driver.now, 0.0)
+    assert codes(0, "yours", TaskOwners(again)) == denied and codes(0, "mine", TaskOwners(again)) == (None, None)
+    assert owners.may_join(0, "yours", has_stream=False).code is Code.UNAVAILABLE  # type: ignore[union-attr]
+    driver.wait(12, beating=(1,))
+    assert driver.machine.task_table.tasks[0].state is TaskState.ERROR
+    assert codes(0, "yours", owners) == (None, None)
+    assert owners.may_call(0, "mine") is not None
+
+
+def test_a_certificate_that_names_processes_speaks_for_these_alone() -> None:
+    """Its holder takes its number at any time, also one that is held; any other number is refused; other names say nothing."""
+    driver = Driver(3, sessions=False, recoverable=True)
+    owners = TaskOwners(driver.machine)
+    for task_id in range(3):
+        assert owners.may_join(task_id, f"key {task_id}") is None
+        driver.register(task_id, 50 + task_id)
+    names = [b"DNS:somewhere", b"holdfast:process/1", b"holdfast:process/x"]
+    assert owners.may_join(1, "next life", names) is None and owners.may_call(1, "next life") is None
+    denied = owners.may_join(0, "next life", names)
+    assert denied is not None and denied.code is Code.PERMISSION_DENIED
+    assert denied.message == "process 0 is another's: the caller's certificate names 1 alone"
+    nameless = owners.may_join(2, "stranger", [b"DNS:somewhere"])
+    assert nameless is not None and nameless.code is Code.PERMISSION_DENIED

@@ -1,0 +1,88 @@
+"""The status of a job: tasks, barriers with who waits and who is missing, keys by prefix, and how far the job is."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.coordination.server.report import left_stacks, status_of
+from tests.support.driver import Driver
+
+
+def test_a_status_names_the_waiting_and_the_missing() -> None:
+    """An open barrier lists who waits since when, who is missing, and the time left; waiting calls are counted by task."""
+    driver = Driver(3, job="j", attempt=2)
+    driver.barrier(0, "save", timeout_s=10)
+    driver.wait(4, beating=(0, 1, 2))
+    driver.get("k", task_id=0)
+    status = status_of(driver.machine, 9, driver.now, {0})
+    (barrier,) = status.barriers
+    assert (barrier.barrier_id, list(barrier.missing), barrier.left_s) == ("save", [1, 2], 6.0)
+    assert [(each.task_id, each.since_s) for each in barrier.waiting] == [(0, 4.0)]
+    assert [task.waiting_calls for task in status.tasks] == [2, 0, 0]
+    assert [task.has_session for task in status.tasks] == [True, False, False]
+    assert (status.job, status.attempt, status.num_processes, status.calls, status.up_s) == ("j", 2, 3, 9, 4.0)
+
+
+def test_a_task_is_shown_with_what_it_last_reported() -> None:
+    """Host, progress, age, and the sentence of its error."""
+    driver = Driver(2, recoverable=True)
+    driver.make(lambda call: driver.machine.report(call, 0, 7, None, {"loss": 0.5}))
+    driver.wait(12, beating=(0,))
+    well, lost = status_of(driver.machine, 0, driver.now, set()).tasks
+    assert (well.host, well.progress.step, well.progress.values["loss"], well.heartbeat_age_s) == ("b0", 7, 0.5, 0.0)
+    assert not well.progress.HasField("saved_step") and well.error == ""
+    assert lost.error == "process 1 (host b1, silent for 11 s) is lost: its heartbeat timeout is 10 s"
+
+
+def test_a_task_that_was_never_seen_has_no_age() -> None:
+    """-1 says so, on the wire."""
+    driver = Driver(1, sessions=False)
+    (task,) = status_of(driver.machine, 0, 5.0, set()).tasks
+    assert task.heartbeat_age_s == -1.0
+
+
+@pytest.mark.parametrize("end", ["lost", "leaving"])
+def test_the_phase_is_how_far_the_job_is(end: str) -> None:
+    """Gathering until all have come, running, and ending once one is lost or waits to leave."""
+    driver = Driver(2, sessions=False)
+
+    def phase() -> str:
+        return status_of(driver.machine, 0, driver.now, set()).phase
+
+    driver.open(0)
+    assert phase() == "gathering"
+    driver.open(1)
+    assert phase() == "running"
+    if end == "lost":
+        driver.wait(12, beating=(0,))
+    else:
+        driver.make(lambda call: driver.machine.shut_down(call, 0, True, driver.now))
+        (barrier,) = status_of(driver.machine, 0, driver.now, set()).barriers
+        assert (barrier.barrier_id, list(barrier.missing), barrier.left_s) == ("shutdown", [1], -1.0)
+    assert phase() == "ending"
+
+
+def test_keys_are_counted_by_their_first_part() -> None:
+    """The most numerous first, at most fifty."""
+    driver = Driver(1)
+    for key in ("b/1", "a/1", "a/2", *(f"p{number}" for number in range(60))):
+        driver.set(key, b"xy")
+    status = status_of(driver.machine, 0, 0.0, set())
+    assert (status.prefixes[0].prefix, status.prefixes[0].keys, status.prefixes[0].bytes) == ("a", 2, 4)
+    assert len(status.prefixes) == 50 and status.keys == 63
+
+
+@pytest.mark.parametrize("value", [None, b"", b"{}", b"[]", b"\xff", b'{"why": "stuck"}'])
+def test_a_report_that_is_none_is_no_error(value: bytes | None) -> None:
+    """What anybody may have written under the watchdog's key is not trusted."""
+    driver = Driver(1)
+    if value is not None:
+        driver.set("holdfast/stacks/0", value)
+    assert left_stacks(driver.machine, 0) == ""
+
+
+def test_a_watchdogs_report_outlives_its_process() -> None:
+    """Why, and the stacks."""
+    driver = Driver(1)
+    driver.set("holdfast/stacks/0", b'{"why": "stuck for 60 s", "stacks": "Thread 1"}')
+    assert left_stacks(driver.machine, 0) == "Left by its watchdog: stuck for 60 s\nThread 1"

@@ -1,0 +1,65 @@
+"""What a client shows: read when it is used, checked where it is given, and never printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+
+from holdfast.coordination import CoordinationError, Credentials
+from holdfast.coordination.names import KEY_HEADER, TOKEN_HEADER
+from tests.support.secured import secure
+
+
+def test_nothing_to_show() -> None:
+    """Plaintext and no headers; each object draws a key of its own all the same."""
+    one, another = Credentials(), Credentials()
+    assert one.empty and one.metadata() == () and one.tls() is None
+    assert one.key != another.key and one == another
+
+
+def test_the_token_is_read_when_it_is_shown(tmp_path: Path) -> None:
+    """A token may be renewed between attempts; white space around it does not count."""
+    file = tmp_path / "token"
+    credentials = Credentials(str(file))
+    for token in ("first", "second"):
+        file.write_text(f" {token}\n")
+        assert credentials.metadata() == ((TOKEN_HEADER, f"Bearer {token}"), (KEY_HEADER, credentials.key))
+
+
+def test_a_certificate_alone_shows_the_key_too(tmp_path: Path) -> None:
+    """mTLS without a token: the key says whose the process is."""
+    own = secure(tmp_path).own
+    credentials = Credentials(tls_cert=own.tls_cert, tls_key=own.tls_key, tls_ca=own.tls_ca)
+    assert credentials.metadata() == ((KEY_HEADER, credentials.key),)
+    assert isinstance(credentials.tls(), grpc.ChannelCredentials)
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ({"tls_cert": "c", "tls_ca": "a"}, "tls_cert and tls_key go together"),
+        ({"tls_key": "k"}, "tls_cert and tls_key go together"),
+        ({"tls_cert": "c", "tls_key": "k"}, "a client certificate needs tls_ca as well"),
+    ],
+)
+def test_files_that_do_not_go_together(files: dict[str, str], sentence: str) -> None:
+    """ValueError, before anything is read."""
+    with pytest.raises(ValueError, match=sentence):
+        Credentials(**files)
+
+
+def test_a_file_without_content_is_an_error(tmp_path: Path) -> None:
+    """UNAUTHENTICATED, with what the file is for."""
+    (tmp_path / "empty").write_text(" \n")
+    with pytest.raises(CoordinationError, match=r"UNAUTHENTICATED: the token file .* is empty"):
+        Credentials(str(tmp_path / "empty")).metadata()
+    with pytest.raises(CoordinationError, match=r"UNAUTHENTICATED: cannot read the TLS CA file .*: No such file or directory"):
+        Credentials(tls_ca=str(tmp_path / "none")).tls()
+
+
+def test_a_key_is_not_printed() -> None:
+    """Neither by repr nor by str."""
+    credentials = Credentials(key="very secret")
+    assert "very secret" not in f"{credentials!r} {credentials}"

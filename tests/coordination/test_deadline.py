@@ -1,0 +1,39 @@
+"""A deadline is one budget for one call."""
+
+from __future__ import annotations
+
+import time
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.coordination.deadline import Deadline
+
+
+@settings(deadline=None)
+@given(st.floats(-10, 1e6), st.floats(-10, 1e6))
+def test_a_part_ends_with_the_whole(whole_s: float, part_s: float) -> None:
+    """`at_most` never gives more than is left, nor more than was asked for; nothing is ever below zero."""
+    whole = Deadline(whole_s)
+    part = whole.at_most(part_s)
+    assert part.remaining_s() <= max(0.0, min(whole_s, part_s))
+    assert 0 <= whole.remaining_s() <= max(0.0, whole_s)
+
+
+def test_time_that_passes_is_counted() -> None:
+    """What has elapsed and what is left add up to the whole."""
+    deadline = Deadline(100)
+    begun = time.monotonic()
+    while time.monotonic() == begun:
+        pass
+    assert deadline.elapsed_s() > 0 and not deadline.passed()
+    assert abs(deadline.elapsed_s() + deadline.remaining_s() - 100) < 1
+    assert repr(deadline).startswith("Deadline(99.9") or repr(deadline).startswith("Deadline(100.000")
+
+
+def test_a_deadline_that_is_over() -> None:
+    """Nothing is left, but a wire is never told 0 ms, which often means for ever."""
+    for timeout_s in (0, -1):
+        deadline = Deadline(timeout_s)
+        assert deadline.passed() and deadline.remaining_s() == 0 and deadline.left_ms() == 1
+    assert 9_000 < Deadline(10).left_ms() <= 10_000

@@ -1,0 +1,61 @@
+"""The service under unmodified jax programs of several processes."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from holdfast.coordination import CoordinationService
+from tests.support.cluster import Processes, run_processes
+from tests.support.jax_program import BIND, JAX_PROGRAM, preempted_at
+
+
+@pytest.mark.parametrize("options", [(), pytest.param(("--public-api",), marks=pytest.mark.slow)], ids=["completion-queue", "grpc.aio"])
+def test_an_unmodified_jax_program_runs_on_four_processes(options: tuple[str, ...]) -> None:
+    """Devices, syncs, broadcast, all-gather, live_devices, the SIGTERM sync point and shutdown; then the coordinator ends by itself."""
+    with CoordinationService.spawn(4, arguments=options) as service:
+        outputs = run_processes(JAX_PROGRAM, 4, arguments=[service.address], env=BIND)
+        assert len(preempted_at(outputs)) == 1, outputs
+        assert service.wait(20) == 0
+
+
+SURVIVOR = """
+import os, sys, time
+import jax
+index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+jax.config.update("jax_enable_recoverability", True)
+jax.distributed.initialize(address, count, index, heartbeat_timeout_seconds=4)
+from jax._src import distributed
+client = distributed.global_state.client
+client.wait_at_barrier("all", 60_000)
+print("together", flush=True)
+if index == 0:
+    time.sleep(100)
+while True:
+    try:
+        client.wait_at_barrier("again", 60_000)
+        raise SystemExit("passed without process 0")
+    except jax.errors.JaxRuntimeError as error:
+        print(error, flush=True)
+        break
+rest = list(range(1, count))
+for step in range(20):
+    client.wait_at_barrier(f"rest {step}", 60_000, rest)
+client.key_value_set(f"done/{index}", "1")
+print("went on", flush=True)
+os._exit(0)
+"""
+
+
+def test_the_others_go_on_when_process_0_is_killed() -> None:
+    """With --recoverable, SIGKILL of process 0 of an unmodified jax job: the others hear who is lost and go on."""
+    with CoordinationService.spawn(4, recoverable=True, heartbeat_timeout_s=6) as service:
+        with Processes(SURVIVOR, 4, arguments=[service.address], env=BIND) as processes:
+            for index in range(4):
+                processes.wait_for(index, "together")
+            processes.kill(0)
+            finished = processes.wait(60)
+    assert [each.code for each in finished] == [-signal.SIGKILL, 0, 0, 0], [each.output for each in finished]
+    for each in finished[1:]:
+        assert "it can never be passed: process 0 (silent for" in each.output and "went on" in each.output
