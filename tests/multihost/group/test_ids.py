@@ -21,7 +21,7 @@ client = distributed.global_state.client
 import holdfast.multihost as multihost
 from holdfast.coordination import BarrierTimeout
 from holdfast.multihost import ClusterGroup
-from holdfast.multihost.group.group_client import GroupClient, Deadline, channel_of
+from holdfast.multihost.group.group_client import GroupClient, Deadline, group_client_of
 from holdfast.multihost.group.ids import ProcessIds, exchange_ids, initialize_ids
 """
 

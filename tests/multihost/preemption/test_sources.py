@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.multihost import GceMetadata, Notice, Polled, SlurmEnd, Source, WatchedFile
-from holdfast.multihost.preemption.preemption import merge
-from holdfast.multihost.preemption.sources import default_sources
+from holdfast.multihost.preemption.preemption import default_sources, merge
 from tests.support.cluster import Processes, run_processes
 from tests.support.metadata import metadata_server
 
 HEAD = """
 import os, signal, sys, threading, time
-from holdfast.multihost.preemption.sources import Signals
+from holdfast.multihost.preemption.signals import Signals
 seen = threading.Event()
 def notify(notice):
     if notice:

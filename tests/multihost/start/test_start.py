@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.coordination import CoordinationService
 from holdfast.multihost import ProcessSpec
-from holdfast.multihost.start.start import arrivals
+from holdfast.multihost.start.start import arrival_line
 from tests.support.cluster import run_processes
 
 # argv: index, count, then the test's own.
@@ -55,9 +55,9 @@ def spec_env(coordinator: str, count: int, **fields: object) -> dict[str, object
 
 def test_how_far_a_start_is() -> None:
     """The progress line names whom it waits for."""
-    assert arrivals({0, 1, 3}, 4) == "3 of 4 processes, waiting for 2"
-    assert arrivals({1}, 4) == "1 of 4 processes, waiting for 0, 2, 3"
-    assert arrivals(range(4), 4) == "4 of 4 processes"
+    assert arrival_line({0, 1, 3}, 4) == "3 of 4 processes, waiting for 2"
+    assert arrival_line({1}, 4) == "1 of 4 processes, waiting for 0, 2, 3"
+    assert arrival_line(range(4), 4) == "4 of 4 processes"
 
 
 def test_from_the_environment() -> None:
