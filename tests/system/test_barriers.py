@@ -26,9 +26,13 @@ else:
 from holdfast.multihost import sync_global_processes, get_barrier_sync_fn
 jax.devices()
 """
+
+
 END = """
 multihost.shutdown()
 """
+
+
 BOTH = pytest.mark.parametrize("which", [pytest.param("jaxlib", marks=pytest.mark.slow), "ours"])
 
 
