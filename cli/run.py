@@ -67,7 +67,7 @@ def run(
     """
     from holdfast.launch import LiveView, RestartPolicy, run_local
 
-    policy = RestartPolicy(
+    restart = RestartPolicy(
         max_failures=max_restarts,
         max_preemptions=max_restarts if max_preemptions is None else max_preemptions,
         grace_s=grace_s,
@@ -79,13 +79,13 @@ def run(
     try:
         with output or contextlib.nullcontext():
             if ray is not None:
-                result = _on_ray(ray, command, num_processes, min_processes, resources, slices, policy, job_id, output)
+                result = _on_ray(ray, command, num_processes, min_processes, resources, slices, restart, job_id, output)
             else:
                 result = run_local(
                     command,
                     num_processes,
                     min_processes=min_processes,
-                    policy=policy,
+                    restart=restart,
                     job_id=job_id,
                     capacity_file=capacity_file,
                     output=output,
@@ -102,11 +102,13 @@ def _on_ray(
     min_processes: int | None,
     resources: dict[str, float],
     slices: int,
-    policy: RestartPolicy,
+    restart: RestartPolicy,
     job_id: str | None,
     output: LiveView | None,
 ) -> JobResult:
     from holdfast.launch import ray as engine
 
-    spec = engine.JobSpec(num_processes, min_processes, resources=resources or {"CPU": 1.0}, slices=slices, restart=policy, job_id=job_id)
+    spec = engine.JobSpec(
+        num_processes, min_processes, resources=resources or {"CPU": 1.0}, num_slices=slices, restart=restart, job_id=job_id
+    )
     return engine.run_command(command, spec, output=output, address=address).job

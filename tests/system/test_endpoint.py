@@ -72,7 +72,7 @@ def test_a_worker_of_attempt_1_never_joins_attempt_2(tmp_path: Path) -> None:
     policy = RestartPolicy(max_failures=1, backoff_s=0.05, grace_s=1)
     command = [sys.executable, "-c", WORKER, str(tmp_path)]
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
-    job = threading.Thread(target=lambda: results.append(run_local(command, 2, policy=policy, env=env, output=output)))
+    job = threading.Thread(target=lambda: results.append(run_local(command, 2, restart=policy, env=env, output=output)))
     job.start()
     try:
         while not (tmp_path / "joined").exists() and job.is_alive():

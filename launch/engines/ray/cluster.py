@@ -1,4 +1,4 @@
-"""What a Ray cluster says of its machines."""
+"""The machines of a Ray cluster, as Ray reports them."""
 
 from __future__ import annotations
 

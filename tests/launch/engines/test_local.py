@@ -146,7 +146,7 @@ open(ready, "w")
 while True: time.sleep(1)
 """
     output = Lines()
-    result = run_local(python(script), 2, policy=RestartPolicy(grace_s=0.5), output=output)
+    result = run_local(python(script), 2, restart=RestartPolicy(grace_s=0.5), output=output)
     assert result.exit_code == 1
     assert (1, "no") in output.lines
     assert isinstance(result.error, WorkerFailed)
@@ -170,7 +170,7 @@ sys.exit(75)
         output, errors = popen.communicate(timeout=60)
         assert popen.returncode == 75
         assert sorted(output.split()) == ["[0]", "[1]", "[2]", "saved", "saved", "saved"]
-        assert "told to stop" in errors
+        assert "asked to stop" in errors
 
 
 def test_control_c_reaches_every_process_as_itself() -> None:
@@ -221,7 +221,7 @@ sys.exit({1: 9, 2: 75, 3: 0}[attempt])
 """
     output = Lines()
     policy = RestartPolicy(max_failures=1, max_preemptions=1, backoff_s=0.05, grace_s=2)
-    result = run_local(python(script), 2, policy=policy, output=output)
+    result = run_local(python(script), 2, restart=policy, output=output)
     assert (result.outcome, result.attempts) == ("done", 3)
     said = {text for _, text in output.lines if len(text.split()) == 2}  # one that is ended in the middle of a line says less
     assert [text.split()[0] for text in sorted(said)] == ["1", "2", "3"]
@@ -251,7 +251,7 @@ sys.exit(75)
 """
     output = Lines()
     policy = RestartPolicy(max_preemptions=1, backoff_s=0.05, grow_after_s=0)
-    result = run_local(python(script), 4, min_processes=2, policy=policy, output=output, capacity_file=room)
+    result = run_local(python(script), 4, min_processes=2, restart=policy, output=output, capacity_file=room)
     assert (result.outcome, result.attempts) == ("done", 3)
     assert sorted(text for _, text in output.lines) == ["1 4"] * 4 + ["2 2"] * 2 + ["3 4"] * 4
 

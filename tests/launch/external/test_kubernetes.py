@@ -20,9 +20,11 @@ GOLDEN = SUPPORT / "kubernetes"
 @pytest.mark.parametrize("name", ["job", "jobset"])
 def test_manifests_are_as_the_golden_files(name: str) -> None:
     """An Indexed Job for one slice and a JobSet for two; never run on a cluster."""
-    sliced = {"jobs": 2, "resources": {"google.com/tpu": "4"}, "node_selector": {"cloud.google.com/gke-tpu-topology": "2x4"}}
+    sliced = {"num_slices": 2, "resources": {"google.com/tpu": "4"}, "node_selector": {"cloud.google.com/gke-tpu-topology": "2x4"}}
     changes = sliced if name == "jobset" else {}
-    job = KubernetesJob("digits", "example.org/digits:1", ("python", "train.py", "--directory", "gs://b/ckpt"), 4, **changes)  # type: ignore[arg-type]
+    job = KubernetesJob(
+        "digits", "example.org/digits:1", ("python", "train.py", "--directory", "gs://b/ckpt"), 8 if name == "jobset" else 4, **changes
+    )  # type: ignore[arg-type]
     assert render_kubernetes(job) == (GOLDEN / f"{name}.yaml").read_text()
 
 

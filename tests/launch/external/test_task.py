@@ -49,7 +49,7 @@ def test_a_task_becomes_its_command() -> None:
 
 def test_what_a_task_cannot_do_is_one_clear_error() -> None:
     """No engine; several machines and no way to meet."""
-    assert "no engine is found: expected the environment of srun, mpirun, or a Kubernetes Indexed Job" in run_task("--", "true").stderr
+    assert "no launcher is found: expected the environment of srun, mpirun, or a Kubernetes Indexed Job" in run_task("--", "true").stderr
     done = run_task("--", "true", **OPENMPI_5)
     assert done.returncode == 1
     assert "give --coordinator HOST:PORT, or --rendezvous with a shared folder" in done.stderr

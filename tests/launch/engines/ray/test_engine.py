@@ -19,6 +19,7 @@ import pytest
 
 from holdfast.launch import RestartPolicy, StartupTimeout
 from holdfast.launch import ray as engine
+from holdfast.launch.engines.ray.cluster import cluster_nodes
 from tests.support.paths import EXAMPLES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(290), pytest.mark.filterwarnings("ignore")]
@@ -52,7 +53,7 @@ class Fleet:
         for label in labels:
             if self.labels.count(label) < labels.count(label):
                 self.add(label)
-        self.wait_until(lambda: len(engine.cluster_nodes()) == len(labels) + 1)
+        self.wait_until(lambda: len(cluster_nodes()) == len(labels) + 1)
 
     def add(self, labels: dict[str, str]) -> None:
         resources = {"TPU": 4} if labels else {}
@@ -88,10 +89,10 @@ class Fleet:
         ray.kill(sitter)
 
     def draining(self, node: Any) -> bool:
-        return any(seen.draining for seen in engine.cluster_nodes() if seen.node_id == node.node_id)
+        return any(seen.draining for seen in cluster_nodes() if seen.node_id == node.node_id)
 
     def healthy(self, node: Any) -> bool:
-        return any(not seen.draining for seen in engine.cluster_nodes() if seen.node_id == node.node_id)
+        return any(not seen.draining for seen in cluster_nodes() if seen.node_id == node.node_id)
 
     @staticmethod
     def wait_until(holds: Callable[[], bool], timeout_s: float = 60) -> None:
@@ -134,8 +135,9 @@ class Lines:
 
 
 def train(folder: str, steps: int, polite: bool = True) -> dict[str, Any]:
-    """A small job for any number of processes that divides 12: adds 1 to an array in each step. Logs (attempt, count, step, seat).
+    """A small job for any number of processes that divides 12: adds 1 to an array in each step.
 
+    Logs (attempt, count, step, pid of the actor).
     With 0 steps it runs until there is a file named end.
     """
     import os
@@ -350,7 +352,7 @@ def test_slices_are_numbered_and_a_draining_host_takes_its_slice_along(the_fleet
     """ENV-1 to ENV-4 and PRE-2: two slices of two; with one host draining only the other slice is used, and all four keys are gone."""
     the_fleet.become(SLICES)
     stale = {"MEGASCALE_NUM_SLICES": "3", "MEGASCALE_PORT": "1234", "MEGASCALE_SLICE_ID": "2", "MEGASCALE_COORDINATOR_ADDRESS": "gone"}
-    sliced = spec(slices=2, resources={"CPU": 1, "TPU": 4}, env=ENV | stale)
+    sliced = spec(num_slices=2, resources={"CPU": 1, "TPU": 4}, env=ENV | stale)
     seen = engine.run(megascale, sliced)
     assert seen.outcome == "done", seen.job.reasons
     assert [value["MEGASCALE_SLICE_ID"] for value in seen.values] == ["0", "0", "1", "1"]
