@@ -77,7 +77,7 @@ class ProgressWatch:
             if (step, saved, done) != self._reported:
                 self._reported = step, saved, done
                 self._report(Progress(self._attempt, step, saved, done))
-            if any(prefix.prefix == "holdfast" for prefix in status.prefixes):
+            if self._notices or any(prefix.prefix == "holdfast" for prefix in status.prefixes):
                 found = self._list(coordination_b_pb2.GetKeyValueDirRequest(directory_key=_SYNC), timeout=timeout_s)
                 self._report_notices((entry.key, entry.value) for entry in found.kv)
 

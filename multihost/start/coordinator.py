@@ -67,8 +67,8 @@ def progress_at(address: str, credentials: Credentials) -> dict[int, str]:
 
 
 def _status_at(address: str, credentials: Credentials, timeout_s: float = 2.0) -> session_pb2.StatusResponse:
-    with credentials.channel(address, ()) as group_client:
-        ask = group_client.unary_unary("/holdfast.Coordination/GetStatus", response_deserializer=session_pb2.StatusResponse.FromString)
+    with credentials.channel(address, ()) as channel:
+        ask = channel.unary_unary("/holdfast.Coordination/GetStatus", response_deserializer=session_pb2.StatusResponse.FromString)
         status: session_pb2.StatusResponse = ask(b"", timeout=timeout_s, metadata=credentials.metadata())
         return status
 

@@ -1,4 +1,4 @@
-"""Health: a dead process is told to everybody, ends every wait of ours that needs it, and leaves survivors that can go on."""
+"""Health: a dead process is reported to everybody, ends every wait of ours that needs it, and leaves survivors that can go on."""
 
 from __future__ import annotations
 

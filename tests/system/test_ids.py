@@ -76,7 +76,7 @@ def test_subsets_and_errors_speak_in_runtime_numbers() -> None:
 
 
 def test_two_that_claim_one_number() -> None:
-    """Processes that claim one runtime number are told so."""
+    """Processes that claim one runtime number get an error that says so."""
     outputs = run(
         """
         try:

@@ -1,4 +1,4 @@
-"""The preemption sync point on real processes: one step for all, whoever is told, however the loops differ."""
+"""The preemption sync point on real processes: one step for all, whoever gets the notice, however the loops differ."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ for seed in seeds:
     client.wait_at_barrier(f"begin {seed}", 60_000)
     print(f"ready {seed}.", flush=True)
     if source == "program" and index == seed % count:
-        threading.Timer(rng.random() * 0.5, multihost.notify_preemption, [multihost.Notice("told")]).start()
+        threading.Timer(rng.random() * 0.5, multihost.notify_preemption, [multihost.Notice("drained")]).start()
     stride = strides[seed % len(strides)]
     step, longest_s = 0, rng.choice([0.002, 0.005, 0.02])
     while not multihost.reached_preemption(step):
@@ -159,7 +159,7 @@ import jax.numpy as jnp
 from jax.experimental import multihost_utils
 begin()
 if index == 1:
-    threading.Timer(0.5, multihost.notify_preemption, [multihost.Notice("told")]).start()
+    threading.Timer(0.5, multihost.notify_preemption, [multihost.Notice("drained")]).start()
 step = 0
 while not multihost.reached_preemption(step):
     multihost_utils.broadcast_one_to_all(jnp.ones(4))
@@ -178,7 +178,7 @@ def test_a_notice_before_step_0_holds_at_step_0() -> None:
         + """
 client, preemption = begin([])
 if index == 0:
-    multihost.notify_preemption(multihost.Notice("told"))
+    multihost.notify_preemption(multihost.Notice("drained"))
 while preemption._sync.latest != "raised":
     time.sleep(0.01)
 assert multihost.reached_preemption(0)
@@ -201,7 +201,7 @@ def settle(value):
         time.sleep(0.01)
 multihost.notify_preemption(mine)
 settle("raised")
-client.wait_at_barrier("told", 60_000)
+client.wait_at_barrier("notified", 60_000)
 assert multihost.reached_preemption(5) and multihost.preemption_notice() == multihost.Notice("from 0", 1000.0)
 client.wait_at_barrier("asked", 60_000)
 if index == 0:
@@ -236,7 +236,7 @@ if index != 2:
     preemption = notices.start(client, index, count, sources=[], timeout_s=12)
 client.wait_at_barrier("started", 100_000)
 if index != 2:
-    multihost.notify_preemption(multihost.Notice("told"))
+    multihost.notify_preemption(multihost.Notice("drained"))
     try:
         for step in range(10**6):
             multihost.reached_preemption(step)
@@ -253,7 +253,7 @@ end()
 
 @pytest.mark.slow
 def test_an_announcer_that_dies_half_way_is_taken_over() -> None:
-    """A process that dies after announcing, before it told anybody, does not hold the others up: they agree without it."""
+    """A process that dies after announcing, before it sent any mail, does not hold the others up: they agree without it."""
     script = (
         HEAD
         + """
@@ -267,7 +267,7 @@ if index == 2:
     os.kill(os.getpid(), signal.SIGKILL)
 client.blocking_key_value_get(f"{preemption._sync.folder}/0/change", 60_000)
 if index == 0:
-    multihost.notify_preemption(multihost.Notice("told"))
+    multihost.notify_preemption(multihost.Notice("drained"))
 step = 10 * index + 1
 while not multihost.reached_preemption(step):
     time.sleep(0.01)
@@ -298,7 +298,7 @@ print("begun", flush=True)
 try:
     multihost.sync_global_processes("gone", timeout=30)
 except Exception:
-    multihost.notify_preemption(multihost.Notice("told"))
+    multihost.notify_preemption(multihost.Notice("drained"))
 step = 1
 while step < 100 or not any("the notice cannot be passed on" in line for line in logged):
     assert not multihost.reached_preemption(step)
@@ -318,7 +318,7 @@ os._exit(0)
 
 
 def test_jax_own_sync_point_is_served_where_its_service_was_left_on() -> None:
-    """A notice that JAX's C handler never saw reaches `reached_preemption_sync_point`, and one that only JAX was told of reaches ours."""
+    """A notice that JAX's C handler never saw reaches `reached_preemption_sync_point`, and one that only JAX got reaches ours."""
     script = (
         HEAD
         + """
@@ -328,7 +328,7 @@ client, preemption = begin([], service=True)
 if index == 0 and theirs:
     client.key_value_set("RECEIVED_PREEMPTION_NOTICE", "2026-01-01T00:00:00+00:00")
 elif index == 0:
-    multihost.notify_preemption(multihost.Notice("told"))
+    multihost.notify_preemption(multihost.Notice("drained"))
 asked = multihost.reached_preemption if theirs else reached_preemption_sync_point
 step = 0
 while not asked(step):
@@ -345,7 +345,7 @@ end()
 
 
 def test_under_plain_jax_distributed_sigterm_reaches_both_sync_points() -> None:
-    """With jax.distributed alone and its service on, asking ours is enough: a SIGTERM stops all at one step, and JAX's own is told."""
+    """With jax.distributed alone and its service on, asking ours is enough: a SIGTERM stops all at one step, and JAX's own is notified."""
     script = (
         HEAD
         + """

@@ -283,7 +283,7 @@ def test_a_job_smaller_than_asked_for() -> None:
 
 
 def test_a_secured_coordinator(tmp_path: Path) -> None:
-    """With a token on, the whole path works, jaxlib's agent through a relay; a process without the token is told so."""
+    """With a token on, the whole path works, jaxlib's agent through a relay; a process without the token is refused."""
     token = tmp_path / "token"
     token.write_text("a secret of this job")
     secured = ("--token-file", str(token))

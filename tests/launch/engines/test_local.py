@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from holdfast.launch import Preempted, RestartPolicy, WorkerFailed, run_local
+from tests.support.processes import wait_until_ended
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
 
@@ -62,16 +63,6 @@ def read_pids(popen: subprocess.Popen[str], count: int) -> list[int]:
     return [pids[key] for key in sorted(pids)]
 
 
-def gone(pids: Sequence[int], within_s: float = 20) -> bool:
-    """Waits until no process of that number is running (a zombie is not)."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if not any(_runs(pid) for pid in pids):
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def refuses(address: str, within_s: float = 20) -> bool:
     """Waits until nobody listens at `address`."""
     deadline = time.monotonic() + within_s
@@ -85,14 +76,7 @@ def refuses(address: str, within_s: float = 20) -> bool:
     return False
 
 
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def test_every_process_is_told_who_it_is() -> None:
+def test_every_process_knows_who_it_is() -> None:
     """The environment holds a ProcessSpec for each, with one coordinator for all; stale MEGASCALE_* values are gone and logged."""
     output = Lines()
     code = "import os; print(*(os.environ.get(k) for k in ('HOLDFAST_PROCESS_ID', 'HOLDFAST_NUM_PROCESSES', 'HOLDFAST_JOB_ID', \
@@ -130,7 +114,7 @@ time.sleep(600)
     with holdfast_run("-n", 3, "--", *python(script)) as popen:
         pids = read_pids(popen, 3)
         assert popen.wait(60) == code
-        assert gone(pids, within_s=0.5)
+        assert wait_until_ended(pids, within_s=0.5)
 
 
 def test_what_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Path) -> None:
@@ -199,7 +183,7 @@ time.sleep(600)
         coordinator = said[0][4]
         popen.send_signal(number)
         popen.wait(30)
-        assert gone([int(word) for words in said for word in words[2:4]])
+        assert wait_until_ended([int(word) for words in said for word in words[2:4]])
         assert refuses(coordinator)
 
 
@@ -208,7 +192,7 @@ def test_what_a_process_left_behind_ends_with_it() -> None:
     output = Lines()
     script = "import subprocess, sys; print(subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"
     assert run_local(python(script), 2, output=output).outcome == "done"
-    assert gone([int(text) for _, text in output.lines])
+    assert wait_until_ended([int(text) for _, text in output.lines])
 
 
 def test_a_failed_group_is_started_again() -> None:
@@ -236,7 +220,7 @@ def test_a_preempted_job_says_so() -> None:
 
 
 def test_the_capacity_file_shrinks_and_grows_a_job(tmp_path: Path) -> None:
-    """Four processes, then two when the file says 2, then four again; each time they are told and leave with 75."""
+    """Four processes, then two when the file says 2, then four again; each time they get SIGTERM and leave with 75."""
     room = tmp_path / "room"
     script = f"""
 import os, signal, sys

@@ -14,19 +14,19 @@ from holdfast.multihost.group.group_client import GroupClient
 from holdfast.multihost.liveness.health import failed_incarnations
 
 
-class Told:
-    """Is a client that says about processes what a test feeds it, through the client's own ProcessWatch."""
+class PushedClient:
+    """A client that pushes the lists a test gives it, through the client's own ProcessWatch."""
 
     def __init__(self) -> None:
         self.watch = ProcessWatch()
         self.watch_processes = self.watch.add
 
-    def tell(self, *tasks: TaskInfo) -> None:
+    def push(self, *tasks: TaskInfo) -> None:
         self.watch._take(tasks, full=True)
 
 
 class Listener:
-    """Keeps the lists that it is told."""
+    """Keeps the lists that it gets."""
 
     def __init__(self) -> None:
         self.lists: list[list[ProcessInfo]] = []
@@ -49,17 +49,17 @@ def test_a_life_ends_by_leaving_by_failing_and_by_another_incarnation() -> None:
 
 def test_a_failed_process_is_refused_until_its_new_life_was_seen() -> None:
     """After a death, work with the process is refused with its number, host and reason, also when it is back; `admit` ends that."""
-    client = Told()
+    client = PushedClient()
     health = Health(GroupClient(client, tasks=[1, 0]))  # type: ignore[arg-type]
-    client.tell(TaskInfo(0, "CONNECTED", 7, host="a"), TaskInfo(1, "CONNECTED", 8, host="b"))
+    client.push(TaskInfo(0, "CONNECTED", 7, host="a"), TaskInfo(1, "CONNECTED", 8, host="b"))
     health.require([0, 1], "save")
-    client.tell(TaskInfo(0, "ERROR", 7, "UNAVAILABLE", "silent for 12 s", "a"), TaskInfo(1, "CONNECTED", 8, host="b"))
+    client.push(TaskInfo(0, "ERROR", 7, "UNAVAILABLE", "silent for 12 s", "a"), TaskInfo(1, "CONNECTED", 8, host="b"))
     health.require([0], "save")
     with pytest.raises(ProcessLost) as lost:
         health.require([0, 1], "save")
     assert str(lost.value) == "UNAVAILABLE: 'save' needs process 1 (host a), which is gone: silent for 12 s"
     assert (lost.value.process, lost.value.host) == (1, "a")
-    client.tell(TaskInfo(0, "CONNECTED", 9, host="a"), TaskInfo(1, "CONNECTED", 8, host="b"))
+    client.push(TaskInfo(0, "CONNECTED", 9, host="a"), TaskInfo(1, "CONNECTED", 8, host="b"))
     with pytest.raises(ProcessLost, match="silent for 12 s"):
         health.require([1], "save")
     health.admit({0: 8, 1: 9})
@@ -68,15 +68,15 @@ def test_a_failed_process_is_refused_until_its_new_life_was_seen() -> None:
 
 
 def test_listeners_get_complete_lists_in_order_with_runtime_numbers() -> None:
-    """A listener hears the list at once and at each change, until it is removed; one that raises does not stop the others."""
-    client, first, second = Told(), Listener(), Listener()
+    """A listener gets the list at once and at each change, until it is removed; one that raises does not stop the others."""
+    client, first, second = PushedClient(), Listener(), Listener()
     health = Health(GroupClient(client, tasks=[1, 0]))  # type: ignore[arg-type]
-    client.tell(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "UNINITIALIZED", 0))
+    client.push(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "UNINITIALIZED", 0))
     remove = health.add_listener(first)
     health.add_listener(second)
-    client.tell(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "CONNECTED", 8))
+    client.push(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "CONNECTED", 8))
     remove()
-    client.tell(TaskInfo(0, "DISCONNECTED", 7), TaskInfo(1, "CONNECTED", 8))
+    client.push(TaskInfo(0, "DISCONNECTED", 7), TaskInfo(1, "CONNECTED", 8))
     assert [[info.state for info in infos] for infos in first.lists] == [["UNINITIALIZED", "CONNECTED"], ["CONNECTED", "CONNECTED"]]
     assert second.lists[:2] == first.lists
     assert second.lists[2] == [ProcessInfo(0, "CONNECTED", 8), ProcessInfo(1, "DISCONNECTED", 7, "it has left the job")]

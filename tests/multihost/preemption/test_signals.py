@@ -113,7 +113,7 @@ threading.Event().wait()
 
 
 def test_a_second_sigterm_does_not_end_a_process_that_still_asks() -> None:
-    """A program that goes on asking about steps is not stuck, however often it is told."""
+    """A program that goes on asking about steps is not stuck, however often SIGTERM comes."""
     script = (
         HEAD
         + """

@@ -66,7 +66,7 @@ def test_a_source_that_fails_keeps_its_notice_and_asks_again(caplog: pytest.LogC
     answers = iter([notice, OSError("no route"), OSError("no route"), notice, None])
     done = queue.Queue[bool]()
 
-    def look() -> Notice | None:
+    def poll() -> Notice | None:
         answer = next(answers, "end")
         if isinstance(answer, Exception):
             raise answer
@@ -75,7 +75,7 @@ def test_a_source_that_fails_keeps_its_notice_and_asks_again(caplog: pytest.LogC
             return None
         return answer  # type: ignore[return-value]
 
-    with Watched(Polled("engine", look, every_s=0.001)) as watched:
+    with Watched(Polled("engine", poll, every_s=0.001)) as watched:
         assert [watched.next(), watched.next()] == [notice, None]
         done.get(timeout=30)
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]

@@ -317,7 +317,7 @@ def test_a_drain_shrinks_to_two_and_the_nodes_return(fleet: Fleet, tmp_path: Pat
 
 
 def test_leaving_early_after_a_notice_is_not_done(fleet: Fleet, tmp_path: Path) -> None:
-    """PRE-1: workers that save and return when they are told to go are started again, until the loop ends by itself."""
+    """PRE-1: workers that save and return after a notice are started again, until the loop ends by itself."""
 
     def drain(log: Log) -> None:
         fleet.wait_until(lambda: len(log.rows()) > 0 and log.rows()[-1][2] >= 50)
