@@ -6,16 +6,16 @@ import queue
 import signal
 from collections.abc import Sequence
 
-from ..supervisor.engine import JobResult, supervise
-from ..supervisor.job import Action, Event, Exited, Job, Stop
+from ..supervisor.engine import Engine, JobResult, supervise
+from ..supervisor.job import Event, Exited, Job, Stop
 from ..view import LiveView, reporter
 from ..workers.coordinator import ProcessProgress, ProgressWatch
 from ..workers.output import Output
 from ..workers.signals import passing_on
 
 
-class BaseEngine:
-    """Queues events and signals. An engine adds the actions, `close`, and how its processes are signalled and killed.
+class BaseEngine(Engine):
+    """Queues events and signals. An engine adds `carry_out`, `close`, and how its processes are signalled and killed.
 
     Everything but `forward` and `progress` belongs to the thread that made it.
     """
@@ -25,14 +25,6 @@ class BaseEngine:
         self._queue: queue.SimpleQueue[Event | signal.Signals] = queue.SimpleQueue()
         self._watch: ProgressWatch | None = None
         self._signals = 0
-
-    def carry_out(self, action: Action) -> None:
-        """Begins what `action` says."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Ends whatever still runs, and gives everything back."""
-        raise NotImplementedError
 
     def _signal(self, number: signal.Signals) -> None:
         """Sends a signal to every process."""

@@ -252,9 +252,9 @@ def _on_all_left(job: Job, now: float) -> Decision:
 def _on_tick_while_preempting(job: Job, event: Tick, now: float) -> Decision:
     if job.wake_at is None or now < job.wake_at:
         return _decision(job, f"{len(job.alive)} of {job.num_processes} processes still have time to leave")
-    late = tuple(sorted(job.alive))
-    message = f"processes {_list(late)} were still there at the deadline of the notice"
-    return _end_attempt(job, _error(job, Preempted, message, processes=late, knob="preemption_grace_s"), now, patient=False)
+    remaining = tuple(sorted(job.alive))
+    message = f"processes {_list(remaining)} were still there at the deadline of the notice"
+    return _end_attempt(job, _error(job, Preempted, message, processes=remaining, knob="preemption_grace_s"), now, patient=False)
 
 
 # ---- Ending an attempt, and the next one
@@ -349,8 +349,8 @@ def _without(job: Job, event: Exited) -> Job:
 
 
 def _worker_error(job: Job, event: Exited) -> JobError:
-    how = f"was ended by signal {-event.code}" if event.code < 0 else f"ended with exit code {event.code}"
-    message = f"process {event.process} of {job.num_processes} {how} in attempt {job.attempt}" + (f": {event.why}" if event.why else "")
+    ending = f"was ended by signal {-event.code}" if event.code < 0 else f"ended with exit code {event.code}"
+    message = f"process {event.process} of {job.num_processes} {ending} in attempt {job.attempt}" + (f": {event.why}" if event.why else "")
     kind = {DO_NOT_RESTART: Fatal, HANG: Hang}.get(event.code, WorkerFailed)
     return _error(job, kind, message, processes=(event.process,))
 

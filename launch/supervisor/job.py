@@ -220,12 +220,12 @@ class Unnotify:
 
 @dataclass(frozen=True)
 class Terminate:
-    """Ask every process that is left to end (SIGTERM)."""
+    """Ask every process that still runs to end (SIGTERM)."""
 
 
 @dataclass(frozen=True)
 class Kill:
-    """End every process that is left, now (SIGKILL)."""
+    """End every process that still runs, now (SIGKILL)."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import os
 import re
@@ -10,9 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from holdfast.launch import LiveView
+from holdfast.launch import LiveView, Preempted
 from holdfast.launch.supervisor.job import Decision, Job, State
+from holdfast.launch.view import reporter
 from holdfast.launch.workers.coordinator import ProcessProgress
+from holdfast.launch.workers.output import ConsoleOutput
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
 
@@ -55,3 +58,26 @@ def test_the_table_tells_step_rate_and_last_save() -> None:
         shown.append([list(column.cells) for column in table.columns])
     assert table.title == "j: running, attempt 3, step 40 saved 4 s ago"
     assert shown[-1] == [["0", "1"], ["running", "running"], ["70", "-"], ["5.0", "-"], ["40", "-"]]
+
+
+def test_the_log_has_what_is_not_the_ordinary_course() -> None:
+    """A first attempt that starts, runs and ends is not worth a line; a restart is, with its reason, and so is each state after it."""
+    stderr = io.StringIO()
+    report = reporter(ConsoleOutput(io.StringIO(), stderr, 2), first_attempt=1)
+    job = Job("j", 2, 2)
+    for state, attempt, error in (
+        (State.SCHEDULING, 1, None),
+        (State.RUNNING, 1, None),
+        (State.RESTARTING, 1, None),
+        (State.RUNNING, 2, None),
+        (State.RUNNING, 2, None),
+        (State.FAILED, 2, Preempted("drained")),
+    ):
+        following = dataclasses.replace(job, state=state, attempt=attempt, error=error)
+        report(job, Decision(following, (), f"why {state} {attempt}"))
+        job = following
+    assert stderr.getvalue().splitlines() == [
+        "holdfast: restarting: why restarting 1",
+        "holdfast: running: why running 2",
+        "holdfast: preempted: why failed 2",
+    ]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import socket
 import textwrap
 from pathlib import Path
 
 import pytest
 
 from holdfast.coordination import CoordinationService
-from tests.support.cluster import run_processes
+from tests.support.cluster import free_port, run_processes
 
 # argv: index, count, port of the coordinator, "ours" or "jaxlib", then the test's own.
 START = """
@@ -34,12 +33,6 @@ multihost.shutdown()
 
 
 BOTH = pytest.mark.parametrize("which", [pytest.param("jaxlib", marks=pytest.mark.slow), "ours"])
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def run(which: str, script: str, count: int, *arguments: object, timeout_s: float = 90) -> list[str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import textwrap
 import time
 
 import pytest
 
-from tests.support.cluster import Processes, run_processes
+from tests.support.cluster import Processes, free_port, run_processes
 
 # argv: index, count, port of the coordinator, then the test's own.
 START = """
@@ -20,12 +19,6 @@ from holdfast.coordination import BarrierTimeout, CoordinationError, ProcessLost
 index, count, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 multihost.initialize(f"127.0.0.1:{port}", count, index, timeout_s=60, heartbeat_timeout_s=4)
 """
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def test_exact_for_every_dtype() -> None:

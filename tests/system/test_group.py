@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import textwrap
 
 import pytest
 
-from tests.support.cluster import run_processes
+from tests.support.cluster import free_port, run_processes
 
 START = """
 import sys
@@ -26,12 +25,6 @@ group = default_group()
 def no_keys_left():
     return [key for key, _ in client.key_value_dir_get("holdfast") if "/sync/" not in key and "/progress/" not in key] == []
 """
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 BOTH = pytest.mark.parametrize("which", ["jaxlib", "ours"])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import textwrap
 
-from tests.support.cluster import run_processes
+from tests.support.cluster import free_port, run_processes
 
 START = """
 import sys
@@ -24,10 +23,7 @@ from holdfast.multihost.group.ids import ProcessIds, exchange_ids, initialize_id
 
 
 def run(script: str, count: int) -> list[str]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    return run_processes(START + textwrap.dedent(script), count, arguments=[port])
+    return run_processes(START + textwrap.dedent(script), count, arguments=[free_port()])
 
 
 def test_numbers_that_differ() -> None:

@@ -6,7 +6,6 @@ import os
 import random
 import re
 import signal
-import socket
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.coordination import CoordinationService
-from tests.support.cluster import Processes, run_processes
+from tests.support.cluster import Processes, free_port, run_processes
 from tests.support.metadata import Metadata, metadata_server
 
 HEAD = """
@@ -80,12 +79,6 @@ else:
 )
 
 
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
 def stopped_at(output: str) -> list[int]:
     return [int(step) for step in re.findall(r"stopped at (-?\d+)", output)]
 
@@ -96,7 +89,7 @@ def signalled(seed: int) -> list[int]:
 
 
 def give_notice(source: str, seed: int, processes: Processes, server: Metadata, folder: Path) -> None:
-    """Tells one process, or all, from outside."""
+    """Gives one process, or all, a notice from outside."""
     if source == "signal":
         for index in signalled(seed):
             processes.kill(index, signal.SIGTERM)
@@ -113,7 +106,7 @@ def run_seeds(source: str, seeds: range, service: str, folder: Path, strides: li
     """
     with metadata_server() as server, ExitStack() as stack:
         spawned = stack.enter_context(CoordinationService.spawn(4, recoverable=True, survivable=True)) if service == "ours" else None
-        address = spawned.address if spawned else free_address()
+        address = spawned.address if spawned else f"127.0.0.1:{free_port()}"
         path = server.address if source == "gce" else folder
         arguments = [address, service, source, path, f"({seeds.start}, {seeds.stop})", strides]
         processes = stack.enter_context(Processes(LOOP, 4, arguments=arguments))
@@ -168,7 +161,7 @@ print(f"stopped at {step}")
 end()
 """
     )
-    assert len({tuple(stopped_at(output)) for output in run_processes(script, 3, arguments=[free_address()])}) == 1
+    assert len({tuple(stopped_at(output)) for output in run_processes(script, 3, arguments=[f"127.0.0.1:{free_port()}"])}) == 1
 
 
 def test_a_notice_before_step_0_holds_at_step_0() -> None:
@@ -186,7 +179,7 @@ client.wait_at_barrier("asked", 60_000)
 end()
 """
     )
-    run_processes(script, 2, arguments=[free_address()])
+    run_processes(script, 2, arguments=[f"127.0.0.1:{free_port()}"])
 
 
 def test_a_withdrawn_notice_ends_at_one_step_and_the_earliest_deadline_wins() -> None:
@@ -220,7 +213,7 @@ client.wait_at_barrier("done", 60_000)
 end()
 """
     )
-    run_processes(script, 2, arguments=[free_address()])
+    run_processes(script, 2, arguments=[f"127.0.0.1:{free_port()}"])
 
 
 @pytest.mark.slow
@@ -248,7 +241,7 @@ client.wait_at_barrier("done", 60_000)
 end()
 """
     )
-    run_processes(script, 3, arguments=[free_address()])
+    run_processes(script, 3, arguments=[f"127.0.0.1:{free_port()}"])
 
 
 @pytest.mark.slow
@@ -341,7 +334,7 @@ end()
 """
     )
     for whose in ("ours", "theirs"):
-        assert len({tuple(stopped_at(output)) for output in run_processes(script, 2, arguments=[free_address(), whose])}) == 1
+        assert len({tuple(stopped_at(output)) for output in run_processes(script, 2, arguments=[f"127.0.0.1:{free_port()}", whose])}) == 1
 
 
 def test_under_plain_jax_distributed_sigterm_reaches_both_sync_points() -> None:
@@ -365,7 +358,7 @@ while ours is None or theirs is None:
 print(f"stopped at {ours}, stopped at {theirs}")
 """
     )
-    with Processes(script, 2, arguments=[free_address()]) as processes:
+    with Processes(script, 2, arguments=[f"127.0.0.1:{free_port()}"]) as processes:
         for index in range(2):
             processes.wait_for(index, "ready")
         processes.kill(1, signal.SIGTERM)
@@ -399,4 +392,4 @@ client.wait_at_barrier("done", 60_000)
 jax.distributed.shutdown()
 """
     )
-    assert len(set(run_processes(script, 3, arguments=[free_address()]))) == 1
+    assert len(set(run_processes(script, 3, arguments=[f"127.0.0.1:{free_port()}"]))) == 1

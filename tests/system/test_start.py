@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import textwrap
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from holdfast.coordination import CoordinationService
 from holdfast.multihost import ProcessSpec
-from tests.support.cluster import run_processes
+from tests.support.cluster import free_port, run_processes
 
 # argv: index, count, then the test's own.
 START = """
@@ -27,12 +26,6 @@ index, count = int(sys.argv[1]), int(sys.argv[2])
 
 def script(text: str) -> str:
     return START + textwrap.dedent(text)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def spec_env(coordinator: str, count: int, **fields: object) -> dict[str, object]:

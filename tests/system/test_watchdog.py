@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 
 from holdfast.coordination import CoordinationService
-from tests.support.cluster import Processes
+from tests.support.cluster import Processes, free_port
 
 
 def test_the_stacks_stay_with_the_coordinator() -> None:
     """A process that ends in a hang has left its stacks, and why, where the others and `holdfast status` find them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     script = """
     import sys, time
     import jax

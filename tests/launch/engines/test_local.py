@@ -15,23 +15,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.launch import Preempted, RestartPolicy, WorkerFailed, run_local
+from tests.support.cluster import CollectedOutput
 from tests.support.processes import wait_until_ended
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
-
-
-class Lines:
-    """Collects what an engine prints."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[int, str]] = []
-        self.said: list[str] = []
-
-    def line(self, process: int, text: str) -> None:
-        self.lines.append((process, text))
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
 
 
 def python(code: str) -> list[str]:
@@ -78,7 +65,7 @@ def refuses(address: str, within_s: float = 20) -> bool:
 
 def test_every_process_knows_who_it_is() -> None:
     """The environment holds a ProcessSpec for each, with one coordinator for all; stale MEGASCALE_* values are gone and logged."""
-    output = Lines()
+    output = CollectedOutput()
     code = "import os; print(*(os.environ.get(k) for k in ('HOLDFAST_PROCESS_ID', 'HOLDFAST_NUM_PROCESSES', 'HOLDFAST_JOB_ID', \
         'HOLDFAST_ATTEMPT', 'MEGASCALE_NUM_SLICES', 'HOLDFAST_COORDINATOR')))"
     result = run_local(python(code), 3, job_id="j", env={**os.environ, "MEGASCALE_NUM_SLICES": "3"}, output=output)
@@ -129,7 +116,7 @@ if os.environ["HOLDFAST_PROCESS_ID"] == "0":
 open(ready, "w")
 while True: time.sleep(1)
 """
-    output = Lines()
+    output = CollectedOutput()
     result = run_local(python(script), 2, restart=RestartPolicy(grace_s=0.5), output=output)
     assert result.exit_code == 1
     assert (1, "no") in output.lines
@@ -189,7 +176,7 @@ time.sleep(600)
 
 def test_what_a_process_left_behind_ends_with_it() -> None:
     """A process that ends well takes along what it started in the background."""
-    output = Lines()
+    output = CollectedOutput()
     script = "import subprocess, sys; print(subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"
     assert run_local(python(script), 2, output=output).outcome == "done"
     assert wait_until_ended([int(text) for _, text in output.lines])
@@ -203,7 +190,7 @@ attempt = int(os.environ["HOLDFAST_ATTEMPT"])
 print(attempt, os.environ["HOLDFAST_COORDINATOR"])
 sys.exit({1: 9, 2: 75, 3: 0}[attempt])
 """
-    output = Lines()
+    output = CollectedOutput()
     policy = RestartPolicy(max_failures=1, max_preemptions=1, backoff_s=0.05, grace_s=2)
     result = run_local(python(script), 2, restart=policy, output=output)
     assert (result.outcome, result.attempts) == ("done", 3)
@@ -213,7 +200,7 @@ sys.exit({1: 9, 2: 75, 3: 0}[attempt])
 
 def test_a_preempted_job_says_so() -> None:
     """Exit code 75 with no budget left: the outcome is "preempted", not done and not failed."""
-    result = run_local(python("import sys; sys.exit(75)"), 2, output=Lines())
+    result = run_local(python("import sys; sys.exit(75)"), 2, output=CollectedOutput())
     assert (result.outcome, result.exit_code) == ("preempted", 75)
     with pytest.raises(Preempted, match="all 2 processes left after notice from process"):
         result.raise_for_outcome()
@@ -233,7 +220,7 @@ if me == "0": Path({str(room)!r}).write_text({{1: "2", 2: "4"}}[attempt])
 signal.sigwait({{signal.SIGTERM}})
 sys.exit(75)
 """
-    output = Lines()
+    output = CollectedOutput()
     policy = RestartPolicy(max_preemptions=1, backoff_s=0.05, grow_after_s=0)
     result = run_local(python(script), 4, min_processes=2, restart=policy, output=output, capacity_file=room)
     assert (result.outcome, result.attempts) == ("done", 3)

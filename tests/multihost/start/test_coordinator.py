@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,12 +11,7 @@ from holdfast.coordination import CoordinationClient, CoordinationService, Crede
 from holdfast.multihost import ProcessSpec, StartupFailed
 from holdfast.multihost.group.group_client import Deadline
 from holdfast.multihost.start.coordinator import find_coordinator, phase_at, progress_at
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+from tests.support.cluster import free_port
 
 
 def spec_at(address: str, process: int, num_processes: int = 2) -> ProcessSpec:
@@ -41,14 +35,14 @@ def leave(clients: list[CoordinationClient]) -> None:
 
 def test_nobody_at_an_address_has_no_phase_and_no_progress() -> None:
     """A port where nobody listens is None; it has no reports either."""
-    address = free_address()
+    address = f"127.0.0.1:{free_port()}"
     assert phase_at(address) is None
     assert progress_at(address, Credentials(None, None, None, None)) == {}
 
 
 def test_only_process_0_starts_a_coordinator() -> None:
     """Process 1 returns without starting any: it waits for process 0's when it connects. Process 0's gathers the job's processes."""
-    address = free_address()
+    address = f"127.0.0.1:{free_port()}"
     find_coordinator(spec_at(address, 1), Deadline(5.0), 10.0)
     assert phase_at(address) is None
     find_coordinator(spec_at(address, 0), Deadline(30.0), 10.0)

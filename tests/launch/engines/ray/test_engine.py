@@ -20,6 +20,7 @@ import pytest
 from holdfast.launch import RestartPolicy, StartupTimeout
 from holdfast.launch import ray as engine
 from holdfast.launch.engines.ray.cluster import cluster_nodes
+from tests.support.cluster import CollectedOutput
 from tests.support.paths import EXAMPLES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(290), pytest.mark.filterwarnings("ignore")]
@@ -121,19 +122,6 @@ def fleet(the_fleet: Fleet) -> Fleet:
     return the_fleet
 
 
-class Lines:
-    """Collects what a job prints."""
-
-    def __init__(self) -> None:
-        self.text: list[str] = []
-
-    def line(self, process: int, text: str) -> None:
-        self.text.append(f"[{process}] {text}")
-
-    def say(self, text: str) -> None:
-        self.text.append(text)
-
-
 def train(folder: str, steps: int, polite: bool = True) -> dict[str, Any]:
     """A small job for any number of processes that divides 12: adds 1 to an array in each step.
 
@@ -233,10 +221,10 @@ def test_a_function_runs_on_every_process(fleet: Fleet, tmp_path: Path) -> None:
 
 def test_the_example_runs_unchanged(fleet: Fleet, tmp_path: Path) -> None:
     """examples/train_digits.py under Ray, as under `holdfast run`."""
-    output = Lines()
+    output = CollectedOutput()
     command = [sys.executable, str(TRAINER), "--directory", str(tmp_path), "--steps", "40", "--save-every", "20"]
     assert engine.run_command(command, spec(), output=output).outcome == "done", output.text
-    assert any("test accuracy after step 40" in line for line in output.text)
+    assert "test accuracy after step 40" in output.text
 
 
 def test_the_command_line_runs_on_a_cluster(fleet: Fleet, tmp_path: Path) -> None:
