@@ -116,7 +116,7 @@ class WorkerProcess:
         """Sends a signal to the process itself, not to what it started; does nothing when it has ended."""
         with self._reap_lock:
             if self.alive:
-                self._popen.send_signal(number)
+                os.kill(self.pid, number)  # not Popen.send_signal, which would reap the process before the waiter does
 
     def kill(self) -> None:
         """Sends SIGKILL to the process and all of its group."""

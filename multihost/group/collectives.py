@@ -27,10 +27,10 @@ PartitionSpec: Any = jax.sharding.PartitionSpec  # jax does not type it
 _POLL_S = 0.5
 
 
-def global_max(values: Sequence[int], *, timeout: float | None = None) -> list[int]:
+def global_max(values: Sequence[int], *, timeout_s: float | None = None) -> list[int]:
     """Returns the largest of each of the integers over all processes: `values` has the same length everywhere, within 32 bits.
 
-    Every process calls it. Blocks for at most `timeout` seconds (default 300). Raises ProcessLost when a peer is dead, BarrierTimeout,
+    Every process calls it. Blocks for at most `timeout_s` (default 300). Raises ProcessLost when a peer is dead, BarrierTimeout,
     and ValueError for what does not fit into int32.
     """
     limits = np.iinfo(np.int32)
@@ -40,15 +40,15 @@ def global_max(values: Sequence[int], *, timeout: float | None = None) -> list[i
     row = np.array([values], dtype=np.int32)
     if jax.process_count() == 1 or not values:
         return [int(value) for value in values]
-    return bounded("global_max", lambda: [int(value) for value in _reduced(row, "max")], timeout)
+    return bounded("global_max", lambda: [int(value) for value in _reduced(row, "max")], timeout_s)
 
 
-def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None, *, timeout: float | None = None) -> Any:
+def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None, *, timeout_s: float | None = None) -> Any:
     """Returns the source's tree, as numpy arrays, in every process; the source is process 0 unless `is_source` says otherwise.
 
     Leaves are arrays, numpy arrays, Python numbers or typed PRNG keys, of the same shapes and dtypes everywhere; bits are kept
-    exactly, 64-bit ones too. Every process calls it: one computation on the devices for the whole tree. Blocks for at most `timeout`
-    seconds (default 300). Raises ProcessLost when a peer is dead, BarrierTimeout, and TypeError naming a leaf of another kind.
+    exactly, 64-bit ones too. Every process calls it: one computation on the devices for the whole tree. Blocks for at most
+    `timeout_s` (default 300). Raises ProcessLost when a peer is dead, BarrierTimeout, and TypeError naming a leaf of another kind.
     """
     paths, treedef = jax.tree_util.tree_flatten_with_path(in_tree)
     leaves = [_to_numpy(jax.tree_util.keystr(path), leaf) for path, leaf in paths]
@@ -58,7 +58,7 @@ def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None, *, timeout
         words = np.zeros((1, sum(sizes)), np.uint32)
         if source:
             words[0] = np.concatenate([_to_words(leaf) for leaf in leaves])
-        result = bounded("broadcast_one_to_all", lambda: _reduced(words, "sum"), timeout)
+        result = bounded("broadcast_one_to_all", lambda: _reduced(words, "sum"), timeout_s)
         parts = np.split(result, np.cumsum(sizes)[:-1])
         leaves = [part.view(np.uint8)[: leaf.nbytes].view(leaf.dtype).reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
     results = [_like(leaf, original) for leaf, (_, original) in zip(leaves, paths, strict=True)]
@@ -79,13 +79,13 @@ def on_thread(name: str, compute: Callable[[], T]) -> Future[T]:
     return future
 
 
-def bounded(what: str, compute: Callable[[], T], timeout: float | None = None) -> T:
-    """Runs `compute` on a helper thread and returns its result, for at most `timeout` seconds and as long as all processes live.
+def bounded(what: str, compute: Callable[[], T], timeout_s: float | None = None) -> T:
+    """Runs `compute` on a helper thread and returns its result, for at most `timeout_s` and as long as all processes live.
 
     Raises ProcessLost naming a dead process, also where the backend's own error came first, and BarrierTimeout. A computation that the
     backend cannot end stays behind on its thread: make no more collective calls after such an error.
     """
-    deadline = Deadline(timeout or coordination_timeout())
+    deadline = Deadline(timeout_s or coordination_timeout())
     future = on_thread(what, compute)
     group_client = current_group_client() if is_jax_distributed_client_initialized() else None
     while not wait([future], min(_POLL_S, deadline.remaining_s())).done:

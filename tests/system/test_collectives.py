@@ -54,8 +54,8 @@ KILLED = {
     "barrier": 'multihost.sync_global_processes("far", timeout=60)',
     "blocking get": 'multihost.default_group().broadcast("far", b"" if index == 0 else None, timeout_s=60)',
     "gather": 'multihost.default_group().gather("far", b"", timeout_s=60)',
-    "broadcast": "multihost.broadcast_one_to_all(np.arange(4), is_source=index == 3, timeout=60)",
-    "global_max": "multihost.global_max([index], timeout=60)",
+    "broadcast": "multihost.broadcast_one_to_all(np.arange(4), is_source=index == 3, timeout_s=60)",
+    "global_max": "multihost.global_max([index], timeout_s=60)",
 }
 
 
@@ -101,7 +101,7 @@ def test_a_peer_that_does_not_call_is_a_timeout() -> None:
         multihost.global_max([index])
         if index:
             try:
-                multihost.global_max([index, index], timeout=1.5)
+                multihost.global_max([index, index], timeout_s=1.5)
             except BarrierTimeout as error:
                 print("late:", error)
         multihost.sync_global_processes("end")

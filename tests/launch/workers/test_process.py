@@ -64,6 +64,15 @@ def test_a_signal_reaches_the_process_and_its_number_comes_back(reaper: ProcessG
     started.process.kill()
 
 
+def test_a_signal_at_the_very_end_of_a_process_loses_no_exit_code(reaper: ProcessGroupReaper) -> None:
+    """Only the waiter reaps: a process that is signalled again and again while it ends is reported all the same."""
+    for _ in range(10):
+        started = Started("import signal; signal.signal(15, signal.SIG_IGN)", reaper)
+        while started.process.alive:
+            started.process.signal(signal.SIGTERM)
+        assert started.next() in (0, -signal.SIGTERM)
+
+
 def test_what_it_started_is_killed_with_it(reaper: ProcessGroupReaper) -> None:
     """A background process of its group is gone when the exit code is reported."""
     started = Started(f"import subprocess; print({SLEEPER}.pid)", reaper)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.launch import Fatal
-from holdfast.launch.engines.ray.cluster import _node, load_ray
+from holdfast.launch.engines.ray.cluster import load_ray, node_from_ray
 from holdfast.launch.engines.ray.placement import Node
 
 INFO = {"NodeID": "abc", "NodeManagerAddress": "10.0.0.7", "Alive": True}
@@ -32,14 +32,14 @@ INFO = {"NodeID": "abc", "NodeManagerAddress": "10.0.0.7", "Alive": True}
 def test_a_machine_is_as_ray_reports_it(labels: dict[str, str] | None, draining: dict[str, int], expected: Node) -> None:
     """Labels give slice and worker; a drain's deadline is in milliseconds there and in seconds here, 0 meaning none."""
     info: dict[str, Any] = INFO | {"Labels": labels}
-    assert _node(info, {"CPU": 2.0}, draining) == expected
+    assert node_from_ray(info, {"CPU": 2.0}, draining) == expected
 
 
 def test_a_worker_id_that_is_no_number_is_fatal() -> None:
     """No restart mends a label: the error names machine, label and value."""
     info: dict[str, Any] = INFO | {"Labels": {"ray.io/tpu-worker-id": "first"}}
     with pytest.raises(Fatal, match=r"node abc at 10\.0\.0\.7 has label ray\.io/tpu-worker-id='first'; expected a whole number"):
-        _node(info, {}, {})
+        node_from_ray(info, {}, {})
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
