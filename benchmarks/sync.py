@@ -32,7 +32,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-# ---- A worker: one process of a group, told what to measure by its stdin ------------------------------------------------------------
+# ---- A worker: one process of a group, which reads from its stdin what to measure -----------------------------------------------------
 
 
 def barriers() -> dict[str, Callable[[str], None]]:
@@ -67,12 +67,12 @@ def work(service: str, address: str, index: int, count: int) -> None:
         jax.devices()
     peers = barriers()
     print("ready", flush=True)
-    for turn, line in enumerate(sys.stdin):
+    for call, line in enumerate(sys.stdin):
         peer, rounds = line.rsplit(" ", 1)
         barrier = peers[peer]
         # Orbax asks for a new name each time.
-        names = [f"{peer}.{turn}.{number}" for number in range(int(rounds))]
-        peers["ours"](f"before {turn % 2}")
+        names = [f"{peer}.{call}.{number}" for number in range(int(rounds))]
+        peers["ours"](f"before {call % 2}")
         start = time.perf_counter()
         for name in names:
             barrier(name)
@@ -85,7 +85,7 @@ def work(service: str, address: str, index: int, count: int) -> None:
 
 @contextmanager
 def group(service: str, count: int) -> Iterator[Callable[[str, int], float]]:
-    """Starts a group; gives a function that measures a peer for a number of rounds and returns the slowest process's seconds a barrier."""
+    """Starts a group; yields a function that measures a peer for a number of rounds and returns the slowest process's seconds a barrier."""
     address = f"127.0.0.1:{free_port()}"
     workers = [
         subprocess.Popen(

@@ -40,15 +40,13 @@ def kubernetes(
     """
     from holdfast.launch import KubernetesJob, render_kubernetes
 
-    if num_processes % slices:
-        raise click.UsageError(f"-n {num_processes} in --slices {slices}: expected slices of one size")
     try:
         job = KubernetesJob(
             name=name,
             image=image,
             command=command,
-            processes=num_processes // slices,
-            jobs=slices,
+            num_processes=num_processes,
+            num_slices=slices,
             namespace=namespace,
             resources=resources,
             node_selector=node_selector,

@@ -5,12 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    from holdfast.launch import JobResult, LiveView, RestartPolicy
 
 
 def _amounts(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
@@ -66,8 +62,9 @@ def run(
     holdfast run --ray auto -n 8 --min-processes 4 --resource GPU=1 -- python train.py
     """
     from holdfast.launch import LiveView, RestartPolicy, run_local
+    from holdfast.launch import ray as ray_engine
 
-    policy = RestartPolicy(
+    restart = RestartPolicy(
         max_failures=max_restarts,
         max_preemptions=max_restarts if max_preemptions is None else max_preemptions,
         grace_s=grace_s,
@@ -79,13 +76,14 @@ def run(
     try:
         with output or contextlib.nullcontext():
             if ray is not None:
-                result = _on_ray(ray, command, num_processes, min_processes, resources, slices, policy, job_id, output)
+                spec = ray_engine.JobSpec(num_processes, min_processes, resources or {"CPU": 1.0}, slices, restart, job_id)
+                result = ray_engine.run_command(command, spec, output=output, address=ray).job
             else:
                 result = run_local(
                     command,
                     num_processes,
                     min_processes=min_processes,
-                    policy=policy,
+                    restart=restart,
                     job_id=job_id,
                     capacity_file=capacity_file,
                     output=output,
@@ -93,20 +91,3 @@ def run(
     except (ValueError, ImportError, ConnectionError) as error:
         raise click.UsageError(str(error)) from error
     sys.exit(130 if result.interrupted else result.exit_code)
-
-
-def _on_ray(
-    address: str,
-    command: tuple[str, ...],
-    num_processes: int,
-    min_processes: int | None,
-    resources: dict[str, float],
-    slices: int,
-    policy: RestartPolicy,
-    job_id: str | None,
-    output: LiveView | None,
-) -> JobResult:
-    from holdfast.launch import ray as engine
-
-    spec = engine.JobSpec(num_processes, min_processes, resources=resources or {"CPU": 1.0}, slices=slices, restart=policy, job_id=job_id)
-    return engine.run_command(command, spec, output=output, address=address).job

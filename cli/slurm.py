@@ -9,7 +9,7 @@ import click
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--max-restarts", type=click.IntRange(0), default=3, show_default=True, help="Restarts after a death; progress refills them.")
-@click.option("--requeue/--no-requeue", default=True, show_default=True, help="Hand the Slurm job back when it is preempted.")
+@click.option("--requeue/--no-requeue", default=True, show_default=True, help="Requeue the Slurm job when it is preempted.")
 @click.option("--coordinator-host", help="Where tasks reach the coordinator.  [default: this node's name]")
 @click.option("--grace-s", type=float, default=5.0, show_default=True, help="From SIGTERM to SIGKILL for what is left after a failure.")
 @click.option("--preemption-grace-s", type=float, default=120.0, show_default=True, help="To save and leave after a notice.")
@@ -28,9 +28,9 @@ def slurm(
     """
     from holdfast.launch import RestartPolicy, run_slurm
 
-    policy = RestartPolicy(max_failures=max_restarts, grace_s=grace_s, preemption_grace_s=preemption_grace_s)
+    restart = RestartPolicy(max_failures=max_restarts, grace_s=grace_s, preemption_grace_s=preemption_grace_s)
     try:
-        result = run_slurm(command, policy=policy, host=coordinator_host, requeue=requeue)
+        result = run_slurm(command, restart=restart, host=coordinator_host, requeue=requeue)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     sys.exit(130 if result.interrupted else result.exit_code)

@@ -13,9 +13,9 @@ import click
 @click.option("--coordinator", metavar="HOST:PORT", help="Where the coordinator is.  [default: process 0 starts one]")
 @click.option("--host", help="Where the others reach a coordinator that process 0 starts.  [default: 127.0.0.1]")
 @click.option("--rendezvous", type=click.Path(path_type=Path), help="A folder all see, where process 0 leaves the coordinator's address.")
-@click.option("--job-id", help="Of this job.  [default: the engine's]")
-@click.option("--attempt", type=click.IntRange(1), help="Number of this start of the job.  [default: the engine's]")
-@click.option("--report", is_flag=True, hidden=True, help="Stay as the parent and tell `holdfast slurm` how the command ended.")
+@click.option("--job-id", help="Of this job.  [default: the launcher's]")
+@click.option("--attempt", type=click.IntRange(1), help="Number of this start of the job.  [default: the launcher's]")
+@click.option("--report", is_flag=True, hidden=True, help="Stay as the parent and report to `holdfast slurm` how the command ended.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def task(
     coordinator: str | None,
@@ -26,7 +26,7 @@ def task(
     report: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Become COMMAND, as the process of a job that srun, mpirun or a Kubernetes Indexed Job says this is.
+    """Run COMMAND as the process of a job that srun, mpirun or a Kubernetes Indexed Job says this is.
 
     \b
     mpirun -n 3 holdfast task -- python train.py

@@ -25,7 +25,7 @@ from holdfast import checkpoint, multihost
 BATCH = 256  # images a step, over all processes
 LEARNING_RATE = 2e-3
 WIDTHS = (64, 512, 512, 10)  # 8 x 8 pixels in, ten digits out
-PREEMPTED = 75  # the exit code that tells a launcher: saved, start me again
+PREEMPTED = 75  # the exit code that means to a launcher: saved, start me again
 
 
 def init(key):

@@ -8,7 +8,7 @@ from .engines.slurm import run_slurm
 from .external.kubernetes import KubernetesJob
 from .external.kubernetes import render as render_kubernetes
 from .external.task import run_task
-from .supervisor.engine import Engine, JobResult, supervise
+from .supervisor.engine import JobResult
 from .supervisor.job import DO_NOT_RESTART, DONE, HANG, PREEMPTED, RestartPolicy
 from .view import LiveView
 
@@ -17,7 +17,6 @@ __all__ = [
     "DO_NOT_RESTART",
     "HANG",
     "PREEMPTED",
-    "Engine",
     "Fatal",
     "Hang",
     "JobError",
@@ -34,5 +33,4 @@ __all__ = [
     "run_local",
     "run_slurm",
     "run_task",
-    "supervise",
 ]

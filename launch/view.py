@@ -13,11 +13,7 @@ from rich.table import Table
 
 from holdfast.multihost import Preempted
 
-from .supervisor.job import (
-    Decision,
-    Job,
-    State,
-)
+from .supervisor.job import PREEMPTED, Decision, Job, State
 from .workers.coordinator import ProcessProgress
 from .workers.output import ConsoleOutput, Output
 
@@ -27,11 +23,11 @@ _WINDOW_S = 10.0  # over which steps per second are counted
 class LiveView(ConsoleOutput):
     """Prints lines as ConsoleOutput does, above a table of the processes: state, step, steps per second, last save. A context manager.
 
-    `progress` gives what the processes last reported. All methods may be called from any thread.
+    `progress` returns what the processes last reported. All methods may be called from any thread.
     """
 
-    def __init__(self, stdout: TextIO, stderr: TextIO, count: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(stdout, stderr, count)
+    def __init__(self, stdout: TextIO, stderr: TextIO, num_processes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(stdout, stderr, num_processes)
         self.progress: Callable[[], tuple[ProcessProgress, ...]] = lambda: ()
         self._clock = clock
         self._job: Job | None = None
@@ -40,7 +36,7 @@ class LiveView(ConsoleOutput):
         self._live = Live(console=self.console, get_renderable=self.table, refresh_per_second=4, transient=True)
 
     def observe(self, before: Job, decision: Decision) -> None:
-        """Takes note of a decision of the supervisor."""
+        """Records a decision of the supervisor."""
         if decision.job.attempt != before.attempt:
             self._seen = {}
         self._job = decision.job
@@ -51,11 +47,11 @@ class LiveView(ConsoleOutput):
         table = Table(title=self._title(job, now), title_justify="left", box=None, pad_edge=False)
         for column in ("process", "state", "step", "steps/s", "saved"):
             table.add_column(column, justify="left" if column == "state" else "right")
-        reported = {each.process: each for each in self.progress()}
-        for process in range(job.count if job else 0):
+        reports = {report.process: report for report in self.progress()}
+        for process in range(job.num_processes if job else 0):
             assert job is not None
-            told = reported.get(process)
-            step, saved = (told.step, told.saved_step) if told else (-1, -1)
+            report = reports.get(process)
+            step, saved = (report.step, report.saved_step) if report else (-1, -1)
             rate = self._rate(process, step, now)
             table.add_row(str(process), _state(job, process), _number(step), f"{rate:.1f}" if rate else "-", _number(saved))
         return table
@@ -86,9 +82,9 @@ class LiveView(ConsoleOutput):
 
 
 def _state(job: Job, process: int) -> str:
-    if process in job.left:
-        code = job.left[process]
-        return "done" if code == 0 else "preempted" if code == 75 else f"signal {-code}" if code < 0 else f"exit {code}"
+    if process in job.exit_codes:
+        code = job.exit_codes[process]
+        return "done" if code == 0 else "preempted" if code == PREEMPTED else f"signal {-code}" if code < 0 else f"exit {code}"
     return "saving" if job.state in (State.PREEMPTING, State.RESIZING) else "ending" if job.state is State.RESTARTING else "running"
 
 
@@ -97,7 +93,7 @@ def _number(value: int) -> str:
 
 
 def reporter(output: Output, *, first_attempt: int) -> Callable[[Job, Decision], None]:
-    """Returns what tells a reader of the log each change of state that is not the ordinary course, with its reason."""
+    """Returns a function that writes each change of state that is not the ordinary course to `output`, with its reason."""
 
     def report(before: Job, decision: Decision) -> None:
         if isinstance(output, LiveView):

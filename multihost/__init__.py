@@ -50,14 +50,14 @@ from .pathways import (
     mark_pathways_colocated_runtime_active,
 )
 from .preemption.preemption import add_preemption_source, notify_preemption, preemption_notice, reached_preemption
-from .preemption.sources import GceMetadata, Notice, Polled, Signals, SlurmEnd, Source, WatchedFile
+from .preemption.signals import Signals
+from .preemption.sources import GceMetadata, Notice, Polled, SlurmEnd, Source, WatchedFile
 from .preemption.step_agreement import SyncPoint, agree_on_step
-from .spec import MEGASCALE_PORT, ProcessSpec, apply_changes, slice_changes
+from .spec import ProcessSpec
 from .start.start import initialize, is_initialized, shutdown
 
 __all__ = [
     "HANG_EXIT_CODE",
-    "MEGASCALE_PORT",
     "BarrierSyncFn",
     "ClusterGroup",
     "Fatal",
@@ -84,7 +84,6 @@ __all__ = [
     "WorkerFailed",
     "add_preemption_source",
     "agree_on_step",
-    "apply_changes",
     "broadcast_one_to_all",
     "coordination_timeout",
     "current_client",
@@ -125,7 +124,6 @@ __all__ = [
     "runtime_to_distributed_process_id",
     "should_skip_process_sync",
     "shutdown",
-    "slice_changes",
     "slice_count",
     "sync_global_processes",
     "unique_barrier_key",

@@ -12,21 +12,21 @@ def _runtime_type() -> str:
 
 
 def is_pathways_backend() -> bool:
-    """Tells whether the devices are reached through Pathways, natively or by proxy."""
+    """Returns whether the devices are reached through Pathways, natively or by proxy."""
     return hasattr(jax.devices()[0].client, "pathways") or jax.devices()[0].client.runtime_type in ("pathways", "proxy/pathways")
 
 
 def is_pathways_controller() -> bool:
-    """Tells whether this process is the Pathways controller."""
+    """Returns whether this process is the Pathways controller."""
     return _runtime_type() == "pathways"
 
 
 def mark_pathways_colocated_runtime_active() -> None:
-    """Says that this process is the colocated Python runtime of a Pathways job."""
+    """Marks this process as the colocated Python runtime of a Pathways job."""
     global _colocated_runtime_active
     _colocated_runtime_active = True
 
 
 def is_pathways_colocated_runtime_active() -> bool:
-    """Tells whether this process was marked as the colocated Python runtime of a Pathways job."""
+    """Returns whether this process was marked as the colocated Python runtime of a Pathways job."""
     return _colocated_runtime_active

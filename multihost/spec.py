@@ -1,6 +1,6 @@
 """ProcessSpec: who a process is and where its coordinator stands, and the environment's names for it. No other module knows those names.
 
-The MEGASCALE_* keys, by which TPU runtimes find the slices of a job, are decided here too: a pure function of environment and spec.
+The MEGASCALE_* keys, by which TPU runtimes find the slices of a job, are decided here too.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-MEGASCALE_PORT = 8081
-"""The port that libtpu's slices meet at unless the launcher says otherwise; not the coordinator's."""
+# Where libtpu's slices meet unless the launcher says otherwise; not the coordinator's port.
+_MEGASCALE_PORT = 8081
 
 _IDLE_SERVICE = "127.0.0.1:0"
 _SLICE_KEYS = ("MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_PORT")
@@ -18,7 +18,7 @@ _SLICE_KEYS = ("MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINA
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessSpec:
-    """Says who a process of a job is. A value: immutable, comparable, without I/O.
+    """Who a process of a job is. A value: immutable, comparable, without I/O.
 
     `coordinator` is HOST:PORT of the coordination service of this (job_id, attempt); `slice_address` is HOST or HOST:PORT where the slices
     of a TPU job meet: the host of rank 0, port 8081 unless given. Ranks are contiguous in a slice, and all slices are of one size.
@@ -58,7 +58,7 @@ class ProcessSpec:
             )
 
     def to_env(self) -> dict[str, str]:
-        """Returns the variables that tell a process all of this, and what unmodified jax needs to join the same coordinator."""
+        """Returns the variables that carry all of this to a process, and what unmodified jax needs to join the same coordinator."""
         values = {key: getattr(self, field) for key, (field, _) in _KEYS.items()}
         return {key: str(value) for key, value in values.items() if value is not None} | {
             "JAX_COORDINATOR_ADDRESS": self.coordinator,
@@ -80,6 +80,26 @@ class ProcessSpec:
         fields: dict[str, Any] = {_KEYS[key][0]: _parsed(key, text) for key, text in found.items()}
         return cls(**fields)
 
+    def set_slices(self, environment: MutableMapping[str, str]) -> list[str]:
+        """Sets the four MEGASCALE_* variables of `environment`, or removes them; returns one line for each value that it replaced.
+
+        The launcher's view of the live group is the only source. With one slice all four are removed; with more, all four are set, because
+        a host that was preempted may carry the values of an earlier group. What is already right stays.
+        """
+        wanted: dict[str, str | None] = dict.fromkeys(_SLICE_KEYS)
+        if self.num_slices > 1:
+            host, port = _host_and_port(self.slice_address or self.coordinator.rpartition(":")[0])
+            values = (self.num_slices, self.slice_id, host, port or _MEGASCALE_PORT)
+            wanted = {key: str(value) for key, value in zip(_SLICE_KEYS, values, strict=True)}
+        lines = []
+        for key, value in wanted.items():
+            before = environment.pop(key, None)
+            if value is not None:
+                environment[key] = value
+            if before not in (None, value):
+                lines.append(f"{key}: {before!r} -> {'removed, the job has one slice' if value is None else repr(value)}")
+        return lines
+
 
 _KEYS: dict[str, tuple[str, type]] = {
     "HOLDFAST_JOB_ID": ("job_id", str),
@@ -95,36 +115,6 @@ _KEYS: dict[str, tuple[str, type]] = {
     "HOLDFAST_TLS_KEY": ("tls_key", str),
     "HOLDFAST_TLS_CA": ("tls_ca", str),
 }
-
-
-def slice_changes(environment: Mapping[str, str], spec: ProcessSpec) -> tuple[dict[str, str | None], list[str]]:
-    """Decides the four MEGASCALE_* variables: returns what to set (None: remove) and one line for each value that was replaced.
-
-    The launcher's view of the live group is the only source. With one slice all four go; with more, all four are set, because a host that
-    was preempted may carry the values of an earlier group. Nothing is changed that is already right.
-    """
-    wanted: dict[str, str | None] = dict.fromkeys(_SLICE_KEYS)
-    if spec.num_slices > 1:
-        address = spec.slice_address or spec.coordinator.rpartition(":")[0]
-        host, port = _host_and_port(address)
-        values = (spec.num_slices, spec.slice_id, host, port or MEGASCALE_PORT)
-        wanted = {key: str(value) for key, value in zip(_SLICE_KEYS, values, strict=True)}
-    changes = {key: value for key, value in wanted.items() if environment.get(key) != value}
-    lines = [
-        f"{key}: {environment[key]!r} -> {'removed, the job has one slice' if value is None else repr(value)}"
-        for key, value in changes.items()
-        if key in environment
-    ]
-    return changes, lines
-
-
-def apply_changes(environment: MutableMapping[str, str], changes: Mapping[str, str | None]) -> None:
-    """Writes what `slice_changes` decided into an environment."""
-    for key, value in changes.items():
-        if value is None:
-            environment.pop(key, None)
-        else:
-            environment[key] = value
 
 
 def _host_and_port(address: str) -> tuple[str, int | None]:

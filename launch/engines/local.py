@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import sys
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from holdfast.multihost import ProcessSpec
 
-from ..supervisor.engine import JobResult, supervise
+from ..supervisor.engine import JobResult
 from ..supervisor.job import (
     Action,
     Capacity,
@@ -27,21 +26,19 @@ from ..supervisor.job import (
     Reserve,
     Reserved,
     RestartPolicy,
-    Stop,
     Terminate,
 )
-from ..view import LiveView, reporter
-from ..workers.coordinator import Coordinator, ProcessProgress, ProgressWatch
+from ..workers.coordinator import Coordinator, ProgressWatch
 from ..workers.environment import worker_env
 from ..workers.output import ConsoleOutput, Output
-from ..workers.process import Child, Guard
-from ..workers.signals import passing_on
+from ..workers.process import ProcessGroupReaper, WorkerProcess
+from .base import BaseEngine, run_job
 
-_LOOK_S = 0.5  # between two looks at the capacity file
+_POLL_S = 0.5  # how often the capacity file is read
 
 
-class LocalEngine:
-    """Runs a job's processes as children of this one. Everything but `forward` belongs to the thread that made it."""
+class LocalEngine(BaseEngine):
+    """Runs a job's processes as children of this one."""
 
     def __init__(
         self,
@@ -54,17 +51,15 @@ class LocalEngine:
         grace_s: float = 5.0,
         capacity_file: Path | None = None,
     ) -> None:
+        super().__init__(output)
         self._command, self._job_id, self._env, self._cwd = list(command), job_id, env, cwd
-        self._output, self._grace_s, self._capacity_file = output, grace_s, capacity_file
-        self._guard = Guard()
-        self._queue: queue.SimpleQueue[Event | int] = queue.SimpleQueue()
-        self._children: dict[int, Child] = {}
+        self._grace_s, self._capacity_file = grace_s, capacity_file
+        self._reaper = ProcessGroupReaper()
+        self._workers: dict[int, WorkerProcess] = {}
         self._coordinator: Coordinator | None = None
-        self._watch: ProgressWatch | None = None
         self._reserve: Reserve | None = None
-        self._signals = 0
-        self._room: int | None = None
-        self._look_at = 0.0
+        self._capacity: int | None = None
+        self._poll_at = 0.0
 
     # ---- Actions
 
@@ -72,7 +67,7 @@ class LocalEngine:
         if isinstance(action, Reserve):
             self._reserve = action
         elif isinstance(action, Launch):
-            self._launch(action.attempt, action.count)
+            self._launch(action.attempt, action.num_processes)
         elif isinstance(action, Notify):
             self._signal(signal.SIGINT if action.why == "SIGINT" else signal.SIGTERM)
         elif isinstance(action, Terminate):
@@ -82,118 +77,88 @@ class LocalEngine:
         elif isinstance(action, Release):
             self._release()
 
-    def _launch(self, attempt: int, count: int) -> None:
-        self._coordinator = Coordinator(self._job_id, attempt, count)
-        self._guard.add(self._coordinator.pid)
+    def _launch(self, attempt: int, num_processes: int) -> None:
+        self._coordinator = Coordinator(self._job_id, attempt, num_processes)
+        self._reaper.add(self._coordinator.pid)
         address = self._coordinator.address
         self._watch = ProgressWatch(address, attempt, self._queue.put)
-        for process in range(count):
-            spec = ProcessSpec(job_id=self._job_id, attempt=attempt, process_id=process, num_processes=count, coordinator=address)
+        for process in range(num_processes):
+            spec = ProcessSpec(job_id=self._job_id, attempt=attempt, process_id=process, num_processes=num_processes, coordinator=address)
             env, lines = worker_env(self._env, spec)
             for line in lines if process == 0 else ():
                 self._output.say(line)
-            self._children[process] = self._start(attempt, process, env)
+            self._workers[process] = self._start(attempt, process, env)
 
-    def _start(self, attempt: int, process: int, env: Mapping[str, str]) -> Child:
-        return Child(
+    def _start(self, attempt: int, process: int, env: Mapping[str, str]) -> WorkerProcess:
+        return WorkerProcess(
             self._command,
             env,
-            self._guard,
+            self._reaper,
             cwd=self._cwd,
             on_line=lambda text: self._output.line(process, text),
-            on_exit=lambda code: self._exited(Exited(attempt, process, code)),
+            on_exit=lambda code: self._report_exit(Exited(attempt, process, code)),
         )
 
-    def _exited(self, event: Exited) -> None:
-        watch = self._watch
-        if watch is not None:  # what was reached before the end counts
-            watch.refresh()
-        self._queue.put(event)
-
-    def _signal(self, number: int) -> None:
-        for child in self._children.values():
-            child.signal(number)
+    def _signal(self, number: signal.Signals) -> None:
+        for worker in self._workers.values():
+            worker.signal(number)
 
     def _kill(self) -> None:
-        for child in self._children.values():
-            child.kill()
+        for worker in self._workers.values():
+            worker.kill()
 
     def _release(self) -> None:
-        if not any(child.alive for child in self._children.values()):
-            self._children.clear()
-            watch, self._watch = self._watch, None
-            if watch is not None:
-                watch.close()
+        if not any(worker.alive for worker in self._workers.values()):
+            self._workers.clear()
+            self._close_watch()
             if self._coordinator is not None:
                 self._coordinator.close()
-                self._guard.discard(self._coordinator.pid)
+                self._reaper.discard(self._coordinator.pid)
                 self._coordinator = None
 
     # ---- Events
 
-    def progress(self) -> tuple[ProcessProgress, ...]:
-        """Returns what the processes of this attempt last reported."""
-        watch = self._watch
-        return watch.processes if watch is not None else ()
-
-    def forward(self, number: int) -> None:
-        """Takes a signal of the launcher: the first asks the job to stop, the second repeats SIGTERM, the third kills. Signal-safe."""
-        self._queue.put(number)
-
     def events(self, timeout_s: float | None) -> Sequence[Event]:
-        """Returns news, at the latest after `timeout_s`; looks at the capacity file, where one is given, twice a second."""
-        if found := self._room_events():
-            return found
+        """Returns what has happened, at the latest after `timeout_s`; reads the capacity file, where one is given, twice a second."""
+        if events := self._capacity_events():
+            return events
         if self._capacity_file is not None:
-            timeout_s = _LOOK_S if timeout_s is None else min(_LOOK_S, timeout_s)
-        try:
-            news = self._queue.get(timeout=timeout_s) if timeout_s != 0 else self._queue.get_nowait()
-        except queue.Empty:
-            return []
-        return self._on_signal(news) if isinstance(news, int) else [news]
+            timeout_s = _POLL_S if timeout_s is None else min(_POLL_S, timeout_s)
+        return super().events(timeout_s)
 
-    def _room_events(self) -> list[Event]:
-        if self._reserve is None and time.monotonic() < self._look_at:
+    def _capacity_events(self) -> list[Event]:
+        if self._reserve is None and time.monotonic() < self._poll_at:
             return []
-        room, self._look_at = self._read_room(), time.monotonic() + _LOOK_S
-        if self._reserve is not None and (room is None or room >= self._reserve.least):
+        capacity, self._poll_at = self._read_capacity(), time.monotonic() + _POLL_S
+        if self._reserve is not None and (capacity is None or capacity >= self._reserve.min_processes):
             reserve, self._reserve = self._reserve, None
-            return [Reserved(reserve.attempt, reserve.most if room is None else min(room, reserve.most))]
-        if room is not None and self._children and self._reserve is None:
-            return [Capacity(room)]
+            most = reserve.max_processes
+            return [Reserved(reserve.attempt, most if capacity is None else min(capacity, most))]
+        if capacity is not None and self._workers and self._reserve is None:
+            return [Capacity(capacity)]
         return []
 
-    def _read_room(self) -> int | None:
+    def _read_capacity(self) -> int | None:
         if self._capacity_file is None:
             return None
         try:
-            self._room = int(self._capacity_file.read_text())
+            self._capacity = int(self._capacity_file.read_text())
         except FileNotFoundError:
-            self._room = None
+            self._capacity = None
         except ValueError:  # being written
             pass
-        return self._room
-
-    def _on_signal(self, number: int) -> list[Event]:
-        self._signals += 1
-        if self._signals == 1:
-            return [Stop(signal.Signals(number).name)]
-        if self._signals == 2:
-            self._signal(signal.SIGTERM)
-        else:
-            self._kill()
-        return []
+        return self._capacity
 
     def close(self) -> None:
-        """Ends whatever is left: what was already asked to end has `grace_s` seconds, then SIGKILL."""
+        """Ends whatever still runs: what was already asked to end has `grace_s` seconds, then SIGKILL."""
         deadline = time.monotonic() + self._grace_s
-        for child in self._children.values():
-            child.wait(max(0.0, deadline - time.monotonic()))
+        for worker in self._workers.values():
+            worker.wait(max(0.0, deadline - time.monotonic()))
         self._kill()
-        for child in self._children.values():
-            child.wait(10)
+        for worker in self._workers.values():
+            worker.wait(10)
         self._release()
-        self._guard.close()
+        self._reaper.close()
 
 
 def run_local(
@@ -201,7 +166,7 @@ def run_local(
     num_processes: int,
     *,
     min_processes: int | None = None,
-    policy: RestartPolicy | None = None,
+    restart: RestartPolicy | None = None,
     job_id: str | None = None,
     first_attempt: int = 1,
     env: Mapping[str, str] | None = None,
@@ -211,17 +176,17 @@ def run_local(
 ) -> JobResult:
     """Runs `command` as `num_processes` processes on this machine, under a coordinator of their own, to the end of the job.
 
-    Blocks. Restarts the group as `policy` says (default: never); `env` (default: this process's) is what the processes get, with
+    Blocks. Restarts the group as `restart` says (default: never); `env` (default: this process's) is what the processes get, with
     their ProcessSpec. `capacity_file` holds how many processes there is room for now: the job shrinks (to `min_processes` at least)
     and grows with it. `job_id` defaults to a new one. In the main thread, SIGTERM, SIGINT and SIGHUP are passed on: the processes save and
-    leave, and the job ends as "preempted". However this process ends, none of the job's is left. Raises ValueError for counts
-    that do not fit.
+    leave, and the job ends as "preempted". However this process ends, none of the job's survives it. Raises ValueError for
+    numbers of processes that do not fit.
     """
     if not command:
         raise ValueError("no command to run")
-    policy = policy or RestartPolicy()
+    restart = restart or RestartPolicy()
     job_id = job_id or f"local-{uuid.uuid4().hex[:12]}"
-    job = Job(job_id, min_processes or num_processes, num_processes, policy, attempt=first_attempt - 1)
+    job = Job(job_id, min_processes or num_processes, num_processes, restart, attempt=first_attempt - 1)
     output = output or ConsoleOutput(sys.stdout, sys.stderr, num_processes)
     engine = LocalEngine(
         command,
@@ -229,11 +194,7 @@ def run_local(
         env=os.environ if env is None else env,
         cwd=cwd,
         output=output,
-        grace_s=policy.grace_s,
+        grace_s=restart.grace_s,
         capacity_file=Path(capacity_file) if capacity_file else None,
     )
-    report = reporter(output, first_attempt=first_attempt)
-    if isinstance(output, LiveView):
-        output.progress = engine.progress
-    with passing_on(engine.forward):
-        return supervise(job, engine, on_decision=report)
+    return run_job(job, engine, output)

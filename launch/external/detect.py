@@ -1,4 +1,4 @@
-"""Who a process is, as the engine that started it says: Slurm, Open MPI and PMIx, Kubernetes. Pure functions of an environment.
+"""Who a process is, as the launcher that started it says: Slurm, Open MPI and PMIx, Kubernetes. Pure functions of an environment.
 
 Sources: srun(1) and sbatch(1), "output environment variables"; mpirun(1) of Open MPI 4 and 5; Kubernetes, "Indexed Job"; JobSet, "labels
 and annotations". `holdfast task` turns what is found into a ProcessSpec.
@@ -15,9 +15,9 @@ _ATTEMPTS_PER_REQUEUE = 10_000
 
 @dataclass(frozen=True)
 class ClusterEnv:
-    """Is what an engine tells a process about itself. `first_host` is where rank 0 runs, as far as it says; `local_size` 0: not said."""
+    """What a launcher tells a process about itself. `first_host` is where rank 0 runs, "" where unknown; `local_size` 0: unknown."""
 
-    engine: str
+    launcher: str
     job_id: str
     attempt: int
     process_id: int
@@ -29,15 +29,15 @@ class ClusterEnv:
 
 
 def detect(environment: Mapping[str, str]) -> ClusterEnv | None:
-    """Returns what is found, the innermost engine first (mpirun inside Slurm is Open MPI); None where there is none.
+    """Returns what the innermost launcher says (mpirun inside Slurm is Open MPI); None where there is none.
 
-    Raises ValueError, naming the variable, for an engine that says only half.
+    Raises ValueError, naming the variable, for one that says only half.
     """
-    for look in (_openmpi, _slurm, _kubernetes):
-        if (found := look(environment)) is not None:
-            if not 0 <= found.process_id < found.num_processes:
-                raise ValueError(f"{found.engine} says that this is process {found.process_id} of {found.num_processes}")
-            return found
+    for detector in (_openmpi, _slurm, _kubernetes):
+        if (detected := detector(environment)) is not None:
+            if not 0 <= detected.process_id < detected.num_processes:
+                raise ValueError(f"{detected.launcher} says that this is process {detected.process_id} of {detected.num_processes}")
+            return detected
     return None
 
 
@@ -46,7 +46,7 @@ def _openmpi(environment: Mapping[str, str]) -> ClusterEnv | None:
         return None
     namespace = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid") or "mpi"
     return ClusterEnv(
-        engine="Open MPI",
+        launcher="Open MPI",
         job_id=re.sub(r"[^A-Za-z0-9_.-]", "-", namespace),
         attempt=1,
         process_id=_number(environment, "OMPI_COMM_WORLD_RANK"),
@@ -62,7 +62,7 @@ def _slurm(environment: Mapping[str, str]) -> ClusterEnv | None:
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     size = _number(environment, "SLURM_STEP_NUM_TASKS")
     return ClusterEnv(
-        engine="Slurm",
+        launcher="Slurm",
         job_id=f"slurm-{environment.get('SLURM_JOB_ID', '0')}",
         attempt=slurm_attempt(environment) + _number(environment, "SLURM_STEP_ID", 0),
         process_id=_number(environment, "SLURM_PROCID"),
@@ -87,7 +87,7 @@ def _kubernetes(environment: Mapping[str, str]) -> ClusterEnv | None:
     per_job, jobs = _number(environment, "PODS_PER_JOB"), _number(environment, "JOBS", 1)
     job_index = _number(environment, "JOB_INDEX", 0)
     return ClusterEnv(
-        engine="Kubernetes",
+        launcher="Kubernetes",
         job_id=environment.get("JOB_ID", "") or "kubernetes",
         attempt=_number(environment, "RESTART_ATTEMPT", 0) + 1,
         process_id=job_index * per_job + _number(environment, "JOB_COMPLETION_INDEX"),

@@ -6,6 +6,7 @@ jobset.sigs.k8s.io, labels and failure policy. Exit codes: 75 (preempted) and a 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,29 +15,35 @@ from typing import Any
 from ..supervisor.job import DO_NOT_RESTART, PREEMPTED
 
 _PORT = 8476
+_YAML_WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
 class KubernetesJob:
-    """Says what to render. `processes` are of one job of the set, `jobs` is the number of slices; `resources` are of one pod."""
+    """What to render. Above one slice it is a JobSet with one Job a slice; `resources` are of one pod."""
 
     name: str
     image: str
     command: Sequence[str]
-    processes: int
-    jobs: int = 1
+    num_processes: int
+    num_slices: int = 1
     namespace: str = "default"
     resources: Mapping[str, str] = field(default_factory=dict)
     node_selector: Mapping[str, str] = field(default_factory=dict)
     max_restarts: int = 10
     grace_s: int = 120
 
+    @property
+    def processes_per_slice(self) -> int:
+        """The number of processes of one slice."""
+        return self.num_processes // self.num_slices
+
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"name={self.name!r}: expected at most 40 of a-z, 0-9 and -, with no - at an end")
-        if self.processes < 1 or self.jobs < 1:
-            raise ValueError(f"processes={self.processes}, jobs={self.jobs}: expected 1 or more of each")
+        if self.num_processes < 1 or self.num_slices < 1 or self.num_processes % self.num_slices:
+            raise ValueError(f"num_processes={self.num_processes} in num_slices={self.num_slices}: expected slices of one size")
         if not self.command:
             raise ValueError("no command to run")
 
@@ -45,10 +52,10 @@ def render(job: KubernetesJob) -> str:
     """Returns the manifest as YAML, for `kubectl apply -f -`. Kubernetes starts pods again as its own policies say."""
     worker = _indexed_job(job)
     top: dict[str, Any]
-    if job.jobs == 1:
+    if job.num_slices == 1:
         top = {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(job, job.name), "spec": worker}
     else:
-        replicated = {"name": "workers", "replicas": job.jobs, "template": {"spec": worker}}
+        replicated = {"name": "workers", "replicas": job.num_slices, "template": {"spec": worker}}
         spec = {"failurePolicy": {"maxRestarts": job.max_restarts}, "network": {"enableDNSHostnames": True}, "replicatedJobs": [replicated]}
         top = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _metadata(job, job.name), "spec": spec}
     return "---\n".join(_yaml(document) for document in (_service(job), _coordinator(job), top))
@@ -69,10 +76,10 @@ def _service(job: KubernetesJob) -> dict[str, Any]:
 
 
 def _coordinator(job: KubernetesJob) -> dict[str, Any]:
-    """The coordinator serves one attempt of all pods after another: it is started again by its Deployment when an attempt is over."""
+    """Returns a Deployment of the coordinator, which starts it again when an attempt of all pods is over."""
     name = _coordinator_name(job)
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": job.name}
-    command = ["holdfast", "coordinator", f"--num-processes={job.processes * job.jobs}", "--host=0.0.0.0", f"--port={_PORT}"]
+    command = ["holdfast", "coordinator", f"--num-processes={job.num_processes}", "--host=0.0.0.0", f"--port={_PORT}"]
     command += [f"--advertise={name}", "--recoverable", "--survivable", "--linger-s=10", "--startup-timeout-s=0"]
     container = {"name": "coordinator", "image": job.image, "command": command, "ports": [{"containerPort": _PORT}]}
     template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
@@ -93,9 +100,9 @@ def _indexed_job(job: KubernetesJob) -> dict[str, Any]:
     ]
     return {
         "completionMode": "Indexed",
-        "completions": job.processes,
-        "parallelism": job.processes,
-        "backoffLimit": job.max_restarts * job.processes if job.jobs == 1 else 0,
+        "completions": job.processes_per_slice,
+        "parallelism": job.processes_per_slice,
+        "backoffLimit": job.max_restarts * job.num_processes if job.num_slices == 1 else 0,
         "podFailurePolicy": {"rules": rules},
         "template": {"spec": _pod(job)},
     }
@@ -113,9 +120,9 @@ def _pod(job: KubernetesJob) -> dict[str, Any]:
 
 
 def _environment(job: KubernetesJob) -> list[dict[str, Any]]:
-    fixed = {"JOB_ID": job.name, "PODS_PER_JOB": str(job.processes), "JOBS": str(job.jobs)}
+    fixed = {"JOB_ID": job.name, "PODS_PER_JOB": str(job.processes_per_slice), "JOBS": str(job.num_slices)}
     variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in fixed.items()]
-    if job.jobs > 1:
+    if job.num_slices > 1:
         variables.append({"name": "FIRST_HOST", "value": f"{job.name}-workers-0-0.{job.name}"})
         for name, label in (("JOB_INDEX", "jobset.sigs.k8s.io/job-index"), ("RESTART_ATTEMPT", "jobset.sigs.k8s.io/restart-attempt")):
             variables.append({"name": name, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}})
@@ -138,20 +145,6 @@ def _yaml(value: Any, indent: int = 0) -> str:
 
 
 def _scalar(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    text = str(value)
-    plain = re.fullmatch(r"[A-Za-z/][A-Za-z0-9_./-]*", text) and text.lower() not in (
-        "true",
-        "false",
-        "null",
-        "yes",
-        "no",
-        "on",
-        "off",
-        "y",
-        "n",
-    )
-    return text if plain else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    """Returns a string as it is where YAML reads it as a string; all else as JSON, which is YAML too."""
+    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z/][A-Za-z0-9_./-]*", value) and value.lower() not in _YAML_WORDS
+    return str(value) if plain else json.dumps(value)

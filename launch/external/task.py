@@ -1,4 +1,4 @@
-"""`holdfast task`: becomes a process of a job that Slurm, mpirun or Kubernetes started, with a ProcessSpec in its environment."""
+"""`holdfast task`: one process of a job that Slurm, mpirun or Kubernetes started, with a ProcessSpec in its environment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..workers.environment import worker_env
 from .detect import ClusterEnv, detect
 
 MARK = "\x1eholdfast "
-"""Begins a line by which a task tells the engine that started it: `started STEP` and `exited CODE`."""
+"""Begins a line that reports to the Slurm engine: `started STEP` or `exited CODE`."""
 
 _RENDEZVOUS_S = 300.0
 
@@ -36,55 +36,55 @@ def run_task(
     attempt: int | None = None,
     report: bool = False,
 ) -> int:
-    """Runs `command` as the process that the engine's environment says this is; does not return unless `report` is set.
+    """Runs `command` as the process that the launcher's environment says this is; does not return unless `report` is set.
 
     The coordinator is at `coordinator`; without one, process 0 starts it, reachable at `host`, and the others find its address in
     the folder `rendezvous`, which all must see (default: this machine's temporary folder, where all processes are on this machine).
-    Raises ValueError where no engine is found, StartupTimeout where no address appears.
+    Raises ValueError where no launcher is found, StartupTimeout where no address appears.
     """
-    found = detect(environment)
-    if found is None:
+    detected = detect(environment)
+    if detected is None:
         raise ValueError(
-            "no engine is found: expected the environment of srun, mpirun, or a Kubernetes Indexed Job (see docs/engines-*.md)"
+            "no launcher is found: expected the environment of srun, mpirun, or a Kubernetes Indexed Job (see docs/engines-*.md)"
         )
-    job, number = job_id or found.job_id, found.attempt if attempt is None else attempt
-    address = coordinator or _meet(found, job, number, host, rendezvous)
+    job, number = job_id or detected.job_id, detected.attempt if attempt is None else attempt
+    address = coordinator or _rendezvous(detected, job, number, host, rendezvous)
     spec = ProcessSpec(
         job_id=job,
         attempt=number,
-        process_id=found.process_id,
-        num_processes=found.num_processes,
+        process_id=detected.process_id,
+        num_processes=detected.num_processes,
         coordinator=address,
-        slice_id=found.slice_id,
-        num_slices=found.num_slices,
-        slice_address=(found.first_host or None) if found.num_slices > 1 else None,
+        slice_id=detected.slice_id,
+        num_slices=detected.num_slices,
+        slice_address=(detected.first_host or None) if detected.num_slices > 1 else None,
     )
     env, lines = worker_env(environment, spec)
     for line in lines:
         print(f"holdfast: {line}", file=sys.stderr, flush=True)
     if not report:
         os.execvpe(command[0], list(command), env)
-    return _watched(command, env)
+    return _run_and_report(command, env)
 
 
-def _meet(found: ClusterEnv, job: str, attempt: int, host: str | None, rendezvous: Path | None) -> str:
-    if rendezvous is None and found.local_size != found.num_processes:
+def _rendezvous(detected: ClusterEnv, job: str, attempt: int, host: str | None, rendezvous: Path | None) -> str:
+    if rendezvous is None and detected.local_size != detected.num_processes:
         raise ValueError(
-            f"{found.engine} runs this job on several machines: give --coordinator HOST:PORT, or --rendezvous with a shared folder"
+            f"{detected.launcher} runs this job on several machines: give --coordinator HOST:PORT, or --rendezvous with a shared folder"
         )
     folder = rendezvous or Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{job}.{attempt}.json"
-    if found.process_id == 0:
-        address = Coordinator(job, attempt, found.num_processes, host=host or "127.0.0.1").address
+    if detected.process_id == 0:
+        address = Coordinator(job, attempt, detected.num_processes, host=host or "127.0.0.1").address
         whole = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
         whole.write_text(json.dumps({"coordinator": address}))
         whole.replace(path)
         return address
-    return _published(path)
+    return _wait_for_address(path)
 
 
-def _published(path: Path) -> str:
+def _wait_for_address(path: Path) -> str:
     deadline = time.monotonic() + _RENDEZVOUS_S
     while time.monotonic() < deadline:
         try:
@@ -96,8 +96,8 @@ def _published(path: Path) -> str:
     )
 
 
-def _watched(command: Sequence[str], env: Mapping[str, str]) -> int:
-    """Runs the command as a child and tells the engine how it ended. The engine signals the whole step, so we only have to outlive it."""
+def _run_and_report(command: Sequence[str], env: Mapping[str, str]) -> int:
+    """Runs the command as a child and reports how it ended. The engine signals the whole step: this process only has to outlive it."""
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     print(f"{MARK}started {env.get('SLURM_STEP_ID', '')}", flush=True)

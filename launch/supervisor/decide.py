@@ -5,11 +5,11 @@
     running -> restarting -> scheduling               a process died or hangs, while its budget lasts
     running -> preempting -> restarting -> scheduling a notice: save, leave, come back
     running -> resizing -> scheduling                 more capacity is there
-    any -> failed                                     a budget is spent, no progress, exit code 93, or told to stop
+    any -> failed                                     a budget is spent, no progress, exit code 93, or asked to stop
 
-Engines (this machine, Ray, Slurm) report events and carry out actions; they decide nothing. What makes the difference between a
-job that is done and one that was told to go: after a notice, an exit code of 0 does not mean done, unless the training loop said so.
-Whatever was told to go comes back, finds its last step, and ends at once if there was nothing left to do.
+Engines (this machine, Ray, Slurm) report events and carry out actions; they decide nothing. After a notice an exit code of
+0 does not mean done, unless the training loop reported so: the job comes back, finds its last step, and ends at once if nothing is left
+to do.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from .job import (
     Withdrawn,
 )
 
-# Which budget of RestartPolicy an error draws on. Fatal has none.
-_KNOBS: dict[type[JobError], str] = {
+# Which setting of RestartPolicy is the budget of an error. Fatal has none.
+_BUDGETS: dict[type[JobError], str] = {
     StartupTimeout: "max_startup_timeouts",
     StartupFailed: "max_startup_failures",
     Preempted: "max_preemptions",
@@ -64,22 +64,22 @@ _KNOBS: dict[type[JobError], str] = {
 def decide(job: Job, event: Event, now: float) -> Decision:
     """Returns what `event` at `now` makes of `job`, the actions to carry out, and the reason. Pure and total."""
     if job.final:
-        return _keep(job, f"the job is {job.state}")
+        return _decision(job, f"the job is {job.state}")
     if isinstance(event, Reserved | Waiting | StartFailed | Exited | Progress) and event.attempt != job.attempt:
-        return _keep(job, f"news of attempt {event.attempt}, now at {job.attempt}")
+        return _decision(job, f"an event of attempt {event.attempt}, now at {job.attempt}")
     handler = _TABLE.get((job.state, type(event)))
-    return handler(job, event, now) if handler else _keep(job, f"nothing to do for {type(event).__name__} while {job.state}")
+    return handler(job, event, now) if handler else _decision(job, f"nothing to do for {type(event).__name__} while {job.state}")
 
 
 def backoff_s(job: Job) -> float:
     """Returns how long to wait before the next attempt: exponential, capped, with a jitter drawn from (job, attempt)."""
     policy = job.policy
-    tries = max(0, sum(job.used.values()) - 1)
+    tries = max(0, sum(job.budget_used.values()) - 1)
     base = min(policy.backoff_cap_s, policy.backoff_s * 2.0 ** min(tries, 32))
     return base * (1 - policy.backoff_jitter * random.Random(f"{job.job_id}/{job.attempt}").random())
 
 
-def _keep(job: Job, reason: str, *actions: Action) -> Decision:
+def _decision(job: Job, reason: str, *actions: Action) -> Decision:
     return Decision(job, actions, reason)
 
 
@@ -93,120 +93,122 @@ def _schedule(job: Job, now: float, why: str) -> Decision:
         state=State.SCHEDULING,
         attempt=attempt,
         alive=frozenset(),
-        left={},
+        exit_codes={},
         notices={},
         progressed=False,
         killed=False,
-        why_not="",
+        why_waiting="",
         error=None,
         wake_at=now + job.policy.startup_timeout_s,
     )
     wanted = f"{job.min_processes} to {job.max_processes}" if job.min_processes < job.max_processes else f"{job.max_processes}"
     reserve = Reserve(attempt, job.min_processes, job.max_processes, job.policy.startup_timeout_s)
-    return _keep(following, f"{why}: attempt {attempt} asks for {wanted} processes", reserve)
+    return _decision(following, f"{why}: attempt {attempt} asks for {wanted} processes", reserve)
 
 
-def _start(job: Job, event: Start, now: float) -> Decision:
+def _on_start(job: Job, event: Start, now: float) -> Decision:
     return _schedule(job, now, "start")
 
 
-def _reserved(job: Job, event: Reserved, now: float) -> Decision:
-    count = min(event.count, job.max_processes)
-    if count < job.min_processes:
-        return _keep(job, f"room for {count} of at least {job.min_processes} processes: still waiting")
-    following = replace(job, state=State.RUNNING, alive=frozenset(range(count)), started_at=now, wake_at=None)
-    return _keep(following, f"attempt {job.attempt} starts with {count} processes", Launch(job.attempt, count))
+def _on_reserved(job: Job, event: Reserved, now: float) -> Decision:
+    num_processes = min(event.num_processes, job.max_processes)
+    if num_processes < job.min_processes:
+        return _decision(job, f"room for {num_processes} of at least {job.min_processes} processes: still waiting")
+    following = replace(job, state=State.RUNNING, alive=frozenset(range(num_processes)), started_at=now, wake_at=None)
+    return _decision(following, f"attempt {job.attempt} starts with {num_processes} processes", Launch(job.attempt, num_processes))
 
 
-def _waiting(job: Job, event: Waiting, now: float) -> Decision:
-    return _keep(replace(job, why_not=event.why), f"attempt {job.attempt} waits: {event.why}")
+def _on_waiting(job: Job, event: Waiting, now: float) -> Decision:
+    return _decision(replace(job, why_waiting=event.why), f"attempt {job.attempt} waits: {event.why}")
 
 
-def _no_room(job: Job, event: Tick, now: float) -> Decision:
+def _on_tick_while_scheduling(job: Job, event: Tick, now: float) -> Decision:
     if job.wake_at is None or now < job.wake_at:
-        return _keep(job, "still waiting for machines")
+        return _decision(job, "still waiting for machines")
     limit_s = job.policy.startup_timeout_s
-    message = f"no room for {job.min_processes} processes within {limit_s:g} s" + (f": {job.why_not}" if job.why_not else "")
-    return _end(job, _error(job, StartupTimeout, message, timeout_s=limit_s, knob="startup_timeout_s"), now)
+    message = f"no room for {job.min_processes} processes within {limit_s:g} s" + (f": {job.why_waiting}" if job.why_waiting else "")
+    return _end_attempt(job, _error(job, StartupTimeout, message, timeout_s=limit_s, knob="startup_timeout_s"), now)
 
 
-def _start_failed(job: Job, event: StartFailed, now: float) -> Decision:
-    return _end(job, _error(job, StartupFailed, f"attempt {job.attempt} could not start: {event.why}"), now)
+def _on_start_failed(job: Job, event: StartFailed, now: float) -> Decision:
+    return _end_attempt(job, _error(job, StartupFailed, f"attempt {job.attempt} could not start: {event.why}"), now)
 
 
 # ---- Running
 
 
-def _exited(job: Job, event: Exited, now: float) -> Decision:
+def _on_exit_while_running(job: Job, event: Exited, now: float) -> Decision:
     job = _without(job, event)
     if event.code == DONE:
         if job.alive:
-            return _keep(job, f"process {event.process} is done; {len(job.alive)} of {job.count} still run")
+            return _decision(job, f"process {event.process} is done; {len(job.alive)} of {job.num_processes} still run")
         following = replace(job, state=State.FINISHED, wake_at=None)
-        return _keep(following, f"all {job.count} processes are done, attempt {job.attempt}", Release())
+        return _decision(following, f"all {job.num_processes} processes are done, attempt {job.attempt}", Release())
     if event.code == PREEMPTED:
-        return _leaving(job, _notice(job, f"process {event.process}", None), now, f"process {event.process} left as preempted")
-    return _end(job, _worker_error(job, event), now)
+        return _preempt(job, _add_notice(job, f"process {event.process}", None), now, f"process {event.process} left as preempted")
+    return _end_attempt(job, _worker_error(job, event), now)
 
 
-def _progress(job: Job, event: Progress, now: float) -> Decision:
+def _on_progress(job: Job, event: Progress, now: float) -> Decision:
     step, saved = max(job.step, event.step), max(job.saved_step, event.saved_step)
     better = saved > job.saved_step or (saved < 0 and step > job.step)
-    job = replace(job, step=step, saved_step=saved, said_done=job.said_done or event.done)
+    job = replace(job, step=step, saved_step=saved, reported_done=job.reported_done or event.done)
     if not better:
-        return _keep(job, f"step {event.step}: no progress beyond step {saved if saved >= 0 else step}")
-    return _keep(replace(job, progressed=True, idle_attempts=0, used={}), f"progress: step {step}, saved {saved}")
+        return _decision(job, f"step {event.step}: no progress beyond step {saved if saved >= 0 else step}")
+    return _decision(replace(job, progressed=True, idle_attempts=0, budget_used={}), f"progress: step {step}, saved {saved}")
 
 
-def _noticed(job: Job, event: Notice, now: float) -> Decision:
-    if event.told and job.state is State.RESIZING:  # the echo of what we told them; they are leaving in any case
-        return _keep(job, f"notice from {event.source}, while all are leaving to come back as more")
-    following = _notice(job, event.source, event.deadline)
-    actions = () if event.told or job.state is not State.RUNNING else (Notify(event.source),)
-    return _leaving(job, following, now, f"notice from {event.source}", *actions)
+def _on_notice(job: Job, event: Notice, now: float) -> Decision:
+    if event.delivered and job.state is State.RESIZING:  # the echo of our own notice; they leave in any case
+        return _decision(job, f"notice from {event.source}, while all are leaving to come back as more")
+    following = _add_notice(job, event.source, event.deadline)
+    actions = () if event.delivered or job.state is not State.RUNNING else (Notify(event.source),)
+    return _preempt(job, following, now, f"notice from {event.source}", *actions)
 
 
-def _withdrawn(job: Job, event: Withdrawn, now: float) -> Decision:
+def _on_withdrawn(job: Job, event: Withdrawn, now: float) -> Decision:
     if event.source not in job.notices:
-        return _keep(job, f"{event.source} had given no notice")
+        return _decision(job, f"{event.source} had given no notice")
     job = replace(job, notices={source: at for source, at in job.notices.items() if source != event.source})
-    if job.notices or job.stopping or job.left:
-        return _keep(job, f"{event.source} withdrew its notice; {len(job.notices)} others hold, {len(job.left)} processes have left")
-    return _keep(replace(job, state=State.RUNNING, wake_at=None), f"{event.source} withdrew the only notice", Unnotify())
+    if job.notices or job.stopping or job.exit_codes:
+        return _decision(
+            job, f"{event.source} withdrew its notice; {len(job.notices)} others hold, {len(job.exit_codes)} processes have left"
+        )
+    return _decision(replace(job, state=State.RUNNING, wake_at=None), f"{event.source} withdrew the only notice", Unnotify())
 
 
-def _capacity(job: Job, event: Capacity, now: float) -> Decision:
-    count = min(event.count, job.max_processes)
-    if count < job.count:
-        return _noticed(job, Notice(f"room for {event.count} processes only"), now)
-    if count == job.count or now - job.started_at < job.policy.grow_after_s or job.left:
-        return _keep(job, f"room for {event.count} processes, {job.count} run")
+def _on_capacity(job: Job, event: Capacity, now: float) -> Decision:
+    num_processes = min(event.num_processes, job.max_processes)
+    if num_processes < job.num_processes:
+        return _on_notice(job, Notice(f"room for {event.num_processes} processes only"), now)
+    if num_processes == job.num_processes or now - job.started_at < job.policy.grow_after_s or job.exit_codes:
+        return _decision(job, f"room for {event.num_processes} processes, {job.num_processes} run")
     following = replace(job, state=State.RESIZING, wake_at=now + job.policy.preemption_grace_s)
-    reason = f"room for {event.count} processes, {job.count} run: save, leave and come back as {count}"
-    return _keep(following, reason, Notify("growing"))
+    reason = f"room for {event.num_processes} processes, {job.num_processes} run: save, leave and come back as {num_processes}"
+    return _decision(following, reason, Notify("growing"))
 
 
-def _stop(job: Job, event: Stop, now: float) -> Decision:
+def _on_stop(job: Job, event: Stop, now: float) -> Decision:
     job = replace(job, stopping=True)
     if not job.alive:
-        error = _error(job, Preempted, f"told to stop by {event.source} while {job.state}")
-        return _fail(job, error, f"{event.source} while {job.state}, no process runs")
+        error = _error(job, Preempted, f"asked to stop by {event.source} while {job.state}")
+        return _end_job(job, error, f"{event.source} while {job.state}, no process runs")
     if job.state is State.RESTARTING:
-        return _keep(job, f"{event.source} while ending attempt {job.attempt}: no attempt follows")
+        return _decision(job, f"{event.source} while ending attempt {job.attempt}: no attempt follows")
     actions = () if job.state in (State.PREEMPTING, State.RESIZING) else (Notify(event.source),)
-    return _leaving(job, _notice(job, event.source, None), now, f"told to stop by {event.source}", *actions)
+    return _preempt(job, _add_notice(job, event.source, None), now, f"asked to stop by {event.source}", *actions)
 
 
 # ---- Leaving: preempting and resizing
 
 
-def _notice(job: Job, source: str, deadline: float | None) -> Job:
+def _add_notice(job: Job, source: str, deadline: float | None) -> Job:
     known = job.notices.get(source)
     merged = deadline if known is None else known if deadline is None else min(known, deadline)
     return replace(job, notices={**job.notices, source: merged})
 
 
-def _leaving(before: Job, job: Job, now: float, why: str, *actions: Action) -> Decision:
+def _preempt(before: Job, job: Job, now: float, why: str, *actions: Action) -> Decision:
     """Goes to (or stays in) preempting; the earliest deadline of all notices wins."""
     deadlines = [at for at in job.notices.values() if at is not None]
     if before.state in (State.PREEMPTING, State.RESIZING) and before.wake_at is not None:
@@ -215,63 +217,67 @@ def _leaving(before: Job, job: Job, now: float, why: str, *actions: Action) -> D
         deadlines.append(now + job.policy.preemption_grace_s)
     job = replace(job, state=State.PREEMPTING, wake_at=min(deadlines))
     if not job.alive:
-        return _settle(job, now)
+        return _on_all_left(job, now)
     assert job.wake_at is not None
-    return _keep(
-        job, f"{why}: {len(job.alive)} of {job.count} processes have {max(0.0, job.wake_at - now):.0f} s to save and leave", *actions
+    return _decision(
+        job,
+        f"{why}: {len(job.alive)} of {job.num_processes} processes have {max(0.0, job.wake_at - now):.0f} s to save and leave",
+        *actions,
     )
 
 
-def _left(job: Job, event: Exited, now: float) -> Decision:
+def _on_exit_while_preempting(job: Job, event: Exited, now: float) -> Decision:
     job = _without(job, event)
     if event.code == DO_NOT_RESTART:
-        return _end(job, _worker_error(job, event), now)
+        return _end_attempt(job, _worker_error(job, event), now)
     if not job.alive:
-        return _settle(job, now)
+        return _on_all_left(job, now)
     if event.code not in (DONE, PREEMPTED):  # the others may wait for it in vain
         assert job.wake_at is not None
         job = replace(job, wake_at=min(job.wake_at, now + job.policy.grace_s))
-    return _keep(job, f"process {event.process} left with exit code {event.code}; {len(job.alive)} of {job.count} still there")
+    return _decision(job, f"process {event.process} left with exit code {event.code}; {len(job.alive)} of {job.num_processes} still there")
 
 
-def _settle(job: Job, now: float) -> Decision:
-    """All processes of an attempt that had a notice are gone: done, to be resized, or preempted?"""
-    if job.said_done and not any(job.left.values()):
+def _on_all_left(job: Job, now: float) -> Decision:
+    """Decides whether an attempt that had a notice, and whose processes have all left, is done, to be resized, or preempted."""
+    if job.reported_done and not any(job.exit_codes.values()):
         following = replace(job, state=State.FINISHED, wake_at=None)
-        return _keep(following, f"all {job.count} processes said that they are done, and left", Release())
+        return _decision(following, f"all {job.num_processes} processes reported that they are done, and left", Release())
     if job.state is State.RESIZING and not job.stopping:
         return _retry(job, replace(job, idle_attempts=_idle(job)), now, None)
     sources = ", ".join(job.notices) or "a notice"
-    return _end(job, _error(job, Preempted, f"all {job.count} processes left after notice from {sources}"), now)
+    return _end_attempt(job, _error(job, Preempted, f"all {job.num_processes} processes left after notice from {sources}"), now)
 
 
-def _late(job: Job, event: Tick, now: float) -> Decision:
+def _on_tick_while_preempting(job: Job, event: Tick, now: float) -> Decision:
     if job.wake_at is None or now < job.wake_at:
-        return _keep(job, f"{len(job.alive)} of {job.count} processes still have time to leave")
-    late = tuple(sorted(job.alive))
-    message = f"processes {_list(late)} were still there at the deadline of the notice"
-    return _end(job, _error(job, Preempted, message, processes=late, knob="preemption_grace_s"), now, patient=False)
+        return _decision(job, f"{len(job.alive)} of {job.num_processes} processes still have time to leave")
+    remaining = tuple(sorted(job.alive))
+    message = f"processes {_list(remaining)} were still there at the deadline of the notice"
+    return _end_attempt(job, _error(job, Preempted, message, processes=remaining, knob="preemption_grace_s"), now, patient=False)
 
 
 # ---- Ending an attempt, and the next one
 
 
-def _end(job: Job, error: JobError, now: float, *, patient: bool = True) -> Decision:
-    """Ends the attempt with `error`: again, or for good. `patient`: what is left gets SIGTERM before SIGKILL."""
+def _end_attempt(job: Job, error: JobError, now: float, *, patient: bool = True) -> Decision:
+    """Ends the attempt with `error`; another follows, or the job fails. `patient`: what still runs gets SIGTERM before SIGKILL."""
     clear: Action = Terminate() if patient else Kill()
-    knob = _KNOBS.get(type(error))
-    if knob is None:
-        return _fail(job, error, str(error), clear)
+    setting = _BUDGETS.get(type(error))
+    if setting is None:
+        return _end_job(job, error, str(error), clear)
     if job.stopping:
-        stopped = error if isinstance(error, Preempted) else _error(job, Preempted, f"told to stop; then {error}")
-        return _fail(job, stopped, "told to stop: nothing is started again", clear)
-    used, limit = job.used.get(knob, 0) + 1, int(getattr(job.policy, knob))
+        stopped = error if isinstance(error, Preempted) else _error(job, Preempted, f"asked to stop; then {error}")
+        return _end_job(job, stopped, "asked to stop: nothing is started again", clear)
+    used, limit = job.budget_used.get(setting, 0) + 1, int(getattr(job.policy, setting))
     idle = _idle(job)
     if used > limit:
-        return _fail(job, error, f"{error}; {knob}={limit} is used up" if limit else str(error), clear)
+        return _end_job(job, error, f"{error}; {setting}={limit} is used up" if limit else str(error), clear)
     if job.step >= 0 and idle >= max(1, job.policy.attempts_without_progress):
-        return _fail(job, error, f"{error}; {idle} attempts in a row made no progress beyond step {max(job.saved_step, job.step)}", clear)
-    following = replace(job, used={**job.used, knob: used}, idle_attempts=idle, error=error)
+        return _end_job(
+            job, error, f"{error}; {idle} attempts in a row made no progress beyond step {max(job.saved_step, job.step)}", clear
+        )
+    following = replace(job, budget_used={**job.budget_used, setting: used}, idle_attempts=idle, error=error)
     return _retry(job, following, now, error, clear)
 
 
@@ -279,59 +285,59 @@ def _retry(before: Job, job: Job, now: float, error: JobError | None, clear: Act
     if error is None:
         return _then(_schedule(job, now, "resizing"), Release())
     wait_s = backoff_s(job)
-    spent = ", ".join(f"{count} of {getattr(job.policy, knob)} {knob}" for knob, count in job.used.items())
+    spent = ", ".join(f"{used} of {getattr(job.policy, setting)} {setting}" for setting, used in job.budget_used.items())
     if not job.alive:
         startup = before.state is State.SCHEDULING
         job = replace(job, state=State.RESCHEDULING if startup else State.RESTARTING, wake_at=now + wait_s)
-        return _keep(job, f"{error}; again in {wait_s:.1f} s ({spent})", Release())
+        return _decision(job, f"{error}; again in {wait_s:.1f} s ({spent})", Release())
     assert clear is not None
     job = replace(job, state=State.RESTARTING, wake_at=now + job.policy.grace_s, killed=isinstance(clear, Kill))
-    return _keep(job, f"{error}; ending the {len(job.alive)} processes that are left, then again ({spent})", clear)
+    return _decision(job, f"{error}; ending the {len(job.alive)} processes that are left, then again ({spent})", clear)
 
 
-def _gone(job: Job, event: Exited, now: float) -> Decision:
+def _on_exit_while_restarting(job: Job, event: Exited, now: float) -> Decision:
     job = _without(job, event)
     if job.alive:
-        return _keep(job, f"{len(job.alive)} of {job.count} processes are still to end")
-    return _await(job, now, f"attempt {job.attempt} is gone")
+        return _decision(job, f"{len(job.alive)} of {job.num_processes} processes are still to end")
+    return _back_off(job, now, f"attempt {job.attempt} is gone")
 
 
-def _await(job: Job, now: float, why: str) -> Decision:
+def _back_off(job: Job, now: float, why: str) -> Decision:
     assert job.error is not None
     if job.stopping:
-        return _fail(job, _error(job, Preempted, f"told to stop; before that {job.error}"), why, Kill())
+        return _end_job(job, _error(job, Preempted, f"asked to stop; before that {job.error}"), why, Kill())
     wait_s = backoff_s(job)
-    following = replace(job, alive=frozenset(), left={**job.left, **dict.fromkeys(job.alive, -9)}, wake_at=now + wait_s)
-    return _keep(following, f"{why}; again in {wait_s:.1f} s", Release())
+    following = replace(job, alive=frozenset(), exit_codes={**job.exit_codes, **dict.fromkeys(job.alive, -9)}, wake_at=now + wait_s)
+    return _decision(following, f"{why}; again in {wait_s:.1f} s", Release())
 
 
-def _restart_tick(job: Job, event: Tick, now: float) -> Decision:
+def _on_tick_while_restarting(job: Job, event: Tick, now: float) -> Decision:
     if job.wake_at is None or now < job.wake_at:
-        return _keep(job, "not yet")
+        return _decision(job, "not yet")
     if not job.alive:
         return _schedule(job, now, f"after {job.error}")
     if not job.killed:
         following = replace(job, killed=True, wake_at=now + job.policy.grace_s)
-        return _keep(following, f"processes {_list(job.alive)} ignored SIGTERM for {job.policy.grace_s:g} s", Kill())
-    return _await(job, now, f"processes {_list(job.alive)} did not even end by SIGKILL; their attempt is fenced off")
+        return _decision(following, f"processes {_list(job.alive)} ignored SIGTERM for {job.policy.grace_s:g} s", Kill())
+    return _back_off(job, now, f"processes {_list(job.alive)} did not even end by SIGKILL; their attempt is fenced off")
 
 
-def _fail(job: Job, error: JobError, reason: str, *actions: Action) -> Decision:
+def _end_job(job: Job, error: JobError, reason: str, *actions: Action) -> Decision:
     if isinstance(error, WorkerFailed):
-        code = next((code for code in job.left.values() if code not in (DONE, PREEMPTED)), 1)
+        code = next((code for code in job.exit_codes.values() if code not in (DONE, PREEMPTED)), 1)
         code = 128 - code if code < 0 else code
     else:
         code = {Preempted: PREEMPTED, Hang: HANG, Fatal: DO_NOT_RESTART}.get(type(error), 1)
     actions = tuple(action for action in actions if job.alive)
     following = replace(job, state=State.FAILED, error=error, exit_code=code, wake_at=None)
-    return _keep(following, reason, *actions, Release())
+    return _decision(following, reason, *actions, Release())
 
 
-# ---- Small things
+# ---- Helpers
 
 
 def _idle(job: Job) -> int:
-    """Returns how many attempts in a row have run without progress, the one that ends now included."""
+    """Returns how many attempts in a row made no progress, the one that ends now included."""
     ran = job.state is not State.SCHEDULING
     return job.idle_attempts + (ran and not job.progressed)
 
@@ -339,18 +345,18 @@ def _idle(job: Job) -> int:
 def _without(job: Job, event: Exited) -> Job:
     if event.process not in job.alive:
         return job
-    return replace(job, alive=job.alive - {event.process}, left={**job.left, event.process: event.code})
+    return replace(job, alive=job.alive - {event.process}, exit_codes={**job.exit_codes, event.process: event.code})
 
 
 def _worker_error(job: Job, event: Exited) -> JobError:
-    how = f"was ended by signal {-event.code}" if event.code < 0 else f"ended with exit code {event.code}"
-    message = f"process {event.process} of {job.count} {how} in attempt {job.attempt}" + (f": {event.why}" if event.why else "")
+    ending = f"was ended by signal {-event.code}" if event.code < 0 else f"ended with exit code {event.code}"
+    message = f"process {event.process} of {job.num_processes} {ending} in attempt {job.attempt}" + (f": {event.why}" if event.why else "")
     kind = {DO_NOT_RESTART: Fatal, HANG: Hang}.get(event.code, WorkerFailed)
     return _error(job, kind, message, processes=(event.process,))
 
 
-def _error(job: Job, kind: type[JobError], message: str, **facts: Any) -> JobError:
-    return kind(message, **({"attempt": job.attempt, "knob": _KNOBS.get(kind, "")} | facts))
+def _error(job: Job, kind: type[JobError], message: str, **fields: Any) -> JobError:
+    return kind(message, **({"attempt": job.attempt, "knob": _BUDGETS.get(kind, "")} | fields))
 
 
 def _then(decision: Decision, *before: Action) -> Decision:
@@ -362,25 +368,25 @@ def _list(processes: frozenset[int] | tuple[int, ...]) -> str:
 
 
 _TABLE: dict[tuple[State, type], Callable[[Job, Any, float], Decision]] = {
-    (State.INITIALIZING, Start): _start,
-    (State.SCHEDULING, Reserved): _reserved,
-    (State.SCHEDULING, Waiting): _waiting,
-    (State.SCHEDULING, Tick): _no_room,
-    (State.SCHEDULING, StartFailed): _start_failed,
-    (State.RESCHEDULING, Tick): _restart_tick,
-    (State.RUNNING, Exited): _exited,
-    (State.RUNNING, StartFailed): _start_failed,
-    (State.RUNNING, Notice): _noticed,
-    (State.RUNNING, Capacity): _capacity,
-    (State.PREEMPTING, Exited): _left,
-    (State.PREEMPTING, Notice): _noticed,
-    (State.PREEMPTING, Withdrawn): _withdrawn,
-    (State.PREEMPTING, Tick): _late,
-    (State.RESIZING, Exited): _left,
-    (State.RESIZING, Notice): _noticed,
-    (State.RESIZING, Tick): _late,
-    (State.RESTARTING, Exited): _gone,
-    (State.RESTARTING, Tick): _restart_tick,
-    **{(state, Stop): _stop for state in State},
-    **{(state, Progress): _progress for state in (State.RUNNING, State.PREEMPTING, State.RESIZING, State.RESTARTING)},
+    (State.INITIALIZING, Start): _on_start,
+    (State.SCHEDULING, Reserved): _on_reserved,
+    (State.SCHEDULING, Waiting): _on_waiting,
+    (State.SCHEDULING, Tick): _on_tick_while_scheduling,
+    (State.SCHEDULING, StartFailed): _on_start_failed,
+    (State.RESCHEDULING, Tick): _on_tick_while_restarting,
+    (State.RUNNING, Exited): _on_exit_while_running,
+    (State.RUNNING, StartFailed): _on_start_failed,
+    (State.RUNNING, Notice): _on_notice,
+    (State.RUNNING, Capacity): _on_capacity,
+    (State.PREEMPTING, Exited): _on_exit_while_preempting,
+    (State.PREEMPTING, Notice): _on_notice,
+    (State.PREEMPTING, Withdrawn): _on_withdrawn,
+    (State.PREEMPTING, Tick): _on_tick_while_preempting,
+    (State.RESIZING, Exited): _on_exit_while_preempting,
+    (State.RESIZING, Notice): _on_notice,
+    (State.RESIZING, Tick): _on_tick_while_preempting,
+    (State.RESTARTING, Exited): _on_exit_while_restarting,
+    (State.RESTARTING, Tick): _on_tick_while_restarting,
+    **{(state, Stop): _on_stop for state in State},
+    **{(state, Progress): _on_progress for state in (State.RUNNING, State.PREEMPTING, State.RESIZING, State.RESTARTING)},
 }

@@ -1,4 +1,4 @@
-"""The seam between the supervisor and a place where processes run, and the loop that turns between the two."""
+"""The seam between the supervisor and a place where processes run, and the loop between the two."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class Engine(Protocol):
     """Carries out actions and reports what happens: the whole of what a place to run processes has to offer."""
 
     def carry_out(self, action: Action) -> None:
-        """Begins what `action` says, without waiting for its end. What comes of it is told by `events`."""
+        """Begins what `action` says, without waiting for its end. `events` reports what comes of it."""
 
     def events(self, timeout_s: float | None) -> Sequence[Event]:
         """Returns what has happened since the last call; waits up to `timeout_s` seconds for the first event, None for ever."""
 
     def close(self) -> None:
-        """Ends whatever is left, waits for it, and gives everything back."""
+        """Ends whatever still runs, waits for it, and gives everything back."""
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """Says how a job ended. `outcome` is "done", "preempted" (to be run again by whoever has machines) or "failed"."""
+    """How a job ended. `outcome` is "done", "preempted" (to be run again by whoever has machines) or "failed"."""
 
     outcome: str
     job_id: str

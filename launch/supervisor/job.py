@@ -1,4 +1,4 @@
-"""What the supervisor speaks of: the job, its policy and state, what may happen to it, and what is to be done. Values only."""
+"""The supervisor's values: the job, its policy and state, the events that may happen to it, and the actions to carry out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DONE, PREEMPTED, DO_NOT_RESTART, HANG = 0, 75, 93, 124
 
 
 class State(enum.StrEnum):
-    """Is where a job stands. Only `finished` and `failed` are final."""
+    """The states of a job. Only `finished` and `failed` are final."""
 
     INITIALIZING = "initializing"  # nothing has been asked for yet
     SCHEDULING = "scheduling"  # waiting for machines, under one deadline for the whole gang
@@ -29,7 +29,7 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """Says how often, how fast and how long a job is started again. Budgets are refilled by progress.
+    """How often, how fast and how long a job is started again. Progress refills the budgets.
 
     Progress is a saved step above all earlier ones or, for a job that reports no saved steps, a step above all earlier ones.
     """
@@ -44,7 +44,7 @@ class RestartPolicy:
     grace_s: float = 5.0  # between SIGTERM and SIGKILL for what is left of a failed attempt
     backoff_s: float = 1.0  # before the first restart; doubles with each one that made no progress
     backoff_cap_s: float = 60.0
-    backoff_jitter: float = 0.25  # share of the back-off that is drawn by lot, so that many jobs do not return together
+    backoff_jitter: float = 0.25  # random share of the back-off, so that many jobs do not return together
     grow_after_s: float = 30.0  # an attempt runs at least that long before it is made larger
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True)
 class Job:
-    """Is all that the supervisor knows of a job. Immutable; `decide` makes the next one."""
+    """All that the supervisor knows of a job. Immutable; `decide` makes the next one."""
 
     job_id: str
     min_processes: int
@@ -64,11 +64,11 @@ class Job:
     state: State = State.INITIALIZING
     attempt: int = 0
     alive: frozenset[int] = frozenset()
-    left: Mapping[int, int] = field(default_factory=dict)  # exit codes of this attempt, by process
-    used: Mapping[str, int] = field(default_factory=dict)  # of each budget, since the last progress
+    exit_codes: Mapping[int, int] = field(default_factory=dict)  # of this attempt, by process
+    budget_used: Mapping[str, int] = field(default_factory=dict)  # by the policy's setting, since the last progress
     notices: Mapping[str, float | None] = field(default_factory=dict)  # source -> deadline
-    stopping: bool = False  # we ourselves were told to stop: no attempt after this one
-    said_done: bool = False  # the training loop itself reported its end
+    stopping: bool = False  # the supervisor itself is to stop: no attempt after this one
+    reported_done: bool = False  # the training loop itself reported its end
     step: int = -1
     saved_step: int = -1
     progressed: bool = False  # this attempt passed the best of all earlier ones
@@ -76,7 +76,7 @@ class Job:
     started_at: float = 0.0
     wake_at: float | None = None  # when the supervisor wants a Tick
     killed: bool = False
-    why_not: str = ""  # what an engine last said of missing room
+    why_waiting: str = ""  # what an engine last reported of missing room
     error: JobError | None = None
     exit_code: int = 0
 
@@ -86,13 +86,13 @@ class Job:
 
     @property
     def final(self) -> bool:
-        """Is whether nothing will happen to this job any more."""
+        """Whether nothing happens to this job any more."""
         return self.state in (State.FINISHED, State.FAILED)
 
     @property
-    def count(self) -> int:
-        """Is the number of processes of the current attempt."""
-        return len(self.alive) + len(self.left)
+    def num_processes(self) -> int:
+        """The number of processes of the current attempt."""
+        return len(self.alive) + len(self.exit_codes)
 
 
 # ---- Events: what an engine has seen. Times are on the engine's clock, the same one that `now` is read from.
@@ -105,10 +105,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Reserved:
-    """Room for `count` processes is reserved for this attempt."""
+    """Room for `num_processes` is reserved for this attempt."""
 
     attempt: int
-    count: int
+    num_processes: int
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Exited:
 
 @dataclass(frozen=True)
 class Progress:
-    """The coordinator heard of progress. `done`: the training loop said that it is complete."""
+    """Processes reported progress to the coordinator. `done`: the training loop is complete."""
 
     attempt: int
     step: int = -1
@@ -149,11 +149,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class Notice:
-    """Machines are to be given back. `told`: the processes know already."""
+    """Machines are to be given back. `delivered`: the processes know already."""
 
     source: str
     deadline: float | None = None
-    told: bool = False
+    delivered: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,14 +165,14 @@ class Withdrawn:
 
 @dataclass(frozen=True)
 class Capacity:
-    """There is room for `count` processes in all, those that run included."""
+    """There is room for `num_processes` in all, those that run included."""
 
-    count: int
+    num_processes: int
 
 
 @dataclass(frozen=True)
 class Stop:
-    """The supervisor itself is told to end: the processes save and leave, and nothing is started again."""
+    """The supervisor itself is to stop: the processes save and leave, and nothing is started again."""
 
     source: str
 
@@ -190,11 +190,11 @@ Event: TypeAlias = Start | Reserved | Waiting | StartFailed | Exited | Progress 
 
 @dataclass(frozen=True)
 class Reserve:
-    """Reserve room for between `least` and `most` processes; answer with Reserved or StartFailed."""
+    """Reserve room for between `min_processes` and `max_processes`; answer with Reserved, Waiting or StartFailed."""
 
     attempt: int
-    least: int
-    most: int
+    min_processes: int
+    max_processes: int
     timeout_s: float
 
 
@@ -203,29 +203,29 @@ class Launch:
     """Start the processes of this attempt in what was reserved."""
 
     attempt: int
-    count: int
+    num_processes: int
 
 
 @dataclass(frozen=True)
 class Notify:
-    """Tell every process to save and leave."""
+    """Notify every process to save and leave."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Unnotify:
-    """Tell every process that the notice is withdrawn, where the engine can."""
+    """Notify every process that the notice is withdrawn, where the engine can."""
 
 
 @dataclass(frozen=True)
 class Terminate:
-    """Ask every process that is left to end (SIGTERM)."""
+    """Ask every process that still runs to end (SIGTERM)."""
 
 
 @dataclass(frozen=True)
 class Kill:
-    """End every process that is left, now (SIGKILL)."""
+    """End every process that still runs, now (SIGKILL)."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ Action: TypeAlias = Reserve | Launch | Notify | Unnotify | Terminate | Kill | Re
 
 @dataclass(frozen=True)
 class Decision:
-    """Is the next job, what to do, and why, with the counts in it."""
+    """The next job, what to do, and why, with the counts in it."""
 
     job: Job
     actions: tuple[Action, ...]

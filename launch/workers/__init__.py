@@ -1,1 +1,1 @@
-"""The processes of a job on one machine."""
+"""Runs the processes of a job on one machine: their environment, output, signals and coordinator."""

@@ -1,4 +1,4 @@
-"""The coordinator of one attempt, and what it hears of, as events: progress, and notices of preemption to single processes."""
+"""The coordinator of one attempt, and what processes report to it, as events: progress, and notices of preemption."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _STATUS = "/holdfast.Coordination/GetStatus"
 _LIST = "/tensorflow.CoordinationService/GetKeyValueDir"  # profile B: the one whose requests name no incarnation
 _SYNC = "holdfast/sync"  # where multihost's sync points keep their keys
 _NOTICE_KEY = re.compile(r"holdfast/sync/.*/notices/(\d+)")
-_EVERY_S = 0.5
+_POLL_S = 0.5
 
 
 @dataclass(frozen=True)
 class ProcessProgress:
-    """Is what one process last reported; -1 where it never did."""
+    """What one process last reported; -1 where it never did."""
 
     process: int
     step: int
@@ -36,17 +36,17 @@ class ProcessProgress:
 
 
 class ProgressWatch:
-    """Asks the coordinator at `address` twice a second how far the processes are; `tell` gets what is new.
+    """Polls the coordinator at `address` twice a second for the progress of the processes; `report` gets what is new.
 
     That is Progress, and a Notice that one process got by itself (a signal, its machine's metadata): whoever leaves after it is not done,
     whatever its exit code.
 
-    A thread of its own asks; `refresh` asks at once, from any thread. A coordinator that does not answer is no event: what it had to
-    say was said, and its death is noticed by the processes.
+    A thread of its own polls; `refresh` polls at once, from any thread. A coordinator that does not answer is no event: the processes
+    notice its death themselves.
     """
 
-    def __init__(self, address: str, attempt: int, tell: Callable[[Event], None]) -> None:
-        self._attempt, self._tell = attempt, tell
+    def __init__(self, address: str, attempt: int, report: Callable[[Event], None]) -> None:
+        self._attempt, self._report = attempt, report
         self._channel = grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
         self._status = self._channel.unary_unary(
             _STATUS, session_pb2.StatusRequest.SerializeToString, session_pb2.StatusResponse.FromString
@@ -55,7 +55,7 @@ class ProgressWatch:
             _LIST, coordination_b_pb2.GetKeyValueDirRequest.SerializeToString, coordination_b_pb2.GetKeyValueDirResponse.FromString
         )
         self._lock = threading.Lock()
-        self._told = (-1, -1, False)
+        self._reported = (-1, -1, False)
         self._notices: set[str] = set()
         self._closed = threading.Event()
         self.processes: tuple[ProcessProgress, ...] = ()
@@ -63,68 +63,75 @@ class ProgressWatch:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._closed.wait(_EVERY_S):
+        while not self._closed.wait(_POLL_S):
             self.refresh()
 
     def refresh(self, timeout_s: float = 1.0) -> None:
-        """Asks now, and tells what is new before it returns."""
+        """Polls now, and reports what is new before it returns."""
         with self._lock, contextlib.suppress(grpc.RpcError, ValueError):
             status = self._status(session_pb2.StatusRequest(), timeout=timeout_s)
             self.processes = tuple(_progress(task) for task in status.tasks)
             step = max((process.step for process in self.processes), default=-1)
             saved = max((process.saved_step for process in self.processes), default=-1)
             done = len(status.tasks) > 0 and all(task.progress.values.get("done", 0) for task in status.tasks)
-            if (step, saved, done) != self._told:
-                self._told = step, saved, done
-                self._tell(Progress(self._attempt, step, saved, done))
-            if any(prefix.prefix == "holdfast" for prefix in status.prefixes):
+            if (step, saved, done) != self._reported:
+                self._reported = step, saved, done
+                self._report(Progress(self._attempt, step, saved, done))
+            if self._notices or any(prefix.prefix == "holdfast" for prefix in status.prefixes):
                 found = self._list(coordination_b_pb2.GetKeyValueDirRequest(directory_key=_SYNC), timeout=timeout_s)
-                self._tell_notices((entry.key, entry.value) for entry in found.kv)
+                self._report_notices((entry.key, entry.value) for entry in found.kv)
 
-    def _tell_notices(self, entries: Iterable[tuple[str, bytes]]) -> None:
+    def _report_notices(self, entries: Iterable[tuple[str, bytes]]) -> None:
         seen: set[str] = set()
         for key, value in entries:
             if match := _NOTICE_KEY.fullmatch(key):
-                told = json.loads(value)
-                source = f"process {match[1]} ({told['reason']})"
+                notice = json.loads(value)
+                source = f"process {match[1]} ({notice['reason']})"
                 seen.add(source)
                 if source not in self._notices:
-                    at = told.get("deadline_unix_s")
-                    self._tell(Notice(source, None if at is None else time.monotonic() + at - time.time(), told=True))
+                    at = notice.get("deadline_unix_s")
+                    self._report(Notice(source, None if at is None else time.monotonic() + at - time.time(), delivered=True))
         for source in self._notices - seen:
-            self._tell(Withdrawn(source))
+            self._report(Withdrawn(source))
         self._notices = seen
 
     def close(self) -> None:
-        """Stops asking."""
+        """Stops polling."""
         self._closed.set()
         self._thread.join()
         self._channel.close()
 
 
 def _progress(task: session_pb2.TaskStatus) -> ProcessProgress:
-    told = task.progress
-    step = told.step if told.HasField("step") else -1
-    saved = told.saved_step if told.HasField("saved_step") else -1
+    progress = task.progress
+    step = progress.step if progress.HasField("step") else -1
+    saved = progress.saved_step if progress.HasField("saved_step") else -1
     return ProcessProgress(task.task_id, step, saved, task.heartbeat_age_s, task.error)
 
 
 class Coordinator:
-    """Is the coordinator that belongs to one (job, attempt), in a process of its own, on a port that is free now."""
+    """The coordinator of one (job, attempt), in a process of its own, on a free port."""
 
-    def __init__(self, job_id: str, attempt: int, count: int, *, host: str = "127.0.0.1") -> None:
+    def __init__(self, job_id: str, attempt: int, num_processes: int, *, host: str = "127.0.0.1") -> None:
         self._service = CoordinationService.spawn(
-            count, host=host, job=job_id, attempt=attempt, recoverable=True, survivable=True, linger_s=10.0, startup_timeout_s=3600.0
+            num_processes,
+            host=host,
+            job=job_id,
+            attempt=attempt,
+            recoverable=True,
+            survivable=True,
+            linger_s=10.0,
+            startup_timeout_s=3600.0,
         )
 
     @property
     def pid(self) -> int:
-        """Is its process id, and its group's."""
+        """Its process id, and its group's."""
         return self._service.pid
 
     @property
     def address(self) -> str:
-        """Is HOST:PORT."""
+        """HOST:PORT."""
         return str(self._service.address)
 
     def close(self) -> None:

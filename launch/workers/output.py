@@ -1,4 +1,4 @@
-"""Where the lines of many processes become one stream: coloured prefixes on a terminal, plain ones elsewhere."""
+"""The lines of many processes as one stream: coloured prefixes on a terminal, plain ones elsewhere."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Output(Protocol):
 class ConsoleOutput:
     """Prints lines with their process's number, the launcher's own to stderr. Thread-safe; a closed stdout is ignored."""
 
-    def __init__(self, stdout: TextIO, stderr: TextIO, count: int) -> None:
+    def __init__(self, stdout: TextIO, stderr: TextIO, num_processes: int) -> None:
         self.console = Console(file=stdout, highlight=False, soft_wrap=True)
         self._stdout, self._stderr = stdout, stderr
-        self._width = len(str(max(0, count - 1)))
+        self._width = len(str(max(0, num_processes - 1)))
         self._lock = threading.Lock()
 
     def line(self, process: int, text: str) -> None:

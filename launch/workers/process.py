@@ -1,4 +1,4 @@
-"""Processes that cannot become orphans: each leads a process group, ends with us, and takes its group along."""
+"""Processes that cannot become orphans: each leads a process group, ends with this process, and takes its group along."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-_HERE = Path(__file__).resolve().parent
+_SHIMS = Path(__file__).resolve().parent / "shims"
+CALL_RUNNER = _SHIMS / "call_runner.py"
 
 
-class Guard:
-    """Holds a process beside that ends the groups it was told of when this process is gone. Thread-safe."""
+class ProcessGroupReaper:
+    """A process beside this one that kills the listed process groups when this one is gone. Thread-safe."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-I", "-S", str(_HERE / "process_group_reaper.py")]
+        command = [sys.executable, "-I", "-S", str(_SHIMS / "process_group_reaper.py")]
         self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
         self._lock = threading.Lock()
 
-    def _tell(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         assert self._popen.stdin is not None
         with self._lock, contextlib.suppress(OSError):
             self._popen.stdin.write(line + "\n")
             self._popen.stdin.flush()
 
     def add(self, group: int) -> None:
-        """Puts a process group under guard."""
-        self._tell(f"+{group}")
+        """Lists a process group."""
+        self._write(f"+{group}")
 
     def discard(self, group: int) -> None:
         """Takes a process group, now empty, off the list."""
-        self._tell(f"-{group}")
+        self._write(f"-{group}")
 
     def close(self) -> None:
-        """Lets the guard end; it kills whatever is still listed."""
+        """Ends the reaper, which kills whatever is still listed."""
         assert self._popen.stdin is not None
         with self._lock, contextlib.suppress(OSError):
             self._popen.stdin.close()
         self._popen.wait()
 
 
-class Child:
-    """Is one started process. Two daemon threads serve it: one reads its output, one waits for its end.
+class WorkerProcess:
+    """One started process. Two daemon threads serve it: one reads its output, one waits for its end.
 
     `on_line` gets each line of stdout and stderr, without the newline; `on_exit` the exit code (minus the signal's number), after the
     last line and after all that the process left behind in its group has been killed. Both are called on those threads. The calling
@@ -56,17 +57,17 @@ class Child:
         self,
         command: Sequence[str],
         env: Mapping[str, str],
-        guard: Guard,
+        reaper: ProcessGroupReaper,
         *,
         cwd: str | Path | None = None,
         on_line: Callable[[str], None],
         on_exit: Callable[[int], None],
     ) -> None:
-        self._guard = guard
+        self._reaper = reaper
         self._on_line, self._on_exit = on_line, on_exit
-        become = [sys.executable, "-I", "-S", str(_HERE / "exec_with_pdeathsig.py"), str(os.getpid())]
+        shim = [sys.executable, "-I", "-S", str(_SHIMS / "exec_with_pdeathsig.py"), str(os.getpid())]
         self._popen = subprocess.Popen(
-            [*become, *command],
+            [*shim, *command],
             env=dict(env),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
@@ -78,9 +79,9 @@ class Child:
             start_new_session=True,
         )
         self.pid = self._popen.pid
-        guard.add(self.pid)
-        self._gone = threading.Event()
-        self._reaped = threading.Lock()
+        reaper.add(self.pid)
+        self._ended = threading.Event()
+        self._reap_lock = threading.Lock()
         self._reader = threading.Thread(target=self._read, name=f"holdfast-output-{self.pid}", daemon=True)
         self._waiter = threading.Thread(target=self._wait, name=f"holdfast-wait-{self.pid}", daemon=True)
         self._reader.start()
@@ -94,11 +95,11 @@ class Child:
 
     def _wait(self) -> None:
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)  # while it is a zombie, its number is not given to another
-        with self._reaped:
+        with self._reap_lock:
             self._signal_group(signal.SIGKILL)
             code = self._popen.wait()
-            self._gone.set()
-        self._guard.discard(self.pid)
+            self._ended.set()
+        self._reaper.discard(self.pid)
         self._reader.join(5)
         self._on_exit(code)
 
@@ -108,22 +109,22 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Is whether the process has not ended yet."""
-        return not self._gone.is_set()
+        """Whether the process has not ended yet."""
+        return not self._ended.is_set()
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the process itself, not to what it started; does nothing when it is gone."""
-        with self._reaped:
+        """Sends a signal to the process itself, not to what it started; does nothing when it has ended."""
+        with self._reap_lock:
             if self.alive:
-                self._popen.send_signal(number)
+                os.kill(self.pid, number)  # not Popen.send_signal, which would reap the process before the waiter does
 
     def kill(self) -> None:
         """Sends SIGKILL to the process and all of its group."""
-        with self._reaped:
+        with self._reap_lock:
             if self.alive:
                 self._signal_group(signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until the process is gone and `on_exit` has returned; False when it is not in time."""
+        """Waits until the process has ended and `on_exit` has returned; returns False when that is not in time."""
         self._waiter.join(timeout_s)
         return not self._waiter.is_alive()

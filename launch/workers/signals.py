@@ -1,4 +1,4 @@
-"""Turns signals of the launcher into events, while it supervises: the one place in launch where a handler is set."""
+"""The launcher's own signals while it supervises: the one place in launch where a handler is set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @contextlib.contextmanager
 def passing_on(forward: Callable[[int], None], *more: int) -> Iterator[None]:
-    """Calls `forward(number)` for SIGTERM, SIGINT, SIGHUP and `more` inside the block; elsewhere than in the main thread does nothing.
+    """Calls `forward(number)` for SIGTERM, SIGINT, SIGHUP and `more` inside the block; outside the main thread it does nothing.
 
     `forward` runs in a signal handler: it may only do what is safe there, such as putting on a SimpleQueue.
     """

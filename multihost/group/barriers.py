@@ -1,4 +1,4 @@
-"""Barriers over all processes or some of them, always through the coordination client, so that a time-out always holds."""
+"""Barriers over all processes or some of them, always through the coordination client, so that a timeout always holds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 
 from .group_client import Deadline, GroupClient
 from .ids import is_runtime_to_distributed_ids_initialized, runtime_to_distributed_ids
-from .runtime import current_channel, process_index, use_experimental_distributed_process_id
+from .runtime import current_group_client, process_index, use_experimental_distributed_process_id
 
 _log = logging.getLogger(__name__)
 
@@ -21,18 +21,18 @@ _TIMEOUT_S = 300
 
 
 def coordination_timeout() -> int:
-    """Returns the seconds that a call waits for other processes when it is not told how long."""
+    """Returns the seconds that a call waits for other processes unless it says how long."""
     return _TIMEOUT_S
 
 
 class BarrierSyncFn(Protocol):
-    """Is a barrier as a function: blocks until the others have called it with the same `key`, or raises BarrierTimeout."""
+    """A barrier as a function: blocks until the others have called it with the same `key`, or raises BarrierTimeout."""
 
     def __call__(self, *, key: str, timeout_ms: int) -> None: ...
 
 
 def should_skip_process_sync(processes: Collection[int] | None = None) -> bool:
-    """Tells whether there is nobody to wait for: the job has one process, or `processes` is this one alone."""
+    """Returns whether there is nobody to wait for: the job has one process, or `processes` is this one alone."""
     alone = processes is not None and len(processes) == 1 and process_index() in processes
     return alone or jax.process_count() == 1
 
@@ -52,9 +52,9 @@ def get_barrier_sync_fn(*, processes: Collection[int] | None = None) -> BarrierS
         return lambda *, key, timeout_ms: None
     if processes and process_index() not in processes:
         raise ValueError(f"barrier of processes {sorted(processes)}: this is process {process_index()}, which is not one of them")
-    channel = current_channel()
+    group_client = current_group_client()
     members = _runtime_indices(processes) if processes else None
-    return lambda *, key, timeout_ms: _wait(channel, key, timeout_ms / 1000, members)
+    return lambda *, key, timeout_ms: _wait(group_client, key, timeout_ms / 1000, members)
 
 
 def sync_global_processes(
@@ -81,11 +81,11 @@ def sync_global_processes(
     jax.monitoring.record_event_duration_secs(record_event_name, waited_s)
 
 
-def _wait(channel: GroupClient, name: str, timeout_s: float, members: list[int] | None) -> None:
+def _wait(group_client: GroupClient, name: str, timeout_s: float, members: list[int] | None) -> None:
     deadline = Deadline(timeout_s)
     kind = "all" if members is None else f"some.{_label(members)}"
-    with channel.turn(kind, name, deadline) as turn:
-        channel.barrier(turn, deadline, members)
+    with group_client.call(kind, name, deadline) as call:
+        group_client.barrier(call, deadline, members)
 
 
 def _runtime_indices(processes: Collection[int]) -> list[int]:

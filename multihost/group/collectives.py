@@ -6,6 +6,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 import jax
@@ -16,20 +17,20 @@ from holdfast.coordination import BarrierTimeout, CoordinationError
 
 from .barriers import coordination_timeout
 from .group_client import Deadline, GroupClient
-from .runtime import current_channel, is_jax_distributed_client_initialized, process_index
+from .runtime import current_group_client, is_jax_distributed_client_initialized, process_index
 
 T = TypeVar("T")
 
 PartitionSpec: Any = jax.sharding.PartitionSpec  # jax does not type it
 
-# Between two looks at whether everybody still lives.
-_LOOK_S = 0.5
+# How often a computation that goes on checks that everybody still lives.
+_POLL_S = 0.5
 
 
-def global_max(values: Sequence[int], *, timeout: float | None = None) -> list[int]:
+def global_max(values: Sequence[int], *, timeout_s: float | None = None) -> list[int]:
     """Returns the largest of each of the integers over all processes: `values` has the same length everywhere, within 32 bits.
 
-    Every process calls it. Blocks for at most `timeout` seconds (default 300). Raises ProcessLost when a peer is dead, BarrierTimeout,
+    Every process calls it. Blocks for at most `timeout_s` (default 300). Raises ProcessLost when a peer is dead, BarrierTimeout,
     and ValueError for what does not fit into int32.
     """
     limits = np.iinfo(np.int32)
@@ -39,15 +40,15 @@ def global_max(values: Sequence[int], *, timeout: float | None = None) -> list[i
     row = np.array([values], dtype=np.int32)
     if jax.process_count() == 1 or not values:
         return [int(value) for value in values]
-    return bounded("global_max", lambda: [int(value) for value in _reduced(row, "max")], timeout)
+    return bounded("global_max", lambda: [int(value) for value in _reduced(row, "max")], timeout_s)
 
 
-def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None, *, timeout: float | None = None) -> Any:
+def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None, *, timeout_s: float | None = None) -> Any:
     """Returns the source's tree, as numpy arrays, in every process; the source is process 0 unless `is_source` says otherwise.
 
     Leaves are arrays, numpy arrays, Python numbers or typed PRNG keys, of the same shapes and dtypes everywhere; bits are kept
-    exactly, 64-bit ones too. Every process calls it: one computation on the devices for the whole tree. Blocks for at most `timeout`
-    seconds (default 300). Raises ProcessLost when a peer is dead, BarrierTimeout, and TypeError naming a leaf of another kind.
+    exactly, 64-bit ones too. Every process calls it: one computation on the devices for the whole tree. Blocks for at most
+    `timeout_s` (default 300). Raises ProcessLost when a peer is dead, BarrierTimeout, and TypeError naming a leaf of another kind.
     """
     paths, treedef = jax.tree_util.tree_flatten_with_path(in_tree)
     leaves = [_to_numpy(jax.tree_util.keystr(path), leaf) for path, leaf in paths]
@@ -57,68 +58,72 @@ def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None, *, timeout
         words = np.zeros((1, sum(sizes)), np.uint32)
         if source:
             words[0] = np.concatenate([_to_words(leaf) for leaf in leaves])
-        result = bounded("broadcast_one_to_all", lambda: _reduced(words, "sum"), timeout)
+        result = bounded("broadcast_one_to_all", lambda: _reduced(words, "sum"), timeout_s)
         parts = np.split(result, np.cumsum(sizes)[:-1])
         leaves = [part.view(np.uint8)[: leaf.nbytes].view(leaf.dtype).reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
     results = [_like(leaf, original) for leaf, (_, original) in zip(leaves, paths, strict=True)]
     return jax.tree_util.tree_unflatten(treedef, results)
 
 
-def bounded(what: str, compute: Callable[[], T], timeout: float | None = None) -> T:
-    """Runs `compute` on a helper thread and returns its result, for at most `timeout` seconds and as long as all processes live.
+def on_thread(name: str, compute: Callable[[], T]) -> Future[T]:
+    """Runs `compute` on a daemon thread of its own, which an interpreter that exits does not wait for."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(compute())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=f"holdfast-{name}", daemon=True).start()
+    return future
+
+
+def bounded(what: str, compute: Callable[[], T], timeout_s: float | None = None) -> T:
+    """Runs `compute` on a helper thread and returns its result, for at most `timeout_s` and as long as all processes live.
 
     Raises ProcessLost naming a dead process, also where the backend's own error came first, and BarrierTimeout. A computation that the
     backend cannot end stays behind on its thread: make no more collective calls after such an error.
     """
-    deadline = Deadline(timeout or coordination_timeout())
-    outcome: list[T] = []
-    failure: list[BaseException] = []
-    done = threading.Event()
-
-    def run() -> None:
-        try:
-            outcome.append(compute())
-        except BaseException as error:
-            failure.append(error)
-        done.set()
-
-    threading.Thread(target=run, name=f"holdfast-{what}", daemon=True).start()
-    channel = current_channel() if is_jax_distributed_client_initialized() else None
-    while not done.wait(min(_LOOK_S, deadline.remaining_s())):
-        _raise_if_anybody_is_lost(channel, what)
+    deadline = Deadline(timeout_s or coordination_timeout())
+    future = on_thread(what, compute)
+    group_client = current_group_client() if is_jax_distributed_client_initialized() else None
+    while not wait([future], min(_POLL_S, deadline.remaining_s())).done:
+        _raise_if_anybody_is_lost(group_client, what)
         if not deadline.remaining_s():
             raise BarrierTimeout(f"{what} did not end in {deadline.timeout_s:g} s: a process has not called it, or hangs", name=what)
-    if failure:
-        raise _explained(channel, what, failure[0]) from failure[0]
-    return outcome[0]
+    error = future.exception()
+    if error is not None:
+        raise _explained(group_client, what, error) from error
+    return future.result()
 
 
-def _explained(channel: GroupClient | None, what: str, error: BaseException) -> BaseException:
+def _explained(group_client: GroupClient | None, what: str, error: BaseException) -> BaseException:
     """Returns the loss of the process that made the backend fail, once the coordinator knows of it; else the backend's error."""
     if not isinstance(error, (jax.errors.JaxRuntimeError, ValueError)):
         return error
-    end = time.monotonic() + (channel.loss_known_s if channel else 0.0)
+    end = time.monotonic() + (group_client.loss_known_s if group_client else 0.0)
     while time.monotonic() < end:
         try:
-            _raise_if_anybody_is_lost(channel, what)
+            _raise_if_anybody_is_lost(group_client, what)
         except CoordinationError as lost:
             return lost
         time.sleep(0.1)
     return error
 
 
-def _raise_if_anybody_is_lost(channel: GroupClient | None, what: str) -> None:
-    if channel is not None:
-        channel.raise_if_lost(range(jax.process_count()), what)
+def _raise_if_anybody_is_lost(group_client: GroupClient | None, what: str) -> None:
+    if group_client is not None:
+        group_client.raise_if_lost(range(jax.process_count()), what)
 
 
-def _reduced(row: np.ndarray[Any, Any], how: str) -> np.ndarray[Any, Any]:
+def _reduced(row: np.ndarray[Any, Any], operation: str) -> np.ndarray[Any, Any]:
     """Reduces one row `[1, n]` of each process over all of them; returns `[n]`."""
     mesh = _host_mesh(tuple(jax.devices()))
     sharding = NamedSharding(mesh, PartitionSpec("host", None))
     make: Any = jax.make_array_from_process_local_data  # jax does not type it
     rows: jax.Array = make(sharding, row, (mesh.shape["host"], row.shape[1]))
-    result: np.ndarray[Any, Any] = np.asarray(_reduction(mesh, how)(rows).addressable_data(0))[0]
+    result: np.ndarray[Any, Any] = np.asarray(_reduction(mesh, operation)(rows).addressable_data(0))[0]
     return result
 
 
@@ -136,8 +141,8 @@ def _host_mesh(devices: tuple[jax.Device, ...]) -> Mesh:
 
 
 @functools.cache
-def _reduction(mesh: Mesh, how: str) -> Callable[[jax.Array], jax.Array]:
-    reduce = {"max": jax.lax.pmax, "sum": jax.lax.psum}[how]
+def _reduction(mesh: Mesh, operation: str) -> Callable[[jax.Array], jax.Array]:
+    reduce = {"max": jax.lax.pmax, "sum": jax.lax.psum}[operation]
     body = functools.partial(reduce, axis_name="host")
     mapped = jax.shard_map(body, mesh=mesh, in_specs=PartitionSpec("host", None), out_specs=PartitionSpec())
     return jax.jit(mapped)

@@ -1,4 +1,4 @@
-"""Group: the seam through which the floors above reach the other processes, and its two implementations."""
+"""Group: the seam through which the rooms above reach the other processes, and its two implementations."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import jax
 
 from holdfast.coordination import BarrierTimeout, CoordinationError
 
-from .group_client import Client, Deadline, channel_of
+from .group_client import Client, Deadline, group_client_of
 from .runtime import current_client
 
 _log = logging.getLogger(__name__)
 
 
 class Group(Protocol):
-    """Is all that the floors above need of the other processes. `index` is the rank among `count` processes, by runtime index.
+    """All that the rooms above need of the other processes. `index` is the rank among `count` processes, by runtime index.
 
     Thread-safe. Calls with different names never wait for each other; the nth call of a name in one process matches the nth in
     every other. Each call blocks for at most `timeout_s`, raises BarrierTimeout, ProcessLost or CoordinatorLost, and leaves no keys behind.
@@ -37,11 +37,11 @@ class Group(Protocol):
         """Returns rank 0's value everywhere; rank 0 does not wait for the others to read it."""
 
     def report(self, **progress: Any) -> None:
-        """Tells the coordinator how far this process is (`step=`, `saved_step=`). Never blocks for long, never raises."""
+        """Reports to the coordinator how far this process is (`step=`, `saved_step=`). Never blocks for long, never raises."""
 
 
 class Solo:
-    """Is the group of one process. Never blocks."""
+    """The group of one process. Never blocks."""
 
     index = 0
     count = 1
@@ -64,11 +64,11 @@ class Solo:
 
 
 class ClusterGroup:
-    """Is a group over a coordination client: ours or jaxlib's, or any object with jaxlib's method names.
+    """A group over a coordination client: ours or jaxlib's, or any object with jaxlib's method names.
 
     `processes` are the runtime indices of the members in rank order (None: 0 to count - 1, all of the job); `tasks[i]` is the task
-    id of runtime process i (None: equal). Over jaxlib's client a dead process is found by timeout; over ours by name, within the
-    heartbeat timeout.
+    id of runtime process i (None: equal). Over jaxlib's client a dead process is found by timeout; over ours it is named within
+    the heartbeat timeout.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class ClusterGroup:
         self.index = index
         self.count = count
         self._processes = None if processes is None else list(processes)
-        self._channel = channel_of(client, tasks)
+        self._group_client = group_client_of(client, tasks)
         self._kind = "" if processes is None else "." + "-".join(map(str, processes))
 
     def barrier(self, name: str, *, timeout_s: float) -> None:
         """Waits until every process has called it."""
         deadline = Deadline(timeout_s)
-        with self._channel.turn("barrier" + self._kind, name, deadline) as turn:
-            self._channel.barrier(turn, deadline, self._processes)
+        with self._group_client.call("barrier" + self._kind, name, deadline) as call:
+            self._group_client.barrier(call, deadline, self._processes)
 
     def gather(self, name: str, value: bytes, *, timeout_s: float) -> list[bytes] | None:
         """Sends `value` to rank 0: one key a process, one barrier, one listing by rank 0.
@@ -100,26 +100,26 @@ class ClusterGroup:
         A value that was sent counts: rank 0 has all of them also when a process dies between sending and the end of the barrier.
         """
         deadline = Deadline(timeout_s)
-        with self._channel.turn("gather" + self._kind, name, deadline) as turn:
-            folder = turn.folder
-            self._channel.set(f"{folder}/{self.index}", value)
+        with self._group_client.call("gather" + self._kind, name, deadline) as call:
+            folder = call.folder
+            self._group_client.set(f"{folder}/{self.index}", value)
             try:
-                self._channel.barrier(turn, deadline, self._processes)
+                self._group_client.barrier(call, deadline, self._processes)
             except CoordinationError as error:
                 if self.index:
-                    if isinstance(error, BarrierTimeout):  # else rank 0 may still count it, and tidies
-                        self._tidy(lambda: self._channel.delete(f"{folder}/{self.index}"))
+                    if isinstance(error, BarrierTimeout):  # else rank 0 may still count it, and deletes it
+                        self._try(lambda: self._group_client.delete(f"{folder}/{self.index}"))
                     raise
-                values = {} if isinstance(error, BarrierTimeout) else self._channel.list(folder)
-                self._tidy(lambda: self._channel.delete(folder))
+                values = {} if isinstance(error, BarrierTimeout) else self._group_client.list(folder)
+                self._try(lambda: self._group_client.delete(folder))
                 if len(values) < self.count:
                     raise
                 _log.warning("gather %r is complete, although %s", name, error)
                 return self._ranked(values)
             if self.index:
                 return None
-            values = self._channel.list(folder)
-            self._tidy(lambda: self._channel.delete(folder))
+            values = self._group_client.list(folder)
+            self._try(lambda: self._group_client.delete(folder))
             return self._ranked(values)
 
     def _ranked(self, values: dict[str, bytes]) -> list[bytes]:
@@ -132,26 +132,26 @@ class ClusterGroup:
                 f"broadcast {name!r}: rank 0 gives the value and the others None; this is rank {self.index} with {type(value)}"
             )
         deadline = Deadline(timeout_s)
-        with self._channel.turn("broadcast" + self._kind, name, deadline) as turn:
-            folder = turn.folder
+        with self._group_client.call("broadcast" + self._kind, name, deadline) as call:
+            folder = call.folder
             try:
                 if value is not None:
-                    self._channel.set(f"{folder}/value", value)
+                    self._group_client.set(f"{folder}/value", value)
                     return value
-                return self._channel.get(f"{folder}/value", name, deadline, self._processes[0] if self._processes else 0)
+                return self._group_client.get(f"{folder}/value", name, deadline, self._processes[0] if self._processes else 0)
             finally:
-                self._tidy(lambda: self._channel.delete_after(folder, self.count))
+                self._try(lambda: self._group_client.delete_after(folder, self.count))
 
     def report(self, **progress: Any) -> None:
         """Passes `progress` on to the coordinator, where the client can."""
-        report = getattr(self._channel.client, "report", None)
+        report = getattr(self._group_client.client, "report", None)
         if report is not None:
-            self._tidy(lambda: report(**progress))
+            self._try(lambda: report(**progress))
 
-    def _tidy(self, call: Callable[[], object]) -> None:
-        """Makes a call that no result depends on: its failure is logged, never raised."""
+    def _try(self, operation: Callable[[], object]) -> None:
+        """Runs what no result depends on: its failure is logged, never raised."""
         try:
-            call()
+            operation()
         except CoordinationError as error:
             _log.debug("%s", error)
 

@@ -1,4 +1,4 @@
-"""One coordination client as the rooms above use it: named turns, barriers, keys, and errors in runtime numbers.
+"""One coordination client as the rooms above use it: named calls, barriers, keys, and errors in runtime numbers.
 
 A client is any object with jaxlib's method names: ours, or jaxlib's own. What only ours can do is asked for by name and left out elsewhere.
 Task ids stop here: `processes` are runtime indices on the way in and in every error.
@@ -17,8 +17,8 @@ from urllib.parse import quote
 from holdfast.coordination import BarrierTimeout, CoordinationError, CoordinatorLost, ProcessLost
 from holdfast.coordination.deadline import Deadline as Deadline
 
-# A blocking get is cut into pieces of this length: between two of them we look whether the process that should answer still lives.
-_PIECE_S = 1.0
+# A blocking get is split into waits of this length; between two of them the sender is checked to be alive.
+_GET_S = 1.0
 
 _CODE = re.compile(r"^([A-Z][A-Z_]+): (.*)", re.DOTALL)
 _MISSING = re.compile(r"(?:timed out task names:|missing process(?:es)?)(.*)", re.DOTALL)
@@ -26,7 +26,7 @@ _TASK = re.compile(r"(?:task:|^\s*|, | and )(\d+)")
 
 
 class Client(Protocol):
-    """Is what this room needs of a coordination client: the names and meanings of jaxlib's."""
+    """What this room needs of a coordination client: the names and meanings of jaxlib's."""
 
     def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int, process_ids: Sequence[int] | None = None) -> None: ...
     def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None: ...
@@ -38,11 +38,11 @@ class Client(Protocol):
 
 @dataclass(frozen=True)
 class CallInstance:
-    """Is one call of a name: `key` is where its values live, `number` counts the calls, `barrier_id` is what the service knows it by.
+    """One call of a name: `key` is where its values live, `number` counts the calls, `barrier_id` is the service's name for its barrier.
 
-    The barrier id stays the same from turn to turn, so that a name costs the service one barrier. After a failed turn it changes: jaxlib's
-    agents count instances, and after a failure some have counted it and some have not. All processes see the failure, so all change alike;
-    one that failed alone meets the others again after the next failure, because the id names the turn and not the number of failures.
+    The barrier id stays the same from call to call, so that a name costs the service one barrier. A failed call changes it: jaxlib's
+    agents count instances, and after a failure some have counted it and some have not. All processes see the failure, so all change alike.
+    One that failed alone meets the others again after the next failure, because the id ends in the number of the call, not of the failures.
     """
 
     key: str
@@ -55,10 +55,24 @@ class CallInstance:
         return f"{self.key}/{self.number}"
 
 
+class _CallQueue:
+    """The calls of this process with one name: a lock, the number of the last call, and the generation of the barrier id.
+
+    The generation is the number of the first call after the last failure; 0 when none failed.
+    """
+
+    __slots__ = ("generation", "lock", "number")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.number = -1
+        self.generation = 0
+
+
 class GroupClient:
     """Adapts a client. Safe from several threads; calls with different names never wait for each other.
 
-    `tasks[i]` is the task id of runtime process i (None: they are equal). Calls with one name take turns, so that the nth
+    `tasks[i]` is the task id of runtime process i (None: they are equal). Calls with one name run one after the other, so that the nth
     call of a name in one process meets the nth in every other.
     """
 
@@ -66,42 +80,42 @@ class GroupClient:
         self.client = client
         self.tasks = tasks
         self.progress: Callable[[], Mapping[int, str]] = dict  # what each task last reported; set by who knows whom to ask
-        self.loss_known_s = 0.0  # how long after a death its news may take; set by who connected the client
-        # Raises ProcessLost for lives that ended (None: any); the health of this channel's processes sets it.
+        self.loss_known_s = 0.0  # how long after a death its report may take; set by who connected the client
+        # Raises ProcessLost for lives that ended (None: any); the health of this client's processes sets it.
         self.require: Callable[[Iterable[int] | None, str], None] = lambda processes, name: None
         self._lock = threading.Lock()
-        self._lines: dict[str, _Line] = {}
+        self._queues: dict[str, _CallQueue] = {}
 
     @contextmanager
-    def turn(self, kind: str, name: str, deadline: Deadline) -> Iterator[CallInstance]:
-        """Holds this process's turn at `name`. Raises BarrierTimeout when another thread holds it for the whole time."""
+    def call(self, kind: str, name: str, deadline: Deadline) -> Iterator[CallInstance]:
+        """Holds `name` for one call of this process. Raises BarrierTimeout when another thread holds it for the whole time."""
         key = f"holdfast/{kind}/{quote(name, safe='') or '%'}"
         with self._lock:
-            line = self._lines.setdefault(key, _Line())
-        waited = line.lock.acquire(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX))
+            queue = self._queues.setdefault(key, _CallQueue())
+        acquired = queue.lock.acquire(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX))
         with self._lock:
-            line.number += 1
-            turn = CallInstance(key, name, line.number, key if not line.epoch else f"{key}@{line.epoch}")
-            if not waited:
-                line.epoch = line.number + 1
-        if not waited:
+            queue.number += 1
+            call = CallInstance(key, name, queue.number, key if not queue.generation else f"{key}@{queue.generation}")
+            if not acquired:
+                queue.generation = queue.number + 1
+        if not acquired:
             raise BarrierTimeout(f"another thread of this process still waits at {name!r} after {deadline.timeout_s:g} s", name=name)
         try:
-            yield turn
+            yield call
         except BaseException:
             with self._lock:
-                line.epoch = line.number + 1
+                queue.generation = queue.number + 1
             raise
         finally:
-            line.lock.release()
+            queue.lock.release()
 
-    def barrier(self, turn: CallInstance, deadline: Deadline, processes: Sequence[int] | None = None) -> None:
-        """Waits until `processes` (None: all) wait at their nth turn. Raises BarrierTimeout, ProcessLost, CoordinatorLost."""
-        self.require(processes, turn.name)
-        ids = () if processes is None else ([self.task(process) for process in processes],)
+    def barrier(self, call: CallInstance, deadline: Deadline, processes: Sequence[int] | None = None) -> None:
+        """Waits until `processes` (None: all) have made this call. Raises BarrierTimeout, ProcessLost, CoordinatorLost."""
+        self.require(processes, call.name)
+        tasks = () if processes is None else ([self.task(process) for process in processes],)
         try:
-            with self.errors(f"barrier {turn.name!r}", turn.name, deadline.timeout_s):
-                self.client.wait_at_barrier(turn.barrier_id, deadline.left_ms(), *ids)
+            with self.errors(f"barrier {call.name!r}", call.name, deadline.timeout_s):
+                self.client.wait_at_barrier(call.barrier_id, deadline.remaining_ms(), *tasks)
         except (BarrierTimeout, ProcessLost) as error:
             raise self._explained(error) from error.__cause__
 
@@ -111,11 +125,11 @@ class GroupClient:
             self.client.key_value_set_bytes(key, value, True)
 
     def get(self, key: str, name: str, deadline: Deadline, source: int) -> bytes:
-        """Waits for a key that process `source` sets; raises ProcessLost within a second of its loss being known."""
+        """Waits for a key that process `source` sets. Raises ProcessLost within a second of its loss being known, and BarrierTimeout."""
         while True:
             try:
                 with self.errors(f"value {name!r}", name, deadline.timeout_s):
-                    return self.client.blocking_key_value_get_bytes(key, min(deadline.left_ms(), int(_PIECE_S * 1000)))
+                    return self.client.blocking_key_value_get_bytes(key, min(deadline.remaining_ms(), int(_GET_S * 1000)))
             except CoordinationError as error:
                 if error.code != "DEADLINE_EXCEEDED":
                     raise
@@ -185,16 +199,16 @@ class GroupClient:
         return error
 
     def _explained(self, error: BarrierTimeout | ProcessLost) -> BarrierTimeout | ProcessLost:
-        """Adds what our client can tell of the missing: what they last reported (`Group.report`), and the error a lost one died of."""
-        told: list[str] = []
+        """Adds what our client knows of the missing: what they last reported (`Group.report`), and the error a lost one died of."""
+        details: list[str] = []
         with suppress(CoordinationError):
             if isinstance(error, ProcessLost):
-                told = [info.message for info in self._infos() if self.process(info.process_id) == error.process and info.message]
+                details = [info.message for info in self._infos() if self.process(info.process_id) == error.process and info.message]
             elif error.missing:
                 reports = self.progress()
                 known = [(process, reports.get(self.task(process))) for process in error.missing]
-                told = [f"process {process} last reported {report}" for process, report in known if report]
-        error.args = ("; ".join([error.message, *(line for line in told if line not in error.message)]),)
+                details = [f"process {process} last reported {report}" for process, report in known if report]
+        error.args = ("; ".join([error.message, *(detail for detail in details if detail not in error.message)]),)
         return error
 
     def _infos(self) -> Sequence[Any]:
@@ -202,7 +216,7 @@ class GroupClient:
         return process_info()
 
     def _translated(self, error: Exception, what: str, name: str, timeout_s: float) -> CoordinationError | None:
-        """Reads a status text such as `DEADLINE_EXCEEDED: Barrier timed out. ...`, which is all that jaxlib's client gives."""
+        """Reads a status text such as `DEADLINE_EXCEEDED: Barrier timed out. ...`, all that jaxlib's client gives."""
         found = _CODE.match(str(error))
         if found is None:
             return None
@@ -216,17 +230,6 @@ class GroupClient:
         return CoordinationError(f"{what}: {text}", code=code)
 
 
-class _Line:
-    """Is the queue of this process at one name: its lock, the number of the last turn, and the first turn after the last failure."""
-
-    __slots__ = ("epoch", "lock", "number")
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.number = -1
-        self.epoch = 0
-
-
 def _missing_tasks(text: str) -> list[int]:
     found = _MISSING.search(text)
     return [int(number) for number in _TASK.findall(found.group(1))] if found else []
@@ -236,20 +239,20 @@ def _named(processes: Sequence[int]) -> str:
     return f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, processes))}"
 
 
-_channels: dict[int, GroupClient] = {}
-_channels_lock = threading.Lock()
+_group_clients: dict[int, GroupClient] = {}
+_group_clients_lock = threading.Lock()
 
 
-def channel_of(client: Any, tasks: Sequence[int] | None = None) -> GroupClient:
-    """Returns the one channel of a client, so that all its users in this process share the turns. `tasks` counts on first use."""
-    with _channels_lock:
-        channel = _channels.get(id(client))
-        if channel is None:
-            channel = _channels[id(client)] = GroupClient(client, tasks)
-        return channel
+def group_client_of(client: Any, tasks: Sequence[int] | None = None) -> GroupClient:
+    """Returns the one GroupClient of a client, so that all its users in this process share the calls. `tasks` counts on first use."""
+    with _group_clients_lock:
+        group_client = _group_clients.get(id(client))
+        if group_client is None:
+            group_client = _group_clients[id(client)] = GroupClient(client, tasks)
+        return group_client
 
 
-def forget_channel(client: Any) -> None:
-    """Drops the channel of a client that was shut down."""
-    with _channels_lock:
-        _channels.pop(id(client), None)
+def forget_group_client(client: Any) -> None:
+    """Drops the GroupClient of a client that was shut down."""
+    with _group_clients_lock:
+        _group_clients.pop(id(client), None)

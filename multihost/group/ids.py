@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from .group import ClusterGroup
-from .group_client import Client, channel_of
+from .group_client import Client, group_client_of
 from .runtime import current_client, distributed_process_id, use_experimental_distributed_process_id
 
 _EXCHANGE_TIMEOUT_S = 300.0
@@ -19,7 +19,7 @@ _EXCHANGE_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class ProcessIds:
-    """Holds the numbers of one process: `runtime` as jax counts, `distributed` as the coordination service does, and its device ids."""
+    """The numbers of one process: `runtime` as jax counts, `distributed` as the coordination service does, and its device ids."""
 
     runtime: int
     distributed: int
@@ -30,40 +30,42 @@ _runtime_to_distributed: list[int] | None = None
 _distributed_to_devices: list[list[int]] | None = None
 
 
-def own_ids() -> ProcessIds:
+def local_ids() -> ProcessIds:
     """Reads this process's numbers from jax. Brings the backend up."""
     return ProcessIds(jax.process_index(), distributed_process_id(), tuple(device.id for device in jax.local_devices()))
 
 
-def exchange_ids(client: Client, own: ProcessIds, count: int, timeout_s: float = _EXCHANGE_TIMEOUT_S) -> list[ProcessIds]:
-    """Returns the numbers of all `count` processes, in order of their distributed ids. Every process calls it; blocks for them.
+def exchange_ids(client: Client, mine: ProcessIds, num_processes: int, timeout_s: float = _EXCHANGE_TIMEOUT_S) -> list[ProcessIds]:
+    """Returns the numbers of all `num_processes` processes, in order of their distributed ids. Every process calls it; blocks for them.
 
     Raises BarrierTimeout or ProcessLost, and ValueError when two processes claim one number.
     """
-    group = ClusterGroup(client, own.distributed, count)
-    everybody = group.gather("ids", json.dumps(asdict(own)).encode(), timeout_s=timeout_s)
+    group = ClusterGroup(client, mine.distributed, num_processes)
+    everybody = group.gather("ids", json.dumps(asdict(mine)).encode(), timeout_s=timeout_s)
     table = group.broadcast("ids", None if everybody is None else b"[" + b",".join(everybody) + b"]", timeout_s=timeout_s)
     ids = [ProcessIds(entry["runtime"], entry["distributed"], tuple(entry["devices"])) for entry in json.loads(table)]
     for field in ("runtime", "distributed"):
-        found = sorted(getattr(entry, field) for entry in ids)
-        if found != list(range(count)):
-            raise ValueError(f"the {field} numbers of the processes are {found}, expected 0 to {count - 1}: two processes claim one number")
+        numbers = sorted(getattr(entry, field) for entry in ids)
+        if numbers != list(range(num_processes)):
+            raise ValueError(
+                f"the {field} numbers of the processes are {numbers}, expected 0 to {num_processes - 1}: two processes claim one number"
+            )
     return ids
 
 
-def initialize_ids(own: ProcessIds | None = None, *, client: Client | None = None, timeout_s: float = _EXCHANGE_TIMEOUT_S) -> None:
-    """Learns both maps in one exchange. Every process calls it; does nothing when both are known.
+def initialize_ids(mine: ProcessIds | None = None, *, client: Client | None = None, timeout_s: float = _EXCHANGE_TIMEOUT_S) -> None:
+    """Exchanges both maps at once. Every process calls it; does nothing when both are known.
 
-    `own` defaults to what jax says; a test gives numbers that differ.
+    `mine` defaults to what jax says; a test gives numbers that differ.
     """
     global _runtime_to_distributed, _distributed_to_devices
     if _runtime_to_distributed is not None and _distributed_to_devices is not None:
         return
     client = current_client() if client is None else client
-    ids = exchange_ids(client, own or own_ids(), jax.process_count(), timeout_s)
+    ids = exchange_ids(client, mine or local_ids(), jax.process_count(), timeout_s)
     _distributed_to_devices = [list(entry.devices) for entry in ids]
     _runtime_to_distributed = [entry.distributed for entry in sorted(ids, key=lambda entry: entry.runtime)]
-    channel_of(client).tasks = _runtime_to_distributed
+    group_client_of(client).tasks = _runtime_to_distributed
 
 
 def forget_ids() -> None:
@@ -73,22 +75,22 @@ def forget_ids() -> None:
 
 
 def initialize_runtime_to_distributed_ids() -> None:
-    """Learns the map from runtime index to distributed id. Every process calls it; `initialize()` has done so already."""
+    """Exchanges the map from runtime index to distributed id. Every process calls it; `initialize()` has done so already."""
     initialize_ids()
 
 
 def initialize_distributed_to_device_ids() -> None:
-    """Learns the map from distributed id to device ids. Every process calls it; `initialize()` has done so already."""
+    """Exchanges the map from distributed id to device ids. Every process calls it; `initialize()` has done so already."""
     initialize_ids()
 
 
 def is_runtime_to_distributed_ids_initialized() -> bool:
-    """Tells whether the map from runtime index to distributed id is known."""
+    """Returns whether the map from runtime index to distributed id is known."""
     return _runtime_to_distributed is not None
 
 
 def is_distributed_to_device_ids_initialized() -> bool:
-    """Tells whether the map from distributed id to device ids is known."""
+    """Returns whether the map from distributed id to device ids is known."""
     return _distributed_to_devices is not None
 
 

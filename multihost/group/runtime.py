@@ -1,4 +1,4 @@
-"""What this process knows of its job: its number, the size of the job, and the coordination client to reach the others through."""
+"""What this process knows of its job: its number, the size of the job, and the coordination client that reaches the others."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from absl import flags
 from jax._src import distributed  # the only place where jax keeps its client and its distributed process id
 
 from ..spec import ProcessSpec
-from .group_client import Client, GroupClient, channel_of
+from .group_client import Client, GroupClient, group_client_of
 
 _own_client: Client | None = None
 _spec: ProcessSpec | None = None
 
 
 def set_client(client: Client | None, spec: ProcessSpec | None = None) -> None:
-    """Makes `client` the one that this room's functions use, and `spec` who we are; None goes back to jax.distributed's own."""
+    """Makes `client` the one that this room's functions use, and `spec` this process's; None goes back to jax.distributed's own."""
     global _own_client, _spec
     _own_client, _spec = client, spec
 
 
 def current_spec() -> ProcessSpec | None:
-    """Returns who this process is in the job that `initialize()` has joined, else None."""
+    """Returns the ProcessSpec with which `initialize()` has joined a job, else None."""
     return _spec
 
 
@@ -34,13 +34,13 @@ def current_client() -> Client:
     return client
 
 
-def current_channel() -> GroupClient:
-    """Returns the channel over `current_client()`, shared by all of this process."""
-    return channel_of(current_client())
+def current_group_client() -> GroupClient:
+    """Returns the GroupClient over `current_client()`, shared by all of this process."""
+    return group_client_of(current_client())
 
 
 def is_jax_distributed_client_initialized() -> bool:
-    """Tells whether jax.distributed has a client."""
+    """Returns whether jax.distributed has a client."""
     return distributed.global_state.client is not None
 
 
@@ -58,7 +58,7 @@ def distributed_process_id() -> int:
 
 
 def use_experimental_distributed_process_id() -> bool:
-    """Tells whether the flag `experimental_orbax_use_distributed_process_id` is registered, parsed and set. We never define it."""
+    """Returns whether the flag `experimental_orbax_use_distributed_process_id` is registered, parsed and set. holdfast never defines it."""
     name = "experimental_orbax_use_distributed_process_id"
     return name in flags.FLAGS and flags.FLAGS.is_parsed() and bool(flags.FLAGS[name].value)
 
@@ -74,5 +74,5 @@ def process_count() -> int:
 
 
 def is_primary_host(primary_host: int | None) -> bool:
-    """Tells whether this process is the primary: number `primary_host`, or every process when that is None."""
+    """Returns whether this process is the primary: number `primary_host`, or every process when that is None."""
     return primary_host is None or primary_host == process_index()

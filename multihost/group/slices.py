@@ -15,7 +15,7 @@ Devices = np.ndarray[Any, Any]
 
 
 def slice_count() -> int:
-    """Returns the number of slices that the devices tell of; on CPU, where they tell of none, the launcher's number."""
+    """Returns the number of slices that the devices name; on CPU, where they name none, the launcher's number."""
     spec = current_spec()
     if spec is not None and jax.default_backend() == "cpu":
         return spec.num_slices
@@ -33,7 +33,7 @@ def replica_devices(global_mesh: jax.sharding.Mesh, *, replica_id: int = 0, repl
 
 
 def in_replica(process_index: int, global_mesh: jax.sharding.Mesh, *, replica_id: int = 0, replica_axis_index: int = 0) -> bool:
-    """Tells whether a process has devices in a replica."""
+    """Returns whether a process has devices in a replica."""
     devices = replica_devices(global_mesh, replica_id=replica_id, replica_axis_index=replica_axis_index)
     return process_index in unique_processes_from_devices(devices)
 

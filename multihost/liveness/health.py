@@ -1,4 +1,4 @@
-"""Who lives, told to whoever computes: pushed lists of processes, failed incarnations, and blocks that end alike on every survivor.
+"""Who lives, for whoever computes: pushed lists of processes, failed incarnations, and blocks that end alike on every survivor.
 
 What this can and cannot end. Our own waits that involve a dead process end at once. A device collective in flight ends where the backend
 can end it: on GPU, which aborts its communicators; on CPU with `--xla_cpu_collective_timeout_seconds`, which `initialize()` sets; on TPU
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,8 +20,9 @@ import jax
 from holdfast.coordination import BarrierTimeout, CoordinationError, ProcessLost
 
 from ..group.barriers import coordination_timeout
+from ..group.collectives import on_thread
 from ..group.group_client import Deadline, GroupClient
-from ..group.runtime import current_channel
+from ..group.runtime import current_group_client
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ class ProcessInfo:
 
 
 class HealthListener(Protocol):
-    """Is told of the processes, in the sense of PJRT's UpdateGlobalProcessInfo."""
+    """Gets the list of processes, in the sense of PJRT's UpdateGlobalProcessInfo."""
 
     def update_global_process_info(self, infos: Sequence[ProcessInfo]) -> None:
         """Takes the complete list, in order of process numbers, at every change and never an older one. Must not block for long."""
@@ -58,25 +60,25 @@ def failed_incarnations(old: Sequence[ProcessInfo], new: Sequence[ProcessInfo]) 
 
 
 class Health:
-    """Keeps the list of processes, as the coordinator pushes it, and refuses work with those that have failed. Thread-safe.
+    """The list of processes, as the coordinator pushes it; refuses work with those that have failed. Thread-safe.
 
     A process whose life ended stays refused, though it may be back with another incarnation, until this process has seen the new one in the
     answer of `live_processes()`: work planned with the old life cannot meet the new one.
     """
 
-    def __init__(self, channel: GroupClient) -> None:
-        self._channel = channel
+    def __init__(self, group_client: GroupClient) -> None:
+        self._group_client = group_client
         self._lock = threading.RLock()
         self._infos: list[ProcessInfo] = []
         self._failed: dict[int, ProcessInfo] = {}
         self._listeners: list[HealthListener] = []
         self._version = 0
-        channel.require = self.require
-        watch = getattr(channel.client, "watch_processes", None)
-        self._stop: Callable[[], None] | None = watch(self._take) if watch else None
+        group_client.require = self.require
+        watch = getattr(group_client.client, "watch_processes", None)
+        self._stop: Callable[[], None] | None = watch(self._update) if watch else None
 
     def processes(self) -> list[ProcessInfo]:
-        """Returns the complete list as last told; empty where the client (jaxlib's own) does not tell."""
+        """Returns the complete list as last pushed; empty over jaxlib's own client, which pushes none."""
         with self._lock:
             return list(self._infos)
 
@@ -86,7 +88,7 @@ class Health:
             return dict(self._failed)
 
     def add_listener(self, listener: HealthListener) -> Callable[[], None]:
-        """Tells `listener` the list now and at every change; returns a function that ends it. One list at a time, in order."""
+        """Gives `listener` the list now and at every change; returns a function that ends it. One list at a time, in order."""
         with self._lock:
             self._listeners.append(listener)
             if self._infos:
@@ -106,7 +108,7 @@ class Health:
                     raise _lost(self._failed[process], name)
 
     def admit(self, incarnations: Mapping[int, int]) -> None:
-        """Works with these lives from here on."""
+        """Permits work with these lives from here on."""
         with self._lock:
             for process, incarnation in incarnations.items():
                 ended = self._failed.get(process)
@@ -123,8 +125,8 @@ class Health:
         if self._stop is not None:
             self._stop()
 
-    def _take(self, told: Sequence[Any]) -> None:
-        infos = sorted((self._translated(info) for info in told), key=lambda info: info.process_id)
+    def _update(self, task_infos: Sequence[Any]) -> None:
+        infos = sorted((self._translated(info) for info in task_infos), key=lambda info: info.process_id)
         with self._lock:
             now = {info.process_id: info for info in infos}
             for process, ended in failed_incarnations(self._infos, infos).items():
@@ -143,7 +145,7 @@ class Health:
         error = info.message or ("" if info.code == "OK" else info.code)
         if info.state == "DISCONNECTED" and not error:
             error = "it has left the job"
-        return ProcessInfo(self._channel.process(info.process_id), info.state, info.incarnation, error, info.host)
+        return ProcessInfo(self._group_client.process(info.process_id), info.state, info.incarnation, error, info.host)
 
 
 def _lost(ended: ProcessInfo, name: str) -> ProcessLost:
@@ -162,20 +164,22 @@ _current_lock = threading.Lock()
 def health() -> Health:
     """Returns the health of this job's processes, over `initialize()`'s client; over jaxlib's own it knows nothing."""
     global _current
-    channel = current_channel()
+    group_client = current_group_client()
     with _current_lock:
-        if _current is None or _current._channel is not channel:
+        if _current is None or _current._group_client is not group_client:
             if _current is not None:
                 _current.close()
-            _current = Health(channel)
+            _current = Health(group_client)
         return _current
 
 
-def lost_tasks(channel: GroupClient) -> list[int]:
-    """Returns the task ids of the processes of a channel whose lives have ended, as far as this process was told."""
+def lost_tasks(group_client: GroupClient) -> list[int]:
+    """Returns the task ids of a client's processes whose lives have ended, as far as this process knows."""
     with _current_lock:
         current = _current
-    return [channel.task(process) for process in current.failed()] if current is not None and current._channel is channel else []
+    if current is None or current._group_client is not group_client:
+        return []
+    return [group_client.task(process) for process in current.failed()]
 
 
 def live_processes(processes: Collection[int] | None = None, *, timeout_s: float | None = None) -> dict[int, int]:
@@ -191,17 +195,19 @@ def live_processes(processes: Collection[int] | None = None, *, timeout_s: float
         raise ValueError(f"live_processes of {members}: this is process {jax.process_index()}, which is not one of them")
     if jax.process_count() == 1:
         return {0: 0}
-    channel = current_channel()
-    answer = _within(timeout_s, "live_processes", lambda: _live(channel, members))
-    health().admit(answer)
-    return answer
+    group_client = current_group_client()
+    answer = on_thread("live_processes", lambda: _live(group_client, members))  # the call has no timeout of its own
+    if not wait([answer], timeout_s).done:
+        raise BarrierTimeout(f"live_processes did not end in {timeout_s:g} s: a living process has not called it", name="live_processes")
+    health().admit(answer.result())
+    return answer.result()
 
 
-def _live(channel: GroupClient, members: Sequence[int]) -> dict[int, int]:
-    client: Any = channel.client
-    with channel.errors("live_processes", "live_processes"):
-        answer = client.get_live_nodes([channel.task(process) for process in members])
-    return {channel.process(task): incarnation for task, incarnation in sorted(answer.items())}
+def _live(group_client: GroupClient, members: Sequence[int]) -> dict[int, int]:
+    client: Any = group_client.client
+    with group_client.errors("live_processes", "live_processes"):
+        answer = client.get_live_nodes([group_client.task(process) for process in members])
+    return {group_client.process(task): incarnation for task, incarnation in sorted(answer.items())}
 
 
 @contextmanager
@@ -229,14 +235,15 @@ def live_devices(devices: Sequence[jax.Device] | None = None, *, timeout_s: floa
 
 
 def _end_alike(members: Sequence[int], began: Mapping[int, int], failure: Exception | None, timeout_s: float | None) -> None:
-    """Tells the others how the block ended here, waits for all that live, and raises what concerns all."""
-    channel, me = current_channel(), jax.process_index()
-    with channel.turn("live", "-".join(map(str, members)), Deadline(coordination_timeout() if timeout_s is None else timeout_s)) as turn:
-        channel.set(f"{turn.folder}/{me}", f"{type(failure).__name__}: {failure}".encode() if failure else b"")
+    """Reports to the others how the block ended here, waits for all that live, and raises what concerns all."""
+    group_client, me = current_group_client(), jax.process_index()
+    deadline = Deadline(coordination_timeout() if timeout_s is None else timeout_s)
+    with group_client.call("live", "-".join(map(str, members)), deadline) as call:
+        group_client.set(f"{call.folder}/{me}", f"{type(failure).__name__}: {failure}".encode() if failure else b"")
         now = live_processes(members, timeout_s=timeout_s)
-        outcomes = {int(process): text.decode() for process, text in channel.list(turn.folder).items()}
-        if me == min(now) and turn.number:  # all have read the outcomes of the block before
-            channel.delete(f"{turn.key}/{turn.number - 1}")
+        outcomes = {int(process): text.decode() for process, text in group_client.list(call.folder).items()}
+        if me == min(now) and call.number:  # all have read the outcomes of the block before
+            group_client.delete(f"{call.key}/{call.number - 1}")
     ended = sorted(process for process, incarnation in began.items() if now.get(process) != incarnation)
     if ended:
         known = health().failed().get(ended[0], ProcessInfo(ended[0], "ERROR", began[ended[0]], "it died during the block"))
@@ -244,24 +251,3 @@ def _end_alike(members: Sequence[int], began: Mapping[int, int], failure: Except
     others = sorted(process for process, text in outcomes.items() if text and process in began)
     if others and failure is None:
         raise CoordinationError(f"the block failed in process {others[0]}: {outcomes[others[0]]}", code="ABORTED")
-
-
-def _within(timeout_s: float, name: str, call: Callable[[], dict[int, int]]) -> dict[int, int]:
-    """Runs a call that has no time-out of its own on a thread, and stops waiting for it after `timeout_s`."""
-    results: list[dict[int, int]] = []
-    failures: list[Exception] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except Exception as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=run, name=f"holdfast-{name}", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if failures:
-        raise failures[0]
-    if not results:
-        raise BarrierTimeout(f"{name} did not end in {timeout_s:g} s: a living process has not called it", name=name)
-    return results[0]

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from ..group.runtime import current_client, distributed_process_id
+
 _log = logging.getLogger(__name__)
 
 HANG_EXIT_CODE = 124
@@ -45,7 +47,7 @@ def watchdog(timeout_s: float, *, exit: bool = False) -> Iterator[Watchdog]:
 
 
 class Watchdog:
-    """Watches from its making until `close()`; see `watchdog`. Thread-safe."""
+    """Watches from its construction until `close()`; see `watchdog`. Thread-safe."""
 
     def __init__(self, timeout_s: float, *, exit: bool = False) -> None:
         if timeout_s <= 0:
@@ -63,7 +65,7 @@ class Watchdog:
         self._thread.start()
 
     def progress(self) -> None:
-        """Says that the program gets on. Takes less than a microsecond."""
+        """Records progress of the program. Takes less than a microsecond."""
         self._progress_s = time.monotonic()
 
     def close(self) -> None:
@@ -85,7 +87,7 @@ class Watchdog:
             if hanging and self._reported_s != self._progress_s:
                 self._reported_s = self._progress_s
                 self._hang(idle_s)
-            # Four looks in T keep the C timers, which cannot see progress, at least T away from the last one.
+            # Four checks in T keep the C timers, which cannot see progress, at least T away from the last one.
             if self._closed.wait(self.timeout_s / 4 if hanging else min(self.timeout_s - idle_s, self.timeout_s / 4)):
                 return
             _arm()
@@ -93,13 +95,13 @@ class Watchdog:
     def _hang(self, idle_s: float) -> None:
         self.hangs += 1
         text = f"no progress for {idle_s:.0f} s (watchdog of {self.timeout_s:g} s)"
-        found = stacks()
-        _log.error("%s; stacks of all threads:\n%s", text, found)
-        teller = threading.Thread(target=_tell_coordinator, args=(text, found, self._exit), name="holdfast-stacks", daemon=True)
-        teller.start()
+        all_stacks = stacks()
+        _log.error("%s; stacks of all threads:\n%s", text, all_stacks)
+        reporter = threading.Thread(target=_report_hang, args=(text, all_stacks, self._exit), name="holdfast-stacks", daemon=True)
+        reporter.start()
         if self._exit:
-            teller.join(_LAST_RESORT_S)
-            os.write(2, f"holdfast: {text}: exit {HANG_EXIT_CODE}\n{found}\n".encode())
+            reporter.join(_LAST_RESORT_S)
+            os.write(2, f"holdfast: {text}: exit {HANG_EXIT_CODE}\n{all_stacks}\n".encode())
             os._exit(HANG_EXIT_CODE)
 
 
@@ -112,19 +114,17 @@ def stacks() -> str:
 
 
 def progress() -> None:
-    """Says to all watchdogs of this process that the program gets on."""
+    """Records progress with all watchdogs of this process."""
     for dog in _watching:
         dog.progress()
 
 
-def _tell_coordinator(text: str, found: str, ending: bool) -> None:
-    """Leaves the stacks with the coordinator, and where this process ends, the reason. Says nothing where there is no coordinator."""
+def _report_hang(text: str, all_stacks: str, ending: bool) -> None:
+    """Reports the stacks to the coordinator, and where this process ends, the reason. Does nothing where there is no coordinator."""
     with suppress(Exception):
-        from ..group.runtime import current_client, distributed_process_id
-
         client: Any = current_client()
         task = distributed_process_id()
-        body = json.dumps({"unix_s": time.time(), "why": text, "stacks": found[-_STACKS_BYTES:]})
+        body = json.dumps({"unix_s": time.time(), "why": text, "stacks": all_stacks[-_STACKS_BYTES:]})
         client.key_value_set(f"{STACKS_PREFIX}{task}", body, True)
         if ending and hasattr(client, "report_error"):
             client.report_error(f"hang: {text}")
@@ -145,20 +145,20 @@ def _arm() -> None:
         now = time.monotonic()
         fresh = [dog for dog in _watching if dog._reported_s != dog._progress_s]
         if fresh:
-            faulthandler.dump_traceback_later(max(0.1, min(map(_late_s, fresh)) - now), file=2)
+            faulthandler.dump_traceback_later(max(0.1, min(map(_c_timer_at, fresh)) - now), file=2)
         else:
             faulthandler.cancel_dump_traceback_later()
-        ending = [_late_s(dog) for dog in _watching if dog._exit]
+        ending = [_c_timer_at(dog) for dog in _watching if dog._exit]
         _set_exit_timer(max(0.1, min(ending) - now) + _LAST_RESORT_S if ending else 0.0)
 
 
-def _late_s(dog: Watchdog) -> float:
-    """Returns when the C timers may act for `dog`: later than its own thread would."""
+def _c_timer_at(dog: Watchdog) -> float:
+    """Returns when the C timers may act for `dog`: later than its own thread does."""
     return dog._progress_s + 1.25 * dog.timeout_s
 
 
 class _SigEvent(ctypes.Structure):
-    """Is Linux's `struct sigevent` with SIGEV_THREAD: sigevent(7)."""
+    """Linux's `struct sigevent` with SIGEV_THREAD: sigevent(7)."""
 
     _fields_ = (
         ("value", ctypes.c_void_p),
@@ -171,7 +171,7 @@ class _SigEvent(ctypes.Structure):
 
 
 class _TimerSpec(ctypes.Structure):
-    """Is `struct itimerspec`: an interval, left 0, and the time until the one expiry."""
+    """`struct itimerspec`: an interval, left 0, and the time until the one expiry."""
 
     _fields_ = (("interval", ctypes.c_long * 2), ("value", ctypes.c_long * 2))
 

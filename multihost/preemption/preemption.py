@@ -3,7 +3,7 @@
 A notice belongs to the process and source that got it and stands until that source withdraws it. Each process with a standing notice
 writes it below `holdfast/sync/preemption/notices/`; the sync point's log only carries "raised" and "lowered". Both are settled by level,
 not by edge: after each decided round every process compares what it has with what the log says, so a notice that comes in while another is
-being withdrawn is not lost, and a thousand processes told at once make one round, not a thousand.
+being withdrawn is not lost, and a thousand processes notified at once make one round, not a thousand.
 """
 
 from __future__ import annotations
@@ -11,31 +11,35 @@ from __future__ import annotations
 import atexit
 import json
 import logging
-import sys
+import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from ..group.group_client import Client, GroupClient, channel_of
+import jax
+from jax._src import distributed
+
+from ..group.group_client import Client, GroupClient, group_client_of
 from ..liveness.watchdog import progress
-from .sources import Notice, Polled, Signals, Source, default_sources
+from .signals import Signals
+from .sources import GceMetadata, Notice, Polled, SlurmEnd, Source
 from .step_agreement import SyncPoint
 
 _log = logging.getLogger(__name__)
 
 EVENT = "/jax/orbax/write/preemption"
 RAISED, LOWERED = "raised", "lowered"
-# The key by which JAX's own sync point (TSL's PreemptionSyncManager) tells its processes of a notice.
+# The key by which JAX's own sync point (TSL's PreemptionSyncManager) notifies its processes.
 _JAX_KEY = "RECEIVED_PREEMPTION_NOTICE"
 _RETRY_S = 0.5
 
 
 class Preemption:
-    """Is the preemption sync point of one process: its sources, its notices and the log they feed. Thread-safe."""
+    """The preemption sync point of one process: its sources, its notices and the log they feed. Thread-safe."""
 
     def __init__(
         self,
@@ -47,14 +51,14 @@ class Preemption:
         timeout_s: float = 60.0,
         lost: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        self._channel: GroupClient | None = None if client is None else channel_of(client)
+        self._group_client: GroupClient | None = None if client is None else group_client_of(client)
         self._process_id = process_id
         self._mine: dict[Source | None, Notice] = {}
         self._lock = threading.Lock()  # guards _mine
         self._published: Notice | None = None
         self._unsettled = threading.Event()
         self._closed = False
-        self._told = False  # whether the log has this sync point
+        self._logged = False  # that the sync point is reached
         self._asked_s = time.monotonic()
         self._sync = SyncPoint(
             client,
@@ -66,13 +70,13 @@ class Preemption:
             on_change=lambda value: self._unsettled.set(),
         )
         # A thread of its own: settling calls the coordinator, and a signal's reader thread must stay free for the next signal.
-        self._settler = threading.Thread(target=self._settle_on_news, name="holdfast-preemption", daemon=True)
+        self._settler = threading.Thread(target=self._settle_on_change, name="holdfast-preemption", daemon=True)
         self._settler.start()
         self._sources: list[Source] = []
         for source in default_sources() if sources is None else sources:
             self.add_source(source)
-        if self._channel is not None and process_id == min(tasks):
-            self.add_source(Polled("jax", self._from_jax, every_s=1.0))
+        if self._group_client is not None and process_id == min(tasks):
+            self.add_source(Polled("jax", self._poll_jax, every_s=1.0))
 
     def add_source(self, source: Source) -> None:
         """Starts a source. Signals only from the main thread."""
@@ -92,15 +96,15 @@ class Preemption:
         self._unsettled.set()
 
     def reached(self, step: int) -> bool:
-        """Says whether the job has to stop at `step`: see `reached_preemption`."""
+        """Returns whether the job has to stop at `step`: see `reached_preemption`."""
         self._asked_s = time.monotonic()
         try:
             reached = self._sync.ask(step).value == RAISED
         finally:
             self._asked_s = time.monotonic()
-        if reached and not self._told:
+        if reached and not self._logged:
             _log.warning("preemption sync point reached at step %d", step)
-        self._told = reached
+        self._logged = reached
         return reached
 
     def notice(self) -> Notice | None:
@@ -126,7 +130,7 @@ class Preemption:
         with self._lock:
             return merge(list(self._mine.values()))
 
-    def _settle_on_news(self) -> None:
+    def _settle_on_change(self) -> None:
         while True:
             self._unsettled.wait()
             if self._closed:
@@ -146,36 +150,36 @@ class Preemption:
             self._publish(mine)
         if mine and not raised:
             if self._sync.propose(RAISED):
-                self._to_jax()
+                self._notify_jax()
         elif raised and not mine and not self._published_everywhere():
             self._sync.propose(LOWERED)
 
     def _publish(self, mine: Notice | None) -> None:
-        if self._channel is not None and mine:
-            self._channel.set(f"{self._sync.folder}/notices/{self._process_id}", json.dumps(asdict(mine)).encode())
-        elif self._channel is not None:
-            self._channel.delete(f"{self._sync.folder}/notices/{self._process_id}")
+        if self._group_client is not None and mine:
+            self._group_client.set(f"{self._sync.folder}/notices/{self._process_id}", json.dumps(asdict(mine)).encode())
+        elif self._group_client is not None:
+            self._group_client.delete(f"{self._sync.folder}/notices/{self._process_id}")
         self._published = mine
 
     def _published_everywhere(self) -> dict[str, Notice]:
-        if self._channel is None:
+        if self._group_client is None:
             return {}
-        found = self._channel.list(f"{self._sync.folder}/notices")
+        found = self._group_client.list(f"{self._sync.folder}/notices")
         return {task: Notice(**json.loads(text)) for task, text in found.items()}
 
-    def _to_jax(self) -> None:
-        """Tells JAX's own sync point, where its service was left on, of a notice that its C handler did not get."""
-        if self._channel is None or _jax_client() is None:
+    def _notify_jax(self) -> None:
+        """Notifies JAX's own sync point, where its service was left on, of a notice that its C handler did not get."""
+        if self._group_client is None or _jax_client() is None:
             return
         now = datetime.now(UTC).isoformat()
-        with suppress(Exception):  # somebody else has told it already, or it is shutting down
-            self._channel.set(f"{self._sync.folder}/told-jax", now.encode())
+        with suppress(Exception):  # somebody else has notified it already, or it is shutting down
+            self._group_client.set(f"{self._sync.folder}/told-jax", now.encode())
             _jax_client().key_value_set(_JAX_KEY, now)
 
-    def _from_jax(self) -> Notice | None:
-        """Asks whether JAX's own sync point was told of a notice by somebody else than us."""
+    def _poll_jax(self) -> Notice | None:
+        """Returns the notice that JAX's own sync point got from somebody else than us, if it got one."""
         client = _jax_client()
-        if self._channel is None or client is None:
+        if self._group_client is None or client is None:
             return None
         try:
             seen = str(client.key_value_try_get(_JAX_KEY))
@@ -183,8 +187,18 @@ class Preemption:
             if str(error).startswith("NOT_FOUND"):
                 return None
             raise
-        ours = self._channel.list(self._sync.folder).get("told-jax", b"").decode()
-        return None if seen == ours else Notice("JAX's preemption service was told")
+        ours = self._group_client.list(self._sync.folder).get("told-jax", b"").decode()
+        return None if seen == ours else Notice("JAX's preemption service was notified")
+
+
+def default_sources(environment: Mapping[str, str] = os.environ) -> list[Source]:
+    """Returns the sources that fit this machine: SIGTERM, Slurm's end time inside a Slurm job, GCE's metadata on GCE."""
+    sources: list[Source] = [Signals()]
+    if environment.get("SLURM_JOB_END_TIME", "").isdigit():
+        sources.append(SlurmEnd(float(environment["SLURM_JOB_END_TIME"])))
+    if GceMetadata.is_here():
+        sources.append(GceMetadata())
+    return sources
 
 
 def merge(notices: Sequence[Notice]) -> Notice | None:
@@ -206,7 +220,7 @@ _current_lock = threading.Lock()
 def start(
     client: Client | None,
     process_id: int = 0,
-    process_count: int = 1,
+    num_processes: int = 1,
     *,
     sources: Sequence[Source] | None = None,
     timeout_s: float = 60.0,
@@ -220,12 +234,12 @@ def start(
     global _current, _local
     stop()
     with _current_lock:
-        _current = Preemption(client, process_id=process_id, tasks=range(process_count), sources=sources, timeout_s=timeout_s, lost=lost)
+        _current = Preemption(client, process_id=process_id, tasks=range(num_processes), sources=sources, timeout_s=timeout_s, lost=lost)
         return _current
 
 
 def stop() -> None:
-    """Stops it, gives the signals back, and lets the next `reached_preemption` start anew. Does nothing when none runs."""
+    """Stops the running sync point and gives the signals back; the next `reached_preemption` starts anew. Does nothing when none runs."""
     global _current
     with _current_lock:
         if _current is not None:
@@ -259,33 +273,31 @@ def current() -> Preemption:
 
 
 def _jax_distributed() -> Any:
-    """Returns the state of jax.distributed where it has a client, else None. Never imports jax."""
-    distributed = sys.modules.get("jax._src.distributed")
-    return None if distributed is None or distributed.global_state.client is None else distributed.global_state
+    """Returns the state of jax.distributed where it has a client, else None."""
+    return None if distributed.global_state.client is None else distributed.global_state
 
 
 def reached_preemption(step: int) -> bool:
-    """Says whether a preemption notice holds at `step`: save and stop. Alike in every process that asks about the same step.
+    """Returns whether a preemption notice holds at `step`: save and stop. Alike in every process that asks about the same step.
 
-    First true, everywhere, at the first step asked about that is not below the agreed one, which is ahead of every step that any process
-    had been told False for; then true until the notice is withdrawn. Takes a few microseconds; while a notice is being agreed on it waits
+    First true, everywhere, at the first step asked about that is not below the agreed one, which is ahead of every step for which any
+    process got False; then true until the notice is withdrawn. Takes a few microseconds; while a notice is being agreed on it waits
     for the other processes' background threads (never for their main threads). Every process has to ask, or at least to have called
     `initialize()`. Steps may grow in any stride. Thread-safe. Raises BarrierTimeout when the agreement does not come about.
 
-    Without jax.distributed it speaks of this process alone.
+    Without jax.distributed the answer is of this process alone.
     """
     reached = current().reached(step)
     progress()
     if reached:
-        import jax
-
         jax.monitoring.record_event(EVENT)
     return reached
 
 
 def preemption_notice() -> Notice | None:
-    """Returns the notices that stand in all processes as one, the earliest deadline first; None when there is none. Asks the
-    coordinator.
+    """Returns the standing notices of all processes as one, that with the earliest deadline; None when there is none.
+
+    Asks the coordinator.
     """
     return current().notice()
 

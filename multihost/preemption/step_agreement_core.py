@@ -1,14 +1,14 @@
-"""The decision core of a sync point: from which step on does news hold, alike for every process? No I/O, threads or clocks.
+"""The decision core of a sync point: from which step on does a change hold, alike for every process? No I/O, threads or clocks.
 
-The problem. News (a preemption notice, its withdrawal, "save soon") comes to one process at a moment that is a different training step in
-every process. All must act on it at one step. A process cannot take an answer back: once it was told "not yet" for step s, it has gone on
+The problem. A change (a preemption notice, its withdrawal, "save soon") comes to one process at a moment that is a different training step
+in every process. All must act on it at one step. A process cannot take an answer back: once it got "not yet" for step s, it has gone on
 into step s, whose device collectives may need every other process to come along.
 
-The protocol. News is written into one log, shared by all: rounds 0, 1, 2, ... (the first to write a round has it). For each round:
+The protocol. A change is written into one log, shared by all: rounds 0, 1, 2, ... (the first to write a round has it). For each round:
 
-1. Somebody announces round r. Every process hears of it in a background thread; main threads may be deep inside a device collective.
-2. On hearing, a process *freezes*: it publishes its floor, the highest step that it has answered (NEVER if none), and until the round is
-   decided it holds back answers about steps above its floor. Steps at or below it can still be answered at once.
+1. Somebody announces round r. Every process learns of it in a background thread; main threads may be deep inside a device collective.
+2. On learning of it, a process *freezes*: it publishes its floor, the highest step that it has answered (NEVER if none), and until the
+   round is decided it holds back answers about steps above its floor. Steps at or below it can still be answered at once.
 3. When the floors of all processes are there, the round takes effect at step max(floors) + 1. That number is written once, the first
    writer has it, and everybody reads it.
 4. Every process appends (step, value) to its log and goes on answering: at step s holds the last change that takes effect at or below s.
@@ -22,11 +22,11 @@ It does not block for ever. A process that holds back waits only for other proce
 main threads; so a process in step s's collective, waiting for one that holds back at step s, is not part of a cycle: the floor of
 the first is published meanwhile. A process that is known to be dead is left out, as it will not answer anything any more.
 
-It does not overtake. Whoever asks about a step at or above the one decided gets the news: no process passes it, even one that asks only
-every 7 steps; the news holds for it at the first step that it asks about from there on.
+It does not overtake. Whoever asks about a step at or above the one decided gets the change: no process passes it, even one that asks only
+every 7 steps; the change holds for it at the first step that it asks about from there on.
 
 This differs from the sync point in TSL (the C++ library under jaxlib: tsl/distributed_runtime/preemption), from which the idea of
-max + 1 comes, in that an answer holds from a step on instead of at one exact step, and that news can follow news.
+max + 1 comes, in that an answer holds from a step on instead of at one exact step, and that a change can follow a change.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def agreed_step(floors: Iterable[int]) -> int:
 
 
 class StepLog:
-    """Is one process's view of the log: what it has answered, what was decided, and whether it must hold back. Not thread-safe."""
+    """One process's view of the log: what it has answered, what was decided, and whether it must hold back. Not thread-safe."""
 
     def __init__(self) -> None:
         self.floor = NEVER
@@ -62,12 +62,12 @@ class StepLog:
 
     @property
     def round(self) -> int:
-        """Is the number of the next round: how many are decided."""
+        """The number of the next round: how many are decided."""
         return len(self._changes)
 
     @property
     def latest(self) -> str:
-        """Is the value of the last decided round, at whatever step it begins to hold; "" when there is none."""
+        """The value of the last decided round, at whatever step it begins to hold; "" when there is none."""
         return self._changes[-1].value if self._changes else ""
 
     def freeze(self) -> int:
@@ -82,7 +82,7 @@ class StepLog:
         self.frozen = False
 
     def may_answer(self, step: int) -> bool:
-        """Says whether `step` can be answered now."""
+        """Returns whether `step` can be answered now."""
         return not self.frozen or step <= self.floor
 
     def answer(self, step: int) -> Answer:

@@ -13,17 +13,17 @@ from ..spec import ProcessSpec
 
 _log = logging.getLogger(__name__)
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _STATUS_TIMEOUT_S = 2.0
-# A coordinator whose processes have all died ends so soon: the next start of the program wants its address.
+# How soon a coordinator whose processes have all died ends: the next start of the program wants its address.
 _LINGER_S = 2.0
 _started: list[CoordinationService] = []  # they end by themselves, after all have left
 
 
 def find_coordinator(spec: ProcessSpec, deadline: Deadline, heartbeat_timeout_s: float) -> None:
-    """Returns when a coordinator that has not yet had all its processes may be joined at the address; process 0 starts it.
+    """Returns when a coordinator that has not yet had all its processes can be joined at the address; process 0 starts it.
 
-    One that has had them is of an earlier start, whose processes died without leave: waits until it ends. Raises StartupFailed when
+    One that has had them is of an earlier start, whose processes died without leaving: waits until it ends. Raises StartupFailed when
     it does not, CoordinationError when the address cannot be bound.
     """
     waited = False
@@ -38,13 +38,13 @@ def find_coordinator(spec: ProcessSpec, deadline: Deadline, heartbeat_timeout_s:
         if not waited:
             _log.warning("the coordinator at %s belongs to an earlier start; waiting for it to end", spec.coordinator)
             waited = True
-        time.sleep(min(_LOOK_S, deadline.remaining_s()))
+        time.sleep(min(_POLL_S, deadline.remaining_s()))
     if phase is None and spec.process_id == 0:
         _start(spec, heartbeat_timeout_s)
 
 
 def phase_at(address: str) -> str | None:
-    """Returns how far the job at an address is ("gathering", "running", "ending"), "" where that is not told, None where nobody answers."""
+    """Returns how far the job at an address is ("gathering", "running", "ending"), "" where it does not say, None where nobody answers."""
     try:
         with StatusClient(address, timeout_s=_STATUS_TIMEOUT_S) as client:
             return client.status().phase
@@ -59,11 +59,11 @@ def progress_at(address: str, credentials: Credentials) -> dict[int, str]:
             tasks = client.status().tasks
     except CoordinationError:
         return {}
-    told = {
+    reports = {
         task.task_id: ", ".join(f"{field.name} {value}" for field, value in task.progress.ListFields() if field.name != "values")
         for task in tasks
     }
-    return {task: text for task, text in told.items() if text}
+    return {task: text for task, text in reports.items() if text}
 
 
 def _start(spec: ProcessSpec, heartbeat_timeout_s: float) -> None:

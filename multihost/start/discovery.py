@@ -1,10 +1,9 @@
-"""Finding out who this process is, and preparing its environment before the backend comes up."""
+"""Who this process is, and its environment before the backend comes up."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import logging
 import math
 import mmap
 import os
@@ -14,9 +13,7 @@ from typing import Any
 
 from jax._src import clusters
 
-from ..spec import ProcessSpec, apply_changes, slice_changes
-
-_log = logging.getLogger(__name__)
+from ..spec import ProcessSpec
 
 GIVEN = ("coordinator", "num_processes", "process_id")
 _COLLECTIVE_TIMEOUT_FLAG = "xla_cpu_collective_timeout_seconds"
@@ -24,21 +21,21 @@ _COLLECTIVE_TIMEOUT_FLAG = "xla_cpu_collective_timeout_seconds"
 
 @dataclasses.dataclass(frozen=True)
 class DiscoveredProcess:
-    """Is who we are, whether a launcher of ours says so, and which devices are ours (None: all of this machine's)."""
+    """Who this process is, whether a launcher of ours says so, and which devices it has (None: all of this machine's)."""
 
     spec: ProcessSpec | None
     launched: bool = False
     devices: Sequence[int] | None = None
 
 
-def find_process(spec: ProcessSpec | None, given: dict[str, Any], devices: Sequence[int] | None, timeout_s: float) -> DiscoveredProcess:
-    """Finds out who we are: from a spec, from what was given, from our launcher's environment, from what jax detects."""
+def discover_process(spec: ProcessSpec | None, given: dict[str, Any], devices: Sequence[int] | None, timeout_s: float) -> DiscoveredProcess:
+    """Returns who this process is: from a spec, from what was given, from our launcher's environment, from what jax detects."""
     if spec is not None:
         if given:
             raise ValueError(f"initialize() takes a spec or {', '.join(given)}, not both")
         return DiscoveredProcess(spec, True, devices)
-    if len(given) < len(GIVEN) and (found := ProcessSpec.from_env(os.environ)) is not None:
-        return DiscoveredProcess(dataclasses.replace(found, **given), True, devices)
+    if len(given) < len(GIVEN) and (launched := ProcessSpec.from_env(os.environ)) is not None:
+        return DiscoveredProcess(dataclasses.replace(launched, **given), True, devices)
     if len(given) < len(GIVEN):
         detect: Any = clusters.ClusterEnv.auto_detect_unset_distributed_params
         *detected, devices = detect(*(given.get(field) for field in GIVEN), devices, None, math.ceil(timeout_s))
@@ -50,13 +47,6 @@ def find_process(spec: ProcessSpec | None, given: dict[str, Any], devices: Seque
     return DiscoveredProcess(ProcessSpec(**given), False, devices)
 
 
-def set_slices(spec: ProcessSpec) -> None:
-    changes, lines = slice_changes(os.environ, spec)
-    for line in lines:
-        _log.warning("stale variable %s", line)
-    apply_changes(os.environ, changes)
-
-
 def set_collective_timeout(timeout_s: float) -> None:
     """Sets XLA's flag, where this jaxlib knows it (an unknown flag would end the process) and the user has not."""
     flags = os.environ.get("XLA_FLAGS", "")
@@ -65,8 +55,8 @@ def set_collective_timeout(timeout_s: float) -> None:
 
 
 def _jaxlib_knows(flag: str) -> bool:
-    found = importlib.util.find_spec("jaxlib")
-    for folder in found.submodule_search_locations or () if found else ():
+    package = importlib.util.find_spec("jaxlib")
+    for folder in package.submodule_search_locations or () if package else ():
         for library in sorted(Path(folder).glob("*.so"), key=lambda path: -path.stat().st_size):
             with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
                 if text.find(flag.encode()) >= 0:

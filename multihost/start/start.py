@@ -1,4 +1,4 @@
-"""Joining a job and leaving it: our client first, jax.distributed on top of the same coordinator, and the checks that all are there."""
+"""Joins a job and leaves it: our client first, jax.distributed on top of the same coordinator, and the checks that all are there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import atexit
 import dataclasses
 import logging
 import math
+import os
 import sys
 import threading
 from collections.abc import Collection, Sequence
@@ -18,7 +19,7 @@ from jax._src import distributed, xla_bridge
 from holdfast.coordination import CoordinationClient, CoordinationError, Credentials, ProcessInfo, Relay
 
 from ..errors import StartupFailed, StartupTimeout
-from ..group.group_client import Deadline, channel_of, forget_channel
+from ..group.group_client import Deadline, forget_group_client, group_client_of
 from ..group.ids import forget_ids, initialize_ids
 from ..group.runtime import set_client
 from ..liveness.health import health
@@ -26,7 +27,7 @@ from ..preemption import preemption
 from ..preemption.sources import Source
 from ..spec import ProcessSpec
 from .coordinator import find_coordinator, progress_at
-from .discovery import GIVEN, DiscoveredProcess, find_process, set_collective_timeout, set_slices
+from .discovery import GIVEN, DiscoveredProcess, discover_process, set_collective_timeout
 
 _log = logging.getLogger(__name__)
 
@@ -37,8 +38,8 @@ _EXIT_TIMEOUT_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
-class _Times:
-    """Is how long silence, a collective and the leave of a job may take."""
+class _Timeouts:
+    """How long silence, a collective and leaving the job may take."""
 
     heartbeat_s: float
     collective_s: float
@@ -47,7 +48,7 @@ class _Times:
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """Is what `initialize()` leaves for `shutdown()`."""
+    """What `initialize()` leaves for `shutdown()`."""
 
     spec: ProcessSpec
     client: CoordinationClient
@@ -71,11 +72,11 @@ def initialize(
     collective_timeout_s: float | None = None,
     preemption_sources: Sequence[Source] | None = None,
 ) -> None:
-    """Joins the other processes of the job; alone, it only starts to listen for preemption notices.
+    """Joins the other processes of the job; alone, it only starts to watch for preemption notices.
 
-    Who we are comes from the arguments (a whole `spec`, or the three that `jax.distributed.initialize` takes), then from the environment
-    of `holdfast run` or another launcher of ours, then from what jax detects (Slurm, Open MPI, TPU, Kubernetes). A launcher of ours has
-    started the coordinator; else process 0 does, as a process of its own, unless one listens at the address already.
+    Who this process is comes from the arguments (a whole `spec`, or the three that `jax.distributed.initialize` takes), then from the
+    environment of `holdfast run` or another launcher of ours, then from what jax detects (Slurm, Open MPI, TPU, Kubernetes). A launcher
+    of ours has started the coordinator; else process 0 does, as a process of its own, unless one listens at the address already.
 
     Call it once, from the main thread, before any computation. It blocks until all are there, at most `timeout_s`, and logs how many are
     missing. A process that is silent for `heartbeat_timeout_s` is dead to the others. On CPU a collective ends with an error
@@ -91,19 +92,19 @@ def initialize(
     deadline = Deadline(timeout_s)
     given = dict(zip(GIVEN, (coordinator_address, num_processes, process_id), strict=True))
     devices = [local_device_ids] if isinstance(local_device_ids, int) else local_device_ids
-    found = find_process(spec, {field: value for field, value in given.items() if value is not None}, devices, timeout_s)
-    if found.spec is None or (found.spec.num_processes == 1 and not found.launched):
+    discovered = discover_process(spec, {field: value for field, value in given.items() if value is not None}, devices, timeout_s)
+    if discovered.spec is None or (discovered.spec.num_processes == 1 and not discovered.launched):
         preemption.start(None, sources=preemption_sources)
         return
-    times = _Times(heartbeat_timeout_s, collective_timeout_s or heartbeat_timeout_s, shutdown_timeout_s)
-    _join(found, found.spec, times, deadline, preemption_sources)
+    timeouts = _Timeouts(heartbeat_timeout_s, collective_timeout_s or heartbeat_timeout_s, shutdown_timeout_s)
+    _join(discovered, discovered.spec, timeouts, deadline, preemption_sources)
 
 
 def shutdown(timeout_s: float | None = None) -> None:
-    """Leaves the job in order: waits until all have come here (at most `timeout_s`, default as `initialize()` was told), then disconnects.
+    """Leaves the job in order: waits until all have come here (at most `timeout_s`, default: `initialize()`'s), then disconnects.
 
-    Whoever is alone, or has never joined, only stops listening for notices. Never raises because of another process: what went wrong
-    is logged. A second call does nothing.
+    A process that is alone, or has never joined, only stops watching for notices. Never raises because of another process: what went
+    wrong is logged. A second call does nothing.
     """
     global _job
     preemption.stop()
@@ -113,38 +114,41 @@ def shutdown(timeout_s: float | None = None) -> None:
     health().close()  # from the barrier on the others leave, which is no loss
     deadline = Deadline(job.shutdown_timeout_s if timeout_s is None else timeout_s)
     try:
-        job.client.wait_at_barrier("holdfast/shutdown", deadline.left_ms())
+        job.client.wait_at_barrier("holdfast/shutdown", deadline.remaining_ms())
     except CoordinationError as error:
         _log.warning("leaving without the others: %s", error)
     _leave(job)
 
 
 def is_initialized() -> bool:
-    """Tells whether `initialize()` has joined a job of several processes."""
+    """Returns whether `initialize()` has joined a job of several processes."""
     return _job is not None
 
 
-def _join(found: DiscoveredProcess, spec: ProcessSpec, times: _Times, deadline: Deadline, sources: Sequence[Source] | None) -> None:
-    """Does what `initialize()` promises, once it is known who we are."""
+def _join(
+    discovered: DiscoveredProcess, spec: ProcessSpec, timeouts: _Timeouts, deadline: Deadline, sources: Sequence[Source] | None
+) -> None:
+    """Does what `initialize()` promises, once it is known who this process is."""
     global _job
-    set_collective_timeout(times.collective_s)
-    if found.launched:
-        set_slices(spec)
+    set_collective_timeout(timeouts.collective_s)
+    if discovered.launched:
+        for line in spec.set_slices(os.environ):
+            _log.warning("stale variable %s", line)
     else:
-        find_coordinator(spec, deadline, times.heartbeat_s)
+        find_coordinator(spec, deadline, timeouts.heartbeat_s)
     credentials = Credentials(spec.token_file, spec.tls_cert, spec.tls_key, spec.tls_ca)
-    client = _connect(spec, credentials, deadline, times)
+    client = _connect(spec, credentials, deadline, timeouts)
     # jaxlib speaks neither TLS nor token: with either on, its agent reaches the coordinator through a process of ours on loopback.
     relay = None if credentials.empty else Relay.spawn(spec.coordinator, credentials, [spec.process_id])
-    _job = _Job(spec, client, times.shutdown_s, relay)
+    _job = _Job(spec, client, timeouts.shutdown_s, relay)
     set_client(client, spec)
-    channel = channel_of(client)
-    channel.loss_known_s = times.heartbeat_s + 1
-    channel.progress = lambda: progress_at(spec.coordinator, credentials)
+    group_client = group_client_of(client)
+    group_client.loss_known_s = timeouts.heartbeat_s + 1
+    group_client.progress = lambda: progress_at(spec.coordinator, credentials)
     try:
-        _start_jax(spec, relay.address if relay else spec.coordinator, found.devices, deadline, times.shutdown_s)
+        _start_jax(spec, relay.address if relay else spec.coordinator, discovered.devices, deadline, timeouts.shutdown_s)
         initialize_ids(client=client, timeout_s=deadline.remaining_s())
-        health()  # listens from here on: a life that ends before somebody asks is noticed too
+        health()  # watches from here on: a life that ends before somebody asks is noticed too
         preemption.start(client, spec.process_id, spec.num_processes, sources=sources, lost=_lost_tasks)
     except BaseException as error:
         _give_up(f"{type(error).__name__}: {error}")
@@ -152,19 +156,19 @@ def _join(found: DiscoveredProcess, spec: ProcessSpec, times: _Times, deadline: 
     _log.info("process %d of %d, coordinator %s, attempt %d", spec.process_id, spec.num_processes, spec.coordinator, spec.attempt)
 
 
-def _connect(spec: ProcessSpec, credentials: Credentials, deadline: Deadline, times: _Times) -> CoordinationClient:
-    came = _Arrivals(spec.num_processes)
+def _connect(spec: ProcessSpec, credentials: Credentials, deadline: Deadline, timeouts: _Timeouts) -> CoordinationClient:
+    arrivals = _Arrivals(spec.num_processes)
     client = CoordinationClient(
         spec.coordinator,
         spec.process_id,
         num_processes=spec.num_processes,
         job=spec.job_id,
         attempt=spec.attempt,
-        heartbeat_timeout_s=times.heartbeat_s,
+        heartbeat_timeout_s=timeouts.heartbeat_s,
         init_timeout_s=deadline.remaining_s(),
-        shutdown_timeout_s=times.shutdown_s,
+        shutdown_timeout_s=timeouts.shutdown_s,
         credentials=credentials,
-        on_process_change=came.tell,
+        on_process_change=arrivals.update,
     )
     try:
         client.connect()
@@ -172,50 +176,50 @@ def _connect(spec: ProcessSpec, credentials: Credentials, deadline: Deadline, ti
         if error.code != "DEADLINE_EXCEEDED":
             raise
         raise StartupTimeout(
-            f"the job did not start in {deadline.timeout_s:g} s: {came}",
+            f"the job did not start in {deadline.timeout_s:g} s: {arrivals}",
             attempt=spec.attempt,
-            processes=came.missing,
+            processes=arrivals.missing,
             elapsed_s=deadline.elapsed_s(),
             timeout_s=deadline.timeout_s,
             knob="timeout_s",
         ) from error
-    came.all()
+    arrivals.all_arrived()
     return client
 
 
 class _Arrivals:
-    """Logs how many processes have come, until all have. `tell` is called from a thread of the client."""
+    """Logs how many processes have arrived, until all have. `update` is called from a thread of the client."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, num_processes: int) -> None:
+        self._num_processes = num_processes
         self._here: frozenset[int] = frozenset()
         self._lock = threading.Lock()
 
     @property
     def missing(self) -> tuple[int, ...]:
-        return tuple(process for process in range(self._count) if process not in self._here)
+        return tuple(process for process in range(self._num_processes) if process not in self._here)
 
     def __str__(self) -> str:
-        return arrivals(self._here, self._count)
+        return arrival_line(self._here, self._num_processes)
 
-    def tell(self, processes: Sequence[ProcessInfo]) -> None:
-        self._take(frozenset(process.process_id for process in processes if process.alive))
+    def update(self, processes: Sequence[ProcessInfo]) -> None:
+        self._set(frozenset(process.process_id for process in processes if process.alive))
 
-    def all(self) -> None:
-        self._take(frozenset(range(self._count)))
+    def all_arrived(self) -> None:
+        self._set(frozenset(range(self._num_processes)))
 
-    def _take(self, here: frozenset[int]) -> None:
+    def _set(self, here: frozenset[int]) -> None:
         with self._lock:
-            if here == self._here or len(self._here) == self._count:
+            if here == self._here or len(self._here) == self._num_processes:
                 return
             self._here = here
         _log.info("%s", self)
 
 
-def arrivals(here: Collection[int], count: int) -> str:
+def arrival_line(here: Collection[int], num_processes: int) -> str:
     """Returns how far a start is, such as "3 of 4 processes, waiting for 2"."""
-    missing = [str(process) for process in range(count) if process not in here]
-    return f"{len(here)} of {count} processes" + (f", waiting for {', '.join(missing)}" if missing else "")
+    missing = [str(process) for process in range(num_processes) if process not in here]
+    return f"{len(here)} of {num_processes} processes" + (f", waiting for {', '.join(missing)}" if missing else "")
 
 
 def _start_jax(spec: ProcessSpec, address: str, devices: Sequence[int] | None, deadline: Deadline, shutdown_timeout_s: float) -> None:
@@ -237,27 +241,27 @@ def _start_jax(spec: ProcessSpec, address: str, devices: Sequence[int] | None, d
     if (found := jax.process_count()) != spec.num_processes:
         raise StartupFailed(
             f"{spec.num_processes} processes were asked for, but jax sees {found}: its platform {jax.default_backend()!r} has not joined; "
-            "look at JAX_PLATFORMS and, on CPU, at jax_cpu_collectives_implementation",
+            "check JAX_PLATFORMS and, on CPU, jax_cpu_collectives_implementation",
             attempt=spec.attempt,
             processes=(spec.process_id,),
         )
 
 
 def _lost_tasks() -> Collection[int]:
-    """Returns the task ids of processes that the coordinator knows to be gone."""
+    """Returns the task ids of processes that the coordinator knows to be lost."""
     if _job is None:
         return ()
     return [info.process_id for info in _job.client.process_info() if info.state in ("ERROR", "DISCONNECTED")]
 
 
 def _leave(job: _Job, why: str = "") -> None:
-    """Takes leave: jaxlib's agent first, which would end the process if its task were in error; then, with a reason, as a failure."""
+    """Leaves the job: jaxlib's agent first, which would end the process if its task were in error. With a reason, leaves as a failure."""
     with suppress(Exception):  # whatever the agent says, the process goes on
         distributed.global_state.shutdown()  # type: ignore[no-untyped-call]
     if job.relay is not None:
         job.relay.close()
     set_client(None)
-    forget_channel(job.client)
+    forget_group_client(job.client)
     forget_ids()
     try:
         if why:
@@ -265,13 +269,13 @@ def _leave(job: _Job, why: str = "") -> None:
         else:
             job.client.shutdown()
     except CoordinationError as error:
-        _log.warning("the coordinator did not take leave of us: %s", error)
+        _log.warning("the coordinator did not record that this process leaves: %s", error)
     finally:
         job.client.close()
 
 
 def _give_up(why: str) -> None:
-    """Leaves at once, and tells the others why."""
+    """Leaves at once, and reports why to the others."""
     global _job
     preemption.stop()
     job, _job = _job, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.multihost import ProcessSpec, apply_changes, slice_changes
+from holdfast.multihost import ProcessSpec
 
 SPEC = ProcessSpec(process_id=3, num_processes=4, coordinator="10.0.0.1:4321", job_id="j", attempt=2, slice_id=1, num_slices=2)
 STALE = {
@@ -59,8 +59,7 @@ def test_an_environment_of_nobody_is_none() -> None:
 )
 def test_a_malformed_environment_is_named(changes: dict[str, str | None], message: str) -> None:
     """Every variable that is missing or does not fit is named with its value and what was expected."""
-    environment = SPEC.to_env()
-    apply_changes(environment, changes)
+    environment = {key: value for key, value in (SPEC.to_env() | changes).items() if value is not None}
     with pytest.raises(ValueError, match=message):
         ProcessSpec.from_env(environment)
 
@@ -68,8 +67,7 @@ def test_a_malformed_environment_is_named(changes: dict[str, str | None], messag
 def test_stale_slices_become_the_launchers() -> None:
     """In a job of two slices all four stale values are replaced, the port too, each with one line; nothing else is touched."""
     environment = dict(STALE)
-    changes, lines = slice_changes(environment, SPEC)
-    apply_changes(environment, changes)
+    lines = SPEC.set_slices(environment)
     assert environment == {
         "MEGASCALE_NUM_SLICES": "2",
         "MEGASCALE_SLICE_ID": "1",
@@ -83,14 +81,15 @@ def test_stale_slices_become_the_launchers() -> None:
         "MEGASCALE_COORDINATOR_ADDRESS: '10.9.9.9' -> '10.0.0.1'",
         "MEGASCALE_PORT: '9999' -> '8081'",
     ]
-    assert slice_changes(environment, SPEC) == ({}, [])
+    after = dict(environment)
+    assert SPEC.set_slices(environment) == []
+    assert environment == after
 
 
 def test_stale_slices_of_a_job_with_one_slice_go() -> None:
     """With one slice left, all four are removed, each with one line."""
     environment = dict(STALE)
-    changes, lines = slice_changes(environment, ProcessSpec(process_id=0, num_processes=2, coordinator="h:1"))
-    apply_changes(environment, changes)
+    lines = ProcessSpec(process_id=0, num_processes=2, coordinator="h:1").set_slices(environment)
     assert environment == {"HOME": "/root"}
     assert len(lines) == 4
     assert lines[0] == "MEGASCALE_NUM_SLICES: '3' -> removed, the job has one slice"
@@ -108,6 +107,6 @@ def test_stale_slices_of_a_job_with_one_slice_go() -> None:
 def test_the_slices_meet_at_rank_0(address: str, expected: tuple[str, str]) -> None:
     """The launcher's address for the slices wins over the coordinator's host; its port over 8081. A first value is no replacement."""
     spec = ProcessSpec(process_id=0, num_processes=2, coordinator="c:1", num_slices=2, slice_address=address)
-    changes, lines = slice_changes({}, spec)
-    assert (changes["MEGASCALE_COORDINATOR_ADDRESS"], changes["MEGASCALE_PORT"]) == expected
-    assert lines == []
+    environment: dict[str, str] = {}
+    assert spec.set_slices(environment) == []
+    assert (environment["MEGASCALE_COORDINATOR_ADDRESS"], environment["MEGASCALE_PORT"]) == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+
+def free_port() -> int:
+    """Returns a port of loopback that nobody listens at now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,7 @@ class Processes:
         }
         base |= dict(env or {})
         self._output: list[list[str]] = [[] for _ in range(count)]
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self.popens = [
             subprocess.Popen(
                 [python, str(path), str(index), str(count), *map(str, arguments)],
@@ -78,24 +86,24 @@ class Processes:
         stream = self.popens[index].stdout
         assert stream is not None
         for line in stream:
-            with self._news:
+            with self._changed:
                 self._output[index].append(line)
-                self._news.notify_all()
-        with self._news:
-            self._news.notify_all()
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
 
     def output(self, index: int) -> str:
         """Returns what process `index` has printed so far."""
-        with self._news:
+        with self._changed:
             return "".join(self._output[index])
 
     def wait_for(self, index: int, text: str, timeout_s: float = 60) -> None:
         """Waits until process `index` has printed `text`; fails with its output when it ends or the time is over."""
         deadline = time.monotonic() + timeout_s
-        with self._news:
+        with self._changed:
             while text not in "".join(self._output[index]):
                 ended = self.popens[index].poll() is not None and not self._readers[index].is_alive()
-                if ended or (not self._news.wait(min(0.2, max(0.0, deadline - time.monotonic()))) and time.monotonic() > deadline):
+                if ended or (not self._changed.wait(min(0.2, max(0.0, deadline - time.monotonic()))) and time.monotonic() > deadline):
                     raise AssertionError(f"process {index} never printed {text!r}; it printed:\n{''.join(self._output[index])}")
 
     def kill(self, index: int, number: int = signal.SIGKILL) -> None:
@@ -144,3 +152,22 @@ def run_processes(script: str, count: int, *, timeout_s: float = 90, codes: Sequ
     report = "\n".join(f"--- process {i} (exit {f.code}):\n{f.output}" for i, f in enumerate(finished))
     assert [f.code for f in finished] == expected, report
     return [f.output for f in finished]
+
+
+class CollectedOutput:
+    """Collects what an engine prints: the lines of the processes, and the launcher's own."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, str]] = []
+        self.said: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All of it as one text, the launcher's lines last."""
+        return "\n".join([*(f"[{process}] {line}" for process, line in self.lines), *self.said])
+
+    def line(self, process: int, text: str) -> None:
+        self.lines.append((process, text))
+
+    def say(self, text: str) -> None:
+        self.said.append(text)

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Metadata(ThreadingHTTPServer):
     """Serves `values`; `address` is host:port. A request without Google's header gets 403, as there.
 
-    A client that is told `address/NAME` for a host is a machine of its own: its values are `NAME/preempted` and so on, where they are set.
+    A client with `address/NAME` as its host is a machine of its own: its values are `NAME/preempted` and so on, where they are set.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *arguments: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 @contextmanager

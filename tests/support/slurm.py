@@ -91,16 +91,6 @@ PartitionName=high Nodes=n[1-2] PriorityTier=10 PreemptMode=OFF MaxTime=60 State
         self._daemons[name] = subprocess.Popen(command, env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         log.close()
 
-    def start_node(self, name: str) -> None:
-        """Starts the slurmd of a node."""
-        self._start(name, "slurmd", "-D", "-N", name)
-
-    def stop_node(self, name: str) -> None:
-        """Ends the slurmd of a node."""
-        daemon = self._daemons.pop(name)
-        daemon.terminate()
-        daemon.wait(30)
-
     def __enter__(self) -> Self:
         socket_path, folder = f"{self.folder}/munge.socket", self.folder
         munge = ["munged", "--foreground", "--force", f"--key-file={folder}/munge.key", f"--socket={socket_path}"]
@@ -110,7 +100,7 @@ PartitionName=high Nodes=n[1-2] PriorityTier=10 PreemptMode=OFF MaxTime=60 State
         self.wait_until(lambda: Path(socket_path).exists(), "munged")
         self._start("slurmctld", "slurmctld", "-D", "-i")
         for name in ("n1", "n2"):
-            self.start_node(name)
+            self._start(name, "slurmd", "-D", "-N", name)
         self.wait_until(lambda: self.run("sinfo", "-h", "-N", "-p", "low", "-o", "%T").split() == ["idle", "idle"], "two idle nodes")
         return self
 

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 from holdfast.launch import JobResult, RestartPolicy, run_local
+from tests.support.cluster import CollectedOutput
 
 WORKER = """
 import json, os, sys, time
@@ -44,19 +45,6 @@ except (coordination.CoordinationError, multihost.JobError) as error:
 """
 
 
-class Lines:
-    """Collects what the job prints."""
-
-    def __init__(self) -> None:
-        self.text: list[str] = []
-
-    def line(self, process: int, text: str) -> None:
-        self.text.append(text)
-
-    def say(self, text: str) -> None:
-        self.text.append(text)
-
-
 def late_worker(env: dict[str, str]) -> str:
     base = {key: value for key, value in os.environ.items() if not key.startswith(("HOLDFAST_", "JAX_"))}
     done = subprocess.run(
@@ -68,11 +56,11 @@ def late_worker(env: dict[str, str]) -> str:
 def test_a_worker_of_attempt_1_never_joins_attempt_2(tmp_path: Path) -> None:
     """Started late, it finds nobody at its own endpoint and is refused at that of attempt 2, which ends as if it had never been there."""
     results: list[JobResult] = []
-    output = Lines()
+    output = CollectedOutput()
     policy = RestartPolicy(max_failures=1, backoff_s=0.05, grace_s=1)
     command = [sys.executable, "-c", WORKER, str(tmp_path)]
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
-    job = threading.Thread(target=lambda: results.append(run_local(command, 2, policy=policy, env=env, output=output)))
+    job = threading.Thread(target=lambda: results.append(run_local(command, 2, restart=policy, env=env, output=output)))
     job.start()
     try:
         while not (tmp_path / "joined").exists() and job.is_alive():

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 
-from tests.support.cluster import run_processes
+from tests.support.cluster import free_port, run_processes
 
 SCRIPT = """
 import sys
@@ -123,12 +121,6 @@ for device in jax.devices():
     same("process_index_from_device", device)
 print("all the same")
 """
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def test_every_name_answers_as_orbax_does() -> None:

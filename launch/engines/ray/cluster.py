@@ -1,4 +1,4 @@
-"""What a Ray cluster says of its machines."""
+"""The machines of a Ray cluster, as Ray reports them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def cluster_nodes() -> list[Node]:
     ray = load_ray()
     free = ray._private.state.available_resources_per_node()
     draining = ray._private.state.state.get_draining_nodes()
-    return [_node(info, free.get(info["NodeID"], {}), draining) for info in ray.nodes() if info["Alive"]]
+    return [node_from_ray(info, free.get(info["NodeID"], {}), draining) for info in ray.nodes() if info["Alive"]]
 
 
-def _node(info: Mapping[str, Any], free: Mapping[str, float], draining: Mapping[str, int]) -> Node:
+def node_from_ray(info: Mapping[str, Any], free: Mapping[str, float], draining: Mapping[str, int]) -> Node:
+    """Returns one machine of `ray.nodes()`. Raises Fatal for a label that is no number."""
     labels, node_id = info.get("Labels") or {}, info["NodeID"]
     worker = str(labels.get(WORKER_LABEL, "0"))
     if not worker.isdecimal():

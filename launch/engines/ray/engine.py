@@ -1,4 +1,4 @@
-"""The engine of Ray: one placement group an attempt, one seat (a plain actor) a process, one more for the coordinator.
+"""The engine of Ray: one placement group an attempt, one actor a process, one more for the coordinator.
 
 `holdfast.launch.ray.run(fn, JobSpec(num_processes=4))` calls `fn` on every process; `run_command` does the same for a command. Needs
 the extra holdfast[ray].
@@ -7,18 +7,19 @@ the extra holdfast[ray].
 from __future__ import annotations
 
 import pickle
-import queue
+import signal
 import sys
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.multihost import ProcessSpec
 
-from ...supervisor.engine import JobResult, supervise
+from ...supervisor.engine import JobResult
 from ...supervisor.job import (
     Action,
     Capacity,
@@ -33,26 +34,24 @@ from ...supervisor.job import (
     Reserve,
     Reserved,
     RestartPolicy,
-    Stop,
     Terminate,
     Waiting,
 )
-from ...view import LiveView, reporter
-from ...workers.coordinator import ProcessProgress, ProgressWatch
+from ...workers.coordinator import ProgressWatch
 from ...workers.output import ConsoleOutput, Output
-from ...workers.signals import passing_on
+from ..base import BaseEngine, run_job
 from .cluster import cluster_nodes, load_ray
-from .placement import Node, Seats, seats
+from .placement import Node, Placement, place_gang
 from .worker_actor import CoordinatorActor, WorkerActor, WorkerUpdate
 
-_LOOK_S = 0.5  # between two looks at the cluster
-_NEWS_S = 0.5  # how long a seat may hold back an answer
+_POLL_S = 0.5  # how often the cluster is asked
+_UPDATE_S = 0.5  # how long an actor may hold back an update
 _READY_S = 10.0  # for what is free to become ours
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """Says what a job needs. `resources` are of one process; `slices` above 1 makes the job of that many TPU slices of equal size.
+    """What a job needs. `resources` are of one process; `num_slices` above 1 makes the job of that many TPU slices of equal size.
 
     With `min_processes` below `num_processes` the job goes on with fewer when machines are lost, and grows again when they return: in
     whole slices where there are slices.
@@ -61,28 +60,28 @@ class JobSpec:
     num_processes: int
     min_processes: int | None = None
     resources: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
-    slices: int = 1
+    num_slices: int = 1
     restart: RestartPolicy = field(default_factory=lambda: RestartPolicy(max_failures=3, max_preemptions=100))
     job_id: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.slices < 1 or self.num_processes % self.slices:
-            raise ValueError(f"num_processes={self.num_processes} in slices={self.slices}: expected slices of one size")
+        if self.num_slices < 1 or self.num_processes % self.num_slices:
+            raise ValueError(f"num_processes={self.num_processes} in num_slices={self.num_slices}: expected slices of one size")
         if not any(amount > 0 for amount in self.resources.values()):
             raise ValueError(f"resources={dict(self.resources)}: a process needs at least some of one resource")
 
 
 @dataclass(frozen=True)
 class RayResult:
-    """Says how the job ended; `values` are what the calls of the last attempt returned, by rank (None where none did)."""
+    """How the job ended; `values` are what the calls of the last attempt returned, by rank (None where none did)."""
 
     job: JobResult
     values: tuple[Any, ...]
 
     @property
     def outcome(self) -> str:
-        """Is "done", "preempted" or "failed"."""
+        """How the job ended: "done", "preempted" or "failed"."""
         return self.job.outcome
 
 
@@ -95,7 +94,7 @@ def run(
 
     `fn` is pickled by value where it must be, runs in a process of its own with its ProcessSpec in the environment, and calls
     `multihost.initialize()`. A return means done, unless a notice of preemption came before: then the job is started again. It raises
-    Preempted (or exits with 75) to say that it was preempted, Fatal to say that a restart cannot help. Nothing is raised for a job that
+    Preempted (or exits with 75) when it was preempted, Fatal when a restart cannot help. Nothing is raised for a job that
     fails: see `result.job.error`.
     """
     return _run(spec, call=load_ray().cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))), output=None, address=address)
@@ -111,36 +110,29 @@ def _run(spec: JobSpec, *, command: list[str] | None = None, call: bytes | None 
     if not ray.is_initialized():
         ray.init(address=address, log_to_driver=False)
     job_id = spec.job_id or f"ray-{uuid.uuid4().hex[:12]}"
-    least = spec.min_processes or spec.num_processes
-    job = Job(job_id, least, spec.num_processes, spec.restart)
+    job = Job(job_id, spec.min_processes or spec.num_processes, spec.num_processes, spec.restart)
     output = output or ConsoleOutput(sys.stdout, sys.stderr, spec.num_processes)
     engine = RayEngine(job_id, spec, command=command, call=call, output=output)
-    if isinstance(output, LiveView):
-        output.progress = engine.progress
-    with passing_on(engine.forward):
-        result = supervise(job, engine, on_decision=reporter(output, first_attempt=1))
-    return RayResult(result, engine.values())
+    return RayResult(run_job(job, engine, output), engine.values())
 
 
-class RayEngine:
-    """Carries out a job on a Ray cluster. Everything but `forward` belongs to the thread that made it."""
+class RayEngine(BaseEngine):
+    """Runs a job's processes as children of actors of a Ray cluster."""
 
     def __init__(self, job_id: str, spec: JobSpec, *, command: list[str] | None, call: bytes | None, output: Output) -> None:
-        self._job_id, self._spec, self._command, self._call, self._output = job_id, spec, command, call, output
-        self._queue: queue.SimpleQueue[Event | int] = queue.SimpleQueue()
+        super().__init__(output)
+        self._job_id, self._spec, self._command, self._call = job_id, spec, command, call
         self._reserve: Reserve | None = None
-        self._why_not = ""
-        self._seats = Seats()
+        self._why_waiting = ""
+        self._placement = Placement()
         self._group: Any = None
         self._actors: dict[int, Any] = {}
-        self._pending: dict[Any, int] = {}  # an answer to come -> whose
+        self._pending: dict[Any, int] = {}  # reference to an update to come -> rank
         self._coordinator: Any = None
-        self._watch: ProgressWatch | None = None
         self._attempt = 0
         self._outcomes: dict[int, bytes | None] = {}
         self._noticed: set[str] = set()
-        self._signals = 0
-        self._look_at = 0.0
+        self._poll_at = 0.0
 
     # ---- Actions
 
@@ -150,61 +142,63 @@ class RayEngine:
         elif isinstance(action, Launch):
             self._launch(action.attempt)
         elif isinstance(action, Notify | Terminate):
-            self._tell("signal", 15)
+            self._signal(signal.SIGTERM)
         elif isinstance(action, Kill):
-            self._tell("kill")
+            self._kill()
         elif isinstance(action, Release):
             self._release()
 
-    def _tell(self, method: str, *arguments: object) -> None:
+    def _signal(self, number: signal.Signals) -> None:
         for actor in self._actors.values():
-            getattr(actor, method).remote(*arguments)
+            actor.signal.remote(int(number))
+
+    def _kill(self) -> None:
+        for actor in self._actors.values():
+            actor.kill.remote()
 
     def _launch(self, attempt: int) -> None:
         ray = load_ray()
-        chosen = self._seats
+        num_processes = len(self._placement.nodes)
         here = ray.get_runtime_context().get_node_id()
-        self._coordinator = _actor(CoordinatorActor, node_id=here).remote(self._job_id, attempt, len(chosen.nodes))
+        self._coordinator = _actor(CoordinatorActor, node_id=here).remote(self._job_id, attempt, num_processes)
         actors = [
-            _actor(WorkerActor, group=self._group, bundle=rank, need=self._spec.resources).remote() for rank in range(len(chosen.nodes))
+            _actor(WorkerActor, group=self._group, bundle=rank, resources=self._spec.resources).remote() for rank in range(num_processes)
         ]
         self._actors = dict(enumerate(actors))
-        left_s = self._spec.restart.startup_timeout_s
-        address = ray.get(self._coordinator.address.remote(), timeout=left_s)
-        ray.get([actor.pid.remote() for actor in actors], timeout=left_s)
+        timeout_s = self._spec.restart.startup_timeout_s
+        address = ray.get(self._coordinator.address.remote(), timeout=timeout_s)
+        ray.get([actor.pid.remote() for actor in actors], timeout=timeout_s)
         self._watch = ProgressWatch(address, attempt, self._queue.put)
         started = [
             actor.start.remote(self._command, self._call, self._process_spec(rank, attempt, address), self._spec.env)
             for rank, actor in self._actors.items()
         ]
-        for rank, lines in enumerate(ray.get(started, timeout=left_s)):
+        for rank, lines in enumerate(ray.get(started, timeout=timeout_s)):
             for line in lines:
                 self._output.say(f"process {rank}: {line}")
         self._outcomes = {}
         for rank in self._actors:
-            self._listen(rank)
+            self._request_update(rank)
 
     def _process_spec(self, rank: int, attempt: int, coordinator: str) -> ProcessSpec:
-        chosen = self._seats
+        placement = self._placement
         return ProcessSpec(
             job_id=self._job_id,
             attempt=attempt,
             process_id=rank,
-            num_processes=len(chosen.nodes),
+            num_processes=len(placement.nodes),
             coordinator=coordinator,
-            slice_id=chosen.slice_of[rank],
-            num_slices=chosen.num_slices,
-            slice_address=chosen.nodes[0].address if chosen.num_slices > 1 else None,
+            slice_id=placement.slice_of[rank],
+            num_slices=placement.num_slices,
+            slice_address=placement.nodes[0].address if placement.num_slices > 1 else None,
         )
 
-    def _listen(self, rank: int) -> None:
-        self._pending[self._actors[rank].news.remote(_NEWS_S)] = rank
+    def _request_update(self, rank: int) -> None:
+        self._pending[self._actors[rank].poll.remote(_UPDATE_S)] = rank
 
     def _release(self) -> None:
         ray = load_ray()
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.close()
+        self._close_watch()
         if self._coordinator is not None:
             self._coordinator.close.remote()
             ray.kill(self._coordinator)
@@ -219,82 +213,58 @@ class RayEngine:
 
     # ---- Events
 
-    def progress(self) -> tuple[ProcessProgress, ...]:
-        """Returns what the processes of this attempt last reported."""
-        watch = self._watch
-        return watch.processes if watch is not None else ()
-
-    def forward(self, number: int) -> None:
-        """Takes a signal of the driver: the first asks the job to stop, the second repeats SIGTERM, the third kills. Signal-safe."""
-        self._queue.put(number)
-
     def events(self, timeout_s: float | None) -> Sequence[Event]:
-        """Returns news of seats, cluster, coordinator and signals; asks each of them at least twice a second."""
+        """Returns what has happened to actors, cluster, coordinator and launcher; polls each of them at least twice a second."""
         found: list[Event] = []
-        if time.monotonic() >= self._look_at:
-            found += self._look()
-            self._look_at = time.monotonic() + _LOOK_S
-        wait_s = 0.0 if found or timeout_s == 0 else min(_LOOK_S / 2, _LOOK_S if timeout_s is None else timeout_s)
-        found += self._news(wait_s)
+        if time.monotonic() >= self._poll_at:
+            found += self._poll_cluster()
+            self._poll_at = time.monotonic() + _POLL_S
+        wait_s = 0.0 if found or timeout_s == 0 else min(_POLL_S / 2, _POLL_S if timeout_s is None else timeout_s)
+        self._poll_actors(wait_s)
         while not self._queue.empty():
-            news = self._queue.get()
-            found += self._on_signal() if isinstance(news, int) else [news]
+            found += super().events(0)
         return found
 
-    def _news(self, wait_s: float) -> list[Event]:
+    def _poll_actors(self, wait_s: float) -> None:
         ray = load_ray()
         if not self._pending:
             if wait_s:
                 threading.Event().wait(wait_s)
-            return []
+            return
         ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=wait_s)
         ready += [ref for ref in ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)[0] if ref not in ready]
-        return [event for ref in ready for event in self._hear(ref, self._pending.pop(ref))]
+        for ref in ready:
+            self._take_update(ref, self._pending.pop(ref))
 
-    def _hear(self, ref: Any, rank: int) -> list[Event]:
+    def _take_update(self, ref: Any, rank: int) -> None:
         ray = load_ray()
         try:
-            news: WorkerUpdate = ray.get(ref)
+            update: WorkerUpdate = ray.get(ref)
         except ray.exceptions.RayError as error:
             why = str(error).strip().splitlines()[0]
-            return self._exited(Exited(self._attempt, rank, -9, f"its seat is gone: {why}"))
-        for line in news.lines:
+            self._report_exit(Exited(self._attempt, rank, -9, f"its actor is lost: {why}"))
+            return
+        for line in update.lines:
             self._output.line(rank, line)
-        if news.code is None:
-            self._listen(rank)
-            return []
-        self._outcomes[rank] = news.outcome
-        return self._exited(Exited(self._attempt, rank, news.code, self._why(news)))
+        if update.code is None:
+            self._request_update(rank)
+            return
+        self._outcomes[rank] = update.outcome
+        self._report_exit(Exited(self._attempt, rank, update.code, self._why(update)))
 
-    def _exited(self, event: Exited) -> list[Event]:
-        if self._watch is not None:
-            self._watch.refresh()
-        found: list[Event] = []
-        while not self._queue.empty():
-            news = self._queue.get()
-            found += self._on_signal() if isinstance(news, int) else [news]
-        return [*found, event]
-
-    def _why(self, news: WorkerUpdate) -> str:
-        kind, value = pickle.loads(news.outcome) if news.outcome else ("", None)
+    def _why(self, update: WorkerUpdate) -> str:
+        kind, value = pickle.loads(update.outcome) if update.outcome else ("", None)
         return f"{type(value).__name__}: {value}" if kind == "error" else ""
-
-    def _on_signal(self) -> list[Event]:
-        self._signals += 1
-        if self._signals == 1:
-            return [Stop("a signal to the driver")]
-        self._tell("signal", 15) if self._signals == 2 else self._tell("kill")
-        return []
 
     # ---- The cluster
 
-    def _look(self) -> list[Event]:
+    def _poll_cluster(self) -> list[Event]:
         if self._reserve is not None:
             return self._try_to_reserve(self._reserve)
         if not self._actors:
             return []
         nodes = {node.node_id: node for node in cluster_nodes()}
-        ours = {node.node_id: node for node in self._seats.nodes}
+        ours = {node.node_id: node for node in self._placement.nodes}
         found: list[Event] = []
         for node_id in ours:
             now = nodes.get(node_id)
@@ -304,62 +274,64 @@ class RayEngine:
         return found or self._growth(nodes)
 
     def _growth(self, nodes: Mapping[str, Node]) -> list[Event]:
-        """Says how large a gang would fit if ours gave its seats back."""
-        spec, count = self._spec, len(self._seats.nodes)
-        if count == spec.num_processes:
+        """Returns how large a gang would fit if ours gave its machines back, where that is larger."""
+        spec, num_processes = self._spec, len(self._placement.nodes)
+        if num_processes == spec.num_processes:
             return []
-        freed = [_with(node, spec.resources, sum(seat.node_id == node.node_id for seat in self._seats.nodes)) for node in nodes.values()]
-        larger = len(seats(freed, spec.resources, count, spec.num_processes, spec.slices).nodes)
-        return [Capacity(larger)] if larger > count else []
+        used = Counter(node.node_id for node in self._placement.nodes)
+        freed = [_with(node, spec.resources, used[node.node_id]) for node in nodes.values()]
+        larger = len(place_gang(freed, spec.resources, num_processes, spec.num_processes, spec.num_slices).nodes)
+        return [Capacity(larger)] if larger > num_processes else []
 
     def _try_to_reserve(self, reserve: Reserve) -> list[Event]:
         ray = load_ray()
         spec = self._spec
-        chosen = seats(cluster_nodes(), spec.resources, reserve.least, reserve.most, spec.slices)
-        if chosen.why_not and chosen.why_not != self._why_not:
-            self._output.say(f"attempt {reserve.attempt}: {chosen.why_not}")
-        self._why_not = chosen.why_not
-        if not chosen.nodes:
-            return [Waiting(reserve.attempt, chosen.why_not)]
-        bundles = [dict(spec.resources) for _ in chosen.nodes]
-        pins = [{"ray.io/node-id": node.node_id} for node in chosen.nodes]
+        placement = place_gang(cluster_nodes(), spec.resources, reserve.min_processes, reserve.max_processes, spec.num_slices)
+        if placement.why_not_more and placement.why_not_more != self._why_waiting:
+            self._output.say(f"attempt {reserve.attempt}: {placement.why_not_more}")
+        self._why_waiting = placement.why_not_more
+        if not placement.nodes:
+            return [Waiting(reserve.attempt, placement.why_not_more)]
+        bundles = [dict(spec.resources) for _ in placement.nodes]
+        pins = [{"ray.io/node-id": node.node_id} for node in placement.nodes]
         group = ray.util.placement_group(bundles, strategy="PACK", bundle_label_selector=pins)
         if not group.wait(_READY_S):  # somebody else was faster, or a node has gone since
             ray.util.remove_placement_group(group)
             return []
-        self._group, self._seats, self._reserve = group, chosen, None
-        return [Reserved(reserve.attempt, len(chosen.nodes))]
+        self._group, self._placement, self._reserve = group, placement, None
+        return [Reserved(reserve.attempt, len(placement.nodes))]
 
     def values(self) -> tuple[Any, ...]:
         """Returns what the calls of the last attempt returned, by rank."""
-        outcomes = [self._outcomes.get(rank) for rank in range(len(self._seats.nodes))]
+        outcomes = [self._outcomes.get(rank) for rank in range(len(self._placement.nodes))]
         pairs = [pickle.loads(data) if data else ("", None) for data in outcomes]
         return tuple(value if kind == "value" else None for kind, value in pairs)
 
     def close(self) -> None:
-        """Ends whatever is left: what was asked to end has the grace time, then its actor is killed, and its process with it."""
+        """Ends whatever still runs: what was asked to end has the grace time, then its actor is killed, and its process with it."""
         deadline = time.monotonic() + self._spec.restart.grace_s
         while self._pending and time.monotonic() < deadline:
-            self._news(0.1)
-        self._tell("kill")
+            self._poll_actors(0.1)
+        self._kill()
         self._release()
 
 
-def _actor(kind: type, *, group: Any = None, bundle: int = 0, need: Mapping[str, float] | None = None, node_id: str = "") -> Any:
+def _actor(kind: type, *, group: Any = None, bundle: int = 0, resources: Mapping[str, float] | None = None, node_id: str = "") -> Any:
     ray = load_ray()
     strategies = ray.util.scheduling_strategies
     options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0}
     if group is None:
         options["scheduling_strategy"] = strategies.NodeAffinitySchedulingStrategy(node_id, soft=True)
     else:
-        special = {name: amount for name, amount in (need or {}).items() if name not in ("CPU", "GPU", "memory")}
-        options |= {"num_cpus": (need or {}).get("CPU", 0), "num_gpus": (need or {}).get("GPU", 0), "resources": special}
+        others = {name: amount for name, amount in (resources or {}).items() if name not in ("CPU", "GPU", "memory")}
+        options |= {"num_cpus": (resources or {}).get("CPU", 0), "num_gpus": (resources or {}).get("GPU", 0), "resources": others}
         options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
     return ray.remote(**options)(kind)
 
 
-def _with(node: Node, need: Mapping[str, float], count: int) -> Node:
-    return replace(node, available={name: node.available.get(name, 0.0) + count * need.get(name, 0.0) for name in need})
+def _with(node: Node, resources: Mapping[str, float], count: int) -> Node:
+    """Returns a node with the resources of `count` more processes free."""
+    return replace(node, available={name: node.available.get(name, 0.0) + count * resources.get(name, 0.0) for name in resources})
 
 
 def _deadline(node: Node) -> float | None:

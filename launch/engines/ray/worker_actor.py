@@ -1,4 +1,4 @@
-"""What runs inside Ray's actors: one seat holds one process of the job, as a child; one holds the coordinator.
+"""What runs inside Ray's actors: a WorkerActor holds one process of the job, as a child; a CoordinatorActor holds the coordinator.
 
 The process is a child of the actor, not the actor itself: its environment is complete before it imports jax, its signals are its
 own (Ray's worker handles SIGTERM by leaving), and on Linux the kernel ends it when the actor dies.
@@ -19,13 +19,13 @@ from holdfast.multihost import ProcessSpec
 
 from ...workers.coordinator import Coordinator
 from ...workers.environment import worker_env
-from ...workers.process import Child, Guard
+from ...workers.process import CALL_RUNNER, ProcessGroupReaper, WorkerProcess
 from .cluster import load_ray
 
 
 @dataclass(frozen=True)
 class WorkerUpdate:
-    """Is what a seat has to tell: lines of output and, at the end, the exit code and the pickled outcome of a call."""
+    """What an actor reports of its process: lines of output and, at the end, the exit code and the pickled outcome of a call."""
 
     lines: tuple[str, ...]
     code: int | None = None
@@ -33,16 +33,16 @@ class WorkerUpdate:
 
 
 class WorkerActor:
-    """Holds one process of the job. Its methods are called one after the other, and none blocks for longer than it is told."""
+    """Holds one process of the job. Its methods are called one after the other, and none blocks for longer than its timeout."""
 
     def __init__(self) -> None:
-        self._guard = Guard()
-        self._news: queue.SimpleQueue[str | int] = queue.SimpleQueue()
-        self._child: Child | None = None
+        self._reaper = ProcessGroupReaper()
+        self._updates: queue.SimpleQueue[str | int] = queue.SimpleQueue()  # lines, then the exit code
+        self._process: WorkerProcess | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="holdfast-")
 
     def pid(self) -> int:
-        """Returns the actor's process id: the seat is there."""
+        """Returns the actor's process id, once the actor is there."""
         return os.getpid()
 
     def start(self, command: Sequence[str] | None, call: bytes | None, spec: ProcessSpec, extra: Mapping[str, str]) -> list[str]:
@@ -51,23 +51,23 @@ class WorkerActor:
         if call is not None:
             path = Path(self._folder.name) / "call"
             path.write_bytes(call)
-            command = [sys.executable, str(Path(__file__).with_name("_call.py")), str(path), str(self._result)]
+            command = [sys.executable, str(CALL_RUNNER), str(path), str(self._result)]
             env["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         assert command is not None
-        self._child = Child(command, env, self._guard, on_line=self._news.put, on_exit=self._news.put)
+        self._process = WorkerProcess(command, env, self._reaper, on_line=self._updates.put, on_exit=self._updates.put)
         return lines
 
     @property
     def _result(self) -> Path:
         return Path(self._folder.name) / "result"
 
-    def news(self, timeout_s: float) -> WorkerUpdate:
+    def poll(self, timeout_s: float) -> WorkerUpdate:
         """Returns what has happened since the last call; waits up to `timeout_s` seconds for the first of it."""
         lines: list[str] = []
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                item = self._news.get(timeout=0.02 if lines else max(0.0, deadline - time.monotonic()) or 0.001)
+                item = self._updates.get(timeout=0.02 if lines else max(0.0, deadline - time.monotonic()) or 0.001)
             except queue.Empty:
                 return WorkerUpdate(tuple(lines))
             if isinstance(item, int):
@@ -76,23 +76,23 @@ class WorkerActor:
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process."""
-        if self._child is not None:
-            self._child.signal(number)
+        if self._process is not None:
+            self._process.signal(number)
 
     def kill(self) -> None:
         """Ends the process and all that it started, now."""
-        if self._child is not None:
-            self._child.kill()
+        if self._process is not None:
+            self._process.kill()
 
 
 class CoordinatorActor:
     """Holds the coordinator of one attempt."""
 
-    def __init__(self, job_id: str, attempt: int, count: int) -> None:
-        self._coordinator = Coordinator(job_id, attempt, count, host=load_ray().util.get_node_ip_address())
+    def __init__(self, job_id: str, attempt: int, num_processes: int) -> None:
+        self._coordinator = Coordinator(job_id, attempt, num_processes, host=load_ray().util.get_node_ip_address())
 
     def address(self) -> str:
-        """Returns HOST:PORT."""
+        """Returns the coordinator's HOST:PORT."""
         return self._coordinator.address
 
     def close(self) -> None:

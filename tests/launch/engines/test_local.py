@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from holdfast.launch import LiveView, Preempted, RestartPolicy, WorkerFailed, run_local
-from holdfast.launch.supervisor.job import Decision, Job, State
-from holdfast.launch.workers.coordinator import ProcessProgress
+from holdfast.launch import Preempted, RestartPolicy, WorkerFailed, run_local
+from tests.support.cluster import CollectedOutput
+from tests.support.processes import wait_until_ended
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
-
-
-class Lines:
-    """Collects what an engine prints."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[int, str]] = []
-        self.said: list[str] = []
-
-    def line(self, process: int, text: str) -> None:
-        self.lines.append((process, text))
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
 
 
 def python(code: str) -> list[str]:
@@ -66,16 +50,6 @@ def read_pids(popen: subprocess.Popen[str], count: int) -> list[int]:
     return [pids[key] for key in sorted(pids)]
 
 
-def gone(pids: Sequence[int], within_s: float = 20) -> bool:
-    """Waits until no process of that number is running (a zombie is not)."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if not any(_runs(pid) for pid in pids):
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def refuses(address: str, within_s: float = 20) -> bool:
     """Waits until nobody listens at `address`."""
     deadline = time.monotonic() + within_s
@@ -89,16 +63,9 @@ def refuses(address: str, within_s: float = 20) -> bool:
     return False
 
 
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def test_every_process_is_told_who_it_is() -> None:
+def test_every_process_knows_who_it_is() -> None:
     """The environment holds a ProcessSpec for each, with one coordinator for all; stale MEGASCALE_* values are gone and logged."""
-    output = Lines()
+    output = CollectedOutput()
     code = "import os; print(*(os.environ.get(k) for k in ('HOLDFAST_PROCESS_ID', 'HOLDFAST_NUM_PROCESSES', 'HOLDFAST_JOB_ID', \
         'HOLDFAST_ATTEMPT', 'MEGASCALE_NUM_SLICES', 'HOLDFAST_COORDINATOR')))"
     result = run_local(python(code), 3, job_id="j", env={**os.environ, "MEGASCALE_NUM_SLICES": "3"}, output=output)
@@ -134,7 +101,7 @@ time.sleep(600)
     with holdfast_run("-n", 3, "--", *python(script)) as popen:
         pids = read_pids(popen, 3)
         assert popen.wait(60) == code
-        assert gone(pids, within_s=0.5)
+        assert wait_until_ended(pids, within_s=0.5)
 
 
 def test_what_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Path) -> None:
@@ -149,8 +116,8 @@ if os.environ["HOLDFAST_PROCESS_ID"] == "0":
 open(ready, "w")
 while True: time.sleep(1)
 """
-    output = Lines()
-    result = run_local(python(script), 2, policy=RestartPolicy(grace_s=0.5), output=output)
+    output = CollectedOutput()
+    result = run_local(python(script), 2, restart=RestartPolicy(grace_s=0.5), output=output)
     assert result.exit_code == 1
     assert (1, "no") in output.lines
     assert isinstance(result.error, WorkerFailed)
@@ -174,7 +141,7 @@ sys.exit(75)
         output, errors = popen.communicate(timeout=60)
         assert popen.returncode == 75
         assert sorted(output.split()) == ["[0]", "[1]", "[2]", "saved", "saved", "saved"]
-        assert "told to stop" in errors
+        assert "asked to stop" in errors
 
 
 def test_control_c_reaches_every_process_as_itself() -> None:
@@ -203,16 +170,16 @@ time.sleep(600)
         coordinator = said[0][4]
         popen.send_signal(number)
         popen.wait(30)
-        assert gone([int(word) for words in said for word in words[2:4]])
+        assert wait_until_ended([int(word) for words in said for word in words[2:4]])
         assert refuses(coordinator)
 
 
 def test_what_a_process_left_behind_ends_with_it() -> None:
     """A process that ends well takes along what it started in the background."""
-    output = Lines()
+    output = CollectedOutput()
     script = "import subprocess, sys; print(subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"
     assert run_local(python(script), 2, output=output).outcome == "done"
-    assert gone([int(text) for _, text in output.lines])
+    assert wait_until_ended([int(text) for _, text in output.lines])
 
 
 def test_a_failed_group_is_started_again() -> None:
@@ -223,9 +190,9 @@ attempt = int(os.environ["HOLDFAST_ATTEMPT"])
 print(attempt, os.environ["HOLDFAST_COORDINATOR"])
 sys.exit({1: 9, 2: 75, 3: 0}[attempt])
 """
-    output = Lines()
+    output = CollectedOutput()
     policy = RestartPolicy(max_failures=1, max_preemptions=1, backoff_s=0.05, grace_s=2)
-    result = run_local(python(script), 2, policy=policy, output=output)
+    result = run_local(python(script), 2, restart=policy, output=output)
     assert (result.outcome, result.attempts) == ("done", 3)
     said = {text for _, text in output.lines if len(text.split()) == 2}  # one that is ended in the middle of a line says less
     assert [text.split()[0] for text in sorted(said)] == ["1", "2", "3"]
@@ -233,14 +200,14 @@ sys.exit({1: 9, 2: 75, 3: 0}[attempt])
 
 def test_a_preempted_job_says_so() -> None:
     """Exit code 75 with no budget left: the outcome is "preempted", not done and not failed."""
-    result = run_local(python("import sys; sys.exit(75)"), 2, output=Lines())
+    result = run_local(python("import sys; sys.exit(75)"), 2, output=CollectedOutput())
     assert (result.outcome, result.exit_code) == ("preempted", 75)
     with pytest.raises(Preempted, match="all 2 processes left after notice from process"):
         result.raise_for_outcome()
 
 
 def test_the_capacity_file_shrinks_and_grows_a_job(tmp_path: Path) -> None:
-    """Four processes, then two when the file says 2, then four again; each time they are told and leave with 75."""
+    """Four processes, then two when the file says 2, then four again; each time they get SIGTERM and leave with 75."""
     room = tmp_path / "room"
     script = f"""
 import os, signal, sys
@@ -253,47 +220,11 @@ if me == "0": Path({str(room)!r}).write_text({{1: "2", 2: "4"}}[attempt])
 signal.sigwait({{signal.SIGTERM}})
 sys.exit(75)
 """
-    output = Lines()
+    output = CollectedOutput()
     policy = RestartPolicy(max_preemptions=1, backoff_s=0.05, grow_after_s=0)
-    result = run_local(python(script), 4, min_processes=2, policy=policy, output=output, capacity_file=room)
+    result = run_local(python(script), 4, min_processes=2, restart=policy, output=output, capacity_file=room)
     assert (result.outcome, result.attempts) == ("done", 3)
     assert sorted(text for _, text in output.lines) == ["1 4"] * 4 + ["2 2"] * 2 + ["3 4"] * 4
-
-
-def test_the_live_view_on_a_terminal() -> None:
-    """Below the coloured lines stands a table with each process's state; on the terminal of a real pty."""
-    ours, theirs = os.openpty()
-    script = "import sys; print('hello'); sys.exit(0)"
-    popen = subprocess.Popen(
-        [HOLDFAST, "run", "-n", "2", "--", *python(script)], stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "xterm"}
-    )
-    os.close(theirs)
-    seen = b""
-    with contextlib.suppress(OSError):  # EIO: the other end is closed
-        while piece := os.read(ours, 4096):
-            seen += piece
-    os.close(ours)
-    assert popen.wait(60) == 0
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
-    assert "[0] hello" in text and "[1] hello" in text
-    assert re.search(r"process +state +step +steps/s +saved", text)
-    assert re.search(r"local-\w+: (running|finished), attempt 1", text)
-    assert b"\x1b[36m[0] " in seen
-
-
-def test_the_table_tells_step_rate_and_last_save() -> None:
-    """Steps per second over the last seconds, by a clock that only the test turns."""
-    now = [100.0]
-    view = LiveView(io.StringIO(), io.StringIO(), 2, clock=lambda: now[0])
-    job = Job("j", 2, 2, state=State.RUNNING, attempt=3, alive=frozenset({0, 1}), saved_step=40)
-    view.observe(job, Decision(job, (), ""))
-    shown = []
-    for step in (50, 60, 70):
-        view.progress = lambda step=step: (ProcessProgress(0, step, 40, 0.0, ""),)
-        table, now[0] = view.table(), now[0] + 2
-        shown.append([list(column.cells) for column in table.columns])
-    assert table.title == "j: running, attempt 3, step 40 saved 4 s ago"
-    assert shown[-1] == [["0", "1"], ["running", "running"], ["70", "-"], ["5.0", "-"], ["40", "-"]]
 
 
 def test_bad_input_is_one_clear_error() -> None:

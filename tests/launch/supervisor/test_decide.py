@@ -41,13 +41,13 @@ POLICY = RestartPolicy(max_failures=2, max_preemptions=2, backoff_jitter=0.0)
 class Run:
     """Drives the decision function with a clock that only the test turns."""
 
-    def __init__(self, policy: RestartPolicy = POLICY, least: int = 2, most: int = 4) -> None:
-        self.job = Job("j", least, most, policy)
+    def __init__(self, policy: RestartPolicy = POLICY, min_processes: int = 2, max_processes: int = 4) -> None:
+        self.job = Job("j", min_processes, max_processes, policy)
         self.now = 100.0
         self.actions: list[Action] = []
         self.reason = ""
 
-    def tell(self, *events: Event) -> Run:
+    def handle(self, *events: Event) -> Run:
         self.actions = []
         for event in events:
             decision = decide(self.job, event, self.now)
@@ -58,49 +58,49 @@ class Run:
     def wake(self) -> Run:
         assert self.job.wake_at is not None
         self.now = max(self.now, self.job.wake_at)
-        return self.tell(Tick())
+        return self.handle(Tick())
 
     def exit(self, codes: Iterable[int]) -> Run:
         actions: list[Action] = []
         for process, code in enumerate(codes):
             if not self.job.final:
-                actions += self.tell(Exited(self.job.attempt, process, code)).actions
+                actions += self.handle(Exited(self.job.attempt, process, code)).actions
         self.actions = actions
         return self
 
 
-def running(policy: RestartPolicy = POLICY, least: int = 2, most: int = 4, count: int | None = None) -> Run:
-    return Run(policy, least, most).tell(Start()).tell(Reserved(1, count or most))
+def running(policy: RestartPolicy = POLICY, min_processes: int = 2, max_processes: int = 4, num_processes: int | None = None) -> Run:
+    return Run(policy, min_processes, max_processes).handle(Start()).handle(Reserved(1, num_processes or max_processes))
 
 
 def test_a_job_runs_to_its_end() -> None:
     """Start asks for machines, a reservation launches, and the last exit code of 0 finishes and gives all back."""
-    run = Run().tell(Start())
+    run = Run().handle(Start())
     assert run.actions == [Reserve(1, 2, 4, 600.0)]
-    assert run.tell(Reserved(1, 3)).actions == [Launch(1, 3)]
-    assert run.tell(Exited(1, 0, 0), Exited(1, 2, 0)).job.state is State.RUNNING
+    assert run.handle(Reserved(1, 3)).actions == [Launch(1, 3)]
+    assert run.handle(Exited(1, 0, 0), Exited(1, 2, 0)).job.state is State.RUNNING
     assert run.reason == "process 2 is done; 1 of 3 still run"
-    assert run.tell(Exited(1, 1, 0)).job.state is State.FINISHED
+    assert run.handle(Exited(1, 1, 0)).job.state is State.FINISHED
     assert run.actions == [Release()]
 
 
 def test_a_death_ends_the_others_and_starts_all_again() -> None:
     """The rest gets SIGTERM, then SIGKILL after the grace time; the next attempt has a new number."""
-    run = running().tell(Exited(1, 2, -9))
+    run = running().handle(Exited(1, 2, -9))
     assert run.job.state is State.RESTARTING
     assert run.actions == [Terminate()]
     assert run.reason == (
         "process 2 of 4 was ended by signal 9 in attempt 1; ending the 3 processes that are left, then again (1 of 2 max_failures)"
     )
     assert run.wake().actions == [Kill()]
-    assert run.tell(Exited(1, 0, -9), Exited(1, 1, -9), Exited(1, 3, -9)).actions == [Release()]
+    assert run.handle(Exited(1, 0, -9), Exited(1, 1, -9), Exited(1, 3, -9)).actions == [Release()]
     assert run.wake().actions == [Reserve(2, 2, 4, 600.0)]
 
 
 def test_the_first_that_fails_decides_the_exit_code() -> None:
     """A signal is 128 + its number; what the others end with while they are being ended does not count."""
-    assert running(RestartPolicy()).tell(Exited(1, 0, -11)).job.exit_code == 139
-    run = running(RestartPolicy()).tell(Exited(1, 3, 17))
+    assert running(RestartPolicy()).handle(Exited(1, 0, -11)).job.exit_code == 139
+    run = running(RestartPolicy()).handle(Exited(1, 3, 17))
     assert (run.job.state, run.job.exit_code, run.actions) == (State.FAILED, 17, [Terminate(), Release()])
 
 
@@ -115,31 +115,31 @@ def test_exit_codes_of_processes(code: int, kind: type, exit_code: int) -> None:
 
 def test_leaving_with_zero_after_a_notice_is_not_done() -> None:
     """PRE-1: workers that save and return after a notice come back, and are done when they end without one."""
-    run = running().tell(Notice("drain", told=False))
+    run = running().handle(Notice("drain", delivered=False))
     assert run.actions == [Notify("drain")]
     assert run.exit([0, 0, 0, 0]).job.state is State.RESTARTING
     assert isinstance(run.job.error, Preempted)
-    run.wake().tell(Reserved(2, 4))
+    run.wake().handle(Reserved(2, 4))
     assert run.exit([0, 0, 0, 0]).job.state is State.FINISHED
 
 
 def test_done_is_what_the_training_loop_says() -> None:
     """A loop that reported its end is done, notice or not."""
-    run = running().tell(Notice("drain"), Progress(1, 10, 10, done=True))
+    run = running().handle(Notice("drain"), Progress(1, 10, 10, done=True))
     assert run.exit([0, 0, 0, 0]).job.state is State.FINISHED
 
 
 def test_a_death_after_a_notice_spends_the_budget_of_preemptions() -> None:
     """Workers that die or raise while machines are taken away have not failed; the others do not wait for them for long."""
-    run = running().tell(Notice("drain", deadline=150.0), Exited(1, 1, 1))
+    run = running().handle(Notice("drain", deadline=150.0), Exited(1, 1, 1))
     assert run.job.wake_at == 105.0
-    run.tell(Exited(1, 0, 75), Exited(1, 2, -9), Exited(1, 3, 1))
-    assert run.job.used == {"max_preemptions": 1}
+    run.handle(Exited(1, 0, 75), Exited(1, 2, -9), Exited(1, 3, 1))
+    assert run.job.budget_used == {"max_preemptions": 1}
 
 
 def test_notices_merge_and_the_earliest_deadline_wins() -> None:
     """PRE-2: a later deadline never moves an earlier one; at the deadline what is left is killed."""
-    run = running().tell(Notice("a", deadline=190.0), Notice("b", deadline=130.0), Notice("c", deadline=500.0))
+    run = running().handle(Notice("a", deadline=190.0), Notice("b", deadline=130.0), Notice("c", deadline=500.0))
     assert run.job.wake_at == 130.0
     assert run.wake().actions == [Kill()]
     assert run.job.error is not None
@@ -148,19 +148,19 @@ def test_notices_merge_and_the_earliest_deadline_wins() -> None:
 
 def test_a_notice_can_be_withdrawn() -> None:
     """The job runs on when the last notice is withdrawn, unless a process has already left."""
-    run = running().tell(Notice("a"), Notice("b"), Withdrawn("a"))
+    run = running().handle(Notice("a"), Notice("b"), Withdrawn("a"))
     assert run.job.state is State.PREEMPTING
-    assert run.tell(Withdrawn("b")).job.state is State.RUNNING
+    assert run.handle(Withdrawn("b")).job.state is State.RUNNING
     assert run.actions == [Unnotify()]
-    run.tell(Notice("a"), Exited(1, 0, 75), Withdrawn("a"))
+    run.handle(Notice("a"), Exited(1, 0, 75), Withdrawn("a"))
     assert run.job.state is State.PREEMPTING
 
 
 def test_a_gang_that_does_not_fit_times_out_once() -> None:
-    """ERR-2: one deadline for all; everything is released; the error names the knob."""
-    run = Run(RestartPolicy(startup_timeout_s=30)).tell(Start())
+    """ERR-2: one deadline for all; everything is released; the error names the setting."""
+    run = Run(RestartPolicy(startup_timeout_s=30)).handle(Start())
     run.now += 29
-    assert run.tell(Waiting(1, "room for 1"), Tick()).job.state is State.SCHEDULING
+    assert run.handle(Waiting(1, "room for 1"), Tick()).job.state is State.SCHEDULING
     assert run.wake().job.state is State.FAILED
     assert run.actions == [Release()]
     assert isinstance(run.job.error, StartupTimeout)
@@ -170,15 +170,15 @@ def test_a_gang_that_does_not_fit_times_out_once() -> None:
 
 def test_a_start_that_fails_is_tried_again_after_a_back_off() -> None:
     """ERR-3: rescheduling waits twice as long each time, and ends with the budget."""
-    run, waits = Run(RestartPolicy(backoff_jitter=0.0)).tell(Start()), []
+    run, waits = Run(RestartPolicy(backoff_jitter=0.0)).handle(Start()), []
     for attempt in (1, 2, 3):
-        run.tell(StartFailed(attempt, "port taken"))
+        run.handle(StartFailed(attempt, "port taken"))
         assert run.job.state is State.RESCHEDULING
         assert run.job.wake_at is not None
         waits.append(run.job.wake_at - run.now)
         run.wake()
     assert waits == [1.0, 2.0, 4.0]
-    run.tell(StartFailed(4, "port taken"))
+    run.handle(StartFailed(4, "port taken"))
     assert isinstance(run.job.error, StartupFailed)
     assert run.reason == "attempt 4 could not start: port taken; max_startup_failures=3 is used up"
 
@@ -186,7 +186,7 @@ def test_a_start_that_fails_is_tried_again_after_a_back_off() -> None:
 def test_back_off_is_capped_and_jittered() -> None:
     """Never above the cap, never below (1 - jitter) of it; two jobs do not wait alike."""
     policy = RestartPolicy(backoff_s=1, backoff_cap_s=60, backoff_jitter=0.25)
-    waits = [backoff_s(Job(f"job {i}", 1, 1, policy, attempt=1, used={"max_failures": 50})) for i in range(50)]
+    waits = [backoff_s(Job(f"job {i}", 1, 1, policy, attempt=1, budget_used={"max_failures": 50})) for i in range(50)]
     assert all(45 <= wait <= 60 for wait in waits)
     assert len(set(waits)) > 40
 
@@ -195,53 +195,53 @@ def test_progress_refills_the_budgets() -> None:
     """Ten failures with progress in between pass a budget of one; a second failure without progress does not."""
     run = running(RestartPolicy(max_failures=1))
     for saved in range(1, 11):
-        run.tell(Progress(run.job.attempt, step=saved * 10, saved_step=saved * 10)).exit([-9] * 4)
-        run.wake().tell(Reserved(run.job.attempt, 4))
+        run.handle(Progress(run.job.attempt, step=saved * 10, saved_step=saved * 10)).exit([-9] * 4)
+        run.wake().handle(Reserved(run.job.attempt, 4))
     assert run.job.attempt == 11
-    assert run.job.used == {"max_failures": 1}
+    assert run.job.budget_used == {"max_failures": 1}
     assert run.exit([-9] * 4).job.state is State.FAILED
 
 
 def test_three_attempts_without_progress_are_enough() -> None:
     """Steps that were run before, and are run again, are no progress: the budget does not matter then."""
-    run = running(RestartPolicy(max_failures=100)).tell(Progress(1, step=50, saved_step=40)).exit([1] * 4)
+    run = running(RestartPolicy(max_failures=100)).handle(Progress(1, step=50, saved_step=40)).exit([1] * 4)
     for attempt in (2, 3, 4):
-        run.wake().tell(Reserved(attempt, 4), Progress(attempt, step=45, saved_step=40)).exit([1] * 4)
+        run.wake().handle(Reserved(attempt, 4), Progress(attempt, step=45, saved_step=40)).exit([1] * 4)
     assert run.job.state is State.FAILED
     assert run.reason.endswith("3 attempts in a row made no progress beyond step 50")
 
 
 def test_growing_and_shrinking() -> None:
     """More room makes the job save and come back larger, not before it has run for a while; less room is a notice."""
-    run = running(count=2)
-    assert run.tell(Capacity(4)).job.state is State.RUNNING
+    run = running(num_processes=2)
+    assert run.handle(Capacity(4)).job.state is State.RUNNING
     run.now += 30
-    assert run.tell(Capacity(4)).actions == [Notify("growing")]
-    assert run.tell(Notice("process 0 (SIGTERM received)", told=True)).job.state is State.RESIZING  # our own words
+    assert run.handle(Capacity(4)).actions == [Notify("growing")]
+    assert run.handle(Notice("process 0 (SIGTERM received)", delivered=True)).job.state is State.RESIZING  # our own words
     assert run.exit([75, 75]).actions == [Release(), Reserve(2, 2, 4, 600.0)]
-    assert run.job.used == {}
-    run.tell(Reserved(2, 4), Capacity(2))
+    assert run.job.budget_used == {}
+    run.handle(Reserved(2, 4), Capacity(2))
     assert run.job.state is State.PREEMPTING
     assert run.actions == [Launch(2, 4), Notify("room for 2 processes only")]
 
 
-def test_told_to_stop_ends_as_preempted_and_starts_nothing() -> None:
+def test_asked_to_stop_ends_as_preempted_and_starts_nothing() -> None:
     """The launcher's own notice ends the job with 75, whatever the budgets, from any state."""
-    run = running().tell(Stop("SIGTERM"))
+    run = running().handle(Stop("SIGTERM"))
     assert run.actions == [Notify("SIGTERM")]
     assert run.exit([0, 0, 0, 0]).job.exit_code == 75
     waiting = running().exit([1] * 4)
-    assert waiting.tell(Stop("SIGTERM")).job.exit_code == 75
-    ending = running().tell(Exited(1, 0, 1), Stop("SIGTERM"), *(Exited(1, process, 1) for process in (1, 2, 3)))
+    assert waiting.handle(Stop("SIGTERM")).job.exit_code == 75
+    ending = running().handle(Exited(1, 0, 1), Stop("SIGTERM"), *(Exited(1, process, 1) for process in (1, 2, 3)))
     assert ending.job.exit_code == 75
     assert ending.reason == "attempt 1 is gone"
 
 
-def test_news_of_an_earlier_attempt_is_ignored() -> None:
+def test_an_event_of_an_earlier_attempt_is_ignored() -> None:
     """ENV-5, seen from the supervisor: what attempt 1 did no longer matters to attempt 2."""
-    run = running().exit([1] * 4).wake().tell(Reserved(2, 4))
-    assert run.tell(Exited(1, 0, 93)).job.state is State.RUNNING
-    assert run.reason == "news of attempt 1, now at 2"
+    run = running().exit([1] * 4).wake().handle(Reserved(2, 4))
+    assert run.handle(Exited(1, 0, 93)).job.state is State.RUNNING
+    assert run.reason == "an event of attempt 1, now at 2"
 
 
 def test_impossible_policies_and_sizes_are_refused() -> None:
@@ -267,7 +267,7 @@ def _random_event(lots: random.Random, job: Job, now: float) -> Event:
         Exited(attempt, process, lots.choice([0, 0, 0, 75, 75, 1, -9, 93, 124])),
         Exited(attempt, process, lots.choice([0, 75, 1])),
         Progress(attempt, job.step + lots.randint(-2, 2), job.saved_step + lots.randint(-1, 1), done=lots.random() < 0.05),
-        Notice(lots.choice("ab"), lots.choice([None, now + 5, now + 50]), told=lots.random() < 0.5),
+        Notice(lots.choice("ab"), lots.choice([None, now + 5, now + 50]), delivered=lots.random() < 0.5),
         Withdrawn(lots.choice("ab")),
         Capacity(lots.randint(1, 5)),
         Tick(),
@@ -279,8 +279,8 @@ def _random_event(lots: random.Random, job: Job, now: float) -> Event:
 def _check_step(before: Job, event: Event, after: Job, actions: tuple[Action, ...], reason: str) -> None:
     policy = before.policy
     assert reason
-    for knob, used in after.used.items():
-        assert used <= getattr(policy, knob), f"{knob} beyond its budget"
+    for setting, used in after.budget_used.items():
+        assert used <= getattr(policy, setting), f"{setting} beyond its budget"
     if after.attempt != before.attempt:
         assert after.attempt == before.attempt + 1
         assert after.state is State.SCHEDULING
@@ -288,12 +288,12 @@ def _check_step(before: Job, event: Event, after: Job, actions: tuple[Action, ..
     running = before.state is State.RUNNING and not before.final
     if running and isinstance(event, Notice):
         assert after.state is State.PREEMPTING, "a lost preemption"
-        assert event.told or any(isinstance(action, Notify) for action in actions)
+        assert event.delivered or any(isinstance(action, Notify) for action in actions)
     if before.state is State.PREEMPTING and after.state is State.FINISHED:
-        assert before.said_done or after.said_done, "taken for done after a notice"
+        assert before.reported_done or after.reported_done, "taken for done after a notice"
     if before.state is State.PREEMPTING and after.state not in (State.PREEMPTING, State.FINISHED):
-        told_off = isinstance(event, Exited) and event.code == 93
-        assert isinstance(event, Withdrawn) or told_off or isinstance(after.error, Preempted), "a lost preemption"
+        do_not_restart = isinstance(event, Exited) and event.code == 93
+        assert isinstance(event, Withdrawn) or do_not_restart or isinstance(after.error, Preempted), "a lost preemption"
     if after.state is State.FAILED:
         assert after.error is not None
         assert after.exit_code != 0

@@ -16,7 +16,7 @@ class Device:
 
 
 class Mesh:
-    """Is what these helpers read of a jax.sharding.Mesh: its array of devices and its shape."""
+    """What these helpers read of a jax.sharding.Mesh: its array of devices and its shape."""
 
     def __init__(self, devices: np.ndarray) -> None:
         self.devices = devices
@@ -42,12 +42,12 @@ def test_replicas_of_a_mesh() -> None:
 
 
 def test_the_replica_of_this_process() -> None:
-    """This process (0) finds its replica's devices, and is told when it has none in the mesh."""
+    """This process (0) finds its replica's devices, and gets an error when it has none in the mesh."""
     assert [device.id for device in multihost.local_replica_devices(MESH).flat] == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="process 0 has no device in the mesh"):
         multihost.local_replica_devices(Mesh(DEVICES[4:].reshape(1, 4)))
 
 
 def test_one_process_is_one_slice() -> None:
-    """Where neither devices nor a launcher tell of slices there is one."""
+    """Where neither devices nor a launcher name slices there is one."""
     assert multihost.slice_count() == 1

@@ -1,59 +1,32 @@
-"""Health: a dead process is told to everybody, ends every wait of ours that needs it, and leaves survivors that can go on."""
+"""Health: what it makes of the lists that a client pushes."""
 
 from __future__ import annotations
 
-import json
-import re
-import signal
 import threading
-import time
-from pathlib import Path
 
 import pytest
 
-from holdfast.coordination import CoordinationClient, CoordinationService, ProcessLost
+from holdfast.coordination import ProcessLost
 from holdfast.coordination.client.processes import ProcessInfo as TaskInfo
 from holdfast.coordination.client.processes import ProcessWatch
 from holdfast.multihost import Health, ProcessInfo
 from holdfast.multihost.group.group_client import GroupClient
 from holdfast.multihost.liveness.health import failed_incarnations
-from tests.support.cluster import Processes, run_processes
-
-HEARTBEAT_S = 6.0
-
-HEAD = """
-import json, os, sys, threading, time
-from holdfast import multihost
-index, count, address, heartbeat_s = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4])
-multihost.initialize(address, count, index, heartbeat_timeout_s=heartbeat_s)
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from holdfast.coordination import CoordinationError, ProcessLost
-group = multihost.default_group()
-
-def total(devices):
-    mesh = Mesh(np.array(devices), ("all",))
-    mine = [jax.device_put(jnp.ones(1), device) for device in devices if device.process_index == index]
-    array = jax.make_array_from_single_device_arrays((len(devices),), NamedSharding(mesh, PartitionSpec("all")), mine)
-    return float(jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(array))
-"""
 
 
-class Told:
-    """Is a client that says about processes what a test feeds it, through the client's own ProcessWatch."""
+class PushedClient:
+    """A client that pushes the lists a test gives it, through the client's own ProcessWatch."""
 
     def __init__(self) -> None:
         self.watch = ProcessWatch()
         self.watch_processes = self.watch.add
 
-    def tell(self, *tasks: TaskInfo) -> None:
+    def push(self, *tasks: TaskInfo) -> None:
         self.watch._take(tasks, full=True)
 
 
 class Listener:
-    """Keeps the lists that it is told."""
+    """Keeps the lists that it gets."""
 
     def __init__(self) -> None:
         self.lists: list[list[ProcessInfo]] = []
@@ -76,17 +49,17 @@ def test_a_life_ends_by_leaving_by_failing_and_by_another_incarnation() -> None:
 
 def test_a_failed_process_is_refused_until_its_new_life_was_seen() -> None:
     """After a death, work with the process is refused with its number, host and reason, also when it is back; `admit` ends that."""
-    client = Told()
+    client = PushedClient()
     health = Health(GroupClient(client, tasks=[1, 0]))  # type: ignore[arg-type]
-    client.tell(TaskInfo(0, "CONNECTED", 7, host="a"), TaskInfo(1, "CONNECTED", 8, host="b"))
+    client.push(TaskInfo(0, "CONNECTED", 7, host="a"), TaskInfo(1, "CONNECTED", 8, host="b"))
     health.require([0, 1], "save")
-    client.tell(TaskInfo(0, "ERROR", 7, "UNAVAILABLE", "silent for 12 s", "a"), TaskInfo(1, "CONNECTED", 8, host="b"))
+    client.push(TaskInfo(0, "ERROR", 7, "UNAVAILABLE", "silent for 12 s", "a"), TaskInfo(1, "CONNECTED", 8, host="b"))
     health.require([0], "save")
     with pytest.raises(ProcessLost) as lost:
         health.require([0, 1], "save")
     assert str(lost.value) == "UNAVAILABLE: 'save' needs process 1 (host a), which is gone: silent for 12 s"
     assert (lost.value.process, lost.value.host) == (1, "a")
-    client.tell(TaskInfo(0, "CONNECTED", 9, host="a"), TaskInfo(1, "CONNECTED", 8, host="b"))
+    client.push(TaskInfo(0, "CONNECTED", 9, host="a"), TaskInfo(1, "CONNECTED", 8, host="b"))
     with pytest.raises(ProcessLost, match="silent for 12 s"):
         health.require([1], "save")
     health.admit({0: 8, 1: 9})
@@ -95,217 +68,18 @@ def test_a_failed_process_is_refused_until_its_new_life_was_seen() -> None:
 
 
 def test_listeners_get_complete_lists_in_order_with_runtime_numbers() -> None:
-    """A listener hears the list at once and at each change, until it is removed; one that raises does not stop the others."""
-    client, first, second = Told(), Listener(), Listener()
+    """A listener gets the list at once and at each change, until it is removed; one that raises does not stop the others."""
+    client, first, second = PushedClient(), Listener(), Listener()
     health = Health(GroupClient(client, tasks=[1, 0]))  # type: ignore[arg-type]
-    client.tell(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "UNINITIALIZED", 0))
+    client.push(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "UNINITIALIZED", 0))
     remove = health.add_listener(first)
     health.add_listener(second)
-    client.tell(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "CONNECTED", 8))
+    client.push(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "CONNECTED", 8))
     remove()
-    client.tell(TaskInfo(0, "DISCONNECTED", 7), TaskInfo(1, "CONNECTED", 8))
+    client.push(TaskInfo(0, "DISCONNECTED", 7), TaskInfo(1, "CONNECTED", 8))
     assert [[info.state for info in infos] for infos in first.lists] == [["UNINITIALIZED", "CONNECTED"], ["CONNECTED", "CONNECTED"]]
     assert second.lists[:2] == first.lists
     assert second.lists[2] == [ProcessInfo(0, "CONNECTED", 8), ProcessInfo(1, "DISCONNECTED", 7, "it has left the job")]
-
-
-WAITS = {
-    "barrier": "multihost.sync_global_processes('meet', timeout=60)",
-    "blocking get": "multihost.ClusterGroup(multihost.current_client(), (index + 1) % 4, 4, processes=[3, 0, 1, 2])"
-    ".broadcast('value', None, timeout_s=60)",
-    "gather": "group.gather('parts', b'mine', timeout_s=60)",
-    "broadcast": "multihost.broadcast_one_to_all(jnp.ones(3), timeout=60)",
-    "global_max": "multihost.global_max([index], timeout=60)",
-    "save": "save()",
-}
-
-KILLED = (
-    HEAD
-    + """
-wait, folder = sys.argv[5], sys.argv[6]
-
-def save():
-    from holdfast.checkpoint import CheckpointManager
-    with CheckpointManager(folder) as manager:
-        if index == 3:
-            print("ready", flush=True)
-            time.sleep(1000)
-        print("waiting", flush=True)
-        manager.save(1, {"w": np.arange(8)})
-        manager.wait_until_finished()
-
-if wait == "save()":
-    import holdfast.checkpoint
-elif index == 3:
-    print("ready", flush=True)
-    time.sleep(1000)
-else:
-    print("waiting", flush=True)
-try:
-    eval(wait)
-except CoordinationError as error:
-    print("failed", json.dumps([time.time(), type(error).__name__, getattr(error, "process", None), str(error)]), flush=True)
-except Exception as error:
-    print("failed", json.dumps([time.time(), type(error).__name__, getattr(error, "process", None), str(error)]), flush=True)
-try:
-    multihost.sync_global_processes("later work", timeout=60)
-except ProcessLost as error:
-    print("refused", error.process, flush=True)
-with multihost.live_devices() as devices:
-    print("went on with", int(total(devices)), [device.process_index for device in devices], flush=True)
-"""
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("wait", WAITS)
-def test_sigkill_of_one_of_four_ends_every_wait_by_name(wait: str, tmp_path: Path) -> None:
-    """Every survivor gets an error naming the process within heartbeat timeout + 2 s; later work is refused; survivors compute on."""
-    with CoordinationService.spawn(4, recoverable=True, survivable=True, heartbeat_timeout_s=HEARTBEAT_S) as service:
-        with Processes(KILLED, 4, arguments=[service.address, HEARTBEAT_S, WAITS[wait], tmp_path / "checkpoints"]) as processes:
-            processes.wait_for(3, "ready")
-            for index in range(3):
-                processes.wait_for(index, "waiting")
-            killed_at = time.time()
-            processes.kill(3, signal.SIGKILL)
-            finished = processes.wait()
-    report = "\n".join(f"--- process {i} (exit {f.code}):\n{f.output}" for i, f in enumerate(finished))
-    assert [f.code for f in finished] == [0, 0, 0, -signal.SIGKILL], report
-    for survivor in finished[:3]:
-        found = re.search(r"^failed (.*)$", survivor.output, re.MULTILINE)
-        assert found, report
-        failed_at, _, process, message = json.loads(found[1])
-        print(f"{wait}: the error came {failed_at - killed_at:.2f} s after SIGKILL: {message}")
-        assert process == 3 or "process 3" in message, report
-        assert failed_at - killed_at <= HEARTBEAT_S + 2, report
-        assert "refused 3" in survivor.output, report
-        assert "went on with 3 [0, 1, 2]" in survivor.output, report
-
-
-BLOCKS = (
-    HEAD
-    + """
-def outcome():
-    try:
-        with multihost.live_devices() as devices:
-            assert total(devices) == len(devices)
-            if index == 1:
-                raise KeyError("mine")
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-print(outcome())
-with multihost.live_devices() as devices:
-    print(len(devices), "devices")
-print(sorted(multihost.live_processes([0, 1, 2])))
-multihost.shutdown()
-"""
-)
-
-
-def test_a_block_that_fails_in_one_process_fails_in_all() -> None:
-    """The process that raised gets its own error, the others one that names it; the next block begins afresh and ends well."""
-    with CoordinationService.spawn(3, recoverable=True, survivable=True) as service:
-        outputs = run_processes(BLOCKS, 3, arguments=[service.address, 100])
-    assert "KeyError: 'mine'" in outputs[1]
-    for index in (0, 2):
-        assert "CoordinationError: ABORTED: the block failed in process 1: KeyError: 'mine'" in outputs[index]
-    assert all("3 devices\n[0, 1, 2]" in output for output in outputs)
-
-
-@pytest.mark.slow
-def test_a_death_inside_a_block_ends_it_on_every_survivor_and_the_next_one_is_smaller() -> None:
-    """A process killed inside a block, in front of a collective: all survivors raise ProcessLost naming it, and compute on without it."""
-    script = (
-        HEAD
-        + """
-try:
-    with multihost.live_devices() as devices:
-        total(devices)
-        print("inside", flush=True)
-        if index == 2:
-            time.sleep(1000)
-        total(devices)
-except ProcessLost as error:
-    print("lost", error.process, flush=True)
-with multihost.live_devices() as devices:
-    print("went on with", int(total(devices)), flush=True)
-"""
-    )
-    with CoordinationService.spawn(3, recoverable=True, survivable=True, heartbeat_timeout_s=HEARTBEAT_S) as service:
-        with Processes(script, 3, arguments=[service.address, HEARTBEAT_S]) as processes:
-            for index in range(3):
-                processes.wait_for(index, "inside")
-            processes.kill(2)
-            finished = processes.wait()
-    for survivor in finished[:2]:
-        assert survivor.code == 0, survivor.output
-        assert "lost 2" in survivor.output and "went on with 2" in survivor.output
-
-
-@pytest.mark.slow
-def test_a_dead_process_does_not_hold_an_agreement_up() -> None:
-    """After one of three was killed, the others still agree on a step through `agree_on_step`, without it."""
-    script = (
-        HEAD
-        + """
-with multihost.agree_on_step(group, "soon") as sync:
-    assert not sync.reached(0)
-    group.barrier("asked", timeout_s=60)
-    print("begun", flush=True)
-    if index == 2:
-        time.sleep(1000)
-    while 2 not in multihost.health().failed():
-        time.sleep(0.01)
-    if index == 0:
-        sync.propose()
-    step = 1
-    while not sync.reached(step):
-        time.sleep(0.01)
-        step += 1
-print("agreed", flush=True)
-os._exit(0)
-"""
-    )
-    with CoordinationService.spawn(3, recoverable=True, survivable=True, heartbeat_timeout_s=HEARTBEAT_S) as service:
-        with Processes(script, 3, arguments=[service.address, HEARTBEAT_S]) as processes:
-            for index in range(3):
-                processes.wait_for(index, "begun")
-            processes.kill(2)
-            finished = processes.wait()
-    assert all("agreed" in survivor.output for survivor in finished[:2]), "\n".join(f.output for f in finished)
-
-
-def test_work_with_a_restarted_process_is_refused_until_its_new_life_was_seen() -> None:
-    """A process that was killed and started again is connected; work planned with its old life is refused until `live_processes()`."""
-    script = (
-        HEAD
-        + """
-while [info.state for info in multihost.health().processes()] != ["CONNECTED"] * 2:
-    time.sleep(0.01)
-print("begun", flush=True)
-if index == 1:
-    time.sleep(1000)
-while 1 not in multihost.health().failed():
-    time.sleep(0.01)
-try:
-    group.barrier("together", timeout_s=60)
-except ProcessLost as error:
-    print("refused", error.process, flush=True)
-print("alive", sorted(multihost.live_processes()), "refused", multihost.health().failed(), flush=True)
-os._exit(0)
-"""
-    )
-    with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
-        with Processes(script, 2, arguments=[service.address, 100]) as processes:
-            for index in range(2):
-                processes.wait_for(index, "begun")
-            processes.kill(1)
-            processes.popens[1].wait()
-            with CoordinationClient(service.address, 1, num_processes=2, shutdown_timeout_s=1) as again:
-                processes.wait_for(0, "refused 1")
-                assert sorted(again.get_live_nodes([0, 1])) == [0, 1]
-                processes.wait_for(0, "alive [0, 1] refused {}")
-                again.close()
 
 
 def test_a_health_without_a_telling_client_knows_nothing() -> None:

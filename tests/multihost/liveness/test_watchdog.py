@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-import socket
-import subprocess
-import sys
 import time
 
 import pytest
 
-from holdfast.coordination import CoordinationService
 from holdfast.multihost import watchdog
 from holdfast.multihost.liveness.watchdog import stacks
-from tests.support.cluster import Processes, run_processes
+from tests.support.cluster import run_processes
 
 
 def test_a_hang_is_logged_with_all_stacks_and_progress_ends_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -87,54 +82,3 @@ def test_a_block_that_ends_in_time_leaves_no_timer() -> None:
     time.sleep(0.6)
     """
     assert "Thread" not in run_processes(script, 1)[0]
-
-
-def test_the_stacks_stay_with_the_coordinator() -> None:
-    """A process that ends in a hang has left its stacks, and why, where the others and `holdfast status` find them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    script = """
-    import sys, time
-    import jax
-    from holdfast.multihost import watchdog
-    index = int(sys.argv[1])
-    jax.config.update("jax_enable_recoverability", True)
-    jax.distributed.initialize(sys.argv[3], 2, index)
-    if index == 1:
-        with watchdog(0.3, exit=True):
-            time.sleep(100)
-    print(jax._src.distributed.global_state.client.blocking_key_value_get("holdfast/stacks/1", 60_000), flush=True)
-    """
-    with Processes(script, 2, arguments=[address]) as processes:
-        processes.wait_for(0, "stacks")
-        found = json.loads(next(line for line in processes.output(0).splitlines() if line.startswith("{")))
-        processes.popens[1].wait(60)
-    assert "no progress for" in found["why"] and "time.sleep(100)" in found["stacks"]
-    assert processes.popens[1].returncode == 124
-
-
-def test_status_shows_the_stacks_of_the_living_and_what_the_dead_have_left() -> None:
-    """`holdfast status --stacks` asks each living process where its threads are, and shows the report of one that its watchdog ended."""
-    script = """
-    import sys, threading
-    from holdfast import multihost
-    index = int(sys.argv[1])
-    multihost.initialize(sys.argv[3], 2, index)
-    def the_innocent_function():
-        print("waiting", flush=True)
-        threading.Event().wait()
-    def the_guilty_function():
-        with multihost.watchdog(0.3, exit=True):
-            threading.Event().wait()
-    the_guilty_function() if index else the_innocent_function()
-    """
-    with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
-        with Processes(script, 2, arguments=[service.address]) as processes:
-            processes.wait_for(0, "waiting")
-            assert processes.popens[1].wait(60) == 124
-            command = [sys.executable, "-c", "from holdfast.cli import main; main()", "status", service.address, "--stacks"]
-            shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    living, dead = shown.split("--- process 1\n")
-    assert living.startswith("--- process 0\n") and "the_innocent_function" in living
-    assert "Left by its watchdog: no progress for" in dead and "the_guilty_function" in dead

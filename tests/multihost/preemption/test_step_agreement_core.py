@@ -6,11 +6,10 @@ import random
 
 import pytest
 
-from holdfast.multihost.preemption.step_agreement import SyncPoint
 from holdfast.multihost.preemption.step_agreement_core import NEVER, StepLog, agreed_step
 
 
-def test_news_holds_from_one_step_beyond_the_highest_answer() -> None:
+def test_a_change_holds_from_one_step_beyond_the_highest_answer() -> None:
     """With floors 4, 7 and none, the step is 8; below it every answer is the old one, at and above it the new one."""
     logs = [StepLog() for _ in range(3)]
     logs[0].answer(4)
@@ -22,7 +21,7 @@ def test_news_holds_from_one_step_beyond_the_highest_answer() -> None:
         assert [log.answer(step).value for step in (5, 7, 8, 9)] == ["", "", "raised", "raised"]
 
 
-def test_news_before_any_question_holds_at_the_very_first() -> None:
+def test_a_change_before_any_question_holds_at_the_very_first() -> None:
     """A notice before step 0 is answered True at step 0, and at a negative step too."""
     log = StepLog()
     log.decide(agreed_step([log.freeze()]), "raised")
@@ -37,8 +36,8 @@ def test_a_frozen_log_still_answers_what_it_has_answered() -> None:
     assert log.may_answer(3) and log.may_answer(1) and not log.may_answer(4)
 
 
-def test_a_loop_that_asks_every_seven_steps_does_not_miss_the_news() -> None:
-    """The agreed step is 8; a loop that asks at 0, 7, 14, 21 hears of it at 14, once as a change and for good as a value."""
+def test_a_loop_that_asks_every_seven_steps_does_not_miss_the_change() -> None:
+    """The agreed step is 8; a loop that asks at 0, 7, 14, 21 gets it at 14, once as a change and for good as a value."""
     log = StepLog()
     log.answer(7)
     log.decide(agreed_step([log.freeze()]), "raised")
@@ -94,17 +93,6 @@ def test_all_answers_about_one_step_are_alike(block: int) -> None:
             log = world.logs[process]
             assert all(log.answer(step).value == world.values[step] for step in range(0, log.floor + 1, world.strides[process]))
     assert rounds > 1000
-
-
-def test_alone_a_sync_point_decides_at_once() -> None:
-    """Without a client the news holds from the next step on, and again for the next news."""
-    with SyncPoint(None, "save") as sync:
-        assert [sync.reached(step) for step in (0, 1)] == [False, False]
-        assert sync.propose()
-        assert [sync.reached(step) for step in (1, 2, 2, 3)] == [False, True, True, False]
-        sync.propose()
-        assert [sync.reached(step) for step in (3, 10, 11)] == [False, True, False]
-        assert sync.statistics()["rounds"] == 2
 
 
 def test_a_decision_at_a_published_floor_is_refused() -> None:

@@ -1,7 +1,7 @@
 """Calls a pickled function in a process of its own. Run as a script by its path: `python call_runner.py CALL RESULT`.
 
 CALL holds (function, arguments, keyword arguments); RESULT gets ("value", what it returned) or ("error", what it raised), pickled. The
-exit code tells how it ended, in the words that every launcher understands.
+exit code is one that every engine understands.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Returns the exit code that says what `error` says: 75 preempted, 93 do not restart, 124 hang, else 1."""
+    """Returns the exit code of `error`: 75 preempted, 93 do not restart, 124 hang, else 1."""
     from holdfast.launch import DO_NOT_RESTART, HANG, PREEMPTED
     from holdfast.multihost import Fatal, Hang, Preempted
 

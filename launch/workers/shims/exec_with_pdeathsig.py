@@ -1,4 +1,4 @@
-"""Becomes a command that ends with its parent. Run as a script by its path: `python -I -S exec_with_pdeathsig.py PARENT_PID COMMAND...`.
+"""Executes a command that ends with its parent. Run as a script by its path: `python -I -S exec_with_pdeathsig.py PARENT_PID COMMAND...`.
 
 A shim between fork and exec, in place of `preexec_fn`, which is unsafe in a process with threads. It imports nothing of holdfast.
 """
@@ -15,7 +15,7 @@ def main() -> None:
     parent, command = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the kernel was told
+    if os.getppid() != parent:  # it died before prctl
         os._exit(127)
     try:
         os.execvp(command[0], command)

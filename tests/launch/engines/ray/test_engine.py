@@ -19,6 +19,8 @@ import pytest
 
 from holdfast.launch import RestartPolicy, StartupTimeout
 from holdfast.launch import ray as engine
+from holdfast.launch.engines.ray.cluster import cluster_nodes
+from tests.support.cluster import CollectedOutput
 from tests.support.paths import EXAMPLES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(290), pytest.mark.filterwarnings("ignore")]
@@ -52,7 +54,7 @@ class Fleet:
         for label in labels:
             if self.labels.count(label) < labels.count(label):
                 self.add(label)
-        self.wait_until(lambda: len(engine.cluster_nodes()) == len(labels) + 1)
+        self.wait_until(lambda: len(cluster_nodes()) == len(labels) + 1)
 
     def add(self, labels: dict[str, str]) -> None:
         resources = {"TPU": 4} if labels else {}
@@ -88,10 +90,10 @@ class Fleet:
         ray.kill(sitter)
 
     def draining(self, node: Any) -> bool:
-        return any(seen.draining for seen in engine.cluster_nodes() if seen.node_id == node.node_id)
+        return any(seen.draining for seen in cluster_nodes() if seen.node_id == node.node_id)
 
     def healthy(self, node: Any) -> bool:
-        return any(not seen.draining for seen in engine.cluster_nodes() if seen.node_id == node.node_id)
+        return any(not seen.draining for seen in cluster_nodes() if seen.node_id == node.node_id)
 
     @staticmethod
     def wait_until(holds: Callable[[], bool], timeout_s: float = 60) -> None:
@@ -120,22 +122,10 @@ def fleet(the_fleet: Fleet) -> Fleet:
     return the_fleet
 
 
-class Lines:
-    """Collects what a job prints."""
-
-    def __init__(self) -> None:
-        self.text: list[str] = []
-
-    def line(self, process: int, text: str) -> None:
-        self.text.append(f"[{process}] {text}")
-
-    def say(self, text: str) -> None:
-        self.text.append(text)
-
-
 def train(folder: str, steps: int, polite: bool = True) -> dict[str, Any]:
-    """A small job for any number of processes that divides 12: adds 1 to an array in each step. Logs (attempt, count, step, seat).
+    """A small job for any number of processes that divides 12: adds 1 to an array in each step.
 
+    Logs (attempt, count, step, pid of the actor).
     With 0 steps it runs until there is a file named end.
     """
     import os
@@ -231,10 +221,10 @@ def test_a_function_runs_on_every_process(fleet: Fleet, tmp_path: Path) -> None:
 
 def test_the_example_runs_unchanged(fleet: Fleet, tmp_path: Path) -> None:
     """examples/train_digits.py under Ray, as under `holdfast run`."""
-    output = Lines()
+    output = CollectedOutput()
     command = [sys.executable, str(TRAINER), "--directory", str(tmp_path), "--steps", "40", "--save-every", "20"]
     assert engine.run_command(command, spec(), output=output).outcome == "done", output.text
-    assert any("test accuracy after step 40" in line for line in output.text)
+    assert "test accuracy after step 40" in output.text
 
 
 def test_the_command_line_runs_on_a_cluster(fleet: Fleet, tmp_path: Path) -> None:
@@ -315,7 +305,7 @@ def test_a_drain_shrinks_to_two_and_the_nodes_return(fleet: Fleet, tmp_path: Pat
 
 
 def test_leaving_early_after_a_notice_is_not_done(fleet: Fleet, tmp_path: Path) -> None:
-    """PRE-1: workers that save and return when they are told to go are started again, until the loop ends by itself."""
+    """PRE-1: workers that save and return after a notice are started again, until the loop ends by itself."""
 
     def drain(log: Log) -> None:
         fleet.wait_until(lambda: len(log.rows()) > 0 and log.rows()[-1][2] >= 50)
@@ -350,7 +340,7 @@ def test_slices_are_numbered_and_a_draining_host_takes_its_slice_along(the_fleet
     """ENV-1 to ENV-4 and PRE-2: two slices of two; with one host draining only the other slice is used, and all four keys are gone."""
     the_fleet.become(SLICES)
     stale = {"MEGASCALE_NUM_SLICES": "3", "MEGASCALE_PORT": "1234", "MEGASCALE_SLICE_ID": "2", "MEGASCALE_COORDINATOR_ADDRESS": "gone"}
-    sliced = spec(slices=2, resources={"CPU": 1, "TPU": 4}, env=ENV | stale)
+    sliced = spec(num_slices=2, resources={"CPU": 1, "TPU": 4}, env=ENV | stale)
     seen = engine.run(megascale, sliced)
     assert seen.outcome == "done", seen.job.reasons
     assert [value["MEGASCALE_SLICE_ID"] for value in seen.values] == ["0", "0", "1", "1"]

@@ -1,7 +1,7 @@
-"""Ends process groups when whoever started them is gone. Run as a script by its path: `python -I -S process_group_reaper.py`.
+"""Kills process groups when the process that started them is gone. Run as a script by its path: `python -I -S process_group_reaper.py`.
 
-Reads `+PGID` and `-PGID` lines. When its input ends, its parent has closed it or is dead, however it died: what is still listed
-gets SIGKILL. It is in a session of its own, so what ends its parent does not end it.
+Reads `+PGID` and `-PGID` lines. When its input ends, its parent has closed it or is dead, however it died: what is still listed gets
+SIGKILL. It runs in a session of its own, so that what ends its parent does not end it.
 """
 
 import contextlib

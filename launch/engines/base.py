@@ -1,0 +1,82 @@
+"""What the engines share: a queue of events, the launcher's signals, the coordinator's progress, and the run of a job from its start."""
+
+from __future__ import annotations
+
+import queue
+import signal
+from collections.abc import Sequence
+
+from ..supervisor.engine import Engine, JobResult, supervise
+from ..supervisor.job import Event, Exited, Job, Stop
+from ..view import LiveView, reporter
+from ..workers.coordinator import ProcessProgress, ProgressWatch
+from ..workers.output import Output
+from ..workers.signals import passing_on
+
+
+class BaseEngine(Engine):
+    """Queues events and signals. An engine adds `carry_out`, `close`, and how its processes are signalled and killed.
+
+    Everything but `forward` and `progress` belongs to the thread that made it.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._queue: queue.SimpleQueue[Event | signal.Signals] = queue.SimpleQueue()
+        self._watch: ProgressWatch | None = None
+        self._signals = 0
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Sends a signal to every process."""
+        raise NotImplementedError
+
+    def _kill(self) -> None:
+        """Ends every process, and what it started, now."""
+        raise NotImplementedError
+
+    def forward(self, number: int) -> None:
+        """Takes a signal of the launcher: the first stops the job, the second repeats SIGTERM, the third kills. Signal-safe."""
+        self._queue.put(signal.Signals(number))
+
+    def progress(self) -> tuple[ProcessProgress, ...]:
+        """Returns what the processes of this attempt last reported."""
+        watch = self._watch
+        return watch.processes if watch is not None else ()
+
+    def events(self, timeout_s: float | None) -> Sequence[Event]:
+        """Returns the next event, at the latest after `timeout_s`."""
+        try:
+            item = self._queue.get(timeout=timeout_s) if timeout_s != 0 else self._queue.get_nowait()
+        except queue.Empty:
+            return []
+        return self._on_signal(item) if isinstance(item, signal.Signals) else [item]
+
+    def _on_signal(self, number: signal.Signals) -> list[Event]:
+        self._signals += 1
+        if self._signals == 1:
+            return [Stop(number.name)]
+        if self._signals == 2:
+            self._signal(signal.SIGTERM)
+        else:
+            self._kill()
+        return []
+
+    def _report_exit(self, event: Exited) -> None:
+        """Queues the end of a process, after the progress that it reported before."""
+        watch = self._watch
+        if watch is not None:
+            watch.refresh()
+        self._queue.put(event)
+
+    def _close_watch(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+
+
+def run_job(job: Job, engine: BaseEngine, output: Output) -> JobResult:
+    """Runs a job to its end: its changes of state go to `output`, and the launcher's signals to the engine. Blocks."""
+    if isinstance(output, LiveView):
+        output.progress = engine.progress
+    with passing_on(engine.forward):
+        return supervise(job, engine, on_decision=reporter(output, first_attempt=job.attempt + 1))

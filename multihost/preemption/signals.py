@@ -1,0 +1,120 @@
+"""Signals as a source of preemption notices, which a main thread inside XLA does not hide."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+from .sources import Notice, Notify
+
+_log = logging.getLogger(__name__)
+
+# Added to a signal's number where the byte comes from the Python handler and not from the C handler. Numbers end at 64.
+_HANDLED = 128
+
+
+class Signals:
+    """Takes signals for a notice that is never withdrawn. Owns their handlers, and calls whatever handler stood before after its own.
+
+    The C-level handler writes the signal's number into a socket (`signal.set_wakeup_fd`) that a reader thread waits on, so a main thread
+    inside XLA does not hide the notice. A handler that the program sets later replaces only the Python half: the notice still comes.
+    `asyncio` takes the wake-up descriptor too: then the notice comes from the Python handler, when the main thread gets to it.
+
+    A repeat ends the process, with all stacks on stderr and exit code 128 + number, if it comes at least `repeat_s` after the first and
+    `seconds_idle()` (since the program last asked about a step) is at least that too: a process that still asks is not stuck.
+    """
+
+    name = "signal"
+
+    def __init__(
+        self,
+        numbers: Sequence[int] = (signal.SIGTERM,),
+        *,
+        grace_s: float | None = None,
+        repeat_s: float = 10.0,
+        seconds_idle: Callable[[], float] = lambda: float("inf"),
+    ) -> None:
+        self.numbers = tuple(signal.Signals(number) for number in numbers)
+        self.seconds_idle = seconds_idle
+        self._grace_s = grace_s
+        self._repeat_s = repeat_s
+        self._notify: Notify = lambda notice: None
+        self._first_s: float | None = None
+        self._woken = False  # the C handler writes to our socket, so that the bytes of the Python handler are repeats
+        self._previous: dict[int, Any] = {}
+        self._earlier_fd = -1
+        self._ours: socket.socket | None = None
+        self._theirs: socket.socket | None = None
+
+    def start(self, notify: Notify) -> None:
+        """Installs the handlers. Python allows that in the main thread only: elsewhere it logs a warning and does nothing."""
+        if threading.current_thread() is not threading.main_thread():
+            _log.warning("signals %s are not watched: started outside the main thread", [s.name for s in self.numbers])
+            return
+        self._notify = notify
+        self._ours, self._theirs = socket.socketpair()
+        self._theirs.setblocking(False)
+        threading.Thread(target=self._reader, args=(self._ours,), name="holdfast-signals", daemon=True).start()
+        self._earlier_fd = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+        for number in self.numbers:
+            self._previous[number] = signal.signal(number, self._handle)
+            if self._previous[number] is None:
+                _log.warning("%s was handled in C (JAX's preemption service); from here on it feeds holdfast's sync point", number.name)
+
+    def close(self) -> None:
+        """Puts the earlier handlers back where ours still stand. Outside the main thread they stay and only pass signals on."""
+        self._notify = lambda notice: None
+        if self._theirs is None or self._ours is None or threading.current_thread() is not threading.main_thread():
+            return
+        for number, previous in self._previous.items():
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, signal.SIG_DFL if previous is None else previous)
+        current = signal.set_wakeup_fd(-1)
+        if current == self._theirs.fileno():
+            signal.set_wakeup_fd(self._earlier_fd, warn_on_full_buffer=False)
+            self._theirs.close()  # ends the reader, which closes the other end
+        else:  # somebody has taken it over since, and may pass bytes on to ours: it stays open
+            signal.set_wakeup_fd(current, warn_on_full_buffer=False)
+        self._ours = self._theirs = None
+
+    def _reader(self, ours: socket.socket) -> None:
+        with ours:
+            while numbers := ours.recv(256):
+                for number in numbers:
+                    if number in self.numbers:
+                        self._woken = True
+                        self._arrived(number)
+                    elif number - _HANDLED in self.numbers and not self._woken:
+                        self._arrived(number - _HANDLED)
+                raw = bytes(number for number in numbers if number < _HANDLED)
+                if self._earlier_fd != -1 and raw:
+                    with contextlib.suppress(OSError):  # as the C handler would: a full or closed pipe loses the byte
+                        os.write(self._earlier_fd, raw)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        # Only a byte: this may have interrupted code of the main thread that holds one of our locks.
+        if self._theirs is not None:
+            with contextlib.suppress(OSError):
+                self._theirs.send(bytes([_HANDLED + number]))
+        previous = self._previous.get(number)
+        if callable(previous):
+            previous(number, frame)
+
+    def _arrived(self, number: int) -> None:
+        now, name = time.monotonic(), signal.Signals(number).name
+        if self._first_s is None:
+            self._first_s = now
+            self._notify(Notice(f"{name} received", None if self._grace_s is None else time.time() + self._grace_s))
+        elif now - self._first_s >= self._repeat_s and self.seconds_idle() >= self._repeat_s:
+            os.write(2, f"holdfast: {name} again after {now - self._first_s:.0f} s, and the program asks nothing: ending it\n".encode())
+            faulthandler.dump_traceback(all_threads=True)
+            os._exit(128 + number)

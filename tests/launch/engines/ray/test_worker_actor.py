@@ -1,0 +1,93 @@
+"""WorkerActor, which Ray would hold in a process of its own: here as a plain object, with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.launch.engines.ray.worker_actor import WorkerActor, WorkerUpdate
+from holdfast.multihost import ProcessSpec
+from tests.support.processes import wait_until_ended
+
+SPEC = ProcessSpec(process_id=1, num_processes=2, coordinator="c:1", job_id="j", attempt=3)
+
+
+@pytest.fixture
+def actor() -> Iterator[WorkerActor]:
+    held = WorkerActor()
+    yield held
+    held.kill()
+    held._reaper.close()  # Ray ends an actor's process, and everything of it with it
+    held._folder.cleanup()
+
+
+def start(actor: WorkerActor, code: str, **extra: str) -> list[str]:
+    return actor.start([sys.executable, "-S", "-c", code], None, SPEC, extra)
+
+
+def poll_to_the_end(actor: WorkerActor) -> tuple[list[str], WorkerUpdate]:
+    """Returns all lines, and the update that has the exit code."""
+    lines: list[str] = []
+    while True:
+        update = actor.poll(30.0)
+        lines += update.lines
+        if update.code is not None:
+            return lines, update
+
+
+def test_a_process_knows_who_it_is_and_its_lines_come_before_its_exit_code(actor: WorkerActor) -> None:
+    """The environment has the spec and what was given beside it; a stale slice is named; a command has no outcome."""
+    code = "import os, sys; print(os.environ['HOLDFAST_PROCESS_ID'], os.environ['EXTRA']); print('more'); sys.exit(4)"
+    lines = start(actor, code, EXTRA="x", MEGASCALE_SLICE_ID="2")
+    assert lines == ["MEGASCALE_SLICE_ID: '2' -> removed, the job has one slice"]
+    assert actor.pid() == os.getpid()
+    printed, update = poll_to_the_end(actor)
+    assert (printed, update.code, update.outcome) == (["1 x", "more"], 4, None)
+
+
+def test_without_an_update_a_poll_ends_in_time(actor: WorkerActor) -> None:
+    """Nothing new is an update without lines; the next one has what came since."""
+    block = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {15})"
+    start(actor, f"{block}; print('up', flush=True); signal.sigwait({{15}}); print('notified')")
+    lines: tuple[str, ...] = ()
+    while not lines:
+        lines = actor.poll(30.0).lines
+    assert lines == ("up",) and actor.poll(0.01) == WorkerUpdate(())
+    actor.signal(signal.SIGTERM)
+    assert poll_to_the_end(actor) == (["notified"], WorkerUpdate(("notified",), 0))
+
+
+def test_kill_ends_the_process_and_what_it_started(actor: WorkerActor) -> None:
+    """SIGKILL comes back as -9, and no process of its group is left."""
+    start(
+        actor,
+        "import subprocess, time\n"
+        "print(subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid, flush=True)\n"
+        "time.sleep(600)",
+    )
+    lines: tuple[str, ...] = ()
+    while not lines:
+        lines = actor.poll(30.0).lines
+    actor.kill()
+    assert poll_to_the_end(actor)[1].code == -signal.SIGKILL
+    assert wait_until_ended([int(lines[0])])
+
+
+def test_before_a_start_there_is_nothing_to_end(actor: WorkerActor) -> None:
+    """Signals to an actor that has started nothing are no errors."""
+    actor.signal(signal.SIGTERM)
+    actor.kill()
+    assert actor.poll(0.01) == WorkerUpdate(())
+
+
+def test_a_pickled_call_leaves_its_outcome(actor: WorkerActor) -> None:
+    """A call runs in a process of its own through the call runner, and its value comes with the exit code."""
+    cloudpickle = pytest.importorskip("ray.cloudpickle", reason='Ray is not installed: pip install "holdfast[ray]"')
+    actor.start(None, cloudpickle.dumps((max, (1, 5), {})), SPEC, {})
+    _, update = poll_to_the_end(actor)
+    assert update.code == 0 and update.outcome is not None
+    assert cloudpickle.loads(update.outcome) == ("value", 5)

@@ -1,0 +1,69 @@
+"""What the engines share: signals of the launcher, the order of events, and the run of a job."""
+
+from __future__ import annotations
+
+import io
+import signal
+
+from holdfast.launch import LiveView
+from holdfast.launch.engines.base import BaseEngine, run_job
+from holdfast.launch.supervisor.job import Action, Exited, Job, Launch, Reserve, Reserved, Stop
+from holdfast.launch.workers.output import ConsoleOutput
+
+
+class Recording(BaseEngine):
+    """An engine whose processes end as soon as they are launched; it records what is done to them."""
+
+    def __init__(self, output: ConsoleOutput, code: int = 0) -> None:
+        super().__init__(output)
+        self.done: list[object] = []
+        self._code = code
+
+    def carry_out(self, action: Action) -> None:
+        if isinstance(action, Reserve):
+            self._queue.put(Reserved(action.attempt, action.max_processes))
+        elif isinstance(action, Launch):
+            for process in range(action.num_processes):
+                self._report_exit(Exited(action.attempt, process, self._code))
+
+    def _signal(self, number: signal.Signals) -> None:
+        self.done.append(number)
+
+    def _kill(self) -> None:
+        self.done.append("kill")
+
+    def close(self) -> None:
+        self.done.append("close")
+
+
+def output() -> ConsoleOutput:
+    return ConsoleOutput(io.StringIO(), io.StringIO(), 2)
+
+
+def test_the_first_signal_stops_the_second_repeats_the_third_kills() -> None:
+    """The stop bears the signal's name; the later ones are no events."""
+    engine = Recording(output())
+    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+        engine.forward(number)
+    assert [engine.events(1.0) for _ in range(3)] == [[Stop("SIGINT")], [], []]
+    assert engine.done == [signal.SIGTERM, "kill"]
+
+
+def test_events_come_in_order_and_no_event_is_no_error() -> None:
+    """What was queued first comes first; with nothing there the call returns at the latest after its timeout."""
+    engine = Recording(output())
+    engine.carry_out(Reserve(1, 1, 2, 1.0))
+    engine.carry_out(Launch(1, 2))
+    assert [engine.events(0) for _ in range(4)] == [[Reserved(1, 2)], [Exited(1, 0, 0)], [Exited(1, 1, 0)], []]
+    assert engine.events(0.01) == [] and engine.progress() == ()
+
+
+def test_a_job_runs_to_its_end_and_its_reasons_go_to_the_output() -> None:
+    """A failure is written to the launcher's stream with its reason; a live view gets the engine's progress; handlers are given back."""
+    before = signal.getsignal(signal.SIGTERM)
+    view = LiveView(io.StringIO(), stderr := io.StringIO(), 2)
+    engine = Recording(view, code=3)
+    result = run_job(Job("j", 2, 2), engine, view)
+    assert (result.outcome, result.exit_code, engine.done) == ("failed", 3, ["close"])
+    assert "holdfast: failed: process 0 of 2 ended with exit code 3 in attempt 1\n" in stderr.getvalue()
+    assert view.progress == engine.progress and signal.getsignal(signal.SIGTERM) is before

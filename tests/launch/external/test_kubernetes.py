@@ -1,0 +1,48 @@
+"""Manifests for Kubernetes: as the golden files, and readable by a YAML parser."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.launch import KubernetesJob, render_kubernetes
+from tests.support.paths import SUPPORT
+
+HOLDFAST = Path(sys.executable).parent / "holdfast"
+
+
+GOLDEN = SUPPORT / "kubernetes"
+
+
+@pytest.mark.parametrize("name", ["job", "jobset"])
+def test_manifests_are_as_the_golden_files(name: str) -> None:
+    """An Indexed Job for one slice and a JobSet for two; never run on a cluster."""
+    sliced = {"num_slices": 2, "resources": {"google.com/tpu": "4"}, "node_selector": {"cloud.google.com/gke-tpu-topology": "2x4"}}
+    changes = sliced if name == "jobset" else {}
+    job = KubernetesJob(
+        "digits", "example.org/digits:1", ("python", "train.py", "--directory", "gs://b/ckpt"), 8 if name == "jobset" else 4, **changes
+    )  # type: ignore[arg-type]
+    assert render_kubernetes(job) == (GOLDEN / f"{name}.yaml").read_text()
+
+
+def test_manifests_are_yaml(tmp_path: Path) -> None:
+    """The command line writes what a YAML parser reads back; impossible sizes and names are refused."""
+    yaml = pytest.importorskip("yaml")
+    base = [str(HOLDFAST), "kubernetes", "--image", "i:1"]
+    done = subprocess.run(
+        [*base, "--name", "j", "-n", "8", "--slices", "2", "--", "python", "-c", 'print("a: b")'],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    documents = list(yaml.safe_load_all(done.stdout))
+    assert [document["kind"] for document in documents] == ["Service", "Deployment", "JobSet"]
+    pod = documents[2]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["command"][-1] == 'print("a: b")'
+    assert documents[1]["spec"]["template"]["spec"]["containers"][0]["command"][2] == "--num-processes=8"
+    for bad, message in ((["--name", "J", "-n", "1"], "name='J'"), (["--name", "j", "-n", "3", "--slices", "2"], "slices of one size")):
+        done = subprocess.run([*base, *bad, "--", "true"], capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and message in done.stderr

@@ -1,0 +1,83 @@
+"""The live view: coloured lines above a table of the processes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from holdfast.launch import LiveView, Preempted
+from holdfast.launch.supervisor.job import Decision, Job, State
+from holdfast.launch.view import reporter
+from holdfast.launch.workers.coordinator import ProcessProgress
+from holdfast.launch.workers.output import ConsoleOutput
+
+HOLDFAST = Path(sys.executable).parent / "holdfast"
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-S", "-c", code]
+
+
+def test_the_live_view_on_a_terminal() -> None:
+    """Below the coloured lines stands a table with each process's state; on the terminal of a real pty."""
+    ours, theirs = os.openpty()
+    script = "import sys; print('hello'); sys.exit(0)"
+    popen = subprocess.Popen(
+        [HOLDFAST, "run", "-n", "2", "--", *python(script)], stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "xterm"}
+    )
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # EIO: the other end is closed
+        while piece := os.read(ours, 4096):
+            seen += piece
+    os.close(ours)
+    assert popen.wait(60) == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
+    assert "[0] hello" in text and "[1] hello" in text
+    assert re.search(r"process +state +step +steps/s +saved", text)
+    assert re.search(r"local-\w+: (running|finished), attempt 1", text)
+    assert b"\x1b[36m[0] " in seen
+
+
+def test_the_table_tells_step_rate_and_last_save() -> None:
+    """Steps per second over the last seconds, by a clock that only the test turns."""
+    now = [100.0]
+    view = LiveView(io.StringIO(), io.StringIO(), 2, clock=lambda: now[0])
+    job = Job("j", 2, 2, state=State.RUNNING, attempt=3, alive=frozenset({0, 1}), saved_step=40)
+    view.observe(job, Decision(job, (), ""))
+    shown = []
+    for step in (50, 60, 70):
+        view.progress = lambda step=step: (ProcessProgress(0, step, 40, 0.0, ""),)
+        table, now[0] = view.table(), now[0] + 2
+        shown.append([list(column.cells) for column in table.columns])
+    assert table.title == "j: running, attempt 3, step 40 saved 4 s ago"
+    assert shown[-1] == [["0", "1"], ["running", "running"], ["70", "-"], ["5.0", "-"], ["40", "-"]]
+
+
+def test_the_log_has_what_is_not_the_ordinary_course() -> None:
+    """A first attempt that starts, runs and ends is not worth a line; a restart is, with its reason, and so is each state after it."""
+    stderr = io.StringIO()
+    report = reporter(ConsoleOutput(io.StringIO(), stderr, 2), first_attempt=1)
+    job = Job("j", 2, 2)
+    for state, attempt, error in (
+        (State.SCHEDULING, 1, None),
+        (State.RUNNING, 1, None),
+        (State.RESTARTING, 1, None),
+        (State.RUNNING, 2, None),
+        (State.RUNNING, 2, None),
+        (State.FAILED, 2, Preempted("drained")),
+    ):
+        following = dataclasses.replace(job, state=state, attempt=attempt, error=error)
+        report(job, Decision(following, (), f"why {state} {attempt}"))
+        job = following
+    assert stderr.getvalue().splitlines() == [
+        "holdfast: restarting: why restarting 1",
+        "holdfast: running: why running 2",
+        "holdfast: preempted: why failed 2",
+    ]

@@ -1,0 +1,100 @@
+"""The coordinator of an attempt, and the events that its processes' reports become."""
+
+from __future__ import annotations
+
+import json
+import queue
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from holdfast.coordination import CoordinationClient
+from holdfast.launch.supervisor.job import Event, Notice, Progress, Withdrawn
+from holdfast.launch.workers.coordinator import Coordinator, ProcessProgress, ProgressWatch
+from tests.support.processes import runs, wait_until_ended
+
+NOTICE = "holdfast/sync/preemption/0/notices/1"
+
+
+class Watched:
+    """A coordinator of two processes with a client each, and the events of its watch."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.coordinator = Coordinator("j", 3, 2)
+        stack.callback(self.coordinator.close)
+        self.events: queue.Queue[Event] = queue.Queue()
+        self.watch = ProgressWatch(self.coordinator.address, 3, self.events.put)
+        stack.callback(self.watch.close)
+        self.clients = [
+            CoordinationClient(self.coordinator.address, process, num_processes=2, job="j", attempt=3, shutdown_timeout_s=2)
+            for process in range(2)
+        ]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda client: client.connect(), self.clients))
+        for client in self.clients:
+            stack.callback(client.close)
+
+    def report(self, process: int, step: int, **progress: int) -> None:
+        """Reports, and waits until the coordinator has it."""
+        self.clients[process].report(step=step, **progress)
+        while not any((each.process, each.step) == (process, step) for each in self.watch.processes):
+            self.watch.refresh()
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    with ExitStack() as stack:
+        yield Watched(stack)
+
+
+def test_the_best_progress_of_all_processes_is_reported_once(watched: Watched) -> None:
+    """Steps are the highest of all, with the attempt; the same progress is not reported again."""
+    watched.report(0, 5)
+    watched.report(1, 4, saved_step=2)
+    found = [watched.events.get(timeout=30) for _ in range(2)]
+    assert found == [Progress(3, 5, -1), Progress(3, 5, 2)]
+    watched.watch.refresh()
+    assert watched.events.empty()
+    assert [(each.process, each.step, each.saved_step) for each in watched.watch.processes] == [(0, 5, -1), (1, 4, 2)]
+
+
+def test_a_job_is_done_when_all_its_processes_say_so(watched: Watched) -> None:
+    """One process that reports its end is not enough."""
+    watched.report(0, 9, done=1)
+    watched.report(1, 9)
+    assert watched.events.get(timeout=30) == Progress(3, 9, -1, done=False)
+    watched.report(1, 10, done=1)
+    assert watched.events.get(timeout=30) == Progress(3, 10, -1, done=True)
+
+
+def test_a_notice_that_one_process_got_is_reported_until_it_is_withdrawn(watched: Watched) -> None:
+    """Its source names the process and the reason, its deadline is on the monotonic clock, and the processes know already."""
+    client = watched.clients[1]
+    client.key_value_set_bytes(NOTICE, json.dumps({"reason": "spot", "deadline_unix_s": time.time() + 30}).encode())
+    notice = watched.events.get(timeout=30)
+    assert isinstance(notice, Notice) and (notice.source, notice.delivered) == ("process 1 (spot)", True)
+    assert notice.deadline is not None and 20 < notice.deadline - time.monotonic() <= 30
+    client.key_value_delete(NOTICE)
+    assert watched.events.get(timeout=30) == Withdrawn("process 1 (spot)")
+
+
+def test_a_coordinator_that_is_gone_is_no_event(watched: Watched) -> None:
+    """What was reported stands; asking again neither raises nor reports."""
+    watched.report(0, 5)
+    watched.events.get(timeout=30)
+    before: tuple[ProcessProgress, ...] = watched.watch.processes
+    watched.coordinator.close()
+    watched.watch.refresh()
+    assert watched.events.empty() and watched.watch.processes == before
+
+
+def test_a_coordinator_is_a_process_of_its_own_and_ends_when_it_is_closed() -> None:
+    """Its address is on loopback unless another host is given."""
+    coordinator = Coordinator("j", 1, 1)
+    assert coordinator.address.startswith("127.0.0.1:") and runs(coordinator.pid)
+    coordinator.close()
+    assert wait_until_ended([coordinator.pid])

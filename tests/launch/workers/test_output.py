@@ -1,0 +1,58 @@
+"""The lines of many processes as one stream."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+from holdfast.launch.workers.output import ConsoleOutput
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_lines_carry_their_process_in_a_column() -> None:
+    """Numbers are aligned for the largest one; the launcher's own lines go to stderr."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    output = ConsoleOutput(stdout, stderr, 11)
+    output.line(2, "two")
+    output.line(10, "ten")
+    output.say("restarting")
+    assert stdout.getvalue() == "[ 2] two\n[10] ten\n"
+    assert stderr.getvalue() == "holdfast: restarting\n"
+
+
+def test_a_terminal_gets_colours_and_everything_in_one_place() -> None:
+    """Each process has a colour, colours of the line itself stay, and the launcher's lines stand between the others."""
+    stdout, stderr = Terminal(), io.StringIO()
+    output = ConsoleOutput(stdout, stderr, 2)
+    output.line(0, "\x1b[31mred\x1b[0m")
+    output.say("restarting")
+    assert "\x1b[36m[0] " in stdout.getvalue() and "\x1b[31mred" in stdout.getvalue()
+    assert "holdfast: restarting" in stdout.getvalue() and stderr.getvalue() == ""
+
+
+def test_a_closed_stream_is_no_error() -> None:
+    """Whoever reads the output may go: the job goes on."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    output = ConsoleOutput(stdout, stderr, 1)
+    stdout.close()
+    stderr.close()
+    output.line(0, "nobody reads this")
+    output.say("nor this")
+
+
+def test_lines_of_many_threads_stay_whole() -> None:
+    """Each line is written at once: none is torn or lost."""
+    stdout = io.StringIO()
+    output = ConsoleOutput(stdout, io.StringIO(), 8)
+    threads = [threading.Thread(target=lambda p=p: [output.line(p, f"{p} {n}") for n in range(200)]) for p in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(stdout.getvalue().splitlines()) == sorted(f"[{p}] {p} {n}" for p in range(8) for n in range(200))

@@ -1,0 +1,167 @@
+"""GroupClient over real clients of one service, each in a thread of its own: calls, barriers, values, and errors in runtime numbers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from holdfast.coordination import BarrierTimeout, CoordinationClient, CoordinationError, CoordinationService, CoordinatorLost, ProcessLost
+from holdfast.multihost.group.group_client import Deadline, GroupClient, forget_group_client, group_client_of
+
+Clients = list[CoordinationClient]
+
+
+@pytest.fixture
+def clients() -> Iterator[Clients]:
+    """Three clients of one service."""
+    with CoordinationService.spawn(3, recoverable=True, survivable=True) as service, ExitStack() as stack:
+        found = [CoordinationClient(service.address, process, num_processes=3, shutdown_timeout_s=2) for process in range(3)]
+        on_each(found, lambda client: client.connect())
+        for client in found:
+            stack.callback(client.close)
+        yield found
+
+
+def on_each(items: list[Any], work: Callable[[Any], Any]) -> list[Any]:
+    """Runs `work` on every item at once, as processes would, and returns the results."""
+    with ThreadPoolExecutor(len(items)) as pool:
+        return list(pool.map(work, items))
+
+
+def test_a_deadline_counts_down_and_never_reaches_zero_milliseconds() -> None:
+    """What remains and what has passed make up the whole; over the end, 0 s remain, and 1 ms on the wire."""
+    deadline = Deadline(60.0)
+    assert 59 < deadline.remaining_s() <= 60 and 59_000 < deadline.remaining_ms() <= 60_000
+    assert deadline.elapsed_s() + deadline.remaining_s() == pytest.approx(60.0, abs=0.1)
+    assert (Deadline(0.0).remaining_s(), Deadline(-1.0).remaining_ms()) == (0.0, 1)
+
+
+def test_calls_of_one_name_are_numbered_and_a_failure_changes_the_barrier_id() -> None:
+    """The barrier id stays while calls end well; after a failure it ends in the number of the next call. Names are quoted."""
+    group_client = GroupClient(threading)  # type: ignore[arg-type]  # no call reaches it
+    seen = []
+    for fails in (False, False, True, False, False):
+        try:
+            with group_client.call("barrier", "a/b", Deadline(1.0)) as call:
+                seen.append((call.number, call.barrier_id, call.folder))
+                if fails:
+                    raise CoordinationError("failed", code="ABORTED")
+        except CoordinationError:
+            pass
+    key = "holdfast/barrier/a%2Fb"
+    ids = [key, key, key, f"{key}@3", f"{key}@3"]
+    assert seen == [(number, barrier_id, f"{key}/{number}") for number, barrier_id in enumerate(ids)]
+    with group_client.call("barrier", "", Deadline(1.0)) as call:
+        assert (call.key, call.number) == ("holdfast/barrier/%", 0)
+
+
+def test_a_name_that_another_thread_holds_is_a_timeout_and_counts_as_a_call() -> None:
+    """Whoever waits in vain for another thread fails, and the next call has the next number and a new barrier id."""
+    group_client = GroupClient(threading)  # type: ignore[arg-type]
+    held, free = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with group_client.call("barrier", "n", Deadline(30.0)):
+            held.set()
+            free.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(30)
+    with pytest.raises(BarrierTimeout, match=r"another thread of this process still waits at 'n' after 0\.01 s"):
+        with group_client.call("barrier", "n", Deadline(0.01)):
+            raise AssertionError("two threads in one call")
+    free.set()
+    holder.join()
+    with group_client.call("barrier", "n", Deadline(1.0)) as call:
+        assert (call.number, call.barrier_id) == (2, "holdfast/barrier/n@2")
+
+
+def test_a_client_has_one_group_client_until_it_is_forgotten() -> None:
+    """All users of a client share its calls; a client that was shut down begins anew."""
+    client: Any = object()
+    first = group_client_of(client, [1, 0])
+    assert group_client_of(client) is first and first.tasks == [1, 0]
+    forget_group_client(client)
+    assert group_client_of(client) is not first
+    forget_group_client(client)
+
+
+def test_barriers_values_and_listings(clients: Clients) -> None:
+    """A barrier of all ends for all; a value comes to whoever waits for it; a listing is by the part after the folder."""
+
+    def work(client: CoordinationClient) -> tuple[bytes, dict[str, bytes]]:
+        group_client = GroupClient(client)
+        group_client.set(f"folder/{client.process_id}", b"%d" % client.process_id)
+        with group_client.call("barrier", "all", Deadline(30.0)) as call:
+            group_client.barrier(call, Deadline(30.0))
+        value = group_client.get("folder/2", "value", Deadline(30.0), 2)
+        listing = group_client.list("folder")
+        with group_client.call("barrier", "all", Deadline(30.0)) as call:
+            group_client.barrier(call, Deadline(30.0))
+        group_client.delete_after("folder", 3)
+        return value, listing
+
+    assert on_each(clients, work) == [(b"2", {"0": b"0", "1": b"1", "2": b"2"})] * 3
+    assert GroupClient(clients[0]).list("folder") == {}, "the last of three calls deletes the folder"
+
+
+def test_who_is_missing_is_named_by_runtime_number_with_its_last_report(clients: Clients) -> None:
+    """With task ids that differ from runtime indices, the error names the runtime index, and what that process last reported."""
+    tasks = [2, 0, 1]
+
+    def work(client: CoordinationClient) -> BarrierTimeout:
+        group_client = GroupClient(client, tasks)
+        group_client.progress = lambda: {0: "step 7"}
+        with pytest.raises(BarrierTimeout) as caught, group_client.call("barrier", "late", Deadline(0.5)) as call:
+            group_client.barrier(call, Deadline(0.5))
+        return caught.value
+
+    for error in on_each(clients[1:], work):
+        assert (error.name, error.missing) == ("late", (1,))
+        assert str(error).endswith("; process 1 last reported step 7")
+
+
+def test_a_lost_process_ends_a_wait_for_its_value(clients: Clients) -> None:
+    """Whoever waits for the value of a process that failed gets ProcessLost with its number and reason, long before the timeout."""
+    clients[2].report_error("bad batch")
+    with pytest.raises(ProcessLost, match="bad batch") as caught:
+        GroupClient(clients[0]).get("never", "value", Deadline(60.0), 2)
+    assert caught.value.process == 2
+
+
+class JaxlibError(Exception):
+    """An error as jaxlib's client raises it: a status text and nothing else."""
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        (
+            "DEADLINE_EXCEEDED: Barrier timed out. # of tasks that reached the barrier: 1/2. The first task at the barrier: "
+            "/job:jax_worker/replica:0/task:0. Some timed out task names:\n/job:jax_worker/replica:0/task:1\n",
+            BarrierTimeout,
+            "barrier 'b' timed out after 2 s, waiting for process 0",
+        ),
+        ("UNAVAILABLE: failed to connect", CoordinatorLost, "barrier 'b': failed to connect"),
+        ("ABORTED: something else", CoordinationError, "barrier 'b': something else"),
+    ],
+)
+def test_status_texts_of_jaxlib_become_errors_of_the_tree(text: str, kind: type[CoordinationError], message: str) -> None:
+    """The code decides the class, and the tasks that a text names come back as runtime numbers."""
+    with pytest.raises(kind) as caught, GroupClient(threading, [1, 0]).errors("barrier 'b'", "b", 2.0):  # type: ignore[arg-type]
+        raise JaxlibError(text)
+    assert type(caught.value) is kind and message in str(caught.value)
+    if isinstance(caught.value, BarrierTimeout):
+        assert caught.value.missing == (0,)
+
+
+def test_an_error_that_is_no_status_stays_itself() -> None:
+    """A bug in a client is not taken for an answer of the service."""
+    with pytest.raises(JaxlibError, match="no status"), GroupClient(threading).errors("barrier 'b'"):  # type: ignore[arg-type]
+        raise JaxlibError("no status")

@@ -1,0 +1,47 @@
+"""What a process knows of its job before it has joined one, and how a client of ours takes precedence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import holdfast.multihost as multihost
+from holdfast.multihost.group.group_client import forget_group_client
+from holdfast.multihost.group.runtime import current_group_client, set_client
+
+
+@pytest.fixture
+def client() -> Iterator[Any]:
+    """Any object serves as a client; nothing is called on it."""
+    given: Any = object()
+    yield given
+    set_client(None)
+    forget_group_client(given)
+
+
+def test_alone_a_process_is_number_0_of_1() -> None:
+    """Without a cluster the process is the primary, and every process is where no primary is named."""
+    assert (multihost.process_index(), multihost.process_count()) == (0, 1)
+    assert multihost.is_primary_host(0) and multihost.is_primary_host(None) and not multihost.is_primary_host(1)
+    assert not multihost.use_experimental_distributed_process_id()
+
+
+def test_without_a_client_each_function_says_what_to_call() -> None:
+    """Both errors name `initialize()`."""
+    assert multihost.current_spec() is None and not multihost.is_jax_distributed_client_initialized()
+    with pytest.raises(ValueError, match=r"no coordination client: call holdfast\.multihost\.initialize\(\) first"):
+        multihost.current_client()
+    with pytest.raises(ValueError, match=r"jax\.distributed has no client: call holdfast\.multihost\.initialize\(\)"):
+        multihost.get_jax_distributed_client()
+
+
+def test_the_client_that_was_set_is_everybodys(client: Any) -> None:
+    """The room's functions use it, share one GroupClient over it, and know the spec that came with it."""
+    spec = multihost.ProcessSpec(process_id=0, num_processes=1, coordinator="c:1", attempt=7)
+    set_client(client, spec)
+    assert multihost.current_client() is client and multihost.current_spec() == spec
+    assert current_group_client() is current_group_client() and current_group_client().client is client
+    set_client(None)
+    assert multihost.current_spec() is None

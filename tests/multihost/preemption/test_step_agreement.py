@@ -1,0 +1,117 @@
+"""SyncPoint over real clients of one service, each in a thread of its own, and alone."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from holdfast.coordination import BarrierTimeout, CoordinationClient, CoordinationService
+from holdfast.multihost import Solo, SyncPoint, agree_on_step
+
+TASKS = (0, 1, 2)
+
+
+@pytest.fixture
+def clients() -> Iterator[list[CoordinationClient]]:
+    """Three clients of one service."""
+    with CoordinationService.spawn(3, recoverable=True, survivable=True) as service, ExitStack() as stack:
+        found = [CoordinationClient(service.address, task, num_processes=3, shutdown_timeout_s=2) for task in TASKS]
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(lambda client: client.connect(), found))
+        for client in found:
+            stack.callback(client.close)
+        yield found
+
+
+def test_alone_a_sync_point_decides_at_once() -> None:
+    """Without a client a change holds from the next step on, and so does the next change."""
+    with SyncPoint(None, "save") as sync:
+        assert [sync.reached(step) for step in (0, 1)] == [False, False]
+        assert sync.propose()
+        assert [sync.reached(step) for step in (1, 2, 2, 3)] == [False, True, True, False]
+        sync.propose()
+        assert [sync.reached(step) for step in (3, 10, 11)] == [False, True, False]
+        assert sync.statistics()["rounds"] == 2
+
+
+def test_a_group_of_one_needs_no_client() -> None:
+    """`agree_on_step` over Solo answers from what was proposed here."""
+    with agree_on_step(Solo(), "save") as sync:
+        sync.propose("soon")
+        assert sync.ask(0).value == sync.latest == "soon"
+
+
+def test_a_proposal_holds_from_one_step_beyond_the_highest_answer_everywhere(clients: list[CoordinationClient]) -> None:
+    """Whoever proposes, all get the value from one step on, ahead of every step answered; the next proposal is a round of its own."""
+    decided: list[queue.Queue[str]] = [queue.Queue() for _ in TASKS]
+    with ExitStack() as stack:
+        points = [
+            stack.enter_context(SyncPoint(client, "stop", process_id=task, tasks=TASKS, on_change=decided[task].put))
+            for task, client in enumerate(clients)
+        ]
+        for task, point in enumerate(points):
+            assert not point.reached(10 * task)
+        assert points[1].propose("raised")
+        assert [changes.get(timeout=30) for changes in decided] == ["raised"] * 3
+        assert [point.ask(20).value for point in points] == [""] * 3
+        assert [point.ask(21).value for point in points] == ["raised"] * 3
+        assert points[0].propose("lowered")
+        assert [changes.get(timeout=30) for changes in decided] == ["lowered"] * 3
+        assert [(point.latest, point.ask(30).value, point.statistics()["rounds"]) for point in points] == [("lowered", "lowered", 2)] * 3
+
+
+def test_two_proposals_at_once_are_one_round_or_two(clients: list[CoordinationClient]) -> None:
+    """Of all who propose for one round one wins, the others get False, and everybody agrees on the winner's value."""
+    decided: list[queue.Queue[str]] = [queue.Queue() for _ in TASKS]
+    with ExitStack() as stack, ThreadPoolExecutor(3) as pool:
+        points = [
+            stack.enter_context(SyncPoint(client, "stop", process_id=task, tasks=TASKS, on_change=decided[task].put))
+            for task, client in enumerate(clients)
+        ]
+        won = list(pool.map(lambda task: points[task].propose(f"from {task}"), TASKS))
+        values = [[changes.get(timeout=30) for _ in range(sum(won))] for changes in decided]
+        assert sum(won) >= 1 and values == [values[0]] * 3
+        assert all(int(value.removeprefix("from ")) in [task for task in TASKS if won[task]] for value in values[0])
+
+
+def test_a_process_without_a_sync_point_is_named(clients: list[CoordinationClient]) -> None:
+    """An agreement that does not come about ends with the missing process, the step asked about, and the timeout."""
+    with ExitStack() as stack:
+        points = [stack.enter_context(SyncPoint(clients[task], "stop", process_id=task, tasks=TASKS, timeout_s=2.0)) for task in (0, 1)]
+        assert not points[0].reached(0)
+        points[0].propose("raised")
+        while not points[0].statistics()["frozen"]:
+            time.sleep(0.01)
+        message = r"sync point 'stop' could not be agreed on in 2 s, asked at step 1: no answer from processes \[2\] of 3"
+        with pytest.raises(BarrierTimeout, match=message) as caught:
+            points[0].ask(1)
+        assert caught.value.missing == (2,)
+
+
+def test_a_process_that_is_known_to_be_dead_is_left_out(clients: list[CoordinationClient]) -> None:
+    """With `lost()` naming the third process, the other two agree without it."""
+    decided: list[queue.Queue[str]] = [queue.Queue() for _ in range(2)]
+    with ExitStack() as stack:
+        points = [
+            stack.enter_context(
+                SyncPoint(clients[task], "stop", process_id=task, tasks=TASKS, lost=lambda: [2], on_change=decided[task].put)
+            )
+            for task in (0, 1)
+        ]
+        points[0].propose("raised")
+        assert [changes.get(timeout=30) for changes in decided] == ["raised"] * 2
+        assert [point.ask(0).value for point in points] == ["raised"] * 2
+
+
+def test_a_closed_sync_point_still_answers(clients: list[CoordinationClient]) -> None:
+    """After `close()` questions are answered from what is known, also twice closed."""
+    point = SyncPoint(clients[0], "stop", process_id=0, tasks=TASKS)
+    assert not point.reached(3)
+    point.close()
+    point.close()
+    assert not point.reached(4)

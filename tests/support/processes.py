@@ -1,0 +1,25 @@
+"""Which processes of this machine run, by their numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def runs(pid: int) -> bool:
+    """Returns whether a process of that number runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_until_ended(pids: Sequence[int], within_s: float = 20) -> bool:
+    """Waits until none of the processes runs; returns False when one still does after `within_s` seconds."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if not any(runs(pid) for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False

@@ -1,0 +1,305 @@
+"""initialize() and shutdown() in real processes: who comes, who does not, and what the environment says."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from holdfast.coordination import CoordinationService
+from holdfast.multihost import ProcessSpec
+from tests.support.cluster import free_port, run_processes
+
+# argv: index, count, then the test's own.
+START = """
+import logging, os, sys, time
+logging.basicConfig(format="%(levelname)s %(message)s")
+logging.getLogger("holdfast").setLevel("INFO")
+import jax
+import holdfast.multihost as multihost
+from holdfast.coordination import CoordinationError, CoordinatorLost, ProcessLost
+from holdfast.multihost import StartupTimeout
+index, count = int(sys.argv[1]), int(sys.argv[2])
+"""
+
+
+def script(text: str) -> str:
+    return START + textwrap.dedent(text)
+
+
+def spec_env(coordinator: str, count: int, **fields: object) -> dict[str, object]:
+    """Returns the options that give each process the environment of a launcher."""
+    per_slice = count // int(str(fields.get("num_slices", 1)))
+    return {
+        "env_of": lambda index: ProcessSpec(
+            process_id=index,
+            num_processes=count,
+            coordinator=coordinator,
+            slice_id=index // per_slice,
+            **fields,  # type: ignore[arg-type]
+        ).to_env()
+    }
+
+
+def test_from_the_environment() -> None:
+    """Under a launcher's environment initialize() takes no arguments; all are there, ids are known, and the job ends in order."""
+    with CoordinationService.spawn(3, job="j", attempt=4, recoverable=True, survivable=True) as service:
+        outputs = run_processes(
+            script("""
+            multihost.initialize(timeout_s=60)
+            assert jax.process_count() == count == multihost.process_count() and jax.process_index() == index
+            assert multihost.is_initialized() and multihost.current_spec().attempt == 4
+            assert multihost.runtime_to_distributed_ids() == [0, 1, 2]
+            assert multihost.distributed_to_device_ids()[index] == [device.id for device in jax.local_devices()]
+            assert not jax.config.jax_enable_preemption_service
+            assert "--xla_cpu_collective_timeout_seconds=100" in os.environ["XLA_FLAGS"], os.environ["XLA_FLAGS"]
+            group = multihost.default_group()
+            assert group.gather("g", b"%d" % index, timeout_s=30) == ([b"0", b"1", b"2"] if index == 0 else None)
+            group.report(step=7)
+            try:
+                multihost.initialize()
+            except RuntimeError as error:
+                assert "has joined a job already" in str(error)
+            multihost.shutdown()
+            multihost.shutdown()
+            assert not multihost.is_initialized() and not multihost.is_runtime_to_distributed_ids_initialized()
+            """),
+            3,
+            devices=2,
+            **spec_env(service.address, 3, job_id="j", attempt=4),
+        )
+        assert service.wait(30) == 0, "the coordinator ends by itself once all have left"
+    assert all("INFO 3 of 3 processes" in output for output in outputs)
+
+
+def test_process_0_starts_the_coordinator() -> None:
+    """With the three arguments of jax.distributed.initialize, process 0 starts the coordinator there; whoever comes late is waited for."""
+    outputs = run_processes(
+        script("""
+        if index == 0:
+            time.sleep(1)  # the others knock at a door that is not there yet
+        multihost.initialize(sys.argv[3], count, index, timeout_s=60)
+        multihost.sync_global_processes("all")
+        multihost.shutdown()
+        """),
+        2,
+        arguments=[f"127.0.0.1:{free_port()}"],
+    )
+    assert "INFO 2 of 2 processes" in outputs[0]
+
+
+@pytest.mark.slow
+def test_nobody_joins_an_earlier_start() -> None:
+    """After a crash, the program started again at the same address waits for the old coordinator to end, and starts one of its own."""
+    port = free_port()
+    crash = script("""
+        multihost.initialize(sys.argv[3], count, index, timeout_s=60, heartbeat_timeout_s=3)
+        multihost.current_client().key_value_set(f"left behind/{index}", "old", True)
+        multihost.sync_global_processes("all")
+        os._exit(9)
+        """)
+    run_processes(crash, 2, arguments=[f"127.0.0.1:{port}"], codes=[9, 9])
+    outputs = run_processes(
+        script("""
+        multihost.initialize(sys.argv[3], count, index, timeout_s=60)
+        assert multihost.current_client().key_value_dir_get("left behind") == []
+        multihost.sync_global_processes("all")
+        multihost.shutdown()
+        """),
+        2,
+        arguments=[f"127.0.0.1:{port}"],
+    )
+    assert "belongs to an earlier start; waiting for it to end" in outputs[0], outputs
+
+
+def test_a_process_that_never_comes_is_named() -> None:
+    """StartupTimeout after the timeout names whom the others waited for, says how long, and which knob rules it."""
+    with CoordinationService.spawn(3, recoverable=True, survivable=True) as service:
+        outputs = run_processes(
+            script("""
+            spec = multihost.ProcessSpec(process_id=[0, 2][index], num_processes=3, coordinator=sys.argv[3], job_id="")
+            start = time.monotonic()
+            try:
+                multihost.initialize(spec=spec, timeout_s=3)
+            except StartupTimeout as error:
+                print("missing", error.processes, "knob", error.knob, error.timeout_s, "in time", time.monotonic() - start < 20, error)
+            assert not multihost.is_initialized()
+            """),
+            2,
+            arguments=[service.address],
+        )
+    for output in outputs:
+        assert "missing (1,) knob timeout_s 3 in time True the job did not start in 3 s: 2 of 3 processes, waiting for 1" in output
+        assert "INFO 2 of 3 processes, waiting for 1" in output
+
+
+def test_a_coordinator_that_is_not_there() -> None:
+    """CoordinatorLost names the address and for how long it was tried."""
+    address = f"127.0.0.1:{free_port()}"
+    (output,) = run_processes(
+        script("""
+        try:
+            multihost.initialize(sys.argv[3], 2, 1, timeout_s=2)
+        except CoordinatorLost as error:
+            print("lost", error.address, error.tried_s > 0, error)
+        """),
+        1,
+        arguments=[address],
+    )
+    assert f"lost {address} True UNAVAILABLE: " in output
+
+
+def test_another_attempt_is_refused() -> None:
+    """A process of attempt 2 does not join the coordinator of attempt 3 (ENV-5)."""
+    with CoordinationService.spawn(1, job="j", attempt=3) as service:
+        (output,) = run_processes(
+            script("""
+            try:
+                multihost.initialize(timeout_s=20)
+            except CoordinationError as error:
+                print("refused:", error)
+            """),
+            1,
+            **spec_env(service.address, 1, job_id="j", attempt=2),
+        )
+    assert "refused: " in output
+    assert "attempt" in output
+
+
+STALE = {
+    "MEGASCALE_NUM_SLICES": "3",
+    "MEGASCALE_SLICE_ID": "2",
+    "MEGASCALE_COORDINATOR_ADDRESS": "10.9.9.9",
+    "MEGASCALE_PORT": "9999",
+}
+
+
+@pytest.mark.parametrize("num_slices", [2, 1])
+def test_stale_slices_never_reach_jax(num_slices: int) -> None:
+    """Stale MEGASCALE_* variables are the launcher's, or gone, when jax's backend comes up; each replacement is logged once."""
+    with CoordinationService.spawn(2, job="j", recoverable=True, survivable=True) as service:
+        outputs = run_processes(
+            script("""
+            from jax._src import xla_bridge
+            backends = xla_bridge.backends
+            def watched():
+                if not xla_bridge.backends_are_initialized():
+                    print("at the backend:", {key: value for key, value in os.environ.items() if key.startswith("MEGASCALE")})
+                return backends()
+            xla_bridge.backends = watched
+            multihost.initialize(timeout_s=60)
+            print("slices", multihost.slice_count())
+            multihost.shutdown()
+            """),
+            2,
+            env=STALE,
+            **spec_env(service.address, 2, job_id="j", num_slices=num_slices, slice_address="10.0.0.7"),
+        )
+    for index, output in enumerate(outputs):
+        wanted = {
+            "MEGASCALE_NUM_SLICES": "2",
+            "MEGASCALE_SLICE_ID": str(index),
+            "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.7",
+            "MEGASCALE_PORT": "8081",
+        }
+        seen = [line for line in output.splitlines() if line.startswith("at the backend:")]
+        found = eval(seen[0].removeprefix("at the backend:"))
+        assert found == (wanted if num_slices == 2 else {})
+        assert [output.count(f"WARNING stale variable {key}: ") for key in STALE] == [1, 1, 1, 1], output
+        assert f"slices {num_slices}" in output
+
+
+@pytest.mark.parametrize("last", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_leaving_in_any_order(last: int) -> None:
+    """Whoever finishes last, process 0 included, all leave with exit code 0 and none is taken for dead."""
+    outputs = run_processes(
+        script("""
+        multihost.initialize(sys.argv[3], count, index, timeout_s=60)
+        if index == int(sys.argv[4]):
+            time.sleep(1.5)
+        multihost.shutdown()
+        """),
+        3,
+        arguments=[f"127.0.0.1:{free_port()}", last],
+    )
+    assert not any("WARNING" in output or "ERROR" in output for output in outputs), outputs
+
+
+def test_leaving_without_shutdown() -> None:
+    """A program that forgets shutdown() leaves in order when it ends."""
+    outputs = run_processes(
+        script("multihost.initialize(sys.argv[3], count, index, timeout_s=60)"), 2, arguments=[f"127.0.0.1:{free_port()}"]
+    )
+    assert not any("WARNING" in output or "ERROR" in output for output in outputs), outputs
+
+
+def test_an_exception_ends_the_others_waits() -> None:
+    """Who dies of an exception does not wait for the others, and their barrier fails at once, naming it and its error."""
+    outputs = run_processes(
+        script("""
+        multihost.initialize(sys.argv[3], count, index, timeout_s=60, heartbeat_timeout_s=60)
+        if index == 1:
+            multihost.sync_global_processes("near")
+            raise RuntimeError("bad batch")
+        multihost.sync_global_processes("near")
+        start = time.monotonic()
+        try:
+            multihost.sync_global_processes("far", timeout=50)
+        except ProcessLost as error:
+            print("lost", error.process, time.monotonic() - start < 20, error)
+        """),
+        3,
+        arguments=[f"127.0.0.1:{free_port()}"],
+        codes=[0, 1, 0],
+    )
+    for index in (0, 2):
+        assert "lost 1 True " in outputs[index], outputs[index]
+        assert "bad batch" in outputs[index]
+
+
+def test_a_job_smaller_than_asked_for() -> None:
+    """When jax sees one process where two were asked for, no process runs on (INIT-1): each says what was asked for and what was found."""
+    outputs = run_processes(
+        script("""
+        jax.process_count = lambda backend=None: 1  # as on a platform that has not joined
+        try:
+            multihost.initialize(sys.argv[3], count, index, timeout_s=60)
+        except (multihost.StartupFailed, CoordinationError) as error:
+            print("refused:", error)
+        assert not multihost.is_initialized()
+        """),
+        2,
+        arguments=[f"127.0.0.1:{free_port()}"],
+    )
+    assert all("refused: 2 processes were asked for, but jax sees 1: its platform 'cpu' has not joined" in output for output in outputs)
+
+
+def test_a_secured_coordinator(tmp_path: Path) -> None:
+    """With a token on, the whole path works, jaxlib's agent through a relay; a process without the token is refused."""
+    token = tmp_path / "token"
+    token.write_text("a secret of this job")
+    secured = ("--token-file", str(token))
+    with CoordinationService.spawn(2, job="j", attempt=1, recoverable=True, survivable=True, arguments=secured) as service:
+        (output,) = run_processes(
+            script("""
+            try:
+                multihost.initialize(timeout_s=20)
+            except CoordinationError as error:
+                print("refused:", error)
+            """),
+            1,
+            env_of=lambda index: ProcessSpec(process_id=0, num_processes=2, coordinator=service.address, job_id="j", attempt=1).to_env(),
+        )
+        assert "refused: UNAUTHENTICATED" in output
+        run_processes(
+            script("""
+            multihost.initialize(timeout_s=60)
+            assert jax.process_count() == 2
+            assert multihost.global_max([index, -index]) == [1, 0]
+            multihost.sync_global_processes("all", timeout=30)
+            multihost.shutdown()
+            """),
+            2,
+            **spec_env(service.address, 2, job_id="j", attempt=1, token_file=str(token)),
+        )

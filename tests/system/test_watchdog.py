@@ -1,0 +1,59 @@
+"""The stacks of a process that hangs, as the others and `holdfast status` find them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from holdfast.coordination import CoordinationService
+from tests.support.cluster import Processes, free_port
+
+
+def test_the_stacks_stay_with_the_coordinator() -> None:
+    """A process that ends in a hang has left its stacks, and why, where the others and `holdfast status` find them."""
+    address = f"127.0.0.1:{free_port()}"
+    script = """
+    import sys, time
+    import jax
+    from holdfast.multihost import watchdog
+    index = int(sys.argv[1])
+    jax.config.update("jax_enable_recoverability", True)
+    jax.distributed.initialize(sys.argv[3], 2, index)
+    if index == 1:
+        with watchdog(0.3, exit=True):
+            time.sleep(100)
+    print(jax._src.distributed.global_state.client.blocking_key_value_get("holdfast/stacks/1", 60_000), flush=True)
+    """
+    with Processes(script, 2, arguments=[address]) as processes:
+        processes.wait_for(0, "stacks")
+        found = json.loads(next(line for line in processes.output(0).splitlines() if line.startswith("{")))
+        processes.popens[1].wait(60)
+    assert "no progress for" in found["why"] and "time.sleep(100)" in found["stacks"]
+    assert processes.popens[1].returncode == 124
+
+
+def test_status_shows_the_stacks_of_the_living_and_what_the_dead_have_left() -> None:
+    """`holdfast status --stacks` asks each living process where its threads are, and shows the report of one that its watchdog ended."""
+    script = """
+    import sys, threading
+    from holdfast import multihost
+    index = int(sys.argv[1])
+    multihost.initialize(sys.argv[3], 2, index)
+    def the_innocent_function():
+        print("waiting", flush=True)
+        threading.Event().wait()
+    def the_guilty_function():
+        with multihost.watchdog(0.3, exit=True):
+            threading.Event().wait()
+    the_guilty_function() if index else the_innocent_function()
+    """
+    with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
+        with Processes(script, 2, arguments=[service.address]) as processes:
+            processes.wait_for(0, "waiting")
+            assert processes.popens[1].wait(60) == 124
+            command = [sys.executable, "-c", "from holdfast.cli import main; main()", "status", service.address, "--stacks"]
+            shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    living, dead = shown.split("--- process 1\n")
+    assert living.startswith("--- process 0\n") and "the_innocent_function" in living
+    assert "Left by its watchdog: no progress for" in dead and "the_guilty_function" in dead
