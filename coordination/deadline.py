@@ -21,7 +21,7 @@ class Deadline:
         """Returns the seconds left, never below zero."""
         return max(0.0, self.at - time.monotonic())
 
-    def left_ms(self) -> int:
+    def remaining_ms(self) -> int:
         """Returns the whole milliseconds left, never below 1: on a wire 0 often means for ever."""
         return max(1, int(self.remaining_s() * 1000))
 

@@ -35,5 +35,5 @@ def test_a_deadline_that_is_over() -> None:
     """Nothing is left, but a wire is never told 0 ms, which often means for ever."""
     for timeout_s in (0, -1):
         deadline = Deadline(timeout_s)
-        assert deadline.passed() and deadline.remaining_s() == 0 and deadline.left_ms() == 1
-    assert 9_000 < Deadline(10).left_ms() <= 10_000
+        assert deadline.passed() and deadline.remaining_s() == 0 and deadline.remaining_ms() == 1
+    assert 9_000 < Deadline(10).remaining_ms() <= 10_000
