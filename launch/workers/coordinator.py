@@ -10,15 +10,11 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import grpc
-
-from holdfast.coordination import CoordinationService
-from holdfast.proto import coordination_b_pb2, session_pb2
+from holdfast.coordination import CoordinationError, CoordinationService, StatusClient
+from holdfast.proto import session_pb2
 
 from ..supervisor.job import Event, Notice, Progress, Withdrawn
 
-_STATUS = "/holdfast.Coordination/GetStatus"
-_LIST = "/tensorflow.CoordinationService/GetKeyValueDir"  # profile B: the one whose requests name no incarnation
 _SYNC = "holdfast/sync"  # where multihost's sync points keep their keys
 _NOTICE_KEY = re.compile(r"holdfast/sync/.*/notices/(\d+)")
 _POLL_S = 0.5
@@ -47,13 +43,7 @@ class ProgressWatch:
 
     def __init__(self, address: str, attempt: int, report: Callable[[Event], None]) -> None:
         self._attempt, self._report = attempt, report
-        self._channel = grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
-        self._status = self._channel.unary_unary(
-            _STATUS, session_pb2.StatusRequest.SerializeToString, session_pb2.StatusResponse.FromString
-        )
-        self._list = self._channel.unary_unary(
-            _LIST, coordination_b_pb2.GetKeyValueDirRequest.SerializeToString, coordination_b_pb2.GetKeyValueDirResponse.FromString
-        )
+        self._client = StatusClient(address, timeout_s=1.0)
         self._lock = threading.Lock()
         self._reported = (-1, -1, False)
         self._notices: set[str] = set()
@@ -66,10 +56,10 @@ class ProgressWatch:
         while not self._closed.wait(_POLL_S):
             self.refresh()
 
-    def refresh(self, timeout_s: float = 1.0) -> None:
-        """Polls now, and reports what is new before it returns."""
-        with self._lock, contextlib.suppress(grpc.RpcError, ValueError):
-            status = self._status(session_pb2.StatusRequest(), timeout=timeout_s)
+    def refresh(self) -> None:
+        """Polls now, and reports what is new before it returns; takes at most 2 s."""
+        with self._lock, contextlib.suppress(CoordinationError):
+            status = self._client.status()
             self.processes = tuple(_progress(task) for task in status.tasks)
             step = max((process.step for process in self.processes), default=-1)
             saved = max((process.saved_step for process in self.processes), default=-1)
@@ -78,8 +68,7 @@ class ProgressWatch:
                 self._reported = step, saved, done
                 self._report(Progress(self._attempt, step, saved, done))
             if self._notices or any(prefix.prefix == "holdfast" for prefix in status.prefixes):
-                found = self._list(coordination_b_pb2.GetKeyValueDirRequest(directory_key=_SYNC), timeout=timeout_s)
-                self._report_notices((entry.key, entry.value) for entry in found.kv)
+                self._report_notices(self._client.key_value_dir_get_bytes(_SYNC))
 
     def _report_notices(self, entries: Iterable[tuple[str, bytes]]) -> None:
         seen: set[str] = set()
@@ -99,7 +88,7 @@ class ProgressWatch:
         """Stops polling."""
         self._closed.set()
         self._thread.join()
-        self._channel.close()
+        self._client.close()
 
 
 def _progress(task: session_pb2.TaskStatus) -> ProcessProgress:
