@@ -14,6 +14,7 @@ from tests.support.paths import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_TEST = re.compile(r"tests/[a-z_/]*test_[a-z_]+\.py")
 _LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
 
@@ -32,3 +33,12 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     """Every relative link of a page names a file that exists."""
     for target in _LINK.findall(page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize(
+    "page", [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))], ids=lambda p: p.name
+)
+def test_the_tests_that_a_page_names_are_there(page: Path) -> None:
+    """Evidence can be found."""
+    for name in _TEST.findall(page.read_text()):
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
