@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from holdfast.coordination import Fenced
 
 from ..errors import CheckpointError
-from .base import Entry, Part
+from .base import Entry, NotCommitted, Part
 from .local import fenced
 from .tombstone import RECORD_NAME, TOMBSTONE, fenced_writers, tombstone
 
@@ -106,21 +106,27 @@ class ObjectStorage:
         return data
 
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
-        writer_id = claim.rpartition("/")[2]
         for _ in range(COMMIT_TRIES):
-            if self.get(f"{claim}/claim.json")[0] is None:
-                raise fenced(f"{self._url}/{claim}")
-            found, generation = self.get(name)
+            found, generation = self._before_commit(name, data, claim, replace)
             if found == data:
                 return  # an earlier try went through though its answer was lost
-            if found is not None and writer_id in fenced_writers(found):
-                raise Fenced(f"writer {writer_id} was fenced from {self._url}/{name}; open a new manager to write again")
-            if found is not None and not found.startswith(TOMBSTONE) and not replace:
-                raise FileExistsError(errno.EEXIST, "Object exists", f"{self._url}/{name}")
             if self.put(name, data, generation):
                 self._take_back_if_swept(name, data, claim)
                 return
-        raise OSError(errno.EAGAIN, f"lost the race for it {COMMIT_TRIES} times", f"{self._url}/{name}")
+        raise NotCommitted(errno.EAGAIN, f"lost the race for it {COMMIT_TRIES} times", f"{self._url}/{name}")
+
+    def _before_commit(self, name: str, data: bytes, claim: str, replace: bool) -> tuple[bytes | None, bytes]:
+        """Returns what stands at the name and its generation, once it may be replaced. Raises Fenced, FileExistsError."""
+        writer_id = claim.rpartition("/")[2]
+        if self.get(f"{claim}/claim.json")[0] is None:
+            raise fenced(f"{self._url}/{claim}")
+        found, generation = self.get(name)
+        if found is not None and found != data:
+            if writer_id in fenced_writers(found):
+                raise Fenced(f"writer {writer_id} was fenced from {self._url}/{name}; open a new manager to write again")
+            if not found.startswith(TOMBSTONE) and not replace:
+                raise FileExistsError(errno.EEXIST, "Object exists", f"{self._url}/{name}")
+        return found, generation
 
     def _take_back_if_swept(self, name: str, data: bytes, claim: str) -> None:
         """Undoes a commit that came so late that its packs, and the tombstone that should have stopped it, are gone."""
