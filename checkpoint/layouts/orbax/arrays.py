@@ -22,7 +22,7 @@ from ...restoring.reader import Allocate, ReadRequest
 from ...storage.base import Storage
 from ...storage.counting import CountingStorage
 from ...storage.object import ObjectStorage
-from ...storage.path import StorePath
+from ...storage.path import StorePath, join
 from ..base import array_record
 from . import metadata as orbax
 
@@ -151,7 +151,7 @@ class OrbaxItem:
         if not wanted:
             return {}
         store = self._done("", ts.KvStore.open(self._base, context=self._context))
-        pending = {name: store.read(f"{name}/{self._meta_name}") for name in wanted}
+        pending = {name: store.read(join(name, self._meta_name)) for name in wanted}
         found = {}
         known: dict[bytes, Any] = {}  # most arrays of a tree are described like another one
         for name, future in pending.items():
@@ -193,7 +193,7 @@ class OrbaxItem:
         inside = "" if self._base["driver"] == "ocdbt" else self._base["path"]
         spec = {
             "driver": self._driver,
-            "kvstore": {**self._base, "path": f"{inside}{name}/"},
+            "kvstore": {**self._base, "path": f"{inside}{name}/" if name else inside},
             "fill_missing_data_reads": self._fills,
             "recheck_cached_data": False,
         }

@@ -89,6 +89,14 @@ def test_what_orbax_writes_comes_back_bit_exact(tmp_path: Path, writer: str) -> 
     assert verify(tmp_path / "c").leaves == len(jax.tree.leaves(tree))
 
 
+def test_a_checkpoint_of_one_array_comes_back(tmp_path: Path) -> None:
+    """A tree that is a single leaf has no name in Orbax's layout: its array stands at the item's folder itself."""
+    ocp1.save(tmp_path / "x", jnp.arange(5.0))
+    assert load(tmp_path / "x").tolist() == [0, 1, 2, 3, 4]
+    assert isinstance(load(tmp_path / "x", jax.ShapeDtypeStruct((5,), jnp.float32)), jax.Array)
+    assert verify(tmp_path / "x").leaves == 1
+
+
 def test_item_kinds_and_step_names_of_a_manager(tmp_path: Path) -> None:
     """A v0 root with a prefix, padding, JSON, a single array, random keys and metrics opens as what it is."""
     options = ocp.CheckpointManagerOptions(step_prefix="ck", step_format_fixed_length=6, best_fn=lambda metrics: metrics["loss"])
