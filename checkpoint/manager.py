@@ -23,7 +23,7 @@ import jax
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, Watchdog, default_group
 
-from .errors import CheckpointError, StepExists, StepNotFound, error_text
+from .errors import CheckpointError, StepExists, StepNotFound, TreeMismatch, error_text
 from .format.files import has_record, list_steps
 from .format.limits import check_step
 from .format.record import read_record
@@ -304,20 +304,34 @@ class CheckpointManager:
         return restore_any(self._storage, str(step), read_record(self._storage, str(step)), item, like, options)
 
     def _restore_newest_whole(self, newest: int | None, like: Any, item: str, options: RestoreOptions, hold_s: float) -> Any:
-        """Tries the steps from the newest (or `newest`) down until one restores on every process."""
-        failures = []
-        candidates = [step for step in sorted(self._agreed_steps(), reverse=True) if newest is None or step <= newest]
-        for number, step in enumerate(candidates):
-            value, failure = None, ""
+        """Tries the steps from the newest (or `newest`) down until one restores on every process.
+
+        Only damage and deletion are passed over. A `like` or an item that does not fit is an error on every process: an older step would
+        come back in silence. The steps are listed again before each try, since a writer may delete old ones and add new ones meanwhile.
+        """
+        failures: dict[int, str] = {}
+        while candidates := [step for step in self._agreed_steps() if step not in failures and (newest is None or step <= newest)]:
+            step, value, error = max(candidates), None, None
             try:
                 value = self._restore_step(step, like, item, options, hold_s)
-            except (CheckpointError, OSError) as error:
-                failure = error_text(error)
-            failure = self._first_failure(f"{self._message_name}/whole/{number % 8}", failure)
+            except (CheckpointError, OSError) as found:
+                error = found
+            mistaken = error is not None and self._does_not_fit(error, step)
+            kind, failure = self._first_failure("" if error is None else error_text(error), mistaken)
+            if kind == "mistaken":
+                raise (
+                    error if error is not None and mistaken else TreeMismatch(f"step {step} of {self._storage.root}: {failure}", step=step)
+                )
             if not failure:
                 return value
-            failures.append(f"step {step}: {failure}")
-        raise StepNotFound(f"no step of {self._storage.root} restores: {'; '.join(failures) or 'there is none'}", path=self._storage.root)
+            failures[step] = failure
+        tried = "; ".join(f"step {step}: {failure}" for step, failure in failures.items())
+        raise StepNotFound(f"no step of {self._storage.root} restores: {tried or 'there is none'}", path=self._storage.root)
+
+    def _does_not_fit(self, error: Exception, step: int) -> bool:
+        """Says whether the caller is mistaken: another tree, or an item that the step, which is there, does not have."""
+        is_there = isinstance(error, StepNotFound) and (step in self._foreign or has_record(self._storage, step))
+        return isinstance(error, TreeMismatch) or is_there
 
     def _agreed_steps(self) -> list[int]:
         """Returns the primary's listing, on every process."""
@@ -331,14 +345,16 @@ class CheckpointManager:
             raise StepNotFound(f"there is no step in {self._storage.root}", path=self._storage.root)
         return max(steps)
 
-    def _first_failure(self, name: str, failure: str) -> str:
-        """Returns the first process's failure, alike on every process; "" when none has any."""
-        timeout_s = self._options.save_timeout_s
-        gathered = self._group.gather(f"{name}/trouble", failure.encode(), timeout_s=timeout_s)
-        first = None
+    def _first_failure(self, failure: str, mistaken: bool) -> tuple[str, str]:
+        """Returns the first process's failure and its kind, alike on every process, a mistaken caller's before others; "" for none."""
+        name, timeout_s = f"{self._message_name}/whole", self._options.save_timeout_s
+        own = json.dumps(["mistaken" if mistaken else "damaged", failure]).encode()
+        gathered, verdict = self._group.gather(f"{name}/trouble", own, timeout_s=timeout_s), None
         if gathered is not None:
-            first = next((f"process {rank}: {text.decode()}" for rank, text in enumerate(gathered) if text), "").encode()
-        return self._group.broadcast(f"{name}/verdict", first, timeout_s=timeout_s).decode()
+            told = [(kind, f"process {rank}: {text}") for rank, (kind, text) in enumerate(map(json.loads, gathered)) if text]
+            verdict = json.dumps(min(told, key=lambda each: each[0] != "mistaken", default=("", ""))).encode()
+        kind, first = json.loads(self._group.broadcast(f"{name}/verdict", verdict, timeout_s=timeout_s))
+        return kind, first
 
     # --- the end
 

@@ -155,6 +155,24 @@ def test_falling_back_to_the_newest_whole_step(tmp_path: Path) -> None:
             manager.restore(like=tree(0), fallback=True)
 
 
+def test_falling_back_passes_over_damage_alone(tmp_path: Path) -> None:
+    """A `like` or an item that does not fit is an error, not an older step; where a step goes away, the steps are listed again."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, items={"state": tree(1), "weights": tree(1)})
+        manager.save(2, tree(2))
+        manager.wait_until_finished()
+        with pytest.raises(TreeMismatch, match="not in `like`"):
+            manager.restore(like={"w": jnp.zeros((2, 4))}, fallback=True)
+        with pytest.raises(StepNotFound, match=r"no item .weights."):
+            manager.restore(like=tree(0), item="weights", fallback=True)
+        listed = manager._agreed_steps
+        once = iter([[1, 2, 3]])  # 3 is deleted, and 4 saved, between the listing and the reading
+        manager._agreed_steps = lambda: next(once, None) or listed()  # type: ignore[method-assign]
+        manager.save(4, tree(4))
+        manager.wait_until_finished()
+        assert equal(manager.restore(like=tree(0), fallback=True), 4)
+
+
 def test_an_empty_folder_named_like_a_step_is_no_step(tmp_path: Path) -> None:
     """Only a record makes a step."""
     (tmp_path / "8").mkdir()
