@@ -90,9 +90,16 @@ def _walk_dicts(tree: Any, path: str) -> Iterator[tuple[str, Mapping[Any, Any]]]
 
 
 def escape(key: str | int) -> str:
-    """Returns a key as it stands in a leaf path: what would be read as structure is escaped, and no key is empty."""
+    """Returns a key as it stands in a leaf path: what would be read as structure is escaped, and no key is empty.
+
+    Raises UnsupportedLeaf for one that UTF-8 cannot hold (half of a surrogate pair): no reader of safetensors would open such a name.
+    """
     text = str(key)
     if not text.isidentifier():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UnsupportedLeaf(f"the key {text!r} is not valid UTF-8 and cannot be saved; rename it", leaf=repr(text)) from None
         text = text.translate(_ESCAPED)
     if text == "__metadata__":
         return "\\__metadata__"

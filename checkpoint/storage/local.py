@@ -154,8 +154,13 @@ class LocalStorage:
                 else:
                     yield Entry(name + "/", 0)
                 continue
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 found_stat = item.stat()
+            except FileNotFoundError:
+                continue
+            except OSError:  # a link that leads in circles: its name is there, and opening it says what is wrong
+                yield Entry(name, 0)
+            else:
                 yield Entry(name, found_stat.st_size, found_stat.st_mtime)
 
     def delete(self, names: Sequence[str]) -> None:
@@ -185,7 +190,7 @@ def open_to_read(path: Path) -> int:
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a socket
+        if error.errno in (errno.ENXIO, errno.ELOOP):  # a socket, a link that leads in circles
             raise _no_file(path) from error
         raise
     if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -197,7 +202,7 @@ def open_to_read(path: Path) -> int:
 
 
 def _no_file(path: Path) -> Corrupt:
-    return Corrupt(f"{path} is a pipe, a socket or a device; expected a file", path=str(path), file=str(path))
+    return Corrupt(f"{path} is a pipe, a socket, a device or a link in circles; expected a file", path=str(path), file=str(path))
 
 
 @contextlib.contextmanager

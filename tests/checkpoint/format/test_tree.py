@@ -120,6 +120,7 @@ def test_states_of_libraries(tmp_path: Path) -> None:
         ({"a": jax.ShapeDtypeStruct((2,), jnp.float32)}, "a", "save the array"),
         ({(1, 2): 3}, "", "must be str or int"),
         ({"t": {1: 1, "b": 2}}, "t", "use str or int alone"),
+        ({"t": {"\ud800": 1}}, "'\\ud800'", "not valid UTF-8"),
     ],
 )
 def test_what_cannot_be_saved(tmp_path: Path, tree: Any, path: str, advice: str) -> None:

@@ -92,8 +92,12 @@ def _socket(path: Path) -> None:
         os.chdir(here)
 
 
+def _circle(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("make", [_fifo, _socket])
+@pytest.mark.parametrize("make", [_fifo, _socket, _circle])
 @pytest.mark.parametrize("what", ["record", "pack"])
 def test_a_pipe_in_place_of_a_file_is_an_error_at_once(what: str, make: Callable[[Path], None], tmp_path: Path) -> None:
     """Restoring, verifying, sweeping and saving beside it end; the error names the file."""
