@@ -66,9 +66,9 @@ class Solo:
 class ClusterGroup:
     """A group over a coordination client: ours or jaxlib's, or any object with jaxlib's method names.
 
-    `processes` are the runtime indices of the members in rank order (None: 0 to count - 1, all of the job); `tasks[i]` is the task
-    id of runtime process i (None: equal). Over jaxlib's client a dead process is found by timeout; over ours it is named within
-    the heartbeat timeout.
+    `processes` are the runtime indices of the members in rank order, as the attribute too (None: 0 to count - 1, all of the job);
+    `tasks[i]` is the task id of runtime process i (None: equal). Over jaxlib's client a dead process is found by timeout; over ours it is
+    named within the heartbeat timeout.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ClusterGroup:
             raise ValueError(f"rank {index} of {count} processes {processes}: expected 0 <= rank < count, and a process for every rank")
         self.index = index
         self.count = count
-        self._processes = None if processes is None else list(processes)
+        self.processes = None if processes is None else list(processes)
         self._group_client = group_client_of(client, tasks)
         self._kind = "" if processes is None else "." + "-".join(map(str, processes))
 
@@ -92,7 +92,7 @@ class ClusterGroup:
         """Waits until every process has called it."""
         deadline = Deadline(timeout_s)
         with self._group_client.call("barrier" + self._kind, name, deadline) as call:
-            self._group_client.barrier(call, deadline, self._processes)
+            self._group_client.barrier(call, deadline, self.processes)
 
     def gather(self, name: str, value: bytes, *, timeout_s: float) -> list[bytes] | None:
         """Sends `value` to rank 0: one key a process, one barrier, one listing by rank 0.
@@ -104,7 +104,7 @@ class ClusterGroup:
             folder = call.folder
             self._group_client.set(f"{folder}/{self.index}", value)
             try:
-                self._group_client.barrier(call, deadline, self._processes)
+                self._group_client.barrier(call, deadline, self.processes)
             except CoordinationError as error:
                 if self.index:
                     if isinstance(error, BarrierTimeout):  # else rank 0 may still count it, and deletes it
@@ -138,7 +138,7 @@ class ClusterGroup:
                 if value is not None:
                     self._group_client.set(f"{folder}/value", value)
                     return value
-                return self._group_client.get(f"{folder}/value", name, deadline, self._processes[0] if self._processes else 0)
+                return self._group_client.get(f"{folder}/value", name, deadline, self.processes[0] if self.processes else 0)
             finally:
                 self._try(lambda: self._group_client.delete_after(folder, self.count))
 

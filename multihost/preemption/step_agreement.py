@@ -279,5 +279,5 @@ def agree_on_step(group: Group, name: str) -> SyncPoint:
     if not isinstance(group, ClusterGroup):
         return SyncPoint(None, name)
     group_client = group._group_client
-    tasks = [group_client.task(process) for process in group._processes or range(group.count)]
+    tasks = [group_client.task(process) for process in group.processes or range(group.count)]
     return SyncPoint(group_client.client, name, process_id=tasks[group.index], tasks=tasks, lost=lambda: lost_tasks(group_client))

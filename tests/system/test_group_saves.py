@@ -202,3 +202,29 @@ def test_a_preempted_job_saves_one_step_everywhere(tmp_path: Path) -> None:
         tmp_path,
     )
     assert len({output.split("stopped at")[1].split()[0] for output in outputs}) == 1, outputs
+
+
+def test_a_group_of_some_processes_saves_what_is_theirs(tmp_path: Path) -> None:
+    """Processes 0 and 2 of three save an array on their own devices as a group of two; the other takes no part."""
+    run_together(
+        """
+        from holdfast.multihost import ClusterGroup, current_client, sync_global_processes
+        if index != 1:
+            group = ClusterGroup(current_client(), [0, None, 1][index], 2, processes=[0, 2])
+            assert list(group.processes) == [0, 2]
+            pair = Mesh(np.array([device for device in jax.devices() if device.process_index != 1]), ("x",))
+            whole = np.arange(8.0, dtype=np.float32)
+            place = NamedSharding(pair, P("x"))
+            made = jax.make_array_from_callback((8,), place, lambda where: whole[where])
+            with CheckpointManager(root, group=group) as manager:
+                manager.save(1, {"w": made})
+                manager.wait_until_finished()
+                got = manager.restore(1, {"w": made})["w"]
+                for shard in got.addressable_shards:
+                    assert np.array_equal(np.asarray(shard.data), whole[shard.index])
+        sync_global_processes("end", timeout=30)
+        """,
+        3,
+        tmp_path / "run",
+    )
+    assert len([name for name in files(tmp_path / "run") if name.endswith(".safetensors")]) == 2
