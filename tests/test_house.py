@@ -101,6 +101,28 @@ def test_every_folder_is_a_listed_package() -> None:
     assert all((ROOT / room / "py.typed").exists() for room in ROOMS)
 
 
+# Source files whose tests are elsewhere, and where.
+TESTED_ELSEWHERE = {
+    "checkpoint/storage/base.py": "tests/checkpoint/storage/test_storage.py",  # the Protocol's contract
+    "coordination/server/main.py": "tests/coordination/process/test_spawn.py",
+    "coordination/server/transport_aio.py": "tests/coordination/server/test_transports.py",
+    "coordination/server/transport_completion_queue.py": "tests/coordination/server/test_transports.py",
+    "launch/workers/shims/call_runner.py": "tests/launch/workers/test_shims.py",
+    "launch/workers/shims/exec_with_pdeathsig.py": "tests/launch/workers/test_shims.py",
+    "launch/workers/shims/process_group_reaper.py": "tests/launch/workers/test_shims.py",
+}
+
+
+def test_tests_mirror_the_tree() -> None:
+    """Each source file has its test file in the mirrored place, but for those listed (the command line is tested by what people do)."""
+    for room in set(ROOMS) - {"proto", "cli"}:
+        for path in _sources(room):
+            name = path.relative_to(ROOT)
+            if not path.name.startswith("__"):
+                mirrored = Path("tests") / name.parent / f"test_{name.name}"
+                assert (ROOT / TESTED_ELSEWHERE.get(str(name), mirrored)).exists(), f"{name} has no {mirrored}"
+
+
 def test_no_wing_is_crowded_and_none_says_more_than_its_purpose() -> None:
     """A room has at most 12 modules beside its wings (cli: a file a command), a wing at most 14 and a docstring for an `__init__`."""
     for room in set(ROOMS) - {"proto"}:
@@ -117,6 +139,12 @@ def test_generated_code_is_fresh(tmp_path: Path) -> None:
     fresh = {path.name: path.read_text() for path in tmp_path.iterdir()}
     kept = {path.name: path.read_text() for path in (ROOT / "proto").glob("*_pb2.py*")}
     assert fresh == kept, "run `make proto`"
+
+
+def test_the_picture_of_the_architecture_is_fresh(tmp_path: Path) -> None:
+    """docs/architecture.svg shows today's wings and imports."""
+    subprocess.run([sys.executable, ROOT / "scripts" / "draw_architecture.py", tmp_path / "a.svg"], check=True, stdout=subprocess.DEVNULL)
+    assert (tmp_path / "a.svg").read_text() == (ROOT / "docs" / "architecture.svg").read_text(), "run python scripts/draw_architecture.py"
 
 
 @pytest.mark.parametrize("room", ["coordination", "multihost", "checkpoint", "launch"])
