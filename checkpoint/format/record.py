@@ -176,7 +176,7 @@ def _parse(data: dict[str, Any], path: str) -> Record:
         started_s=float(data["started_s"]),
         finished_s=float(data["finished_s"]),
         items=items,
-        metrics=dict(data["metrics"]),
+        metrics={name: float(value) if isinstance(value, str) else value for name, value in data["metrics"].items()},
         metadata=data["metadata"],
         versions=dict(data["versions"]),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,7 +37,7 @@ def build_record(
         "started_s": started_s,
         "finished_s": finished_s,
         "versions": _versions(),
-        "metrics": dict(metrics or {}),
+        "metrics": {name: value if math.isfinite(value) else repr(float(value)) for name, value in (metrics or {}).items()},
         "metadata": metadata,
     }
     bodies = [f"{json.dumps(name)}:{_item_text(name, plan, reports)}" for name, (plan, reports) in items.items()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +71,20 @@ def test_json_that_no_reader_takes_is_refused(value: Any, sentence: str, tmp_pat
         with pytest.raises((ValueError, TypeError), match="metadata"):
             manager.save(1, STATE, metadata={"a": {1, 2}})
         assert not _files(tmp_path / "root")
+
+
+def test_a_metric_that_is_no_number_is_valid_json(tmp_path: Path) -> None:
+    """A loss that is NaN or infinite is saved and comes back, and the record stays JSON for every parser."""
+
+    def refused(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    with CheckpointManager(tmp_path / "root") as manager:
+        manager.save(1, STATE, metrics={"loss": float("nan"), "least": float("-inf"), "most": np.float32("inf"), "lr": 0.5})
+        manager.wait_until_finished()
+        found = manager.metrics(1)
+    assert math.isnan(found.pop("loss")) and found == {"least": -math.inf, "most": math.inf, "lr": 0.5}
+    json.loads((tmp_path / "root" / "1" / "checkpoint.json").read_bytes(), parse_constant=refused)
 
 
 def test_what_is_changed_after_save_returned_is_not_saved(tmp_path: Path) -> None:
