@@ -154,8 +154,8 @@ def in_the_name_of(process_id: int, secured: Secured) -> Callable[[str], bytes]:
         for name in {"source_task_id", "requesting_task_id", "node_id"} & names.keys():
             setattr(message, name, process_id)
         for name in {"source_task", "requesting_task", "error_origin"} & names.keys():
-            if not names[name].is_repeated:
-                getattr(message, name).task_id = process_id
+            if hasattr(task := getattr(message, name), "task_id"):  # else it is a list of tasks
+                task.task_id = process_id
         return bytes(message.SerializeToString())
 
     return request
