@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -10,22 +9,7 @@ import pytest
 from holdfast.coordination import CoordinationService
 from holdfast.multihost import ProcessSpec
 from tests.support.cluster import free_port, run_processes
-
-# argv: index, count, then the test's own.
-START = """
-import logging, os, sys, time
-logging.basicConfig(format="%(levelname)s %(message)s")
-logging.getLogger("holdfast").setLevel("INFO")
-import jax
-import holdfast.multihost as multihost
-from holdfast.coordination import CoordinationError, CoordinatorLost, ProcessLost
-from holdfast.multihost import StartupTimeout
-index, count = int(sys.argv[1]), int(sys.argv[2])
-"""
-
-
-def script(text: str) -> str:
-    return START + textwrap.dedent(text)
+from tests.support.starting import script
 
 
 def spec_env(coordinator: str, count: int, **fields: object) -> dict[str, object]:

@@ -5,47 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.launch.external.detect import ClusterEnv, detect, first_host
-
-SLURM = {
-    "SLURM_JOB_ID": "77",
-    "SLURM_NTASKS": "4",
-    "SLURM_PROCID": "3",
-    "SLURM_STEP_ID": "2",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NODELIST": "gpu[03-04]",
-    "SLURM_RESTART_COUNT": "1",
-}
-
-
-OPENMPI_4 = {
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_SIZE": "3",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "3",
-    "OMPI_MCA_ess_base_jobid": "2563768321",
-    "PMIX_NAMESPACE": "2563768321",
-    "PMIX_RANK": "1",
-}
-
-
-OPENMPI_5 = {
-    "OMPI_COMM_WORLD_RANK": "2",
-    "OMPI_COMM_WORLD_SIZE": "8",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
-    "PMIX_NAMESPACE": "prterun-node7-1234@1",
-    "PMIX_RANK": "2",
-}
-
-
-JOBSET = {
-    "JOB_COMPLETION_INDEX": "1",
-    "JOB_INDEX": "2",
-    "PODS_PER_JOB": "4",
-    "JOBS": "3",
-    "JOB_ID": "train",
-    "RESTART_ATTEMPT": "5",
-    "FIRST_HOST": "h",
-}
+from tests.support.launchers import JOBSET, OPENMPI_4, OPENMPI_5, SLURM
 
 
 @pytest.mark.parametrize(

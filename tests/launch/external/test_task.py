@@ -10,27 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.launchers import JOBSET, OPENMPI_5
+
 HOLDFAST = Path(sys.executable).parent / "holdfast"
-
-
-OPENMPI_5 = {
-    "OMPI_COMM_WORLD_RANK": "2",
-    "OMPI_COMM_WORLD_SIZE": "8",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
-    "PMIX_NAMESPACE": "prterun-node7-1234@1",
-    "PMIX_RANK": "2",
-}
-
-
-JOBSET = {
-    "JOB_COMPLETION_INDEX": "1",
-    "JOB_INDEX": "2",
-    "PODS_PER_JOB": "4",
-    "JOBS": "3",
-    "JOB_ID": "train",
-    "RESTART_ATTEMPT": "5",
-    "FIRST_HOST": "h",
-}
 
 
 def run_task(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

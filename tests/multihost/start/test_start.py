@@ -5,26 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import textwrap
 
 from holdfast.multihost.start.start import arrival_line
 from tests.support.cluster import run_processes
-
-# argv: index, count, then the test's own.
-START = """
-import logging, os, sys, time
-logging.basicConfig(format="%(levelname)s %(message)s")
-logging.getLogger("holdfast").setLevel("INFO")
-import jax
-import holdfast.multihost as multihost
-from holdfast.coordination import CoordinationError, CoordinatorLost, ProcessLost
-from holdfast.multihost import StartupTimeout
-index, count = int(sys.argv[1]), int(sys.argv[2])
-"""
-
-
-def script(text: str) -> str:
-    return START + textwrap.dedent(text)
+from tests.support.starting import script
 
 
 def test_how_far_a_start_is() -> None:
