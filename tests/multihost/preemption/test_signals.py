@@ -30,8 +30,12 @@ libc.pthread_mutex_lock(mutex)
 def notify_and_release(notice):
     notify(notice)
     libc.pthread_mutex_unlock(mutex)
+def announce():  # once the main thread waits for this very mutex: before, its own handler could come first
+    while hex(ctypes.addressof(mutex)) not in open(f"/proc/self/task/{os.getpid()}/syscall").read():
+        time.sleep(0.01)
+    print("busy", flush=True)
 Signals().start(notify_and_release)
-print("busy", flush=True)
+threading.Thread(target=announce, daemon=True).start()
 libc.pthread_mutex_lock(mutex)  # no signal interrupts it, and only the notice ends it
 print("back", flush=True)
 """
