@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -15,7 +14,7 @@ from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, default_group
 
 from .errors import CheckpointError, CommitUnknown, StepExists, failure_of
-from .format.limits import check_item_name, check_step, encode_json
+from .format.limits import check_item_name, check_step, copy_json
 from .format.record import read_record
 from .format.rename import Names
 from .layouts.detect import open_checkpoint, restore_checkpoint
@@ -63,7 +62,7 @@ def save(
     for a folder that cannot be written; on every process alike. `group=None` is the job's processes, or this one alone.
     """
     check_item_name(item)
-    step, metadata = check_step(step), json.loads(encode_json(metadata, "the metadata"))
+    step, metadata = check_step(step), copy_json(metadata, "the metadata")
     group = group if group is not None else default_group()
     if layout == "orbax":
         from .layouts.orbax.write import save_orbax

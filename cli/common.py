@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.layouts.base import CheckpointReader
 
 EXIT_DIFFERENT = 1  # `diff` has found differences
-EXIT_USAGE = 2  # click's own
 EXIT_NOTHING = 3  # there is no such checkpoint, step or item
 EXIT_DAMAGED = 4  # bytes are not what was written
 EXIT_FAILED = 5  # anything else: refused, not permitted, no space

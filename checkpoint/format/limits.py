@@ -45,3 +45,8 @@ def encode_json(value: Any, what: str) -> bytes:
     if len(data) > JSON_LIMIT_BYTES:
         raise ValueError(f"{what} has {len(data):,} bytes as JSON, a reader takes {JSON_LIMIT_BYTES:,}; put large values into an array")
     return data
+
+
+def copy_json(value: Any, what: str) -> Any:
+    """Returns a user's value as a reader will have it, and as it is now, whatever the caller does with it afterwards; see `encode_json`."""
+    return json.loads(encode_json(value, what))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,7 @@ from typing import Any
 from holdfast.multihost import Group
 
 from ..format.json_state import Json, is_iterator, state_of
-from ..format.limits import check_item_name, encode_json
+from ..format.limits import check_item_name, copy_json, encode_json
 from ..options import Options
 from ..storage.base import Storage
 from .plan import Plan
@@ -67,8 +66,7 @@ class SaveStager:
         """Returns the request with items, metrics and metadata. Raises UnsupportedLeaf, TypeError, ValueError, holding nothing then."""
         trees: dict[str, tuple[Plan, Snapshot]] = {}
         values: dict[str, bytes] = {}
-        kept = json.loads(encode_json(metadata, "the metadata"))  # as it is now, whatever the caller does with it afterwards
-        staged = replace(request, trees=trees, values=values, metadata=kept)
+        staged = replace(request, trees=trees, values=values, metadata=copy_json(metadata, "the metadata"))
         try:
             for name, value in items.items():
                 check_item_name(name)

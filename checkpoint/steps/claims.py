@@ -35,7 +35,6 @@ from ..storage.local import open_to_read
 FOLDER = ".holdfast"
 LOCK_TRIES = 16  # each loss means that a sweep took the unfinished claim for that of a dead writer
 _ID = re.compile(r"[0-9a-f]{8}")
-_CLAIM_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
