@@ -27,6 +27,7 @@ def test_the_command_prints_one_line_and_ends_at_sigterm() -> None:
     [
         ((), "Missing option '--num-processes'"),
         (("-n", "1", "--tls-cert", __file__), "--tls-cert, --tls-key and --tls-ca belong together: expected all three"),
+        (("-n", "1", "--tls-ca", __file__), "--tls-cert, --tls-key and --tls-ca belong together: expected all three"),
         (("-n", "1", "--token-file", "{short}"), "expected at least 16 characters, found 5"),
         (("-n", "1", "--journal", "/nonexistent/journal"), "cannot be opened: No such file or directory"),
     ],
