@@ -19,7 +19,7 @@ from ..deadline import Deadline
 from ..errors import CoordinationError, CoordinatorLost, ProcessLost
 from ..names import is_service_mismatch
 from .processes import ProcessInfo, ProcessWatch
-from .session import SessionTransport, without_memory
+from .session import ANSWER_GRACE_S, SessionTransport, without_memory
 from .unary import Identity, TransportError, UnaryTransport
 
 log = logging.getLogger("holdfast.coordination")
@@ -35,6 +35,8 @@ IDEMPOTENT = frozenset(
 reads the key back to learn whether the first sending had arrived. IncrementKeyValue never is: its answer lost, it fails."""
 
 HEARTBEATS_PER_TIMEOUT = 4
+DEFAULT_HEARTBEAT_TIMEOUT_S = 100.0
+"""Where neither the service nor the caller says: jax's own default."""
 LAST_ATTEMPT_S = 0.5
 """The least time of one attempt to reach the service, also when the heartbeat budget is over."""
 
@@ -62,7 +64,7 @@ class Connection:
     """Chooses the transport, retries over outages, and ends every call with one error once the service is lost. Safe from several threads.
 
     One thread (the keeper) sends heartbeats, opens broken Sessions again, and after `heartbeat_timeout_s` of silence gives up: from
-    then on every call, those in flight included, raises CoordinatorLost.
+    then on every call, those in flight included, raises CoordinatorLost. Over a Session it does so while the job gathers, too.
     """
 
     def __init__(
@@ -71,13 +73,13 @@ class Connection:
         identity: Identity,
         *,
         credentials: Credentials,
-        heartbeat_timeout_s: float,
+        heartbeat_timeout_s: float | None,
         session: bool | None,
         watch: ProcessWatch,
         on_error: Callable[[CoordinationError], None] | None,
     ) -> None:
         self._address, self._identity, self._credentials = address, identity, credentials
-        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._wanted_heartbeat_timeout_s = heartbeat_timeout_s
         self._session_wanted = session
         self._watch = watch
         self._on_error = on_error
@@ -99,9 +101,11 @@ class Connection:
         return self._stop.is_set()
 
     def connect(self, deadline: Deadline) -> None:
-        """Joins the job over a Session, or over unary calls where the service has none."""
+        """Joins the job over a Session, or over unary calls where the service has none; returns when all have come."""
         if self._session_wanted is not False and self._try_session(deadline):
             self._start(self._keep)
+            grace = Deadline(deadline.remaining_s() + ANSWER_GRACE_S)  # the answer with the missing comes when the time is over
+            self.call("RegisterTask", pb.RegisterTaskRequest(), grace, grace_s=ANSWER_GRACE_S)
             return
         unary = UnaryTransport(self._address, self._identity, self._credentials)
         self._transport = unary
@@ -121,7 +125,22 @@ class Connection:
                 raise
             session.close()
             return False
+        self._check_heartbeat_timeout()
         return True
+
+    def _check_heartbeat_timeout(self) -> None:
+        wanted_s, found_s = self._wanted_heartbeat_timeout_s, self.heartbeat_timeout_s
+        if wanted_s is not None and abs(wanted_s - found_s) >= 0.001:
+            what = f"the heartbeat timeout of the coordinator at {self._address} is {found_s:g} s, not {wanted_s:g} s"
+            raise CoordinationError(
+                f"{what}: set it where the coordinator is started (--heartbeat-timeout-s), or give none here", code="FAILED_PRECONDITION"
+            )
+
+    @property
+    def heartbeat_timeout_s(self) -> float:
+        """The seconds of silence after which either side is lost: the service's, where it says so."""
+        told_s = None if self._transport is None else self._transport.heartbeat_timeout_s
+        return told_s or self._wanted_heartbeat_timeout_s or DEFAULT_HEARTBEAT_TIMEOUT_S
 
     def _join(self, transport: UnaryTransport | SessionTransport, deadline: Deadline) -> None:
         for pause_s in Backoff().pauses():
@@ -217,8 +236,7 @@ class Connection:
                 pause_s = min(next(pauses), max(0.0, self._budget_left_s()))
 
     def _interval_s(self) -> float:
-        assert self._transport is not None
-        return min(self._heartbeat_timeout_s, self._transport.heartbeat_timeout_s) / HEARTBEATS_PER_TIMEOUT
+        return self.heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT
 
     def _heartbeat(self) -> bool:
         """Makes one attempt to reach the service. One more follows the end of the budget: perhaps this process stood still."""
@@ -259,11 +277,11 @@ class Connection:
         return True
 
     def _budget_left_s(self) -> float:
-        return self._heartbeat_timeout_s - (time.monotonic() - self._answered_at)
+        return self.heartbeat_timeout_s - (time.monotonic() - self._answered_at)
 
     def _silence(self) -> CoordinatorLost:
         silent_s = time.monotonic() - self._answered_at
-        silence = f"has been silent for {silent_s:.1f} s (heartbeat timeout {self._heartbeat_timeout_s:g} s)"
+        silence = f"has been silent for {silent_s:.1f} s (heartbeat timeout {self.heartbeat_timeout_s:g} s)"
         return CoordinatorLost(f"the coordinator at {self._address} {silence}", address=self._address, tried_s=silent_s)
 
     def _lose(self, error: CoordinationError) -> None:

@@ -7,7 +7,6 @@ knows a task by its incarnation, so a request that is sent again on the next str
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import queue
 import sys
@@ -58,12 +57,11 @@ class SessionTransport:
         self._lock = threading.Lock()
         self._stream: _SessionStream | None = None
         self._service = 0
-        self._gathered = False
         self._closed = False
-        self.heartbeat_timeout_s = math.inf
+        self.heartbeat_timeout_s: float | None = None  # until the service says it
 
     def join(self, deadline: Deadline) -> None:
-        """Opens a stream, the first time waiting for all other processes. Raises TransportError when nobody answers."""
+        """Opens a stream. Raises TransportError when nobody answers."""
         with self._lock:
             if self._closed:
                 raise TransportError("the client is closed", sent=False)
@@ -82,10 +80,6 @@ class SessionTransport:
             closed = self._closed
         if closed:
             stream.end()
-        if not self._gathered:
-            grace = Deadline(deadline.remaining_s() + ANSWER_GRACE_S)  # the answer with the missing comes when the time is over
-            self.call("RegisterTask", pb.RegisterTaskRequest(), grace, ANSWER_GRACE_S)
-            self._gathered = True
 
     def _accept(self, opened: spb.Opened) -> None:
         if self._service not in (0, opened.service_incarnation):

@@ -39,10 +39,10 @@ _EXIT_TIMEOUT_S = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class _Timeouts:
-    """How long silence, a collective and leaving the job may take."""
+    """How long silence, a collective (both None: as the coordinator says) and leaving the job may take."""
 
-    heartbeat_s: float
-    collective_s: float
+    heartbeat_s: float | None
+    collective_s: float | None
     shutdown_s: float
 
 
@@ -67,7 +67,7 @@ def initialize(
     local_device_ids: int | Sequence[int] | None = None,
     spec: ProcessSpec | None = None,
     timeout_s: float = 300.0,
-    heartbeat_timeout_s: float = 100.0,
+    heartbeat_timeout_s: float | None = None,
     shutdown_timeout_s: float = 300.0,
     collective_timeout_s: float | None = None,
     preemption_sources: Sequence[Source] | None = None,
@@ -79,11 +79,13 @@ def initialize(
     of ours has started the coordinator; else process 0 does, as a process of its own, unless one listens at the address already.
 
     Call it once, from the main thread, before any computation. It blocks until all are there, at most `timeout_s`, and logs how many are
-    missing. A process that is silent for `heartbeat_timeout_s` is dead to the others. On CPU a collective ends with an error
-    when a peer has not come for `collective_timeout_s` (default: the heartbeat timeout), unless XLA_FLAGS says otherwise.
+    missing. A process that is silent for the heartbeat timeout is dead to the others. It is the coordinator's: `heartbeat_timeout_s` sets
+    it (default 100) where process 0 starts the coordinator, and must be left out or equal where a launcher did. On CPU a collective ends
+    with an error when a peer has not come for `collective_timeout_s` (default: the heartbeat timeout), unless XLA_FLAGS says otherwise.
 
     Raises StartupTimeout naming the missing processes, StartupFailed for a job that is smaller than asked for, CoordinatorLost, Fenced when
-    the coordinator belongs to another job or attempt, and RuntimeError when called twice or too late.
+    the coordinator belongs to another job or attempt, CoordinationError (FAILED_PRECONDITION) when it has another heartbeat timeout, and
+    RuntimeError when called twice or too late.
     """
     if _job is not None or distributed.global_state.client is not None:
         raise RuntimeError("this process has joined a job already: call initialize() once, and jax.distributed.initialize() never")
@@ -96,7 +98,7 @@ def initialize(
     if discovered.spec is None or (discovered.spec.num_processes == 1 and not discovered.launched):
         preemption.start(None, sources=preemption_sources)
         return
-    timeouts = _Timeouts(heartbeat_timeout_s, collective_timeout_s or heartbeat_timeout_s, shutdown_timeout_s)
+    timeouts = _Timeouts(heartbeat_timeout_s, collective_timeout_s, shutdown_timeout_s)
     _join(discovered, discovered.spec, timeouts, deadline, preemption_sources)
 
 
@@ -130,7 +132,6 @@ def _join(
 ) -> None:
     """Does what `initialize()` promises, once it is known who this process is."""
     global _job
-    set_collective_timeout(timeouts.collective_s)
     if discovered.launched:
         for line in spec.set_slices(os.environ):
             _log.warning("stale variable %s", line)
@@ -141,9 +142,10 @@ def _join(
     # jaxlib speaks neither TLS nor token: with either on, its agent reaches the coordinator through a process of ours on loopback.
     relay = None if credentials.empty else Relay.spawn(spec.coordinator, credentials, [spec.process_id])
     _job = _Job(spec, client, timeouts.shutdown_s, relay)
+    set_collective_timeout(timeouts.collective_s or client.heartbeat_timeout_s)
     set_client(client, spec)
     group_client = group_client_of(client)
-    group_client.loss_known_s = timeouts.heartbeat_s + 1
+    group_client.loss_known_s = client.heartbeat_timeout_s + 1
     group_client.progress = lambda: progress_at(spec.coordinator, credentials)
     try:
         _start_jax(spec, relay.address if relay else spec.coordinator, discovered.devices, deadline, timeouts.shutdown_s)

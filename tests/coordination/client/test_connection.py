@@ -32,6 +32,13 @@ def service() -> Iterator[CoordinationService]:
 
 
 @pytest.fixture
+def impatient() -> Iterator[Proxy]:
+    """A proxy before a service whose heartbeat timeout is a second."""
+    with CoordinationService.spawn(1, heartbeat_timeout_s=1, recoverable=True, linger_s=0) as spawned, Proxy(spawned.address) as proxy:
+        yield proxy
+
+
+@pytest.fixture
 def proxy(service: CoordinationService) -> Iterator[Proxy]:
     with Proxy(service.address) as proxy:
         yield proxy
@@ -57,7 +64,7 @@ def test_what_may_be_sent_again_is_a_method() -> None:
 
 def test_a_short_outage_is_ridden_out(proxy: Proxy, session: bool) -> None:
     """A connection that is cut, also while new ones are refused, is no event for the caller; the client counts it."""
-    with CoordinationClient(proxy.address, 0, heartbeat_timeout_s=30, rpc_timeout_s=20, session=session) as client:
+    with CoordinationClient(proxy.address, 0, rpc_timeout_s=20, session=session) as client:
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(client.blocking_key_value_get, f"late/{session}", 20_000)
             proxy.cut(refuse=True)
@@ -73,7 +80,7 @@ def test_a_short_outage_is_ridden_out(proxy: Proxy, session: bool) -> None:
 
 def test_a_call_that_must_not_be_sent_twice_is_not(service: CoordinationService, proxy: Proxy, session: bool) -> None:
     """An increment whose connection breaks before its answer is CoordinatorLost, in words that say it may have been applied."""
-    with CoordinationClient(proxy.address, 0, heartbeat_timeout_s=30, rpc_timeout_s=20, session=session) as client:
+    with CoordinationClient(proxy.address, 0, rpc_timeout_s=20, session=session) as client:
         client.key_value_increment("count", 1)
         before = int(client.statistics()["calls"])
         os.kill(service.pid, signal.SIGSTOP)
@@ -93,7 +100,7 @@ def test_a_call_that_must_not_be_sent_twice_is_not(service: CoordinationService,
 
 def test_a_set_that_is_sent_again_counts_as_set(service: CoordinationService, proxy: Proxy, session: bool) -> None:
     """Its first sending may have arrived: the key then holds this very value, which is no ALREADY_EXISTS."""
-    with CoordinationClient(proxy.address, 0, heartbeat_timeout_s=30, rpc_timeout_s=20, session=session) as client:
+    with CoordinationClient(proxy.address, 0, rpc_timeout_s=20, session=session) as client:
         for number in range(20):
             with ThreadPoolExecutor(1) as pool:
                 call = pool.submit(client.key_value_set, f"set/{session}/{number}", str(number))
@@ -104,31 +111,31 @@ def test_a_set_that_is_sent_again_counts_as_set(service: CoordinationService, pr
             client.key_value_set(f"set/{session}/0", "another")
 
 
-def test_an_outage_beyond_the_heartbeat_timeout_ends_all_calls(proxy: Proxy, session: bool) -> None:
+def test_an_outage_beyond_the_heartbeat_timeout_ends_all_calls(impatient: Proxy, session: bool) -> None:
     """Calls in flight and later ones are CoordinatorLost, each with a traceback of its own, and on_error is called once."""
     reported: list[CoordinationError] = []
-    client = CoordinationClient(proxy.address, 0, heartbeat_timeout_s=1.0, session=session, on_error=reported.append)
+    client = CoordinationClient(impatient.address, 0, heartbeat_timeout_s=1.0, session=session, on_error=reported.append)
     client.connect()
     with ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(client.blocking_key_value_get, f"never/{number}", 60_000) for number in range(2)]
-        proxy.cut(refuse=True)
+        impatient.cut(refuse=True)
         errors = [call.exception(30) for call in calls]
-    assert all(isinstance(error, CoordinatorLost) and error.address == proxy.address for error in errors), errors
+    assert all(isinstance(error, CoordinatorLost) and error.address == impatient.address for error in errors), errors
     with pytest.raises(CoordinatorLost, match="has been silent for") as caught:
         client.key_value_set("a", "b")
     assert caught.value not in errors and [type(error) for error in reported] == [CoordinatorLost]
     client.close()
 
 
-def test_a_listener_that_raises_harms_nobody(proxy: Proxy) -> None:
+def test_a_listener_that_raises_harms_nobody(impatient: Proxy) -> None:
     """An on_error that fails is logged; the calls end as they should."""
 
     def fail(error: CoordinationError) -> None:
         raise RuntimeError("on purpose")
 
-    client = CoordinationClient(proxy.address, 0, heartbeat_timeout_s=1.0, on_error=fail)
+    client = CoordinationClient(impatient.address, 0, on_error=fail)
     client.connect()
-    proxy.cut(refuse=True)
+    impatient.cut(refuse=True)
     with pytest.raises(CoordinatorLost):
         client.blocking_key_value_get("never", 60_000)
     client.close()
