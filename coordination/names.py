@@ -84,7 +84,8 @@ def make_error(code: str, message: str, payloads: dict[str, bytes], request: Any
     error: CoordinationError
     if code == "DEADLINE_EXCEEDED" and (missing or isinstance(request, pb.BarrierRequest)):
         name = getattr(request, "barrier_id", "") or _GATHERINGS.get(type(request), "")
-        error = BarrierTimeout(message, name=name, missing=tuple(task.task_id for task in missing))
+        progress = {task.task_id: line for task in missing if (line := _report_line(task.progress))}
+        error = BarrierTimeout(message, name=name, missing=tuple(task.task_id for task in missing), progress=progress)
     elif lost:
         silent_s = lost[0].silent_s if lost[0].silent_s >= 0 else None
         error = ProcessLost(message, code=code, process=lost[0].task_id, host=lost[0].host or None, silent_s=silent_s)
@@ -95,6 +96,11 @@ def make_error(code: str, message: str, payloads: dict[str, bytes], request: Any
     if MISMATCH_TYPE in payloads:
         error.__dict__["_service_mismatch"] = True
     return error
+
+
+def _report_line(report: spb.ReportRequest) -> str:
+    """Returns a report in words, such as "step 40, saved_step 30"."""
+    return ", ".join(f"{field.name} {value}" for field, value in report.ListFields() if field.name != "values")
 
 
 def barrier_counter(error: CoordinationError) -> int | None:

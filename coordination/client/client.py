@@ -151,7 +151,7 @@ class CoordinationClient:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_connected", False):
+        if getattr(self, "_connected", False) and not self._connection.closed:
             warnings.warn(f"{self!r} was never shut down", ResourceWarning, source=self, stacklevel=2)
             self.close()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
 import random
 import threading
 import time
@@ -10,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from holdfast.proto import coordination_pb2 as pb
 from holdfast.proto import session_pb2 as spb
@@ -92,6 +95,7 @@ class Connection:
         self._answered_at = time.monotonic()
         self._reported_lost: set[tuple[int, int]] = set()
         self._counts: Counter[str] = Counter()
+        _open.add(self)
 
     # Opening
 
@@ -381,6 +385,16 @@ class Connection:
             if thread is not threading.current_thread():
                 thread.join(2.0)
 
+    def abandon(self) -> None:
+        """Ends the connection in a forked child without a byte: it is the parent's, and its threads are not here."""
+        what = "this process was forked from the one that connected, and is no process of the job: call this in its parent"
+        self._over = CoordinationError(what, code="FAILED_PRECONDITION")
+        self._stop, self._wake, self._lock = threading.Event(), threading.Event(), threading.Lock()  # which a thread may have held
+        self._stop.set()
+        self._threads.clear()
+        transport, self._transport = self._transport, None
+        keep_for_ever(transport)
+
     def statistics(self) -> dict[str, int | float | str]:
         """Returns counts, the transport, and the seconds since the service last answered."""
         counts = {name: self._counts[name] for name in ("calls", "breaks", "reconnects")}
@@ -393,3 +407,22 @@ def _copy_of(error: CoordinationError) -> CoordinationError:
     copy = build(*arguments)
     assert isinstance(copy, CoordinationError)
     return copy
+
+
+_open: WeakSet[Connection] = WeakSet()
+
+
+def keep_for_ever(thing: Any) -> None:
+    """Takes a reference that nobody gives back, so that not even the end of a forked child destroys its copy of a parent's connection.
+
+    Its destructor would write to the parent's socket, or wait for threads that the child does not have.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def _abandon_in_child() -> None:
+    for connection in list(_open):
+        connection.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_in_child)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from holdfast.coordination import CoordinationError, CoordinationService, Credentials, StatusClient
+from holdfast.coordination import CoordinationError, CoordinationService, StatusClient
 
 from ..errors import StartupFailed
 from ..group.group_client import Deadline
@@ -51,20 +51,6 @@ def phase_at(address: str) -> str | None:
             return client.status().phase
     except CoordinationError as error:
         return None if error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED") else ""
-
-
-def progress_at(address: str, credentials: Credentials) -> dict[int, str]:
-    """Returns what each task last reported of itself, such as "step 40, saved_step 30"; empty where nobody answers."""
-    try:
-        with StatusClient(address, credentials, timeout_s=_STATUS_TIMEOUT_S) as client:
-            tasks = client.status().tasks
-    except CoordinationError:
-        return {}
-    reports = {
-        task.task_id: ", ".join(f"{field.name} {value}" for field, value in task.progress.ListFields() if field.name != "values")
-        for task in tasks
-    }
-    return {task: text for task, text in reports.items() if text}
 
 
 def _start(spec: ProcessSpec, heartbeat_timeout_s: float | None) -> None:
