@@ -309,8 +309,8 @@ def _forget_in_child() -> None:
     if job is None:
         return
     state = distributed.global_state
-    for inherited in (state.preemption_sync_manager, state.client, state.service):
-        keep_for_ever(inherited)
+    for inherited in (state.preemption_sync_manager, state.client, state.service, *xla_bridge._backends.values()):
+        keep_for_ever(inherited)  # destroying them waits for threads that the child does not have
     state.preemption_sync_manager = state.client = state.service = None
     if job.relay is not None:
         job.relay.abandon()
