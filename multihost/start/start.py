@@ -26,8 +26,8 @@ from ..liveness.health import health
 from ..preemption import preemption
 from ..preemption.sources import Source
 from ..spec import ProcessSpec
-from .coordinator import find_coordinator
 from .bounded import end_jax, ended_by_loss
+from .coordinator import find_coordinator
 from .discovery import GIVEN, DiscoveredProcess, discover_process, set_collective_timeout
 
 _log = logging.getLogger(__name__)

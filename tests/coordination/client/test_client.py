@@ -99,7 +99,9 @@ def test_a_job_whose_last_process_is_late_starts(service: CoordinationService, l
 def test_the_heartbeat_timeout_is_the_coordinators(service: CoordinationService) -> None:
     """A client takes it from the service at the join, and another value of its own is refused there, with both values."""
     client = CoordinationClient(service.address, 0, heartbeat_timeout_s=100)
-    with pytest.raises(CoordinationError, match=r"the heartbeat timeout of the coordinator at .* is 3 s, not 100 s: set it where") as caught:
+    with pytest.raises(
+        CoordinationError, match=r"the heartbeat timeout of the coordinator at .* is 3 s, not 100 s: set it where"
+    ) as caught:
         client.connect()
     assert caught.value.code == "FAILED_PRECONDITION"
     clients = join(service, heartbeat_timeout_s=None)
