@@ -69,7 +69,7 @@ def _json(value: Any) -> bytes:
 
 
 def _task(task: Task) -> bytes:
-    names = ("task_id", "agent", "session", "host", "pid", "version", "owner")
+    names = ("task_id", "agent", "session", "host", "pid", "version", "owner", "former")
     kept = {name: getattr(task, name) for name in names}
     progress = asdict(task.progress)
     return _json(kept | {"state": int(task.state), "error": _status(task.error), "seen": task.last_seen is not None, "progress": progress})
@@ -78,6 +78,7 @@ def _task(task: Task) -> bytes:
 def _load_task(machine: Machine, kept: dict[str, Any], now: float) -> None:
     task = machine.task_table.tasks[kept["task_id"]]
     task.session, task.host, task.pid, task.version = kept["session"], kept["host"], kept["pid"], kept["version"]
+    task.former = kept["former"]
     task.state, task.error, task.state_since = TaskState(kept["state"]), _load_status(kept["error"]), now
     task.last_seen = now if kept["seen"] else None
     for name, value in kept["progress"].items():

@@ -54,6 +54,9 @@ class Registration:
             sentence = f"process {task_id} came with the incarnation of another; expected a random number"
             self._complete(call, status=Status(Code.INVALID_ARGUMENT, sentence))
             return
+        if incarnation in task.former:
+            self._complete(call, status=self._task_table.fenced(task))
+            return
         older = self._registering.pop(task_id, None)
         if older is not None:
             older.done = True
@@ -94,12 +97,14 @@ class Registration:
             return Status(Code.RESOURCE_EXHAUSTED, sentence)
         if incarnation == 0:
             return Status(Code.INVALID_ARGUMENT, "an incarnation of 0; expected a random number")
+        if incarnation in task.former:
+            return self._task_table.fenced(task)
         if task.session != incarnation or task.state is not TaskState.CONNECTED:
             status = self._may_come_back(task, incarnation)
             if status is not None:
                 return status
             self._begin_life(task, now)
-        task.session, task.host, task.pid, task.last_seen = incarnation, host, pid, now
+        task.session, task.host, task.pid, task.last_seen, task.attached = incarnation, host, pid, now, True
         self._task_table.touch(task)
         self._gather(now)
         return None
@@ -118,6 +123,7 @@ class Registration:
     def _begin_life(self, task: Task, now: float) -> None:
         """Connects a task. A former Session's life ends first; an agent alone is of the process whose Session opens beside it."""
         if task.state is TaskState.CONNECTED and task.session:
+            self._task_table.end_life(task)
             self._lose(task, TaskState.DISCONNECTED, now)
             self._task_table.set_agent(task, 0)
         elif task.state is not TaskState.CONNECTED:
@@ -143,9 +149,12 @@ class Registration:
             if here < len(self._task_table):
                 return
             self.gathered = True
+            for task in self._task_table.tasks:
+                if task.attached:  # it waited for the others: its time to be heard of begins now
+                    task.last_seen = now
         for wait in self._registering.values():
             wait.done = True
-            self._connect_agent(self._task_table.tasks[wait.task_id], wait.incarnation, now)
+            self._connect_agent(self._task_table.tasks[wait.task_id], wait.incarnation, now)  # which sends no heartbeat before the answer
             self._complete(wait.call, self._config.incarnation)
         for call, wait in self._gathering.items():
             wait.done = True
@@ -154,9 +163,12 @@ class Registration:
         self._connected()
 
     def _connect_agent(self, task: Task, incarnation: int, now: float) -> None:
+        if not task.session or task.state is not TaskState.CONNECTED:
+            task.last_seen = now
         if task.state is TaskState.CONNECTED and task.agent == incarnation:
             return
         if task.state is TaskState.CONNECTED and task.agent and not task.session:
+            self._task_table.end_life(task)
             self._lose(task, TaskState.DISCONNECTED, now)
         self._task_table.set_agent(task, incarnation)
         if task.state is not TaskState.CONNECTED:

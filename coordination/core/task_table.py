@@ -5,6 +5,8 @@ opens. Each carries an incarnation of its own. Where there is a Session, the tas
 
     UNINITIALIZED --arrive--> CONNECTED --shut down--> DISCONNECTED --arrive--> CONNECTED
                                   |---silent too long, or reported an error---> ERROR --arrive (recoverable)--> CONNECTED
+
+Lost is lost: an incarnation that was given up, or whose place another has taken, never comes back; only a new life of its task does.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from .status import Code, Missing, Status
+
+_FORMER_KEPT = 16  # a process that was started again more often has long ended its first lives
 
 
 class TaskState(IntEnum):
@@ -50,6 +54,8 @@ class Task:
     error: Status | None = None
     owner: str = ""  # in a secured service: a digest of the key that this task's calls hold
     version: int = 0  # of the table, when this task last changed
+    attached: bool = False  # its Session has a stream now
+    former: list[int] = field(default_factory=list)  # incarnations that are over for good, the latest last
     progress: Progress = field(default_factory=Progress)
 
 
@@ -112,6 +118,23 @@ class TaskTable:
         self.version += 1
         task.version = self.version
         self.dirty.add(task.task_id)
+
+    def end_life(self, task: Task) -> None:
+        """Notes that the incarnations of a task are over for good."""
+        over = [incarnation for incarnation in (task.session, task.agent) if incarnation and incarnation not in task.former]
+        task.former = (task.former + over)[-_FORMER_KEPT:]
+
+    def fenced(self, task: Task) -> Status:
+        """Returns the error of an incarnation that is over for good."""
+        cause = task.error.message if task.error else "another life of it has taken its place"
+        sentence = f"this life of process {task.task_id} is over: {cause}; end it, and start the process again"
+        return Status(Code.ABORTED, sentence, source_task=task.task_id)
+
+    def forgive(self, seconds: float, now: float) -> None:
+        """Takes back a silence that was the service's own."""
+        for task in self.tasks:
+            if task.last_seen is not None:
+                task.last_seen = min(now, task.last_seen + seconds)
 
     def missing(self, task_ids: Iterable[int], now: float) -> tuple[Missing, ...]:
         """Describes tasks as an error names them, in order of their ids."""

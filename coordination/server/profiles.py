@@ -37,6 +37,7 @@ class Rpc:
     encode: Callable[[Machine, Any, Caller], bytes]
     waits: bool = False  # for other tasks, and not at a barrier: the transport reports a client that goes away
     registers: bool = False  # the task is given to the caller
+    lost: bool = False  # also served to a process that was given up: by it, it learns so, or ends
 
 
 _EMPTY = b""
@@ -183,9 +184,9 @@ def _encode_alive(machine: Machine, value: list[int], caller: Caller) -> bytes:
 
 RPCS_A: dict[str, Rpc] = {
     "RegisterTask": Rpc(a.RegisterTaskRequest.FromString, _registers, _register, _encode_registered, True, True),
-    "Heartbeat": Rpc(a.HeartbeatRequest.FromString, _named, _beat, _encode_registered),
-    "PollForError": Rpc(a.PollForErrorRequest.FromString, _named, _poll, _nothing, True),
-    "ShutdownTask": Rpc(a.ShutdownTaskRequest.FromString, _named, _shut_down, _nothing),
+    "Heartbeat": Rpc(a.HeartbeatRequest.FromString, _named, _beat, _encode_registered, lost=True),
+    "PollForError": Rpc(a.PollForErrorRequest.FromString, _named, _poll, _nothing, True, lost=True),
+    "ShutdownTask": Rpc(a.ShutdownTaskRequest.FromString, _named, _shut_down, _nothing, lost=True),
     "WatchTasks": Rpc(a.WatchTasksRequest.FromString, _unnamed, _watch, _encode_watch, True),
     "InsertKeyValue": Rpc(a.InsertKeyValueRequest.FromString, _unnamed, _insert, _nothing),
     "GetKeyValue": Rpc(a.GetKeyValueRequest.FromString, _unnamed, _get, _encode_kv, True),

@@ -169,7 +169,7 @@ class SessionStreams:
         if status is not None:
             stream.finish(status.code, status.message)
             return
-        older = self._sessions.get(opening.process_id)
+        older = self._sessions.pop(opening.process_id, None)
         if older is not None:
             self._end(older.stream, Code.ABORTED, f"process {opening.process_id} has opened another Session")
         session = stream.session = Session(stream, opening.process_id, opening.incarnation)
@@ -290,9 +290,13 @@ class SessionStreams:
     # ---- Deltas ----------------------------------------------------------------------------------------------------------------------
 
     def note_changes(self, now: float) -> None:
-        """Schedules a delta where tasks have changed: at most one in DELTA_INTERVAL_S."""
+        """Schedules a delta where tasks have changed: at most one in DELTA_INTERVAL_S. Ends the Sessions of those that were given up."""
         if self._machine.task_table.version > self._sent_version:
             self._schedule_delta(now)
+        fenced, self._machine.fenced[:] = self._machine.fenced[:], []
+        for session in filter(None, map(self._sessions.get, fenced)):
+            status = self._machine.task_table.fenced(self._machine.task_table.tasks[session.task_id])
+            self._end(session.stream, status.code, status.message)
 
     def _schedule_delta(self, now: float) -> None:
         if self._send_at == math.inf:
@@ -348,6 +352,7 @@ class SessionStreams:
             self._machine.drop(call)
         if self._sessions.get(session.task_id) is session:
             del self._sessions[session.task_id]
+            self._machine.task_table.tasks[session.task_id].attached = False
 
     def _end(self, stream: SessionStream, code: Code, message: str) -> None:
         self.closed(stream)

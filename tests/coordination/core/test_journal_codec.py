@@ -58,7 +58,7 @@ def restarted(driver: Driver, rows: dict[tuple[str, str], bytes], wall_offset_s:
 
 def state_of(machine: Machine) -> dict[str, Any]:
     """Returns what must outlive a crash; waiting calls do not."""
-    tasks = [replace(task, last_seen=None, state_since=0.0) for task in machine.task_table.tasks]
+    tasks = [replace(task, last_seen=None, state_since=0.0, attached=False) for task in machine.task_table.tasks]
     both = [*machine.barriers.open.values(), *machine.barriers.finished.values()]
     barriers = {b.name: (b.counter, b.participants, set(b.arrived), b.former, b.previous, b.status, b.done) for b in both}
     table = machine.task_table

@@ -222,3 +222,26 @@ def test_the_status_is_asked_over_a_session_too() -> None:
     sessions = Sessions()
     sessions.request(0, 1, "GetStatus")
     assert session_pb2.StatusResponse.FromString(sessions.streams[0].replies()[0].body).job == "j"
+
+
+def test_a_process_that_is_given_up_is_fenced_at_once() -> None:
+    """Its open stream ends with ABORTED and the reason, and so does the next that it opens; the others' streams stay."""
+    sessions = Sessions(recoverable=True, heartbeat_timeout_s=5.0)
+    for _ in range(8):
+        sessions.request(0, 9, "Heartbeat")
+        sessions.tick(1.0)
+    again = InMemoryStream()
+    sessions.open(again, process_id=1, incarnation=6)
+    for stream in (sessions.streams[1], again):
+        assert stream.end is not None and stream.end[0] == "ABORTED" and "this life of process 1 is over" in stream.end[1]
+    assert sessions.sessions.open_tasks() == {0}
+
+
+def test_a_process_without_a_stream_may_fall_silent_before_the_job_has_gathered() -> None:
+    """A stream keeps its process there while it waits for the others; taken over by another stream of it, too; closed, no longer."""
+    sessions, second = Sessions(3, heartbeat_timeout_s=5.0), InMemoryStream()
+    sessions.open(second, process_id=1, incarnation=6)
+    sessions.sessions.closed(sessions.streams[0])
+    for _ in range(8):
+        sessions.tick(1.0)
+    assert [sessions.machine.task_table.connected(task_id) for task_id in range(2)] == [False, True]
