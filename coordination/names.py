@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any, NamedTuple
 
 import grpc
@@ -10,6 +12,8 @@ from holdfast.proto import coordination_pb2 as pb
 from holdfast.proto import session_pb2 as spb
 
 from .errors import BarrierTimeout, CoordinationError, ProcessLost
+
+log = logging.getLogger("holdfast.coordination")
 
 PROFILE_A = "/xla.coordination.CoordinationService/"
 PROFILE_B = "/tensorflow.CoordinationService/"
@@ -31,14 +35,20 @@ SERVICE_ERROR_TYPE = f"{_TYPES}tensorflow.CoordinationServiceError"
 BARRIER_ERROR_TYPE = f"{_TYPES}tensorflow.BarrierError"
 MISMATCH_TYPE = f"{_TYPES}tensorflow.ServiceMismatchError"
 
-TESTED_GRPC = ((1, 66), (1, 90))
+TESTED_GRPC = ((1, 66), (1, 86))
 """Releases of grpcio, from the first to before the second, whose private module was tested. Outside it gRPC's public API serves."""
 
 
-def is_tested_grpc() -> bool:
-    """Returns whether the private module of the installed grpcio was tested."""
-    version = tuple(int(part) for part in grpc.__version__.split(".")[:2])
-    return TESTED_GRPC[0] <= version < TESTED_GRPC[1]
+@functools.cache
+def is_tested_grpc(version: str = grpc.__version__) -> bool:
+    """Returns whether the private module of the installed grpcio was tested; logs a warning, once, where it was not."""
+    release = tuple(int(part) for part in version.split(".")[:2])
+    tested = TESTED_GRPC[0] <= release < TESTED_GRPC[1]
+    if not tested:
+        first, last = (".".join(map(str, each)) for each in TESTED_GRPC)
+        what = f"grpcio {version} was not tested, only {first} to before {last}: calls go through gRPC's public API, which is slower"
+        log.warning("%s; for the fast path install 'grpcio>=%s,<%s'", what, first, last)
+    return tested
 
 
 class Method(NamedTuple):

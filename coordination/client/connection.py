@@ -43,6 +43,9 @@ DEFAULT_HEARTBEAT_TIMEOUT_S = 100.0
 LAST_ATTEMPT_S = 0.5
 """The least time of one attempt to reach the service, also when the heartbeat budget is over."""
 
+SPREAD_S_PER_PROCESS = 0.001
+MOST_SPREAD_S = 1.0
+
 CLOSED = CoordinationError("the client is not connected: it was shut down, or connect() was never called", code="FAILED_PRECONDITION")
 
 
@@ -61,6 +64,14 @@ class Backoff:
         while True:
             yield bound * draw.uniform(0.5, 1.0)
             bound = min(self.most_s, bound * self.factor)
+
+
+def first_reconnect_s(num_processes: int, heartbeat_timeout_s: float) -> float:
+    """Draws the seconds to wait before the first attempt to come back: a millisecond a process of the job, at most a second.
+
+    A coordinator that was restarted meets the processes of a large job one after the other; it is a small part of the heartbeat timeout.
+    """
+    return random.uniform(0.0, min(SPREAD_S_PER_PROCESS * num_processes, MOST_SPREAD_S, heartbeat_timeout_s / 20))
 
 
 class Connection:
@@ -230,8 +241,10 @@ class Connection:
     def _keep(self) -> None:
         pauses, pause_s = Backoff().pauses(), self._interval_s()
         while not self._stop.is_set():
-            self._wake.wait(pause_s)
+            broken = self._wake.wait(pause_s)
             self._wake.clear()
+            if broken and isinstance(self._transport, SessionTransport):
+                self._stop.wait(first_reconnect_s(self._transport.num_processes, self.heartbeat_timeout_s))
             if self._stop.is_set() or self._over is not None:
                 return
             if self._heartbeat():

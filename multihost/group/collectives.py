@@ -82,7 +82,7 @@ def bounded(what: str, compute: Callable[[], T], timeout_s: float | None = None)
     Raises ProcessLost naming a dead process, also where the backend's own error came first, and BarrierTimeout. A computation that the
     backend cannot end stays behind on its thread: make no more collective calls after such an error.
     """
-    deadline = Deadline(timeout_s or coordination_timeout())
+    deadline = Deadline(coordination_timeout() if timeout_s is None else timeout_s)
     future = on_thread(what, compute)
     changed = threading.Event()
     future.add_done_callback(lambda done: changed.set())

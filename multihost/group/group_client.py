@@ -160,8 +160,12 @@ class GroupClient:
                 self.client.key_value_delete(folder)
 
     def task(self, process: int) -> int:
-        """Returns the task id of a process."""
-        return process if self.tasks is None else self.tasks[process]
+        """Returns the task id of a process. Raises ValueError for a number that the job does not have."""
+        if self.tasks is None:
+            return process
+        if not 0 <= process < len(self.tasks):
+            raise ValueError(f"there is no process {process}: the job has {len(self.tasks)}, 0 to {len(self.tasks) - 1}")
+        return self.tasks[process]
 
     def process(self, task: int) -> int:
         """Returns the process with a task id."""

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, CoordinatorLost
-from holdfast.coordination.client.connection import IDEMPOTENT, Backoff
+from holdfast.coordination.client.connection import IDEMPOTENT, Backoff, first_reconnect_s
 from holdfast.coordination.names import METHODS
 from tests.support.proxy import Proxy
 
@@ -55,6 +55,14 @@ def test_pauses_grow_to_a_bound(seed: int, first_s: float, factor: float, most_s
     for pause in pauses:
         assert bound / 2 <= pause <= bound
         bound = min(most_s, bound * factor)
+
+
+@given(st.integers(1, 100_000), st.floats(1.0, 100.0))
+def test_a_large_job_comes_back_spread(num_processes: int, heartbeat_timeout_s: float) -> None:
+    """Pauses before the first attempt differ, by a millisecond a process, up to a second and to a small part of the heartbeat timeout."""
+    pauses = [first_reconnect_s(num_processes, heartbeat_timeout_s) for _ in range(50)]
+    most = min(num_processes / 1000, 1.0, heartbeat_timeout_s / 20)
+    assert all(0 <= pause <= most for pause in pauses) and max(pauses) - min(pauses) > most / 4
 
 
 def test_what_may_be_sent_again_is_a_method() -> None:
@@ -178,3 +186,15 @@ def test_a_coordinator_without_its_memory_is_not_the_same(session: bool) -> None
         with pytest.raises(CoordinationError, match=r"restarted without its journal|silent"):
             client.wait_at_barrier("b", 20_000, [0])
         client.close()
+
+
+def test_a_value_that_is_too_large_is_refused_at_once_and_harms_nobody(session: bool) -> None:
+    """RESOURCE_EXHAUSTED, with the size and what is allowed; the connection stays, and a wait on it goes on."""
+    with CoordinationService.spawn(1) as service, CoordinationClient(service.address, 0, session=session) as client:
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(client.blocking_key_value_get, "late", 60_000)
+            with pytest.raises(CoordinationError) as caught:
+                client.key_value_set_bytes("too large", bytes(80 << 20))
+            assert caught.value.code == "RESOURCE_EXHAUSTED" and ("83886" in str(caught.value) or not session)
+            client.key_value_set("late", "here")
+            assert waiting.result(20) == "here" and client.statistics()["breaks"] == 0
