@@ -56,7 +56,9 @@ class Signals:
         self._theirs: socket.socket | None = None
 
     def start(self, notify: Notify) -> None:
-        """Installs the handlers. Python allows that in the main thread only: elsewhere it logs a warning and does nothing."""
+        """Installs the handlers, once. Python allows that in the main thread only: elsewhere it logs a warning and does nothing."""
+        if self._theirs is not None:
+            return
         if threading.current_thread() is not threading.main_thread():
             _log.warning("signals %s are not watched: started outside the main thread", [s.name for s in self.numbers])
             return

@@ -301,7 +301,7 @@ print("answered", flush=True)
 os._exit(0)
 """
     )
-    with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
+    with CoordinationService.spawn(2, recoverable=True, survivable=True, heartbeat_timeout_s=8) as service:
         with Processes(script, 2, arguments=[service.address]) as processes:
             processes.wait_for(0, "begun")
             os.kill(service.pid, signal.SIGKILL)
@@ -393,3 +393,102 @@ jax.distributed.shutdown()
 """
     )
     assert len(set(run_processes(script, 3, arguments=[f"127.0.0.1:{free_port()}"]))) == 1
+
+
+SOURCES = (
+    HEAD
+    + """
+class Held:
+    name = "held"
+    closed = False
+    def start(self, notify):
+        self.notify = notify
+    def close(self):
+        self.closed = True
+held = Held()
+multihost.add_preemption_source(held)
+assert not multihost.reached_preemption(-1)  # a question before the job
+before = notices.current()
+multihost.initialize(address, count, index, preemption_sources=[])
+assert notices.current() is before and not held.closed
+multihost.sync_global_processes("asked")
+if index == 0:
+    held.notify(multihost.Notice("drained"))
+step = 0
+while not multihost.reached_preemption(step):
+    time.sleep(0.005)
+    step += 1
+print(f"stopped at {step}")
+assert notices.current() is before and multihost.preemption_notice().reason == "drained"
+multihost.shutdown()
+assert held.closed and notices.current() is before and multihost.reached_preemption(step + 1)  # a late question
+"""
+)
+
+
+def test_one_sync_point_has_all_sources_from_the_first_question_to_the_last() -> None:
+    """What was added or asked before initialize() counts in the job, a late question is answered, and there is never a second one."""
+    outputs = run_processes(SOURCES, 2, arguments=[f"127.0.0.1:{free_port()}"])
+    assert len({tuple(stopped_at(output)) for output in outputs}) == 1
+
+
+LEAVING = (
+    HEAD
+    + """
+multihost.initialize(address, count, index, timeout_s=60)
+assert not multihost.reached_preemption(10 if index == 0 else 0)
+if index == 0:
+    print("leaving", flush=True)
+    multihost.shutdown()
+    print("left", flush=True)
+    raise SystemExit
+print("asking", flush=True)
+step = 1
+while step < 200 and not multihost.reached_preemption(step):
+    time.sleep(0.01)
+    step += 1
+print(f"stopped at {step}", flush=True)
+multihost.shutdown()
+"""
+)
+
+
+@pytest.mark.parametrize("notified", [0, 1])
+def test_a_notice_while_some_leave_is_agreed_on_by_those_who_still_ask(notified: int) -> None:
+    """Process 0 waits in shutdown(), 1 and 2 still ask: a SIGTERM to one that waits, or asks, stops both at one step; nobody dies of it."""
+    with Processes(LEAVING, 3, arguments=[f"127.0.0.1:{free_port()}"]) as processes:
+        for index, text in enumerate(("leaving", "asking", "asking")):
+            processes.wait_for(index, text)
+        processes.kill(notified, signal.SIGTERM)
+        finished = processes.wait()
+    assert [f.code for f in finished] == [0, 0, 0], "\n".join(f.output for f in finished)
+    assert stopped_at(finished[1].output) == stopped_at(finished[2].output) != []
+    assert "left" in finished[0].output and 10 < stopped_at(finished[1].output)[0] < 200
+
+
+STARTING = (
+    HEAD
+    + """
+from holdfast.multihost.start import start
+start_jax = start._start_jax
+def slowly(*arguments):
+    if index == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+    start_jax(*arguments)
+start._start_jax = slowly
+multihost.initialize(address, count, index, timeout_s=60)
+step = 0
+while not multihost.reached_preemption(step):
+    time.sleep(0.01)
+    step += 1
+print(f"stopped at {step}")
+multihost.shutdown()
+"""
+)
+
+
+def test_a_sigterm_in_initialize_is_a_notice_once_all_have_joined() -> None:
+    """While jax starts, twice: the process lives, and all stop at one step."""
+    outputs = run_processes(STARTING, 2, arguments=[f"127.0.0.1:{free_port()}"])
+    assert len({tuple(stopped_at(output)) for output in outputs}) == 1

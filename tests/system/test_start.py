@@ -118,6 +118,50 @@ def test_a_process_that_never_comes_is_named() -> None:
         assert "INFO 2 of 3 processes, waiting for 1" in output
 
 
+def test_the_heartbeat_timeout_is_set_where_the_coordinator_is_started() -> None:
+    """By initialize() where process 0 starts it, and all have it; where somebody else did, another value is refused with a sentence."""
+    ask = script("""
+        try:
+            multihost.initialize(sys.argv[3], count, index, timeout_s=60, heartbeat_timeout_s=7 if index == 0 else None)
+            assert "--xla_cpu_collective_timeout_seconds=7" in os.environ["XLA_FLAGS"], os.environ["XLA_FLAGS"]
+            print("heartbeat timeout", multihost.current_client().heartbeat_timeout_s)
+            multihost.shutdown()
+        except CoordinationError as error:
+            print("refused:", error)
+        """)
+    outputs = run_processes(ask, 2, arguments=[f"127.0.0.1:{free_port()}"])
+    assert all("heartbeat timeout 7.0" in output for output in outputs)
+    with CoordinationService.spawn(1, heartbeat_timeout_s=9) as service:
+        (output,) = run_processes(ask, 1, arguments=[service.address])
+    assert f"refused: FAILED_PRECONDITION: the heartbeat timeout of the coordinator at {service.address} is 9 s, not 7 s" in output
+    assert "set it where the coordinator is started (--heartbeat-timeout-s), or give none here" in output
+
+
+LATE = {
+    "ours": "multihost.initialize(sys.argv[3], count, index, timeout_s=60)",
+    "jax's own": "jax.distributed.initialize(sys.argv[3], count, index, coordinator_bind_address='127.0.0.1:0')",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("late_timeouts", [0.5, 1.2, 3])
+@pytest.mark.parametrize("client", LATE)
+def test_the_last_process_may_be_late(client: str, late_timeouts: float) -> None:
+    """By more than the heartbeat timeout, too: nobody is timed out of a job that has not gathered, and the job starts."""
+    heartbeat_s = 4
+    text = f"""
+        if index == count - 1:
+            time.sleep({late_timeouts * heartbeat_s})
+        {LATE[client]}
+        assert jax.process_count() == count
+        jax._src.distributed.global_state.client.wait_at_barrier("all", 30_000)
+        print("started")
+        """
+    with CoordinationService.spawn(3, heartbeat_timeout_s=heartbeat_s, recoverable=True, survivable=True) as service:
+        outputs = run_processes(script(text), 3, arguments=[service.address])
+    assert all("started" in output for output in outputs)
+
+
 def test_a_coordinator_that_is_not_there() -> None:
     """CoordinatorLost names the address and for how long it was tried."""
     address = f"127.0.0.1:{free_port()}"
