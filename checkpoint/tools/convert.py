@@ -19,7 +19,7 @@ from ..format.dtypes import dtype_named
 from ..format.files import FileReport, ItemReport, encode_value, pack_name
 from ..format.grid import Chunk
 from ..format.limits import encode_json
-from ..format.pack_header import HEADER_BYTES
+from ..format.pack_header import HEADER_BYTES, ChunkChecksum
 from ..format.record import ItemRecord, LeafRecord
 from ..format.rename import Names
 from ..format.tree import describe, flatten, rebuild
@@ -298,12 +298,12 @@ def write_item(
     leaves = [leaf for leaf, _ in found]
 
     def write(pack: int) -> FileReport:
-        planned, crcs = plan_pack(whole, pack), list[int]()
+        planned, checksums = plan_pack(whole, pack), list[ChunkChecksum]()
         stream = _ChunkStream(reader, [_chunk_region(plan, chunk, leaves[chunk.leaf]) for chunk in plan.own[pack]])
         name = pack_name(0, pack, writer_id)
-        parts = count_parts(pack_parts(planned, stream.chunks(), crcs), progress)
+        parts = count_parts(pack_parts(planned, stream.chunks(), checksums), progress)
         storage.write(join(step_dir, item.name, name), planned.size, parts)
-        return FileReport(name, planned.size, planned.head_bytes, crc32c(planned.header(crcs)))
+        return FileReport(name, planned.size, planned.frame.nbytes, crc32c(planned.frame.join(checksums)))
 
     files = run_side_by_side(write, list(plan.own), PACKS_AT_ONCE)
     return plan, _reports(plan, files, leaves)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import Corrupt, HostileCheckpoint
-from holdfast.checkpoint.format.pack_header import ALIGN_BYTES, header_around, join_header, parse_header
+from holdfast.checkpoint.format.pack_header import ALIGN_BYTES, ChunkChecksum, HeaderFrame, parse_header
 
 NAMES = st.text(min_size=1, max_size=6).filter(lambda name: name != "__metadata__")
 CHUNK = st.tuples(NAMES, st.sampled_from(["F32", "U8"]), st.integers(0, 9), st.integers(0, 0xFFFFFFFF))
@@ -20,8 +20,9 @@ Drawn = list[tuple[str, str, int, int]]
 def header_of(chunks: Drawn) -> tuple[bytes, int]:
     """Returns a pack's header and the size of the pack."""
     entries = [(name, dtype, (count,), count * (4 if dtype == "F32" else 1)) for name, dtype, count, _ in chunks]
-    head, tail = header_around(entries)
-    data = join_header(head, (crc for *_, crc in chunks), tail)
+    frame = HeaderFrame.around(entries)
+    data = frame.join([ChunkChecksum(crc) for *_, crc in chunks])
+    assert len(data) == frame.nbytes
     return data, len(data) + sum(entry[3] for entry in entries)
 
 
@@ -37,7 +38,7 @@ def test_a_header_is_parsed_as_it_was_written(chunks: Drawn) -> None:
         nbytes = count * (4 if dtype == "F32" else 1)
         assert (found[name].dtype, found[name].shape, found[name].nbytes) == (dtype, (count,), nbytes)
         if nbytes:
-            assert (found[name].start, found[name].crc) == (at, crc)
+            assert (found[name].start, found[name].checksum.crc) == (at, crc)
         at += nbytes
     assert at == size
 
