@@ -22,13 +22,13 @@ from ..storage.tombstone import RECORD_NAME, body_of, sealed
 from .dtypes import dtype_named
 from .files import FileReport, decode_value
 from .grid import Grid, Ints
-from .limits import ITEM_NAME
+from .limits import HEADER_LIMIT_BYTES, ITEM_NAME, RECORD_LIMIT_BYTES
 from .sharding import parse_sharding
 from .tree import check_description, paused_gc
 
 FORMAT = "holdfast/1"
-RECORD_LIMIT_BYTES = 256 << 20
-MAX_CHUNKS = 1 << 24
+MAX_CHUNKS = 1 << 24  # in the table of an item
+MIN_ENTRY_BYTES = 50  # of a chunk in the header of its pack
 _MAX_RANK = 64
 _MAX_BYTES = 1 << 60
 _FILE_NAME = re.compile(r"(\d{5,})-(\d{5,}|j)-([0-9A-Za-z_-]{1,64})\.(safetensors|json)")
@@ -136,10 +136,13 @@ def chunk_runs(where: Ints) -> list[list[int]]:
     return runs
 
 
-def expand_runs(table: Any, files: int) -> list[Ints]:
-    """Returns the file of each chunk, for each entry of a table of `chunk_runs`; raises ValueError where there is no such file."""
-    if sum(count for runs in table for _, _, count in runs) > MAX_CHUNKS or any(count < 1 for runs in table for _, _, count in runs):
-        raise ValueError(f"the runs of chunks do not add up to at most {MAX_CHUNKS}")
+def expand_runs(table: Any, files: int, limit: int = MAX_CHUNKS) -> list[Ints]:
+    """Returns the file of each chunk, for each entry of a table of `chunk_runs`.
+
+    Raises ValueError where there is no such file, or more chunks than `limit`.
+    """
+    if sum(whole(count) for runs in table for _, _, count in runs) > limit or any(count < 1 for runs in table for _, _, count in runs):
+        raise ValueError(f"the runs of chunks do not add up to at most {limit}")
     expanded = []
     for runs in table:
         found = np.concatenate([whole(first) + int(step) * np.arange(count, dtype=np.int64) for first, step, count in runs])
@@ -199,8 +202,12 @@ def _parse_item(name: str, data: dict[str, Any], path: str) -> ItemRecord:
     if data["kind"] != "tree":
         raise ValueError(f"no item of kind {data['kind']!r}")
     values = iter(data["values"])
-    parser = _LeafParser(expand_runs(data["cells"], len(files)), data["shardings"])
+    room = sum(min(file.head, HEADER_LIMIT_BYTES) for file in files) // MIN_ENTRY_BYTES
+    parser = _LeafParser(expand_runs(data["cells"], len(files), min(room, MAX_CHUNKS)), data["shardings"])
     leaves = tuple(_parse_value(leaf, values) if leaf["kind"] in _VALUE_KINDS else parser.parse(leaf) for leaf in data["leaves"])
+    claimed = sum(len(leaf.files) for leaf in leaves if leaf.files is not None)
+    if claimed > room:
+        raise ValueError(f"the leaves have {claimed} chunks, and the headers of the files have room for {room}")
     if next(values, None) is not None or len({leaf.path for leaf in leaves}) != len(leaves):
         raise ValueError("leaves and values do not belong together")
     check_description(data["tree"], len(leaves), path)
