@@ -87,6 +87,13 @@ def encode_value(value: Any) -> tuple[str, str]:
     return "str", value
 
 
+def count_value_bytes(value: Any) -> int:
+    """Returns how many bytes a Python value takes in a record, type and all; of a short one the most that it may take."""
+    if isinstance(value, str | bytes):
+        return 6 * len(value) + 20 if len(value) < 1000 else len(json.dumps(encode_value(value)))
+    return value.bit_length() // 4 + 20 if isinstance(value, int) else 100
+
+
 def decode_value(kind: str, text: str) -> Any:
     """Returns the value that `encode_value` encoded; raises ValueError for anything else."""
     match kind:

@@ -34,7 +34,7 @@ from ..saving.commit import SaveTarget, run_protocol
 from ..saving.pack_writer import pack_parts, plan_pack, write_json
 from ..saving.plan import CHUNK_BYTES, Leaf, Plan, ShardPlacement, make_plan
 from ..saving.protocol import SaveKey, SaveReport, Superfluous
-from ..saving.record_builder import build_record
+from ..saving.record_builder import build_record, check_plan
 from ..steps.claims import FOLDER, Claims
 from ..steps.object_claims import open_claims
 from ..steps.opening import give_up_claim, open_root
@@ -331,6 +331,7 @@ def write_item(
     tree, found = _in_order(item)
     placements: dict[Any, ShardPlacement | None] = {}
     plan = make_plan(tree, [_leaf(leaf, path, placements) for leaf, path in found], max_file_bytes=storage.max_file_bytes)
+    check_plan(plan)
     whole = replace(plan, own={pack: tuple(replace(chunk, inside=None) for chunk in chunks) for pack, chunks in plan.own.items()}, cache={})
     leaves = [leaf for leaf, _ in found]
 
