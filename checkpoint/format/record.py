@@ -101,17 +101,22 @@ class Record:
 
 def read_record(storage: Storage, step_dir: str) -> Record:
     """Reads `<step_dir>/checkpoint.json`; raises StepNotFound where there is none, Corrupt or HostileCheckpoint where it is damaged."""
+    data = fetch_record(storage, step_dir)
+    with paused_gc():
+        return parse_record(data, join(storage.root, step_dir, RECORD_NAME))
+
+
+def fetch_record(storage: Storage, step_dir: str) -> bytes:
+    """Returns the bytes of a record, unchecked; raises as `read_record` where there are none."""
     path = join(storage.root, step_dir, RECORD_NAME)
     try:
-        data = storage.fetch(join(step_dir, RECORD_NAME), RECORD_LIMIT_BYTES)
+        return storage.fetch(join(step_dir, RECORD_NAME), RECORD_LIMIT_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StepNotFound(f"there is no checkpoint at {join(storage.root, step_dir)}: {path} is missing", path=path) from error
     except IsADirectoryError as error:
         raise Corrupt(f"{path}: the record is a folder", path=path, file=path) from error
     except OverflowError as error:
         raise HostileCheckpoint(f"{path}: {error}", path=path, file=path) from error
-    with paused_gc():
-        return parse_record(data, path)
 
 
 def check_record(data: bytes, path: str) -> None:
