@@ -6,7 +6,7 @@ import gc
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -25,6 +25,7 @@ from .per_process import PerProcessReader, PerProcessSelection, leaves_of_proces
 from .reader import ArrayReader, ItemReader, ReadRequest
 
 WAVE_BYTES = 2 << 30  # of host memory for bytes on their way to devices with memory of their own
+_Placed: TypeAlias = tuple[LeafRequest, DevicePlacement | None]  # None: as one array on the host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +113,13 @@ def _read_all(reader: ArrayReader, requests: Sequence[LeafRequest], options: Res
 
 def _read(reader: ArrayReader, requests: Sequence[LeafRequest], host_memory_bytes: int | None) -> list[Any]:
     """Returns the values. Where devices have memory of their own they are read in waves, the next one while one is put."""
+    placements: dict[Any, DevicePlacement] = {}
+    placed = [(request, _placement_of(request, placements)) for request in requests]
     if not _any_copies(requests):
-        return _read_wave(reader, requests)
+        return _read_wave(reader, placed)
     values: list[Any] = []
     before: list[jax.Array] = []
-    for wave in _waves(requests, (host_memory_bytes or WAVE_BYTES) // 2):
+    for wave in _waves(placed, (host_memory_bytes or WAVE_BYTES) // 2):
         now = _read_wave(reader, wave)
         for array in before:
             array.block_until_ready()
@@ -131,24 +134,24 @@ def _any_copies(requests: Sequence[LeafRequest]) -> bool:
     return jax.default_backend() != "cpu" or any(device.platform != "cpu" for device in devices)
 
 
-def _waves(requests: Sequence[LeafRequest], limit_bytes: int) -> Iterator[list[LeafRequest]]:
-    wave: list[LeafRequest] = []
+def _waves(placed: Sequence[_Placed], limit_bytes: int) -> Iterator[list[_Placed]]:
+    """Yields the requests in turns of at most so many bytes that this process reads (one that has more comes alone)."""
+    wave: list[_Placed] = []
     held = 0
-    for request in requests:
-        if wave and held + request.leaf.nbytes > limit_bytes:
+    for request, placement in placed:
+        nbytes = sum(read.nbytes for read in _reads_of(request, placement))
+        if wave and held + nbytes > limit_bytes:
             yield wave
             wave, held = [], 0
-        wave.append(request)
-        held += request.leaf.nbytes
+        wave.append((request, placement))
+        held += nbytes
     yield wave
 
 
-def _read_wave(reader: ArrayReader, requests: Sequence[LeafRequest]) -> list[Any]:
-    placements: dict[Any, DevicePlacement] = {}
-    placed = [_placement_of(request, placements) for request in requests]
-    reads = [_reads_of(request, placement) for request, placement in zip(requests, placed, strict=True)]
+def _read_wave(reader: ArrayReader, placed: Sequence[_Placed]) -> list[Any]:
+    reads = [_reads_of(request, placement) for request, placement in placed]
     reader.fill([read for found in reads for read in found], allocate)
-    return _assemble(requests, placed, reads)
+    return _assemble(placed, reads)
 
 
 def _placement_of(request: LeafRequest, placements: dict[Any, DevicePlacement]) -> DevicePlacement | None:
@@ -173,10 +176,10 @@ def _reads_of(request: LeafRequest, placement: DevicePlacement | None) -> list[R
     return [ReadRequest(leaf, region) for region in regions]
 
 
-def _assemble(requests: Sequence[LeafRequest], placed: Sequence[DevicePlacement | None], reads: Sequence[list[ReadRequest]]) -> list[Any]:
-    values: list[Any] = [None] * len(requests)
+def _assemble(placed: Sequence[_Placed], reads: Sequence[list[ReadRequest]]) -> list[Any]:
+    values: list[Any] = [None] * len(placed)
     anywhere: dict[int, np.ndarray[Any, Any]] = {}
-    for index, (request, placement, found) in enumerate(zip(requests, placed, reads, strict=True)):
+    for index, ((request, placement), found) in enumerate(zip(placed, reads, strict=True)):
         if placement is not None:
             values[index] = placement.put({read.region: _cast(read, request) for read in found})
         elif request.form == "jax":
@@ -185,7 +188,7 @@ def _assemble(requests: Sequence[LeafRequest], placed: Sequence[DevicePlacement 
             values[index] = _on_host(request, _cast(found[0], request) if found else request.leaf.value)
     for index, array in zip(anywhere, jax.device_put(list(anywhere.values())), strict=True):
         values[index] = array
-    for index, request in enumerate(requests):
+    for index, (request, _) in enumerate(placed):
         if request.form == "jax" and request.leaf.kind == "key":
             values[index] = jax.random.wrap_key_data(values[index], impl=request.leaf.impl)
     return values

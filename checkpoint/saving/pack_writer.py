@@ -6,7 +6,7 @@ but the checksums is known from the plan. Packs of a process are written side by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -64,8 +64,8 @@ def check_plan(plan: Plan) -> None:
             if nbytes > HEADER_LIMIT_BYTES:
                 longest = max(chunks, key=lambda chunk: len(chunk.name))
                 raise UnsupportedLeaf(
-                    f"the tree cannot be saved: the header of a pack would have {nbytes:,} bytes, a reader takes {HEADER_LIMIT_BYTES:,}, and "
-                    f"its {len(chunks):,} chunks have names of up to {len(longest.name):,} characters; shorten the keys",
+                    f"the tree cannot be saved: the header of a pack would have {nbytes:,} bytes, a reader takes {HEADER_LIMIT_BYTES:,}, "
+                    f"and its {len(chunks):,} chunks have names of up to {len(longest.name):,} characters; shorten the keys",
                     leaf=plan.leaves[longest.leaf].path,
                 )
     if plan.process == 0:

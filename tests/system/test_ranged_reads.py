@@ -19,12 +19,13 @@ from holdfast.checkpoint.storage.local import LocalStorage
 counted = []
 storage = CountingStorage(LocalStorage(root), counted.append)
 record = read_record(LocalStorage(root), "")
-like = {leaf.path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, P("x"))) for leaf in record.items["state"].leaves}
+rows = NamedSharding(mesh, P("x"))
+like = {leaf.path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rows) for leaf in record.items["state"].leaves}
 got = restore_item(storage, "", record, "state", like)
 needed = sum(shard.data.nbytes for array in got.values() for shard in array.addressable_shards)
 for path, array in got.items():
-    rows = array.addressable_shards[0].index[0]
-    found, values = np.asarray(array.addressable_shards[0].data), np.arange(rows.start, rows.stop)
+    mine = array.addressable_shards[0].index[0]
+    found, values = np.asarray(array.addressable_shards[0].data), np.arange(mine.start, mine.stop)
     assert (found == (values % 251)[:, None].astype(found.dtype)).all(), path
 ratio = sum(counted) / needed
 print(f"{ratio:.4f} of {needed:,} bytes", flush=True)

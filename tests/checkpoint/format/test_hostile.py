@@ -161,7 +161,7 @@ def test_a_sparse_pack_of_a_terabyte_is_a_typed_error(tmp_path: Path) -> None:
     (tmp_path / "checkpoint.json").write_bytes(record)
     with pytest.raises(Corrupt, match="checksum of 'w"):
         verify(tmp_path)
-    with pytest.raises(CheckpointError, match="checksum of 'w|no memory for the 1,099,511,627,776 bytes of 'w'"):
+    with pytest.raises(CheckpointError, match=r"checksum of 'w|no memory for the 1,099,511,627,776 bytes of 'w'"):
         load(tmp_path)
 
 

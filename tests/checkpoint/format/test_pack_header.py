@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import Corrupt, HostileCheckpoint
-from holdfast.checkpoint.format.pack_header import ALIGN_BYTES, LARGE_BYTES, PREFIX_BYTES, ChunkChecksum, HeaderFrame, count_prefixes, parse_header
+from holdfast.checkpoint.format.pack_header import (
+    ALIGN_BYTES,
+    LARGE_BYTES,
+    PREFIX_BYTES,
+    ChunkChecksum,
+    HeaderFrame,
+    count_prefixes,
+    parse_header,
+)
 
 NAMES = st.text(min_size=1, max_size=6).filter(lambda name: name != "__metadata__")
 CHUNK = st.tuples(NAMES, st.sampled_from(["F32", "U8"]), st.integers(0, 9), st.integers(0, 0xFFFFFFFF))
@@ -87,7 +95,7 @@ def test_a_header_without_prefixes_is_read() -> None:
     entry = parse_header(old, len(old) + 4 * LARGE_BYTES, "p")["w"]
     assert entry.checksum == ChunkChecksum(7) and entry.crc_until(LARGE_BYTES) is None and entry.crc_until(4 * LARGE_BYTES) == 7
     more = data.replace(b'"crc32c_prefixes":"', b'"crc32c_prefixes":"AAAA')
-    with pytest.raises((HostileCheckpoint, Corrupt), match="prefixes|cannot be read"):
+    with pytest.raises((HostileCheckpoint, Corrupt), match=r"prefixes|cannot be read"):
         parse_header(more, len(more) + 4 * LARGE_BYTES, "p")
     cut = data.replace(data[start:end], b'","crc32c_prefixes":"AAAAAA==')
     with pytest.raises(HostileCheckpoint, match="checksums of 1 prefixes, its chunks have 15"):

@@ -1,4 +1,4 @@
-"""Reads a checkpoint as the first version of holdfast/1 did, headers and checksums: what is written today has to pass. It stays as it is."""
+"""Reads a checkpoint as the first version of holdfast/1 did, headers and checksums. What is written today has to pass. It stays."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import CheckpointError, Corrupt, load, save
-from holdfast.checkpoint.format.record import ItemRecord, read_record
 from holdfast.checkpoint.format.pack_header import PREFIX_BYTES
+from holdfast.checkpoint.format.record import ItemRecord, read_record
 from holdfast.checkpoint.restoring.reader import RANGE_BYTES, STEP_BYTES, ItemReader, ReadRequest
 from holdfast.checkpoint.restoring.restore import allocate
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -136,7 +137,7 @@ def test_two_stretches_of_a_chunk_are_read_without_what_lies_between(saved: tupl
             assert read.array is not None and read.array.tobytes() == ARRAYS["big"][row].tobytes()
         ranges = sorted(storage.reads)
         assert sum(nbytes for _, nbytes in ranges) <= most
-        assert all(first + nbytes <= second for (first, nbytes), (second, _) in zip(ranges, ranges[1:], strict=False))
+        assert all(first + nbytes <= second for (first, nbytes), (second, _) in itertools.pairwise(ranges))
 
 
 def test_a_flipped_byte_in_a_needed_block_is_corrupt(tmp_path: Path) -> None:
