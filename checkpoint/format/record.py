@@ -31,7 +31,8 @@ MAX_CHUNKS = 1 << 24  # in the table of an item
 MIN_ENTRY_BYTES = 50  # of a chunk in the header of its pack
 _MAX_RANK = 64
 _MAX_BYTES = 1 << 60
-_FILE_NAME = re.compile(r"(\d{5,})-(\d{5,}|j)-([0-9A-Za-z_-]{1,64})\.(safetensors|json)")
+_FILE_NAME = re.compile(r"(\d{5,})-(\d{5,}|j)-([0-9A-Za-z_-]{1,64})\.(safetensors|json|bin)")
+_OWN_NAME_LIMIT = 1024  # characters of the name that a file of an item of files has for its owner
 _VALUE_KINDS = ("bool", "int", "float", "complex", "str", "bytes")
 _ARRAY_KINDS = ("array", "key", "numpy", "scalar")
 
@@ -70,18 +71,25 @@ class LeafRecord:
 
 @dataclass(frozen=True)
 class ItemRecord:
-    """One item of a step: kind "tree" or "json", and its files (names relative to the step's folder)."""
+    """One item of a step: kind "tree", "json" or "files", and its files (names relative to the step's folder).
+
+    `names` are what the files of an item of files are called by their owner, with `/` between parts; a name is never a path here.
+    """
 
     name: str
     kind: str
     files: tuple[FileReport, ...]
     tree: Any = None
     leaves: tuple[LeafRecord, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Record:
-    """A parsed, validated record. `path` is where it was read, for messages. Times are Unix seconds."""
+    """A parsed, validated record. `path` is where it was read, for messages. Times are Unix seconds.
+
+    `opening` counts the openings of the root for writing, up to the one that saved this, where the writer counted them.
+    """
 
     path: str
     step: int
@@ -93,6 +101,7 @@ class Record:
     metrics: Mapping[str, Any]
     metadata: Any
     versions: Mapping[str, str]
+    opening: int | None = None
 
     def file_names(self) -> list[str]:
         """Returns every file that the record names, relative to the step's folder."""
@@ -196,6 +205,7 @@ def _parse(data: dict[str, Any], path: str) -> Record:
         metrics={name: float(value) if isinstance(value, str) else value for name, value in data["metrics"].items()},
         metadata=data["metadata"],
         versions=dict(data["versions"]),
+        opening=whole(data["opening"]) if "opening" in data else None,
     )
 
 
@@ -213,6 +223,8 @@ def _parse_item(name: str, data: dict[str, Any], path: str) -> ItemRecord:
         raise ValueError("a file is named twice")
     if data["kind"] == "json":
         return ItemRecord(name, "json", files)
+    if data["kind"] == "files":
+        return ItemRecord(name, "files", files, names=_parse_own_names(data["names"], len(files)))
     if data["kind"] != "tree":
         raise ValueError(f"no item of kind {data['kind']!r}")
     values = iter(data["values"])
@@ -226,6 +238,21 @@ def _parse_item(name: str, data: dict[str, Any], path: str) -> ItemRecord:
         raise ValueError("leaves and values do not belong together")
     check_description(data["tree"], len(leaves), path)
     return ItemRecord(name, "tree", files, data["tree"], leaves)
+
+
+def _parse_own_names(names: list[Any], count: int) -> tuple[str, ...]:
+    for name in names:
+        if not _is_own_name(name):
+            raise ValueError(f"{name!r} is no name for a file")
+    if len(set(names)) != len(names) or len(names) != count:
+        raise ValueError(f"{count} files have the names {names[:4]}")
+    return tuple(names)
+
+
+def _is_own_name(name: Any) -> bool:
+    if type(name) is not str or not 0 < len(name) <= _OWN_NAME_LIMIT or not name.isprintable() or "\\" in name:
+        return False
+    return not {"", ".", ".."} & set(name.split("/"))
 
 
 def _parse_file(item: str, name: str, size: Any, head: Any, crc: Any, *, path: str) -> FileReport:

@@ -207,22 +207,36 @@ class ItemReader:
 
     def read_checked(self, file: FileReport, size: int) -> bytes:
         """Returns the first bytes of a file, whose checksum is in the record, having checked that the file has its size, too."""
-        path, data = self._path(file), bytearray(size)
+        data = bytearray(size)
         self.read_range(file, 0, [memoryview(data)])
-        if crc32c(data) != file.crc:
+        self._check_file(file, crc32c(data))
+        return bytes(data)
+
+    def check_file(self, file: FileReport) -> None:
+        """Reads a file that has no header, of any size, and keeps nothing of it."""
+        crc, memory = 0, memoryview(bytearray(min(STEP_BYTES, file.size)))
+        for start in range(0, file.size, STEP_BYTES):
+            step = memory[: file.size - start]
+            self.read_range(file, start, [step])
+            crc = crc32c(step, crc)
+        self._check_file(file, crc)
+
+    def _check_file(self, file: FileReport, crc: int) -> None:
+        """Raises Corrupt where the checksum of what the record has one for is another, or the file has another size."""
+        path = self._path(file)
+        if crc != file.crc:
             what = "header" if file.head else "file"
             raise Corrupt(f"{path}: the checksum of the {what} does not fit; its bytes are not what was written", path=path, file=path)
         if self._try_read(file, file.size, [memoryview(bytearray(1))]):
             raise Corrupt(f"{path}: the file is longer than the {file.size} bytes that were written", path=path, file=path)
         if file.size and not self._try_read(file, file.size - 1, [memoryview(bytearray(1))]):
             raise Corrupt(f"{path}: the file is shorter than the {file.size} bytes that were written", path=path, file=path)
-        return bytes(data)
 
     def read_whole(self, file: FileReport) -> bytes:
         """Returns a file that has no header, checked."""
         if file.size > HEADER_LIMIT_BYTES:
             path = self._path(file)
-            raise HostileCheckpoint(f"{path}: a JSON item of {file.size} bytes is not one that holdfast writes", path=path, file=path)
+            raise HostileCheckpoint(f"{path}: a file of {file.size} bytes is not read whole, at most 100,000,000 are", path=path, file=path)
         return self.read_checked(file, file.size)
 
     def read_range(self, file: FileReport, offset: int, buffers: Sequence[memoryview], leaf: str = "") -> None:

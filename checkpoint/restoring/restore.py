@@ -65,7 +65,7 @@ def restore_item(
     like: Any = None,
     options: RestoreOptions | None = None,
 ) -> Any:
-    """Restores one tree item (a JSON item comes back as rank 0's value; see `read_json`).
+    """Restores one tree item (a JSON item comes back as rank 0's value, one of files as {name: bytes}; see `read_json`, `read_files`).
 
     `like` is a tree of arrays, jax.ShapeDtypeStructs or values, None (numpy everywhere) or SAVED. Blocks; raises StepNotFound (no such
     item), TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
@@ -73,6 +73,8 @@ def restore_item(
     found = find_item(record, item)
     if found.kind == "json":
         return read_json(storage, step_dir, record, item)
+    if found.kind == "files":
+        return read_files(storage, step_dir, record, item)
     return restore_tree(ItemReader(storage, step_dir, found), found, like, options)
 
 
@@ -221,14 +223,23 @@ def read_json(storage: Storage, step_dir: str, record: Record, item: str, proces
     raise StepNotFound(f"{record.path}: process {process} wrote nothing for the item {item!r}", path=record.path, step=record.step)
 
 
+def read_files(storage: Storage, step_dir: str, record: Record, item: str) -> dict[str, bytes]:
+    """Returns the files of an item of files, checked, by their own names; StepNotFound when that item has none."""
+    found = find_item(record, item)
+    if found.kind != "files":
+        raise StepNotFound(f"{record.path}: the item {item!r} is of kind {found.kind!r}, not of files", path=record.path, step=record.step)
+    reader = ItemReader(storage, step_dir, found)
+    return {name: reader.read_whole(file) for name, file in zip(found.names, found.files, strict=True)}
+
+
 def verify_step(storage: Storage, step_dir: str, record: Record) -> VerifyReport:
     """Reads every byte of every file that the record names and checks it; raises Corrupt, HostileCheckpoint or StepGone."""
     leaves = total = 0
     for item in record.items.values():
         reader = ItemReader(storage, step_dir, item)
-        if item.kind == "json":
+        if item.kind != "tree":
             for file in item.files:
-                reader.read_whole(file)
+                reader.read_whole(file) if item.kind == "json" else reader.check_file(file)
         else:
             leaves += len(item.leaves)
             reader.check_all()
