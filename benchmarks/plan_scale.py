@@ -52,7 +52,7 @@ def many_processes() -> None:
     plan = timed("plan of 1,000 leaves x 4,096 processes", lambda: make_plan(tree, leaves, me, PROCESSES))
     files: dict[int, list[FileReport]] = {}
     for rank, pack in plan.files:
-        files.setdefault(rank, []).append(FileReport(pack_name(rank, pack, "9f3a61c2"), 1 << 24, 1 << 12, 1))
+        files.setdefault(rank, []).append(FileReport(pack_name(rank, pack, "9f3a61c2"), 1 << 24, 1 << 16, 1))
     reports = [ItemReport(rank, plan.hash, tuple(files.get(rank, ()))) for rank in range(PROCESSES)]
     facts: dict[str, Any] = {"writer": "9f3a61c2", "processes": PROCESSES, "started_s": 0.0, "finished_s": 1.0}
     data = timed("record built", lambda: build_record(1, {"state": (plan, reports)}, **facts))

@@ -30,6 +30,7 @@ from .format.record import read_record
 from .layouts.detect import ForeignSteps, find_foreign_steps, restore_checkpoint
 from .options import Options, Statistics
 from .policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule
+from .restoring.group_record import read_record_together
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, restore_any
 from .saving.async_saver import AsyncSaver
@@ -300,11 +301,13 @@ class CheckpointManager:
         return value
 
     def _restore_step(self, step: int, like: Any, item: str, options: RestoreOptions, hold_s: float) -> Any:
+        name, timeout_s = f"{self._message_name}/record", self._options.save_timeout_s
+        record = None if step in self._foreign else read_record_together(self._storage, str(step), self._group, name, timeout_s=timeout_s)
         if hold_s > 0 and self._group.index == 0:
             add_hold(self._storage, step, hold_s)
-        if step in self._foreign:
+        if record is None:
             return restore_checkpoint(self._foreign.open(step), item, like, options)
-        return restore_any(self._storage, str(step), read_record(self._storage, str(step)), item, like, options)
+        return restore_any(self._storage, str(step), record, item, like, options)
 
     def _restore_newest_whole(self, newest: int | None, like: Any, item: str, options: RestoreOptions, hold_s: float) -> Any:
         """Tries the steps from the newest (or `newest`) down until one restores on every process.

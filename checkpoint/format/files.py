@@ -8,7 +8,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import HostileCheckpoint
 from ..storage.base import Storage
+from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME
 
 
@@ -87,6 +89,13 @@ def encode_value(value: Any) -> tuple[str, str]:
     return "str", value
 
 
+def count_value_bytes(value: Any) -> int:
+    """Returns how many bytes a Python value takes in a record, type and all; of a short one the most that it may take."""
+    if isinstance(value, str | bytes):
+        return 6 * len(value) + 20 if len(value) < 1000 else len(json.dumps(encode_value(value)))
+    return value.bit_length() // 4 + 20 if isinstance(value, int) else 100
+
+
 def decode_value(kind: str, text: str) -> Any:
     """Returns the value that `encode_value` encoded; raises ValueError for anything else."""
     match kind:
@@ -107,11 +116,48 @@ def decode_value(kind: str, text: str) -> Any:
 
 
 _STEP_FOLDER = re.compile(r"0|[1-9][0-9]{0,17}")
+_STEP_PREFIX = re.compile(r"[A-Za-z0-9_.-]{0,63}[A-Za-z_.-]|")  # that does not end in a digit
+STEP_NAMES = ".holdfast/steps.json"
 
 
 def step_of(name: str) -> int | None:
     """Returns the step that a folder of this name holds; None for a name that is not a step's."""
     return int(name) if _STEP_FOLDER.fullmatch(name) else None
+
+
+@dataclass(frozen=True)
+class StepNames:
+    """How a root calls the folders of its steps: a prefix, and the number with zeros before it up to `width` digits."""
+
+    prefix: str = ""
+    width: int = 1
+
+    def name_of(self, step: int) -> str:
+        return f"{self.prefix}{step:0{self.width}d}"
+
+    def step_of(self, name: str) -> int | None:
+        """Returns the step that a folder of this name holds; None for a name that is not a step's."""
+        step = step_of(name.removeprefix(self.prefix).lstrip("0") or "0")
+        return step if step is not None and self.name_of(step) == name else None
+
+
+def read_step_names(storage: Storage) -> StepNames:
+    """Returns how a root calls the folders of its steps, a fact that stands in STEP_NAMES; without it they are plain numbers.
+
+    Raises HostileCheckpoint where that file is not one that holdfast writes.
+    """
+    try:
+        found = json.loads(storage.fetch(STEP_NAMES, 1 << 16))
+        prefix, width = found["prefix"], found["width"]
+        if not _STEP_PREFIX.fullmatch(prefix) or prefix.startswith(".") or type(width) is not int or not 1 <= width <= 18:
+            raise ValueError(f"prefix {prefix!r}, width {width!r}")
+    except (FileNotFoundError, NotADirectoryError):
+        return StepNames()
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        path = join(storage.root, STEP_NAMES)
+        message = f"{path}: this does not say how the folders of steps are called: {error!r}; expected a prefix and a width of 1 to 18"
+        raise HostileCheckpoint(message, path=path, file=path) from error
+    return StepNames(prefix, width)
 
 
 def step_folders(storage: Storage) -> list[int]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import StepGone, StepNotFound, TreeMismatch
+from ..format.files import read_step_names
 from ..format.record import ItemRecord
 from ..format.rename import Names
 from ..format.tree import describe, escape
@@ -57,16 +58,25 @@ def find_steps(storage: Storage) -> dict[int, tuple[str, CheckpointLayout]]:
 
 
 def find_foreign_steps(storage: Storage) -> dict[int, str]:
-    """Returns the finished steps of a root that are in other people's layouts, ascending: the folders' names."""
-    return dict(sorted((step, name) for step, name, layout in _finished_steps(storage) if layout.name != "holdfast"))
+    """Returns the finished steps of a root in other people's layouts, or under names of its own, ascending: the folders' names."""
+    found = _finished_steps(storage)
+    return dict(sorted((step, name) for step, name, layout in found if layout.name != "holdfast" or name != str(step)))
 
 
 def _finished_steps(storage: Storage) -> Iterator[tuple[int, str, CheckpointLayout]]:
     for name in _numbered_folders(storage):
         layout = layout_of(StorePath(storage, name))
-        step = layout.step_of(name) if layout is not None else None
+        step = _step_in(StorePath(storage, name), layout) if layout is not None else None
         if layout is not None and step is not None:
             yield step, name, layout
+
+
+def _step_in(folder: StorePath, layout: CheckpointLayout) -> int | None:
+    """Returns the step that a folder of a root is, by its name; None for a name that is not a step's."""
+    step = layout.step_of(folder.basename)
+    if step is None and layout.name == "holdfast":
+        return read_step_names(folder.storage).step_of(folder.basename)
+    return step
 
 
 def _numbered_folders(storage: Storage) -> dict[str, int]:
@@ -82,7 +92,7 @@ def _latest_step(storage: Storage, numbers: Mapping[str, int]) -> tuple[str, Che
         if best is not None and numbers[name] != numbers[best[0]]:
             break
         layout = layout_of(StorePath(storage, name))
-        if layout is not None and layout.step_of(name) is not None and (best is None or layout.name == "holdfast"):
+        if layout is not None and _step_in(StorePath(storage, name), layout) is not None and (best is None or layout.name == "holdfast"):
             best = (name, layout)
     return best
 

@@ -6,7 +6,7 @@ but the checksums is known from the plan. Packs of a process are written side by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from crc32c import crc32c
 from ..format.dtypes import dtype_named, stored_as
 from ..format.files import FileReport, ItemReport, encode_value, json_name, pack_name
 from ..format.grid import Chunk
-from ..format.pack_header import header_around, join_header
+from ..format.pack_header import LARGE_BYTES, PREFIX_BYTES, ChunkChecksum, HeaderFrame, count_prefixes
 from ..storage.base import Part, Storage, count_parts, run_side_by_side
 from ..storage.path import join
 from .plan import Plan, local_chunks
@@ -35,14 +35,14 @@ def write_snapshot(
     crcs: dict[tuple[int, str], int] = {}
 
     def write(pack: int) -> FileReport:
-        planned, found = plan_pack(plan, pack), list[int]()
+        planned, found = plan_pack(plan, pack), list[ChunkChecksum]()
         shards = snapshot.take_pack(pack)
         name = pack_name(plan.process, pack, save_id)
         parts = pack_parts(planned, shards, found)
         storage.write(join(step_dir, item, name), planned.size, parts if progress is None else count_parts(parts, progress))
         if plan.process == 0:
-            crcs.update({(chunk.leaf, chunk.name): crc for chunk, crc in zip(planned.chunks, found, strict=True) if chunk.slot < 0})
-        return FileReport(name, planned.size, planned.head_bytes, crc32c(planned.header(found)))
+            crcs.update({(chunk.leaf, chunk.name): each.crc for chunk, each in zip(planned.chunks, found, strict=True) if chunk.slot < 0})
+        return FileReport(name, planned.size, planned.frame.nbytes, crc32c(planned.frame.join(found)))
 
     try:
         files = run_side_by_side(write, list(plan.own), storage.max_concurrency)
@@ -82,26 +82,18 @@ def report_json(process: int, data: bytes) -> ItemReport:
     return ItemReport(process, "", (), (crc32c(data),))
 
 
-PIECE_BYTES = 1 << 20  # checksummed and written while it is in the cache
+PIECE_BYTES = 4 * PREFIX_BYTES  # checksummed and written while it is in the cache
 
 BATCH_BUFFERS = 1000
 
 
 @dataclass(frozen=True)
 class PackPlan:
-    """A pack before it is written: `head` and `tail` are the header around the checksums, `size` the whole file's bytes."""
+    """A pack before it is written: `size` is the whole file's, in bytes."""
 
     chunks: tuple[Chunk, ...]
-    head: bytes
-    tail: bytes
+    frame: HeaderFrame
     size: int
-
-    @property
-    def head_bytes(self) -> int:
-        return len(self.head) + 8 * len(self.chunks) + len(self.tail)
-
-    def header(self, crcs: Sequence[int]) -> bytes:
-        return join_header(self.head, crcs, self.tail)
 
 
 def plan_pack(plan: Plan, pack: int) -> PackPlan:
@@ -119,21 +111,21 @@ def _plan_pack(plan: Plan, chunks: tuple[Chunk, ...]) -> PackPlan:
         dtype = dtype_named(plan.leaves[chunk.leaf].dtype)
         assert dtype is not None
         entries.append((chunk.name, *stored_as(dtype, chunk.shape), chunk.nbytes))
-    head, tail = header_around(entries)
-    return PackPlan(chunks, head, tail, len(head) + 8 * len(chunks) + len(tail) + sum(chunk.nbytes for chunk in chunks))
+    frame = HeaderFrame.around(entries)
+    return PackPlan(chunks, frame, frame.nbytes + sum(chunk.nbytes for chunk in chunks))
 
 
-def pack_parts(pack: PackPlan, shards: list[Any], crcs: list[int]) -> Iterator[Part]:
-    """Yields the file's parts, each checksummed just before; appends the chunks' CRCs to `crcs`; the header comes last.
+def pack_parts(pack: PackPlan, shards: list[Any], checksums: list[ChunkChecksum]) -> Iterator[Part]:
+    """Yields the file's parts, each checksummed just before; appends those of the chunks to `checksums`; the header comes last.
 
     A chunk's shard is dropped from `shards` once it is written.
     """
-    offset, batch, held = pack.head_bytes, [], 0
+    offset, batch, held = pack.frame.nbytes, [], 0
     for index, chunk in enumerate(pack.chunks):
         data = chunk_bytes(shards[index], chunk)
         shards[index] = None
-        if data.nbytes < PIECE_BYTES:
-            crcs.append(crc32c(data))
+        if data.nbytes < LARGE_BYTES:
+            checksums.append(ChunkChecksum(crc32c(data)))
             batch.append(data)
             held += data.nbytes
             if held < PIECE_BYTES and len(batch) < BATCH_BUFFERS:
@@ -141,17 +133,18 @@ def pack_parts(pack: PackPlan, shards: list[Any], crcs: list[int]) -> Iterator[P
         if batch:
             yield offset, batch
             offset, batch, held = offset + held, [], 0
-        if data.nbytes >= PIECE_BYTES:
-            crc = 0
+        if data.nbytes >= LARGE_BYTES:
+            crcs = [0]
             for start in range(0, data.nbytes, PIECE_BYTES):
                 piece = data[start : start + PIECE_BYTES]
-                crc = crc32c(piece, crc)
+                for begin in range(0, piece.nbytes, PREFIX_BYTES):
+                    crcs.append(crc32c(piece[begin : begin + PREFIX_BYTES], crcs[-1]))
                 yield offset + start, [piece]
-            crcs.append(crc)
+            checksums.append(ChunkChecksum(crcs[-1], tuple(crcs[1 : 1 + count_prefixes(data.nbytes)])))
             offset += data.nbytes
     if batch:
         yield offset, batch
-    yield 0, [memoryview(pack.header(crcs))]
+    yield 0, [memoryview(pack.frame.join(checksums))]
 
 
 def chunk_bytes(shard: Any, chunk: Chunk) -> memoryview:

@@ -16,6 +16,7 @@ from ..storage.base import Storage
 from .plan import Plan
 from .planner import Planner
 from .protocol import SaveKey
+from .record_builder import check_sizes
 from .snapshot import Snapshot, take_snapshot
 
 
@@ -91,6 +92,7 @@ class SaveStager:
                 else:
                     plan = self._planner(name).plan(value)
                     trees[name] = (plan, take_snapshot(plan, value, host_memory_bytes=self._options.host_memory_bytes))
+            check_sizes({name: (plan, snapshot.values) for name, (plan, snapshot) in trees.items()}, len(values), staged.metadata)
             return replace(staged, metrics={name: float(value) for name, value in (metrics or {}).items()})
         except BaseException:
             staged.release()

@@ -13,7 +13,7 @@ from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, ProcessSpec
 
 from ..errors import CheckpointError, error_from_message, error_text, error_to_message
-from ..format.files import list_steps
+from ..format.files import StepNames, list_steps, read_step_names
 from ..options import Options
 from ..storage.base import Storage
 from .claims import FOLDER, Claims, Writer, this_writer
@@ -66,6 +66,7 @@ def _open(storage: Storage, claims: Claims, options: Options, find_foreign: Call
     spec = ProcessSpec.from_env(os.environ)
     writer = this_writer(spec.job_id, spec.attempt) if spec else this_writer()
     if not options.read_only:
+        _check_step_names(storage)
         claims.take(writer)
         try:
             fence_others(claims, writer)
@@ -75,6 +76,14 @@ def _open(storage: Storage, claims: Claims, options: Options, find_foreign: Call
     steps = list_steps(storage)
     foreign = find_foreign(storage) if find_foreign is not None else {}
     return Opened(writer, tuple(steps), {step: name for step, name in foreign.items() if step not in steps})
+
+
+def _check_step_names(storage: Storage) -> None:
+    """Raises CheckpointError where a root calls its steps by names that this version reads and does not write."""
+    names = read_step_names(storage)
+    if names != StepNames():
+        message = f"{storage.root} calls its steps like {names.name_of(7)}, and this version writes them as 7: open it with read_only=True"
+        raise CheckpointError(message, path=storage.root)
 
 
 def give_up_claim(storage: Storage, claims: Claims, writer: Writer) -> None:

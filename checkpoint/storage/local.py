@@ -95,7 +95,7 @@ class LocalStorage:
             size = os.fstat(file.fileno()).st_size
             if size > limit_bytes:
                 raise OverflowError(f"{self._root / name} has {size} bytes; at most {limit_bytes} are read")
-            return file.read(limit_bytes)
+            return file.read(size)
 
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
         path, source = self._root / name, self._root / claim / f"{uuid.uuid4().hex}.record"
