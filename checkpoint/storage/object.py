@@ -188,6 +188,11 @@ class ObjectStorage:
         written = _done(self._kv.write(key, data) if free else self._kv.write(key, data, if_equal=generation), name)
         return free or bool(written.generation)
 
+    def put_at_once(self, name: str, values: Sequence[bytes], generation: bytes) -> int:
+        """Starts to write all values, each if the generation is still the one given; returns how many were written."""
+        pending = [self._kv.write(self._prefix + name, value, if_equal=generation) for value in values]
+        return sum(bool(_done(write, name).generation) for write in pending)
+
     @property
     def deletes_on_condition(self) -> bool:
         """Whether `remove` is one step: on S3 tensorstore checks first and deletes then."""
