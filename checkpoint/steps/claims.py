@@ -34,6 +34,7 @@ from ..storage.local import open_to_read
 
 FOLDER = ".holdfast"
 LOCK_TRIES = 16  # each loss means that a sweep took the unfinished claim for that of a dead writer
+CLAIM_LIMIT_BYTES = 64 << 10  # of claim.json; a longer one is cut, and that of an unknown writer
 _ID = re.compile(r"[0-9a-f]{8}")
 
 
@@ -130,21 +131,37 @@ class LocalClaims:
 
     def fence(self, writer_id: str) -> None:
         """Renames the claim: its writer's next commit finds no folder to link from. One's own is removed, and its lock freed anyway."""
-        fenced = self._folder / f"fenced-{writer_id}"
         try:
-            with contextlib.suppress(FileNotFoundError):
-                (self._folder / writer_id).rename(fenced)
-            if writer_id in self._locks:
+            if writer_id in self.standing() and (fenced := self._rename_away(writer_id)) and writer_id in self._locks:
                 _remove(fenced)
         finally:
             if lock := self._locks.pop(writer_id, None):
                 lock.close()
 
+    def _rename_away(self, writer_id: str) -> Path | None:
+        """Renames a claim so that a sweep knows it for a fenced one; returns where it is now, None where it is gone."""
+        for fenced_id in (writer_id, secrets.token_hex(4)):  # something that is no fenced claim may have the first name
+            fenced = self._folder / f"fenced-{fenced_id}"
+            try:
+                (self._folder / writer_id).rename(fenced)
+                return fenced
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                if error.errno not in (errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+        raise OSError(errno.EEXIST, "it cannot be renamed", str(self._folder / writer_id))
+
     def standing(self) -> set[str]:
         """Lists the claims."""
-        with contextlib.suppress(FileNotFoundError):
-            return {name for name in os.listdir(self._folder) if _ID.fullmatch(name) and not (self._folder / name).is_symlink()}
-        return set()
+        return {name for name in self._names() if _ID.fullmatch(name) and not (self._folder / name).is_symlink()}
+
+    def _names(self) -> list[str]:
+        """Lists the folder of claims; nothing where it is a link or no folder: what is there is not the root's."""
+        try:
+            return [] if self._folder.is_symlink() else os.listdir(self._folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def bury(self, step: int, names: list[str], writers: set[str]) -> list[str]:
         """Does nothing: without its claim's folder a writer has nothing to link from."""
@@ -152,18 +169,17 @@ class LocalClaims:
 
     def forget_fenced(self, steps: Sequence[int] = ()) -> None:
         """Removes what is left of fenced claims, and of claims that were never completed."""
-        with contextlib.suppress(FileNotFoundError):
-            for name in os.listdir(self._folder):
-                kind, _, writer_id = name.partition("-")
-                if _ID.fullmatch(writer_id) and kind == "fenced":
-                    _remove(self._folder / name)
-                elif _ID.fullmatch(writer_id) and kind == "new":
-                    _remove_half_made(self._folder / name)
+        for name in self._names():
+            kind, _, writer_id = name.partition("-")
+            if _ID.fullmatch(writer_id) and kind == "fenced":
+                _remove(self._folder / name)
+            elif _ID.fullmatch(writer_id) and kind == "new":
+                _remove_half_made(self._folder / name)
 
     def _read(self, writer_id: str) -> Writer | None:
         try:
             with open(open_to_read(self._folder / writer_id / "claim.json"), "rb") as file:
-                return parse_writer(file.read(), writer_id)
+                return parse_writer(file.read(CLAIM_LIMIT_BYTES), writer_id)
         except FileNotFoundError:
             return None
         except (OSError, Corrupt):

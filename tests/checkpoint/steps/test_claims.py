@@ -24,8 +24,12 @@ from holdfast.checkpoint.steps.claims import LocalClaims, this_writer
 from holdfast.checkpoint.storage.local import LocalStorage
 claims, writer = LocalClaims(LocalStorage(sys.argv[1])), this_writer()
 claims.take(writer)
-if sys.argv[2] == "fork" and os.fork() == 0:
-    signal.pause()
+if sys.argv[2] == "fork":
+    forked, ready = os.pipe()
+    if os.fork() == 0:
+        os.write(ready, b"!")
+        signal.pause()
+    os.read(forked, 1)  # the child has let go of the lock
 print(writer.id, flush=True)
 signal.pause()
 """
