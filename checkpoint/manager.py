@@ -40,7 +40,7 @@ from .steps.garbage import BackgroundWorker, sweep_files
 from .steps.holds import add_hold
 from .steps.index import StepIndex
 from .steps.object_claims import open_claims
-from .steps.opening import open_root
+from .steps.opening import claim_root, open_root
 from .storage.path import open_storage
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,8 @@ class CheckpointManager:
 
     Opening it for writing takes a claim on the root, fences writers that are surely dead, and sweeps what they left unfinished. A context
     manager; `close()` waits for the save in flight. Methods are for one thread at a time; saves run in the background.
-    Raises CheckpointError when the root cannot be written (pass `Options(read_only=True)` to only read).
+    Raises CheckpointError when the root cannot be written (pass `Options(read_only=True)` to only read). On a full disk it opens, so that
+    steps can be restored and deleted; `save` raises CheckpointError there until there is room.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class CheckpointManager:
         single_writer = self._options.single_writer
         self._storage = open_storage(directory, single_writer=single_writer)
         self._claims = open_claims(self._storage, single_writer=single_writer, claim_age_s=self._options.claim_age_s)
-        opened = open_root(self._storage, self._claims, self._group, self._options, find_foreign=find_foreign_steps)
-        self._writer = opened.writer
+        opened = open_root(self._storage, self._claims, self._group, self._options, find_foreign=find_foreign_steps, needs_claim=False)
+        self._writer, self._has_claim = opened.writer, opened.has_claim
         self._foreign = ForeignSteps(self._storage, opened.foreign)
         self._statistics = Statistics()
         self._worker = BackgroundWorker()
@@ -135,6 +136,9 @@ class CheckpointManager:
             self._statistics.add(saves_skipped=1)
             return False
         called = time.perf_counter()
+        if not self._has_claim:
+            claim_root(self._storage, self._claims, self._writer, self._group, self._options)
+            self._has_claim = True
         self._saver.join()
         earlier = self._saver.take_error()
         self._counter += 1

@@ -81,11 +81,11 @@ class Claims(Protocol):
     def standing(self) -> set[str]:
         """Returns the ids of all claims that stand."""
 
-    def bury(self, step: int, names: list[str], writers: set[str]) -> list[str]:
-        """Makes sure that writers without a claim can no longer commit `step`; returns those of `names` that may be deleted then."""
+    def bury(self, step_dir: str, names: list[str], writers: set[str]) -> list[str]:
+        """Makes sure that writers without a claim can no longer commit a step; returns those of `names` that may be deleted then."""
 
-    def forget_fenced(self, steps: Sequence[int] = ()) -> None:
-        """Removes what fenced claims have left, once their files are swept; `steps` are those that have no packs now."""
+    def forget_fenced(self, step_dirs: Sequence[str] = ()) -> None:
+        """Removes what fenced claims have left, once their files are swept; `step_dirs` are steps that have no packs now."""
 
 
 class LocalClaims:
@@ -163,11 +163,11 @@ class LocalClaims:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def bury(self, step: int, names: list[str], writers: set[str]) -> list[str]:
+    def bury(self, step_dir: str, names: list[str], writers: set[str]) -> list[str]:
         """Does nothing: without its claim's folder a writer has nothing to link from."""
         return names
 
-    def forget_fenced(self, steps: Sequence[int] = ()) -> None:
+    def forget_fenced(self, step_dirs: Sequence[str] = ()) -> None:
         """Removes what is left of fenced claims, and of claims that were never completed."""
         for name in self._names():
             kind, _, writer_id = name.partition("-")

@@ -14,6 +14,7 @@ from ..options import DAY_S
 from ..storage.base import Storage
 from ..storage.local import LocalStorage
 from ..storage.object import ObjectStorage
+from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME, TOMBSTONE, fenced_writers, marked_record, tombstone
 from .claims import FOLDER, Claims, LocalClaims, Writer, parse_writer
 
@@ -101,9 +102,9 @@ class ObjectClaims:
         """Lists the claims."""
         return {name.split("/")[1] for name in self._storage.keys(f"{FOLDER}/") if name.endswith("/claim.json")}
 
-    def bury(self, step: int, names: list[str], writers: set[str]) -> list[str]:
+    def bury(self, step_dir: str, names: list[str], writers: set[str]) -> list[str]:
         """Writes a tombstone where there is no record; else the record anew, since an overwrite of it may be under way."""
-        name = f"{step}/{RECORD_NAME}"
+        name = join(step_dir, RECORD_NAME)
         found, generation = self._storage.get(name)
         if found is not None and not found.startswith(TOMBSTONE):
             try:
@@ -117,11 +118,11 @@ class ObjectClaims:
         marked = tombstone(writers | known) if found is None or found.startswith(TOMBSTONE) else marked_record(found, writers | known)
         return names if self._storage.put(name, marked, generation) else []
 
-    def forget_fenced(self, steps: Sequence[int] = ()) -> None:
+    def forget_fenced(self, step_dirs: Sequence[str] = ()) -> None:
         """Deletes old tombstones of steps without packs; a fenced claim itself leaves nothing."""
         standing = self.standing()
-        for step in steps if self._storage.deletes_on_condition else ():
-            name = f"{step}/{RECORD_NAME}"
+        for step_dir in step_dirs if self._storage.deletes_on_condition else ():
+            name = join(step_dir, RECORD_NAME)
             found, generation = self._storage.get(name)
             if found is None or not found.startswith(TOMBSTONE) or fenced_writers(found) & standing:
                 continue

@@ -142,10 +142,10 @@ class LocalStorage:
                 raise
             raise fenced(f"{self._root / claim}") from error
 
-    def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
-        return sorted(self._entries(folder.strip("/"), recursive), key=lambda entry: entry.name)
+    def list(self, folder: str, *, recursive: bool = False, names_only: bool = False) -> list[Entry]:
+        return sorted(self._entries(folder.strip("/"), recursive, names_only), key=lambda entry: entry.name)
 
-    def _entries(self, folder: str, recursive: bool) -> Iterator[Entry]:
+    def _entries(self, folder: str, recursive: bool, names_only: bool) -> Iterator[Entry]:
         try:
             found = list(os.scandir(self._root / folder))
         except (FileNotFoundError, NotADirectoryError):
@@ -158,9 +158,12 @@ class LocalStorage:
             name = f"{folder}/{item.name}" if folder else item.name
             if item.is_dir(follow_symlinks=False):
                 if recursive:
-                    yield from self._entries(name, True)
+                    yield from self._entries(name, True, names_only)
                 else:
                     yield Entry(name + "/", 0)
+                continue
+            if names_only:
+                yield Entry(name, None)
                 continue
             try:
                 found_stat = item.stat()

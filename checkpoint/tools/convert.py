@@ -259,7 +259,7 @@ def _to_holdfast(
             delete_save(storage, step, names, 0, opened.writer.id)
             raise
     finally:
-        give_up_claim(storage, claims, opened.writer)
+        give_up_claim(storage, claims, opened.writer, str(step))
     return str(root / str(step))
 
 

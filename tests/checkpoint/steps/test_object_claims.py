@@ -108,11 +108,11 @@ def test_a_buried_writer_cannot_commit(storage: ObjectStorage) -> None:
     """A tombstone stands where a step has no record; a later writer may replace it, and it goes once it is old and nobody needs it."""
     claims = ObjectClaims(storage, claim_age_s=1e-9)
     packs = ["state/00000-00000-0a0b0c0d.safetensors"]
-    assert claims.bury(3, packs, {"0a0b0c0d"}) == packs and claims.bury(3, packs, {"0a0b0c0d"}) == packs
+    assert claims.bury("3", packs, {"0a0b0c0d"}) == packs and claims.bury("3", packs, {"0a0b0c0d"}) == packs
     assert list_steps(storage) == [], "a tombstone is no record"
-    claims.forget_fenced([3])
+    claims.forget_fenced(["3"])
     assert storage.get("3/checkpoint.json")[0] is None
-    claims.bury(3, packs, {"0a0b0c0d"})
+    claims.bury("3", packs, {"0a0b0c0d"})
     living = this_writer()
     claims.take(living)
     storage.commit("3/checkpoint.json", record(3, living.id), f"{FOLDER}/{living.id}")
@@ -125,8 +125,8 @@ def test_a_record_is_marked_and_says_the_same(storage: ObjectStorage) -> None:
     claims.take(living)
     storage.commit("3/checkpoint.json", record(3, living.id), f"{FOLDER}/{living.id}")
     before, generation = storage.get("3/checkpoint.json")
-    assert claims.bury(3, ["state/x"], {"0a0b0c0d"}) == ["state/x"]
+    assert claims.bury("3", ["state/x"], {"0a0b0c0d"}) == ["state/x"]
     after, other = storage.get("3/checkpoint.json")
     assert after != before and other != generation and list_steps(storage) == [3]
     storage.put("3/checkpoint.json", b"damaged")
-    assert claims.bury(3, ["state/x"], {"0a0b0c0d"}) == [], "what a damaged record named stays"
+    assert claims.bury("3", ["state/x"], {"0a0b0c0d"}) == [], "what a damaged record named stays"

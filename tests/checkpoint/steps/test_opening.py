@@ -22,7 +22,7 @@ JOB = {"HOLDFAST_JOB_ID": "j", "HOLDFAST_PROCESS_ID": "0", "HOLDFAST_NUM_PROCESS
 def opened(root: Path, group: Group | None = None, options: Options | None = None) -> tuple[Opened, LocalClaims]:
     storage = LocalStorage(root)
     claims = LocalClaims(storage)
-    found = open_root(storage, claims, group or Solo(), options or Options(), find_foreign=lambda _: {1: "1", 7: "step_7"})
+    found = open_root(storage, claims, group or Solo(), options or Options(), find_foreign=lambda _, ours: {1: "1", 7: "step_7"})
     return found, claims
 
 
@@ -53,7 +53,7 @@ def test_the_primarys_error_is_everybodys(tmp_path: Path) -> None:
         storage = LocalStorage(tmp_path if broken else tmp_path / "file")
         claims = LocalClaims(storage)
 
-        def find_foreign(_: object) -> dict[int, str]:
+        def find_foreign(_: object, ours: object) -> dict[int, str]:
             raise ZeroDivisionError("mine")
 
         with pytest.raises(HoldfastError) as caught:
