@@ -34,6 +34,7 @@ from ..storage.local import open_to_read
 
 FOLDER = ".holdfast"
 LOCK_TRIES = 16  # each loss means that a sweep took the unfinished claim for that of a dead writer
+FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 CLAIM_LIMIT_BYTES = 64 << 10  # of claim.json; a longer one is cut, and that of an unknown writer
 _ID = re.compile(r"[0-9a-f]{8}")
 
@@ -289,6 +290,8 @@ def _check_links(folder: Path) -> None:
         except FileExistsError:
             pass
     except OSError as error:
+        if error.errno in FULL_ERRORS:
+            raise
         reason = f"link() is refused: {error.strerror}"
     finally:
         for path in (source, target):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -18,11 +17,10 @@ from ..errors import CheckpointError, error_from_message, error_text, error_to_m
 from ..format.files import list_steps
 from ..options import Options
 from ..storage.base import Storage
-from .claims import FOLDER, Claims, Writer, this_writer
+from .claims import FOLDER, FULL_ERRORS, Claims, Writer, this_writer
 from .garbage import fence_others, sweep_files, sweep_step
 
 _log = logging.getLogger(__name__)
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ def _claim(storage: Storage, claims: Claims, writer: Writer, needs_claim: bool) 
 
 
 def _is_full(error: CheckpointError) -> bool:
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL_ERRORS
 
 
 def give_up_claim(storage: Storage, claims: Claims, writer: Writer, step_dir: str = "") -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, Options
+from holdfast.checkpoint import CheckpointError, CheckpointManager, Options, save
 from holdfast.checkpoint.steps.claims import LocalClaims, Writer, this_writer
 from holdfast.checkpoint.steps.opening import Opened, open_root
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -17,6 +21,8 @@ from holdfast.multihost import Group, Solo
 from tests.support.checkpointing import at_once, groups
 
 JOB = {"HOLDFAST_JOB_ID": "j", "HOLDFAST_PROCESS_ID": "0", "HOLDFAST_NUM_PROCESSES": "1", "HOLDFAST_COORDINATOR": "127.0.0.1:1"}
+
+ANY_SPACE = Options(check_free_space=False)  # which would ask for a megabyte
 
 
 def opened(root: Path, group: Group | None = None, options: Options | None = None) -> tuple[Opened, LocalClaims]:
@@ -85,3 +91,70 @@ def test_a_lower_attempt_leaves_no_claim(tmp_path: Path, monkeypatch: pytest.Mon
     mine.fence(found.writer.id)
     claims.fence(second.id)
     assert isinstance(found.writer, Writer)
+
+
+@pytest.fixture(params=["blocks", "inodes"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
+    """A small file system of its own, and what fills it."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    limit = "size=256k" if request.param == "blocks" else "nr_inodes=60"
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", limit, "none", str(folder)], capture_output=True).returncode:
+        pytest.skip("to mount a file system is for root")
+
+    def fill() -> None:
+        with contextlib.suppress(OSError):
+            for number in itertools.count():
+                (folder / f"filler{number}").write_bytes(bytes(4096 if request.param == "blocks" else 0))
+
+    yield folder, fill
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_root_on_a_full_disk_opens(disk: tuple[Path, Callable[[], None]], caplog: pytest.LogCaptureFixture) -> None:
+    """Steps are restored and deleted there; a save is an error on every process until there is room, and then one like any other."""
+    folder, fill = disk
+    with CheckpointManager(folder / "root", options=ANY_SPACE) as manager:
+        for step in range(3):
+            manager.save(step, {"w": np.full(5000, step)})
+    fill()
+    with pytest.raises(CheckpointError, match="No space left"):
+        save(folder / "root" / "other", {"w": np.ones(3)})
+    with groups(2) as both:
+        managers = at_once([lambda group=group: CheckpointManager(folder / "root", group=group, options=ANY_SPACE) for group in both])
+        assert "opened without a claim" in caplog.text and managers[0]._claims.standing() == set()
+
+        def saved(manager: CheckpointManager, step: int) -> str:
+            try:
+                manager.save(step, {"w": np.ones(3)})
+                manager.wait_until_finished()
+            except CheckpointError as error:
+                return str(error)
+            return ""
+
+        errors = at_once([lambda manager=manager: saved(manager, 5) for manager in managers])
+        assert errors[0] == errors[1] and "No space left" in errors[0]
+        values = at_once([lambda manager=manager: manager.restore(2)["w"][0] for manager in managers])
+        assert values == [2, 2]
+        for step in (0, 1):
+            at_once([lambda manager=manager, step=step: manager.delete(step) for manager in managers])
+        assert at_once([lambda manager=manager: saved(manager, 5) for manager in managers]) == ["", ""]
+        assert [manager.all_steps() for manager in managers] == [[2, 5]] * 2
+        at_once([manager.close for manager in managers])
+
+
+def test_what_a_dead_writer_left_makes_room(disk: tuple[Path, Callable[[], None]], caplog: pytest.LogCaptureFixture) -> None:
+    """Before the opening does without a claim it sweeps: a save that died fills a disk that would do."""
+    folder, fill = disk
+    dead = folder / "root" / ".holdfast" / "0a0b0c0d"
+    dead.mkdir(parents=True)
+    (dead / "lock").touch()
+    (dead / "claim.json").write_text("{}")
+    (folder / "root" / "1" / "state").mkdir(parents=True)
+    for pack in range(8):
+        (folder / "root" / "1" / "state" / f"00000-{pack:05d}-0a0b0c0d.safetensors").write_bytes(bytes(4096))
+    fill()
+    with CheckpointManager(folder / "root", options=ANY_SPACE) as manager:
+        assert len(manager._claims.standing()) == 1 and "without a claim" not in caplog.text
+        manager.save(1, {"w": np.ones(3)})
+        manager.wait_until_finished()
