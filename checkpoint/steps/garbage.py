@@ -33,23 +33,11 @@ _PACK = re.compile(r"\d{5,}-(?:\d{5}|j)-([0-9a-f]{8}(?:[0-9a-f]{8})?)\.(?:safete
 _WRITER_DIGITS = 8  # of a save's id, which begins with its writer's
 
 
-def delete_files(storage: Storage, step_dir: int | str, names: Sequence[str]) -> None:
-    """Deletes files of a step, by names relative to it, and then its folders where they are empty. The root ("") stays."""
-    folder = str(step_dir)
+def delete_files(storage: Storage, folder: str, names: Sequence[str]) -> None:
+    """Deletes files of a step, by names relative to its folder ("" for the root), and then its folders where they are empty."""
     items = {name.rpartition("/")[0] for name in names} - {""}
-    folders = [f"{join(folder, item)}/" for item in sorted(items)] + ([f"{folder}/"] if folder else [])
-    storage.delete([join(folder, name) for name in names] + folders)
-
-
-def delete_save(storage: Storage, step: int, items: Sequence[str], process: int, save_id: str) -> None:
-    """Deletes what one process wrote of a save that failed. Never call it while a commit may be under way."""
-    prefix, written = f"{process:05d}-", []
-    for item in items:
-        for entry in storage.list(f"{step}/{item}"):
-            name = entry.name.rpartition("/")[2]
-            if name.startswith(prefix) and name.partition(".")[0].endswith(f"-{save_id}"):
-                written.append(f"{item}/{name}")
-    delete_files(storage, step, written or [f"{item}/" for item in items])
+    own = [f"{folder}/"] if folder else []
+    storage.delete([join(folder, name) for name in names] + [join(folder, item) + "/" for item in sorted(items)] + own)
 
 
 def pack_names(storage: Storage, step: int) -> list[str]:

@@ -139,8 +139,10 @@ def give_up_claim(storage: Storage, claims: Claims, writer: Writer, step_dir: st
     What cannot be removed is left to the next writer.
     """
     try:
-        claims.fence(writer.id)
-        sweep_step(storage, claims, step_dir)
+        try:
+            sweep_step(storage, claims, step_dir)  # while its own claim stands: of its own packs, some may have an unclear commit
+        finally:
+            claims.fence(writer.id)
         storage.delete([f"{FOLDER}/"])
     except OSError as error:
         _log.warning("the claim on %s could not be removed, the next writer does it: %s", storage.root, error)

@@ -16,7 +16,7 @@ from typing import TypeVar
 from holdfast.coordination import Fenced
 
 from ..errors import Corrupt
-from .base import Entry, NotCommitted, Part
+from .base import Entry, NameTaken, NotCommitted, Part
 
 IOV_MAX = 1000  # buffers in one vectored call; Linux allows 1,024
 FOLDER_TRIES = 16
@@ -124,12 +124,10 @@ class LocalStorage:
             try:
                 os.link(source, path)
             except FileExistsError:
-                if not os.path.samestat(
-                    os.stat(source), os.lstat(path)
-                ):  # else it is our own link: an NFS client may lose the first answer
-                    raise
+                if not os.path.samestat(os.stat(source), os.lstat(path)):  # else our own link: an NFS client may lose the first answer
+                    raise NameTaken(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
         elif os.path.lexists(path):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+            raise NameTaken(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         else:
             os.rename(source, path)
 
@@ -221,7 +219,7 @@ def _refusing(certain: Callable[[OSError], bool]) -> Iterator[None]:
     """Raises NotCommitted for an OSError that is a refusal for certain."""
     try:
         yield
-    except FileExistsError:
+    except (NotCommitted, FileExistsError):
         raise
     except OSError as error:
         if not certain(error):
@@ -279,6 +277,11 @@ def _in_folder(path: Path, make: Callable[[], T]) -> T:
             return make()
     _make_folders(path.parent)
     return make()
+
+
+def make_durable(storage: LocalStorage, folder: str) -> None:
+    """Makes the names in a folder of a store durable: for who finds a name there that another process has just made."""
+    sync_folder(Path(storage.root) / folder)
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:

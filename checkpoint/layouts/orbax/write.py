@@ -56,7 +56,8 @@ class OrbaxWriter:
         self._stores: dict[tuple[str, str], Any] = {}
         self._pending: list[tuple[str, Any]] = []
         self._ocdbt = self._group.count == 1
-        self._agreements, self._failure = 0, None
+        self._agreements = 0
+        self._failure: HoldfastError | None = None
         with self.agreed():
             if self._group.index == 0:
                 self._begin()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import CheckpointError, CheckpointManager, KeepLast, load, sweep, verify
+from holdfast.checkpoint.storage.base import NameTaken
 from holdfast.checkpoint.storage.local import LocalStorage
 
 STATE = {"x": np.arange(3.0)}
@@ -112,12 +113,12 @@ def test_a_folder_of_holds_that_is_none_stops_no_keep_policy(kind: str, treasure
 
 @pytest.mark.parametrize("single_writer", [False, True])
 def test_a_commit_replaces_no_link(single_writer: bool, tmp_path: Path) -> None:
-    """A record that is a link to nothing is there: FileExistsError, and it stays. A claim behind a link is none to commit from."""
+    """A record that is a link to nothing has the name: NameTaken, and it stays. A claim behind a link is none to commit from."""
     storage = LocalStorage(tmp_path / "root", single_writer=single_writer)
     (tmp_path / "root" / "claim").mkdir(parents=True)
     (tmp_path / "root" / "1").mkdir()
     (tmp_path / "root" / "1" / "record").symlink_to(tmp_path / "nothing")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(NameTaken):
         storage.commit("1/record", b"{}", "claim")
     assert (tmp_path / "root" / "1" / "record").is_symlink() and not (tmp_path / "nothing").exists()
     (tmp_path / "outside").mkdir()
