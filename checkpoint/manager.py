@@ -40,7 +40,7 @@ from .steps.garbage import BackgroundWorker, sweep_files
 from .steps.holds import add_hold
 from .steps.index import StepIndex
 from .steps.object_claims import open_claims
-from .steps.opening import claim_root, open_root
+from .steps.opening import claim_root, list_root, open_root
 from .storage.path import open_storage
 
 _log = logging.getLogger(__name__)
@@ -224,17 +224,30 @@ class CheckpointManager:
         self._saver.join()
         if not self._exists(step):
             raise StepNotFound(f"there is no step {step} in {self._storage.root}, which has {self.all_steps()}", step=step)
-        if self._index.remove([step]):
-            raise CheckpointError(f"step {step} of {self._storage.root} could not be deleted; see the log", step=step)
+        if error := self._index.remove([step]).get(step):
+            root = self._storage.root
+            message = f"step {step} of {root} could not be deleted and is still there: {error}; look at the disk or the mount, then"
+            raise CheckpointError(f"{message} delete it again", step=step, path=root) from error
         self._worker.wait(self._options.save_timeout_s)
 
     # --- restoring
 
     def all_steps(self) -> list[int]:
-        """Returns the steps that are there, ascending: the store's listing; in a group what all processes know alike."""
+        """Returns the steps that are there, ascending: the store's listing; in a group what all processes know alike (see `reload`)."""
         if self._group.count == 1:
             return sorted([*list_steps(self._storage), *self._foreign])
         return sorted([*self._index.steps(), *self._foreign])
+
+    def reload(self) -> None:
+        """Lists the store again, so that all processes of a group know the steps that others have saved or deleted meanwhile.
+
+        Every process calls it; the primary lists. Blocks, first for the save in flight. Alone it is not needed: each call lists then.
+        """
+        self._saver.join()
+        name = f"{self._message_name}/reload"
+        steps, foreign = list_root(self._storage, self._group, self._options, name, find_foreign=find_foreign_steps)
+        self._index.adopt(steps)
+        self._foreign = ForeignSteps(self._storage, foreign)
 
     def latest_step(self) -> int | None:
         """Returns the newest step, or None. The last acknowledged save, or a newer one."""

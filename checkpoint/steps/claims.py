@@ -15,6 +15,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import os
 import re
 import secrets
@@ -32,9 +33,11 @@ from ..errors import CheckpointError, Corrupt
 from ..storage.base import Storage
 from ..storage.local import open_to_read
 
+_log = logging.getLogger(__name__)
 FOLDER = ".holdfast"
 LOCK_TRIES = 16  # each loss means that a sweep took the unfinished claim for that of a dead writer
 FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+MOUNTINFO = Path("/proc/self/mountinfo")
 CLAIM_LIMIT_BYTES = 64 << 10  # of claim.json; a longer one is cut, and that of an unknown writer
 _ID = re.compile(r"[0-9a-f]{8}")
 
@@ -127,8 +130,17 @@ class LocalClaims:
         self._locks[writer.id] = lock
 
     def others(self, me: str) -> list[tuple[Writer, bool]]:
-        """Reads each other claim, and tries its lock."""
-        return [(writer, _is_free(self._folder / id / "lock")) for id in sorted(self.standing() - {me}) if (writer := self._read(id))]
+        """Reads each other claim, and tries its lock. Where locks hold on one host alone, another host's says nothing."""
+        found = [(writer, self._folder / id / "lock") for id in sorted(self.standing() - {me}) if (writer := self._read(id))]
+        here = socket.gethostname() if found and locks_are_local(self._folder, _mountinfo()) else None
+        dead = [(writer, here in (None, writer.host) and _is_free(lock)) for writer, lock in found]
+        if here is not None and any(writer.host != here for writer, _ in dead):
+            _log.warning(
+                "file locks in %s hold on one host alone (see its mount options): whether writers on other hosts are dead is not known, "
+                "and what they left stays until `holdfast sweep --force`",
+                self._folder,
+            )
+        return dead
 
     def fence(self, writer_id: str) -> None:
         """Renames the claim: its writer's next commit finds no folder to link from. One's own is removed, and its lock freed anyway."""
@@ -194,6 +206,30 @@ def parse_writer(data: bytes, writer_id: str) -> Writer:
         return Writer(writer_id, str(found["job"]), int(found["attempt"]), str(found["host"]), int(found["pid"]), float(found["renewed_s"]))
     except (ValueError, TypeError, KeyError):
         return Writer(writer_id)
+
+
+def locks_are_local(folder: Path, mountinfo: str) -> bool:
+    """Says whether the mount of a folder makes file locks hold on this host alone: Lustre's localflock, NFS's local_lock and nolock.
+
+    `mountinfo` is the text of /proc/self/mountinfo. Other file systems do not tell by their options.
+    """
+    above, found = {str(folder.resolve()), *map(str, folder.resolve().parents)}, ("", "", "")
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        point = before.split(" ")[4].encode().decode("unicode_escape")  # a space in it is \040
+        kind, _, rest = after.partition(" ")
+        if point in above and len(point) >= len(found[0]):  # of two at one point the later hides the earlier
+            found = point, kind, rest.rpartition(" ")[2]
+    _, kind, options = found
+    if kind.startswith("nfs"):
+        return bool({"nolock", "local_lock=all", "local_lock=flock"} & set(options.split(",")))
+    return kind == "lustre" and "localflock" in options.split(",")
+
+
+def _mountinfo() -> str:
+    with contextlib.suppress(OSError):  # only Linux has it
+        return MOUNTINFO.read_text(errors="replace")
+    return ""
 
 
 class _Lock:

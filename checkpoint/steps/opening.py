@@ -68,6 +68,25 @@ def claim_root(storage: Storage, claims: Claims, writer: Writer, group: Group, o
     _ask_primary(storage, group, f"checkpoint/{writer.id}/claim", lambda: claims.take(writer), options.save_timeout_s)
 
 
+def list_root(
+    storage: Storage,
+    group: Group,
+    options: Options,
+    name: str,
+    *,
+    find_foreign: Callable[[Storage, Sequence[int]], dict[int, str]],
+) -> tuple[list[int], dict[int, str]]:
+    """Returns the steps that the primary sees in a root, ours and other people's, on every process; every process calls it."""
+    listed = _ask_primary(storage, group, name, lambda: _list(storage, find_foreign), options.save_timeout_s)
+    return listed[0], {int(step): folder for step, folder in listed[1].items()}
+
+
+def _list(storage: Storage, find_foreign: Callable[[Storage, Sequence[int]], dict[int, str]] | None) -> tuple[list[int], dict[int, str]]:
+    steps = list_steps(storage)
+    foreign = find_foreign(storage, steps) if find_foreign is not None else {}
+    return steps, {step: name for step, name in foreign.items() if step not in steps}
+
+
 def _ask_primary(storage: Storage, group: Group, name: str, work: Callable[[], Any], timeout_s: float) -> Any:
     """Does work at the primary; returns its value, of JSON types, on every process, or raises its error on every one."""
     if group.index:
@@ -98,9 +117,8 @@ def _open(
     spec = ProcessSpec.from_env(os.environ)
     writer = this_writer(spec.job_id, spec.attempt) if spec else this_writer()
     has_claim = not options.read_only and _claim(storage, claims, writer, needs_claim)
-    steps = list_steps(storage)
-    foreign = find_foreign(storage, steps) if find_foreign is not None else {}
-    return Opened(writer, tuple(steps), {step: name for step, name in foreign.items() if step not in steps}, has_claim)
+    steps, foreign = _list(storage, find_foreign)
+    return Opened(writer, tuple(steps), foreign, has_claim)
 
 
 def _claim(storage: Storage, claims: Claims, writer: Writer, needs_claim: bool) -> bool:

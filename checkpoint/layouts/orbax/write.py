@@ -84,8 +84,8 @@ class OrbaxWriter:
             self.flush()
         except Exception as found:
             error = found
-        if error is not None and error is self._failure:
-            raise error  # it is known to all
+        if self._failure is not None and error is self._failure:
+            raise self._failure  # it is known to all
         failure = self._failure_of(error) if error is not None else None
         try:
             self._raise_of_any(failure)

@@ -158,3 +158,37 @@ def test_what_a_dead_writer_left_makes_room(disk: tuple[Path, Callable[[], None]
         assert len(manager._claims.standing()) == 1 and "without a claim" not in caplog.text
         manager.save(1, {"w": np.ones(3)})
         manager.wait_until_finished()
+
+
+def test_reload_shows_readers_of_a_group_what_others_did(tmp_path: Path) -> None:
+    """Until they reload, processes know the steps of the opening; then all know those that the primary sees, other people's too."""
+    with CheckpointManager(tmp_path) as writer, groups(2) as both:
+        writer.save(1, {"w": np.ones(3)})
+        writer.wait_until_finished()
+        readers = at_once([lambda group=group: CheckpointManager(tmp_path, group=group, options=Options(read_only=True)) for group in both])
+        writer.save(2, {"w": np.ones(3)})
+        writer.delete(1)
+        writer.wait_until_finished()
+        save(tmp_path / "7", {"w": np.ones(3)}, layout="orbax")
+        assert [reader.all_steps() for reader in readers] == [[1]] * 2
+        at_once([reader.reload for reader in readers])
+        assert [reader.all_steps() for reader in readers] == [[2, 7]] * 2
+        values = at_once([lambda reader=reader: reader.restore(2)["w"].tolist() for reader in readers])
+        assert values == [[1, 1, 1]] * 2
+        at_once([reader.close for reader in readers])
+
+
+def test_a_listing_that_fails_is_everybodys_error(tmp_path: Path) -> None:
+    """Where the primary cannot list the store, `reload` raises one error on every process."""
+    root = tmp_path / "root"
+    with groups(2) as both:
+        readers = at_once([lambda group=group: CheckpointManager(root, group=group, options=Options(read_only=True)) for group in both])
+        root.symlink_to(tmp_path / ("x" * 300))
+
+        def failure(reader: CheckpointManager) -> str:
+            with pytest.raises(CheckpointError, match="File name too long") as caught:
+                reader.reload()
+            return str(caught.value)
+
+        assert len(set(at_once([lambda reader=reader: failure(reader) for reader in readers]))) == 1
+        at_once([reader.close for reader in readers])
