@@ -124,7 +124,7 @@ class CheckpointManager:
         `state` is the tree of the item "state"; `items` names several: trees, `Json(value)`, data iterators. Returns when the caller may
         donate or overwrite its arrays; writing goes on in the background. Blocks while the last save is in flight (see Options.on_busy).
         `metrics` are numbers, for KeepBest and `best_step`; `metadata` is a JSON value. `force` saves whatever the policy says;
-        `overwrite` replaces a step that exists.
+        `overwrite` replaces a step that exists; one that a restore with `fallback` has passed over is replaced without.
 
         Raises StepExists, UnsupportedLeaf, ValueError before anything is written. The error of an earlier save that failed in the
         background is raised here too, after this save has begun: every process then begins the same saves, whenever it learns of a
@@ -136,6 +136,7 @@ class CheckpointManager:
         if not force and (known or self._has_policy) and not self.should_save(step):
             self._statistics.add(saves_skipped=1)
             return False
+        overwrite = overwrite or (known and self._index.was_passed_over(step))
         called = time.perf_counter()
         self._counter += 1  # before all that can fail: the next save has the same number on all processes
         request = SaveRequest(self._counter, check_step(step) if known else 0, f"{self._writer.id}{self._counter:08x}", overwrite)
@@ -345,6 +346,7 @@ class CheckpointManager:
             if not failure:
                 return value
             failures[step] = failure
+            self._index.pass_over(step)
         tried = "; ".join(f"step {step}: {failure}" for step, failure in failures.items())
         raise StepNotFound(f"no step of {self._storage.root} restores: {tried or 'there is none'}", path=self._storage.root)
 

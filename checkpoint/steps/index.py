@@ -41,6 +41,7 @@ class StepIndex:
         self._statistics = statistics
         self._deletes = deletes
         self._facts: dict[int, StepFacts | None] = dict.fromkeys(steps)  # None: the record was not read yet
+        self._passed_over: set[int] = set()
         self._lock = threading.Lock()
 
     def __contains__(self, step: int) -> bool:
@@ -56,6 +57,17 @@ class StepIndex:
         """Adds a committed step."""
         with self._lock:
             self._facts[committed.step] = committed
+            self._passed_over.discard(committed.step)
+
+    def pass_over(self, step: int) -> None:
+        """Notes that a step could not be restored, on some process, and an older one was instead: it may be saved again."""
+        with self._lock:
+            self._passed_over.add(step)
+
+    def was_passed_over(self, step: int) -> bool:
+        """Says whether a step may be replaced by a save that does not say so: it was passed over, and not saved since."""
+        with self._lock:
+            return step in self._passed_over
 
     def crc(self) -> int:
         """Returns the CRC of the known steps: processes whose CRCs are equal know the same."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, KeepAll, KeepBest, KeepLast, StepFacts
+from holdfast.checkpoint import CheckpointError, CheckpointManager, KeepAll, KeepBest, KeepLast, StepExists, StepFacts
 from holdfast.checkpoint.format.files import has_record, list_steps
 from holdfast.checkpoint.options import Statistics
 from holdfast.checkpoint.policy import KeepPolicy
@@ -17,6 +17,8 @@ from holdfast.checkpoint.steps.garbage import BackgroundWorker
 from holdfast.checkpoint.steps.holds import add_hold
 from holdfast.checkpoint.steps.index import StepIndex
 from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.multihost import Group
+from tests.support.checkpointing import at_once, groups
 
 
 def index_of(storage: LocalStorage, keep_policy: KeepPolicy, *, deletes: bool = True) -> StepIndex:
@@ -144,3 +146,32 @@ def test_a_step_that_cannot_be_deleted_is_a_typed_error(tmp_path: Path) -> None:
         ) as caught:
             manager.delete(1)
         assert caught.value.step == 1 and (tmp_path / "elsewhere" / "checkpoint.json").exists()
+
+
+@pytest.mark.parametrize("damaged", ["record", "pack"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_step_that_a_fallback_passed_over_can_be_saved_again(damaged: str, count: int, tmp_path: Path) -> None:
+    """A job that goes on from an older step comes to the damaged one again; without a fallback it stays an error to save it."""
+    with CheckpointManager(tmp_path) as manager:
+        for step in (1, 2):
+            manager.save(step, {"w": np.full(3, step)})
+    path = tmp_path / "2" / "checkpoint.json" if damaged == "record" else next((tmp_path / "2" / "state").iterdir())
+    os.truncate(path, path.stat().st_size - 5)
+
+    def goes_on(group: Group) -> list[float]:
+        with CheckpointManager(tmp_path, group=group) as manager:
+            with pytest.raises(StepExists):
+                manager.save(2, {"w": np.full(3, 20)})
+            manager.wait_until_finished()
+            assert manager.restore(fallback=True)["w"][0] == 1
+            manager.save(2, {"w": np.full(3, 20)})
+            manager.wait_until_finished()
+            with pytest.raises(StepExists):
+                manager.save(2, {"w": np.full(3, 30)})
+            manager.wait_until_finished()
+            found: list[float] = manager.restore()["w"].tolist()
+            return found
+
+    with groups(count) as all_of_them:
+        assert at_once([lambda group=group: goes_on(group) for group in all_of_them]) == [[20, 20, 20]] * count
+    assert len(list((tmp_path / "2" / "state").iterdir())) <= 2
