@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -57,14 +57,19 @@ def find_steps(storage: Storage) -> dict[int, tuple[str, CheckpointLayout]]:
     return dict(sorted(found.items()))
 
 
-def find_foreign_steps(storage: Storage) -> dict[int, str]:
-    """Returns the finished steps of a root in other people's layouts, or under names of its own, ascending: the folders' names."""
-    found = _finished_steps(storage)
+def find_foreign_steps(storage: Storage, ours: Collection[int] = ()) -> dict[int, str]:
+    """Returns the finished steps of a root in other people's layouts, or under names of its own, ascending: the folders' names.
+
+    `ours` are steps that are known to be holdfast's: they are not looked into.
+    """
+    found = _finished_steps(storage, {str(step) for step in ours})
     return dict(sorted((step, name) for step, name, layout in found if layout.name != "holdfast" or name != str(step)))
 
 
-def _finished_steps(storage: Storage) -> Iterator[tuple[int, str, CheckpointLayout]]:
+def _finished_steps(storage: Storage, known: Collection[str] = ()) -> Iterator[tuple[int, str, CheckpointLayout]]:
     for name in _numbered_folders(storage):
+        if name in known:
+            continue
         layout = layout_of(StorePath(storage, name))
         step = _step_in(StorePath(storage, name), layout) if layout is not None else None
         if layout is not None and step is not None:

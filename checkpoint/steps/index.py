@@ -41,6 +41,7 @@ class StepIndex:
         self._statistics = statistics
         self._deletes = deletes
         self._facts: dict[int, StepFacts | None] = dict.fromkeys(steps)  # None: the record was not read yet
+        self._passed_over: set[int] = set()
         self._lock = threading.Lock()
 
     def __contains__(self, step: int) -> bool:
@@ -56,6 +57,17 @@ class StepIndex:
         """Adds a committed step."""
         with self._lock:
             self._facts[committed.step] = committed
+            self._passed_over.discard(committed.step)
+
+    def pass_over(self, step: int) -> None:
+        """Notes that a step could not be restored, on some process, and an older one was instead: it may be saved again."""
+        with self._lock:
+            self._passed_over.add(step)
+
+    def was_passed_over(self, step: int) -> bool:
+        """Says whether a step may be replaced by a save that does not say so: it was passed over, and not saved since."""
+        with self._lock:
+            return step in self._passed_over
 
     def crc(self) -> int:
         """Returns the CRC of the known steps: processes whose CRCs are equal know the same."""
@@ -84,24 +96,24 @@ class StepIndex:
         self.add(found)
         return found
 
-    def remove(self, steps: Sequence[int]) -> list[int]:
-        """Forgets steps; the primary deletes their records now, and their packs in the background. Returns what could not be deleted."""
-        remaining = [step for step in steps if self._deletes and not self._delete(step)]
+    def remove(self, steps: Sequence[int]) -> dict[int, OSError]:
+        """Forgets steps; the primary deletes their records now, and their packs in the background. Returns those that remain, and why."""
+        remaining = {step: error for step in steps if self._deletes and (error := self._delete(step))}
         with self._lock:
             for step in set(steps) - set(remaining):
                 self._facts.pop(step, None)
         return remaining
 
-    def _delete(self, step: int) -> bool:
-        """Deletes a step's record, and says whether it is gone; one that cannot be deleted stays a step, for the policy's next turn."""
+    def _delete(self, step: int) -> OSError | None:
+        """Deletes a step's record; one that cannot be deleted stays a step, for the policy's next turn."""
         try:
             names = self._file_names(step)
             self._storage.delete([f"{step}/{RECORD_NAME}"])
         except OSError as error:
             _log.warning("step %d could not be deleted, it is tried again after the next save: %s", step, error)
-            return False
+            return error
         self._worker.put(f"deleting step {step}", lambda: self._delete_files(step, names))
-        return True
+        return None
 
     def _file_names(self, step: int) -> list[str]:
         """Returns the files of a step, by its record; where that does not read, all that look like ours."""
