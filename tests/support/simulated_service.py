@@ -196,7 +196,8 @@ class SimulatedService:
         name, participants, limit_s = request.argument
         self._truth.arrives(client.task_id, name, request)
         who = frozenset() if len(participants) == self._config.num_tasks else participants
-        machine.barrier(Arrival(call, client.task_id, client.incarnation, name, request.sent_counter, now + limit_s, who), now)
+        life = machine.task_table.life_of(client.task_id, machine.task_table.tasks[client.task_id].session)
+        machine.barrier(Arrival(call, client.task_id, life, name, request.sent_counter, now + limit_s, who), now)
         if not any(completion.call is call for completion in machine.completions):
             call.deadline = self._truth.waits(name, machine.barriers.open[name].counter, now + limit_s)
 

@@ -80,7 +80,9 @@ class Truth:
 
     def _all_had_come(self, name: str, counter: int, participants: frozenset[int]) -> None:
         comings = self.arrivals[name].items()
-        came = {task for number, (task, sent) in comings if sent in (counter, 0) and self.answered.get(number, counter) == counter}
+        came = {
+            task for number, (task, sent) in comings if (sent >= counter or sent == 0) and self.answered.get(number, counter) == counter
+        }
         if not participants <= came:
             self._world.fail(f"barrier {name} {counter} released, but {sorted(participants - came)} had not come")
 
