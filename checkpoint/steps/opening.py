@@ -63,11 +63,10 @@ def _from_bytes(data: bytes) -> Opened:
 
 
 def _open(storage: Storage, claims: Claims, options: Options, find_foreign: Callable[[Storage], dict[int, str]] | None) -> Opened:
-    if not options.read_only:
-        _check_step_names(storage)
     spec = ProcessSpec.from_env(os.environ)
     writer = this_writer(spec.job_id, spec.attempt) if spec else this_writer()
     if not options.read_only:
+        _check_step_names(storage)
         claims.take(writer)
         try:
             fence_others(claims, writer)
@@ -79,6 +78,14 @@ def _open(storage: Storage, claims: Claims, options: Options, find_foreign: Call
     return Opened(writer, tuple(steps), {step: name for step, name in foreign.items() if step not in steps})
 
 
+def _check_step_names(storage: Storage) -> None:
+    """Raises CheckpointError where a root calls its steps by names that this version reads and does not write."""
+    names = read_step_names(storage)
+    if names != StepNames():
+        message = f"{storage.root} calls its steps like {names.name_of(7)}, and this version writes them as 7: open it with read_only=True"
+        raise CheckpointError(message, path=storage.root)
+
+
 def give_up_claim(storage: Storage, claims: Claims, writer: Writer) -> None:
     """Removes the claim of a single save, and the folder of claims where it is empty; what cannot be removed is left to the next writer."""
     try:
@@ -86,11 +93,3 @@ def give_up_claim(storage: Storage, claims: Claims, writer: Writer) -> None:
         storage.delete([f"{FOLDER}/"])
     except OSError as error:
         _log.warning("the claim on %s could not be removed, the next writer does it: %s", storage.root, error)
-
-
-def _check_step_names(storage: Storage) -> None:
-    """Raises CheckpointError where a root calls its steps by names that this version reads and does not write."""
-    names = read_step_names(storage)
-    if names != StepNames():
-        message = f"{storage.root} calls its steps like {names.name_of(7)}, and this version writes them as 7: open it with read_only=True"
-        raise CheckpointError(message, path=storage.root)
