@@ -237,7 +237,11 @@ class CheckpointManager:
     def all_steps(self) -> list[int]:
         """Returns the steps that are there, ascending: the store's listing; in a group what all processes know alike (see `reload`)."""
         if self._group.count == 1:
-            return sorted([*list_steps(self._storage), *self._foreign])
+            try:
+                return sorted([*list_steps(self._storage), *self._foreign])
+            except OSError as error:
+                root = self._storage.root
+                raise CheckpointError(f"{root} cannot be listed: {error}; look at the disk or the mount", path=root) from error
         return sorted([*self._index.steps(), *self._foreign])
 
     def reload(self) -> None:

@@ -14,7 +14,7 @@ from ..errors import CheckpointError
 from ..format.record import read_record
 from ..options import Statistics
 from ..policy import KeepAll, KeepPolicy, StepFacts, to_delete
-from ..storage.base import Storage
+from ..storage.base import Storage, run_side_by_side
 from ..storage.tombstone import RECORD_NAME
 from .garbage import BackgroundWorker, delete_files, pack_names
 from .holds import held_steps
@@ -84,7 +84,8 @@ class StepIndex:
             return []
         with self._lock:
             after = self._facts | {new.step: new}
-        known = [facts for step in after if (facts := after[step] or self._read(step)) is not None]
+        found = run_side_by_side(lambda step: after[step] or self._read(step), list(after), self._storage.max_concurrency)
+        known = [facts for facts in found if facts is not None]
         return to_delete(self._keep_policy, known, held=held_steps(self._storage) | {new.step})
 
     def _read(self, step: int) -> StepFacts | None:

@@ -179,7 +179,7 @@ def test_reload_shows_readers_of_a_group_what_others_did(tmp_path: Path) -> None
 
 
 def test_a_listing_that_fails_is_everybodys_error(tmp_path: Path) -> None:
-    """Where the primary cannot list the store, `reload` raises one error on every process."""
+    """Where the primary cannot list the store, `reload` raises one error on every process; alone `all_steps` does."""
     root = tmp_path / "root"
     with groups(2) as both:
         readers = at_once([lambda group=group: CheckpointManager(root, group=group, options=Options(read_only=True)) for group in both])
@@ -192,3 +192,8 @@ def test_a_listing_that_fails_is_everybodys_error(tmp_path: Path) -> None:
 
         assert len(set(at_once([lambda reader=reader: failure(reader) for reader in readers]))) == 1
         at_once([reader.close for reader in readers])
+    root.unlink()
+    with CheckpointManager(root, options=Options(read_only=True)) as alone:
+        root.symlink_to(tmp_path / ("x" * 300))
+        with pytest.raises(CheckpointError, match=r"root cannot be listed: .*File name too long"):
+            alone.latest_step()
