@@ -151,7 +151,7 @@ def test_falling_back_to_the_newest_whole_step(tmp_path: Path) -> None:
             manager.restore(like=tree(0))
         assert equal(manager.restore(like=tree(0), fallback=True), 1)
         manager.delete(1)
-        with pytest.raises(StepNotFound, match=r"no step of .* restores: step 3: process 0: Corrupt.*; step 2"):
+        with pytest.raises(StepNotFound, match=r"no step of .* restores: step 3: Corrupt.*; step 2"):
             manager.restore(like=tree(0), fallback=True)
 
 

@@ -122,7 +122,7 @@ def test_foreign_steps_that_go_meanwhile(tmp_path: Path) -> None:
     steps = ForeignSteps(storage, find_foreign_steps(storage))
     assert list(steps) == [3] and 3 in steps and 4 not in steps and steps.open(3).info.layout == "orbax"
     shutil.rmtree(tmp_path / "3")
-    with pytest.raises(StepGone, match="was there when the root was opened"):
+    with pytest.raises(StepGone, match="was there when the root was listed"):
         steps.open(3)
     with pytest.raises(StepNotFound, match="no step 4"):
         steps.open(4)
