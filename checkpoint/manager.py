@@ -340,7 +340,7 @@ class CheckpointManager:
             if not isinstance(verdict.error, StepGone):
                 failures[step] = error_text(verdict.error)
             elif (gone := gone + 1) == MOST_GONE:
-                verdict.error.add_note(f"so did {MOST_GONE - 1} steps before it; hold_s keeps a step while it is read")
+                verdict.error.add_note(f"so were {MOST_GONE - 1} steps before it; hold_s keeps a step while it is read")
                 raise verdict.error
         tried = "; ".join(f"step {step}: {failure}" for step, failure in failures.items())
         raise StepNotFound(f"no step of {self._storage.root} restores: {tried or 'there is none'}", path=self._storage.root)

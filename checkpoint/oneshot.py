@@ -15,6 +15,7 @@ from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, default_group
 
 from .errors import CheckpointError, CommitUnknown, StepExists, failure_of, naming_path
+from .format.files import other_step
 from .format.limits import check_item_name, check_step, copy_json
 from .format.record import read_record
 from .format.rename import Names
@@ -37,7 +38,7 @@ from .steps.claims import FOLDER, Writer
 from .steps.object_claims import open_claims
 from .steps.opening import give_up_claim, open_root
 from .storage.base import Storage
-from .storage.path import StorePath, join, open_storage
+from .storage.path import StorePath, join, open_storage, split
 from .storage.tombstone import RECORD_NAME
 
 log = logging.getLogger("holdfast.checkpoint")
@@ -67,6 +68,11 @@ def save(
     """
     check_item_name(item)
     step, metadata = check_step(step), copy_json(metadata, "the metadata")
+    name = split(os.fspath(path))[1]
+    if other_step(step, name) is not None:
+        raise ValueError(
+            f"save: the folder {name} is called as step {name} is, and step={step}: no reader would take it; rename one of them"
+        )
     group = group if group is not None else default_group()
     if layout == "orbax":
         from .layouts.orbax.write import save_orbax

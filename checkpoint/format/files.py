@@ -106,12 +106,19 @@ def decode_value(kind: str, text: str) -> Any:
     raise ValueError(f"no value of kind {kind!r}")
 
 
+LOOKS = 64  # at a root whose steps change meanwhile
 _STEP_FOLDER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
 def step_of(name: str) -> int | None:
     """Returns the step that a folder of this name holds; None for a name that is not a step's."""
     return int(name) if _STEP_FOLDER.fullmatch(name) else None
+
+
+def other_step(step: int, folder: str) -> int | None:
+    """Returns the step that a folder is called after, if that is another than `step`; 0 fits everywhere, as one-shot saves have it."""
+    number = step_of(folder.rstrip("/").rpartition("/")[2])
+    return number if number != step and step else None
 
 
 def step_folders(storage: Storage) -> list[int]:
@@ -127,5 +134,14 @@ def has_record(storage: Storage, step: int) -> bool:
 
 
 def list_steps(storage: Storage) -> list[int]:
-    """Returns the steps of a root, ascending; a folder without a record is no step."""
-    return [step for step in step_folders(storage) if has_record(storage, step)]
+    """Returns the steps of a root, ascending; a folder without a record is no step.
+
+    Beside a writer that keeps one step, all may be deleted between the two looks, each for a newer one: then it looks again.
+    """
+    folders: list[int] = []
+    for _ in range(LOOKS):
+        before, folders = folders, step_folders(storage)
+        steps = [step for step in folders if has_record(storage, step)]
+        if steps or folders == before:
+            return steps
+    return []

@@ -20,7 +20,7 @@ from ..storage.base import Storage
 from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME, body_of, sealed
 from .dtypes import dtype_named
-from .files import FileReport, decode_value
+from .files import FileReport, decode_value, other_step
 from .grid import Grid, Ints
 from .limits import ITEM_NAME
 from .sharding import parse_sharding
@@ -100,7 +100,10 @@ class Record:
 
 
 def read_record(storage: Storage, step_dir: str) -> Record:
-    """Reads `<step_dir>/checkpoint.json`; raises StepNotFound where there is none, Corrupt or HostileCheckpoint where it is damaged."""
+    """Reads `<step_dir>/checkpoint.json`; raises StepNotFound where there is none, Corrupt or HostileCheckpoint where it is damaged.
+
+    A record that was copied into the folder of another step is Corrupt: who asks for that step is not to get this one's numbers.
+    """
     path = join(storage.root, step_dir, RECORD_NAME)
     try:
         data = storage.fetch(join(step_dir, RECORD_NAME), RECORD_LIMIT_BYTES)
@@ -111,7 +114,12 @@ def read_record(storage: Storage, step_dir: str) -> Record:
     except OverflowError as error:
         raise HostileCheckpoint(f"{path}: {error}", path=path, file=path) from error
     with paused_gc():
-        return parse_record(data, path)
+        record = parse_record(data, path)
+    number = other_step(record.step, join(storage.root, step_dir))
+    if number is not None:
+        message = f"{path}: this is the record of step {record.step}, in the folder of step {number}; call the folder {record.step} again"
+        raise Corrupt(f"{message}, or by a name that is no number", path=path, file=path, step=number)
+    return record
 
 
 def find_item(record: Record, item: str) -> ItemRecord:

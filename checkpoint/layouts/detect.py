@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import StepGone, StepNotFound, TreeMismatch
+from ..format.files import LOOKS
 from ..format.record import ItemRecord
 from ..format.rename import Names
 from ..format.tree import describe, escape
@@ -22,7 +23,6 @@ from .holdfast import HoldfastLayout
 
 log = logging.getLogger("holdfast.checkpoint")
 _NUMBERED = re.compile(r".*?(\d+)/")
-LOOKS = 16  # at a root whose steps change meanwhile
 _USUAL_ITEMS = ("state", "default", "pytree")
 
 
