@@ -26,7 +26,8 @@ from holdfast.multihost import Group, Watchdog, default_group
 from .errors import CheckpointError, StepExists, StepGone, StepNotFound, error_text, naming_path
 from .format.files import has_record, list_steps
 from .format.limits import check_step
-from .format.record import read_record
+from .format.record import Record, read_record
+from .layouts.base import CheckpointInfo
 from .layouts.detect import ForeignSteps, find_foreign_steps, restore_checkpoint
 from .options import Options, Statistics
 from .policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule
@@ -228,7 +229,7 @@ class CheckpointManager:
     def all_steps(self) -> list[int]:
         """Returns the steps that are there, ascending: the store's listing; in a group what all processes know alike."""
         if self._group.count == 1:
-            return sorted([*list_steps(self._storage), *self._foreign])
+            return sorted(self._list_steps())
         return sorted([*self._index.steps(), *self._foreign])
 
     def latest_step(self) -> int | None:
@@ -245,15 +246,21 @@ class CheckpointManager:
 
     def metrics(self, step: int) -> dict[str, float]:
         """Returns the metrics of a step. Raises StepNotFound, Corrupt."""
-        if step in self._foreign:
-            return dict(self._foreign.open(step).info.metrics)
-        return dict(read_record(self._storage, str(check_step(step))).metrics)
+        return dict(self._facts(step).metrics)
 
     def metadata(self, step: int) -> Any:
         """Returns the user's metadata of a step. Raises StepNotFound, Corrupt."""
-        if step in self._foreign:
-            return self._foreign.open(step).info.metadata
-        return read_record(self._storage, str(check_step(step))).metadata
+        return self._facts(step).metadata
+
+    def _facts(self, step: int) -> Record | CheckpointInfo:
+        with naming_path(join(self._storage.root, str(step))):
+            if step in self._foreign:
+                return self._foreign.open(step).info
+            return read_record(self._storage, str(check_step(step)))
+
+    def _list_steps(self) -> list[int]:
+        with naming_path(self._storage.root):
+            return [*list_steps(self._storage), *self._foreign]
 
     def restore(
         self,
@@ -347,12 +354,7 @@ class CheckpointManager:
 
     def _agreed_steps(self) -> list[int]:
         """Returns the primary's listing, on every process."""
-
-        def listing() -> list[int]:
-            with naming_path(self._storage.root):
-                return [*list_steps(self._storage), *self._foreign]
-
-        found: list[int] = ask_primary(self._group, f"{self._message_name}/steps", listing, self._options.restore_timeout_s)
+        found: list[int] = ask_primary(self._group, f"{self._message_name}/steps", self._list_steps, self._options.restore_timeout_s)
         return found
 
     def _agreed_latest(self) -> int:

@@ -239,6 +239,9 @@ class ItemReader:
         except (IsADirectoryError, NotADirectoryError) as error:
             path = self._path(file)
             raise Corrupt(f"{path}: this is not a file: {error.strerror}", path=path, file=path) from error
+        except OSError as error:
+            error.filename = error.filename or self._path(file)
+            raise
 
     def _path(self, file: FileReport) -> str:
         return join(self._storage.root, self._step_dir, file.name)

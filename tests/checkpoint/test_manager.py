@@ -239,6 +239,36 @@ def test_a_writer_that_deletes_faster_than_a_reader_reads(tmp_path: Path) -> Non
             assert caught.value.__notes__ == ["so were 63 steps before it; hold_s keeps a step while it is read"]
 
 
+def test_a_step_that_is_overwritten_under_a_reader(tmp_path: Path) -> None:
+    """Its arrays, and its JSON, are StepGone once the record that was read has been replaced; with `fallback` the new save comes back."""
+    with CheckpointManager(tmp_path) as writer:
+        with CheckpointManager(tmp_path, options=Options(read_only=True)) as reader:
+
+            class Overwriting(LocalStorage):
+                def fetch(self, name: str, limit_bytes: int) -> bytes:
+                    data = super().fetch(name, limit_bytes)
+                    if not overwritten:
+                        overwritten.append(name)
+                        writer.save(1, items={"state": tree(2), "config": Json({"n": 2})}, overwrite=True)
+                        writer.wait_until_finished()
+                        writer._worker.wait(30)
+                    return data
+
+            reader._storage = Overwriting(tmp_path)
+            for item in ("state", "config"):
+                for fallback in (False, True):
+                    writer.save(1, items={"state": tree(1), "config": Json({"n": 1})}, overwrite=True)
+                    writer.wait_until_finished()
+                    overwritten: list[str] = []
+                    if not fallback:
+                        with pytest.raises(StepGone, match="the step was overwritten while it was being read; restore it again"):
+                            reader.restore(1, item=item)
+                    elif item == "state":
+                        assert equal(reader.restore(like=tree(0), fallback=True), 2)
+                    else:
+                        assert reader.restore(item=item, fallback=True) == {"n": 2}
+
+
 def test_a_step_that_was_copied_under_another_number(tmp_path: Path) -> None:
     """After `cp -r 4 5` step 5 is Corrupt wherever it is read, and can be deleted; under a name that is no number it is well."""
     with CheckpointManager(tmp_path / "run") as manager:
