@@ -105,7 +105,7 @@ def test_shown_for_people() -> None:
 
 
 def test_what_lies_on_one_process_does_not_span_several() -> None:
-    """Neither numpy nor arrays of this process's devices do, nor SAVED in a job of one. (Of several: tests/system/test_group_restores.py.)"""
+    """Neither numpy nor arrays of this process's devices do, nor SAVED in a job of one. (In jobs: tests/system/test_group_restores.py.)"""
     here = SingleDeviceSharding(jax.devices()[0])
     for like in ({"a": np.zeros(3), "b": 1, "c": jnp.zeros(3)}, jax.ShapeDtypeStruct((3,), jnp.float32, sharding=here), None, SAVED):
         assert not spans_processes(like)
