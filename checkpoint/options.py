@@ -108,6 +108,7 @@ class Options:
     """Settings of a CheckpointManager.
 
     save_timeout_s: from the call of `save` to the commit; a process that has not reported by then fails the save on all.
+    restore_timeout_s: how long the processes of a group wait for each other in a restore; one that is so much slower fails it on all.
     exit_timeout_s: how long an interpreter that exits waits for a save in flight.
     on_busy: what `save` does while the last save is in flight: "wait" for it, or "skip" this one (in a group the step after is agreed on).
     host_memory_bytes: bound on the host memory that a snapshot holds; `save` blocks for the rest (None: all at once).
@@ -124,6 +125,7 @@ class Options:
     """
 
     save_timeout_s: float = 600.0
+    restore_timeout_s: float = 600.0
     exit_timeout_s: float = 600.0
     on_busy: Literal["wait", "skip"] = "wait"
     host_memory_bytes: int | None = None
@@ -139,6 +141,6 @@ class Options:
     def __post_init__(self) -> None:
         if self.on_busy not in ("wait", "skip"):
             raise ValueError(f'Options: on_busy is "wait" or "skip", not {self.on_busy!r}')
-        for name in ("save_timeout_s", "exit_timeout_s", "claim_age_s"):
+        for name in ("save_timeout_s", "restore_timeout_s", "exit_timeout_s", "claim_age_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Options: {name} must be above 0, found {getattr(self, name)!r}")

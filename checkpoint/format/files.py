@@ -115,6 +115,7 @@ def decode_value(kind: str, text: str) -> Any:
     raise ValueError(f"no value of kind {kind!r}")
 
 
+LOOKS = 64  # at a root whose steps change meanwhile
 _STEP_FOLDER = re.compile(r"0|[1-9][0-9]{0,17}")
 _STEP_PREFIX = re.compile(r"[A-Za-z0-9_.-]{0,63}[A-Za-z_.-]|")  # that does not end in a digit
 STEP_NAMES = ".holdfast/steps.json"
@@ -160,6 +161,12 @@ def read_step_names(storage: Storage) -> StepNames:
     return StepNames(prefix, width)
 
 
+def other_step(step: int, folder: str) -> int | None:
+    """Returns the step that a folder is called after, if that is another than `step`; 0 fits everywhere, as one-shot saves have it."""
+    number = step_of(folder.rstrip("/").rpartition("/")[2])
+    return number if number != step and step else None
+
+
 def step_folders(storage: Storage) -> list[int]:
     """Returns the numbers of all folders that are named like steps, ascending."""
     folders = (entry.name[:-1] for entry in storage.list("") if entry.name.endswith("/"))
@@ -179,7 +186,15 @@ def has_record(storage: Storage, step: int) -> bool:
 
 
 def list_steps(storage: Storage) -> list[int]:
-    """Returns the steps of a root, ascending; a folder without a record is no step."""
-    steps = step_folders(storage)
-    found = run_side_by_side(lambda step: has_record(storage, step), steps, storage.max_concurrency)
-    return [step for step, is_there in zip(steps, found, strict=True) if is_there]
+    """Returns the steps of a root, ascending; a folder without a record is no step.
+
+    Beside a writer that keeps one step, all may be deleted between the two looks, each for a newer one: then it looks again.
+    """
+    folders: list[int] = []
+    for _ in range(LOOKS):
+        before, folders = folders, step_folders(storage)
+        there = run_side_by_side(lambda step: has_record(storage, step), folders, storage.max_concurrency)
+        steps = [step for step, is_there in zip(folders, there, strict=True) if is_there]
+        if steps or folders == before:
+            return steps
+    return []

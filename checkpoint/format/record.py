@@ -20,7 +20,7 @@ from ..storage.base import Storage
 from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME, body_of, sealed
 from .dtypes import dtype_named
-from .files import FileReport, decode_value
+from .files import FileReport, decode_value, other_step
 from .grid import Grid, Ints
 from .limits import HEADER_LIMIT_BYTES, ITEM_NAME, RECORD_LIMIT_BYTES
 from .sharding import parse_sharding
@@ -109,10 +109,23 @@ class Record:
 
 
 def read_record(storage: Storage, step_dir: str) -> Record:
-    """Reads `<step_dir>/checkpoint.json`; raises StepNotFound where there is none, Corrupt or HostileCheckpoint where it is damaged."""
-    data = fetch_record(storage, step_dir)
+    """Reads `<step_dir>/checkpoint.json`; raises StepNotFound where there is none, Corrupt or HostileCheckpoint where it is damaged.
+
+    A record that was copied into the folder of another step is Corrupt: who asks for that step is not to get this one's numbers.
+    """
+    return parse_fetched(fetch_record(storage, step_dir), storage, step_dir)
+
+
+def parse_fetched(data: bytes, storage: Storage, step_dir: str) -> Record:
+    """Parses a record that was read from `step_dir`; raises as `read_record`."""
+    path = join(storage.root, step_dir, RECORD_NAME)
     with paused_gc():
-        return parse_record(data, join(storage.root, step_dir, RECORD_NAME))
+        record = parse_record(data, path)
+    number = other_step(record.step, join(storage.root, step_dir))
+    if number is not None:
+        message = f"{path}: this is the record of step {record.step}, in the folder of step {number}; call the folder {record.step} again"
+        raise Corrupt(f"{message}, or by a name that is no number", path=path, file=path, step=number)
+    return record
 
 
 def fetch_record(storage: Storage, step_dir: str) -> bytes:

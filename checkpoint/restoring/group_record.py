@@ -10,8 +10,7 @@ from holdfast.multihost import Group
 
 from ..errors import StepGone
 from ..format.limits import RECORD_LIMIT_BYTES
-from ..format.record import Record, fetch_record, parse_record, read_record
-from ..format.tree import paused_gc
+from ..format.record import Record, fetch_record, parse_fetched, read_record
 from ..storage.base import Storage
 from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME
@@ -40,16 +39,14 @@ def read_record_together(storage: Storage, step_dir: str, group: Group, name: st
         data = fetch_record(storage, step_dir)
         if kind == _CHECKSUM and crc32c(data) != int(body):
             raise StepGone(f"{path}: the step was overwritten while it was being read; restore it again", path=path)
-    with paused_gc():
-        return parse_record(data, path)
+    return parse_fetched(data, storage, step_dir)
 
 
 def _read_and_send(storage: Storage, step_dir: str, group: Group, name: str, timeout_s: float) -> Record:
     message = _NOTHING
     try:
         data = fetch_record(storage, step_dir)
-        with paused_gc():
-            record = parse_record(data, join(storage.root, step_dir, RECORD_NAME))
+        record = parse_fetched(data, storage, step_dir)
         packed = zlib.compress(data, 1)
         message = _RECORD + b":" + packed if len(packed) <= MESSAGE_BYTES else b"%s:%d" % (_CHECKSUM, crc32c(data))
         return record

@@ -254,13 +254,18 @@ class ItemReader:
         except FileNotFoundError as error:
             path = self._path(file)
             try:
-                self._storage.fetch(join(self._step_dir, RECORD_NAME), 1 << 30)
+                record = self._storage.fetch(join(self._step_dir, RECORD_NAME), 1 << 30)
             except FileNotFoundError:
                 raise StepGone(f"{path}: the step was deleted while it was being read", path=path) from error
+            if f'"{file.name}"'.encode() not in record:
+                raise StepGone(f"{path}: the step was overwritten while it was being read; restore it again", path=path) from error
             raise Corrupt(f"{path}: the file is missing, and the record names it", path=path, file=path) from error
         except (IsADirectoryError, NotADirectoryError) as error:
             path = self._path(file)
             raise Corrupt(f"{path}: this is not a file: {error.strerror}", path=path, file=path) from error
+        except OSError as error:
+            error.filename = error.filename or self._path(file)
+            raise
 
     def _path(self, file: FileReport) -> str:
         return join(self._storage.root, self._step_dir, file.name)

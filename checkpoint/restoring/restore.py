@@ -35,7 +35,8 @@ class RestoreOptions:
     `partial=True` ignores saved leaves that `like` lacks; a predicate on leaf paths says which leaves to read, and without a `like` the
     others come back as None, with one as they are in it. `cast=True` allows another dtype. `types` are classes that may be rebuilt without
     a `like`. `read_once=True` reads replicated arrays once in the whole job and spreads them by a device collective: every process calls
-    it alike. `per_process` says whose copies of leaves that were kept per process come back (None: those of all, along a first axis).
+    it alike; `before_collective` is called once it has read all that it reads, and may raise. `per_process` says whose copies of leaves
+    that were kept per process come back (None: those of all, along a first axis).
     """
 
     partial: bool | Callable[[str], bool] = False
@@ -44,6 +45,7 @@ class RestoreOptions:
     read_once: bool = False
     per_process: PerProcessSelection | None = None
     host_memory_bytes: int | None = None
+    before_collective: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def _read_all(reader: ArrayReader, requests: Sequence[LeafRequest], options: Res
     def read(reader: ArrayReader, requests: Sequence[LeafRequest]) -> list[Any]:
         return _read(reader, requests, options.host_memory_bytes)
 
-    return read_once(reader, requests, read, allocate) if options.read_once else read(reader, requests)
+    return read_once(reader, requests, read, allocate, options.before_collective) if options.read_once else read(reader, requests)
 
 
 def _read(reader: ArrayReader, requests: Sequence[LeafRequest], host_memory_bytes: int | None) -> list[Any]:

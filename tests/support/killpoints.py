@@ -21,14 +21,14 @@ import pytest
 HERE = Path(__file__).resolve().parent
 
 
-def build(folder: Path) -> Path:
-    """Compiles killpoint.c; skips the test where there is no C compiler, unless this is CI."""
+def build(folder: Path, name: str = "killpoint") -> Path:
+    """Compiles one of the .c files here into a library to preload; skips the test where there is no C compiler, unless this is CI."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None or not sys.platform.startswith("linux"):
         assert not os.environ.get("CI"), "CI has to have a C compiler"
-        pytest.skip("needs Linux and a C compiler (gcc or cc) to build tests/support/killpoint.c")
-    library = folder / "killpoint.so"
-    command = [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(HERE / "killpoint.c"), "-ldl"]
+        pytest.skip(f"needs Linux and a C compiler (gcc or cc) to build tests/support/{name}.c")
+    library = folder / f"{name}.so"
+    command = [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(HERE / f"{name}.c"), "-ldl"]
     subprocess.run(command, check=True, timeout=60)
     return library
 
