@@ -141,10 +141,13 @@ class LocalClaims:
                 lock.close()
 
     def standing(self) -> set[str]:
-        """Lists the claims."""
-        with contextlib.suppress(FileNotFoundError):
+        """Lists the claims. That there is no folder of claims is believed only where the root is listed without one."""
+        try:
             return {name for name in os.listdir(self._folder) if _ID.fullmatch(name) and not (self._folder / name).is_symlink()}
-        return set()
+        except FileNotFoundError:
+            if FOLDER in os.listdir(self._folder.parent):
+                raise
+            return set()
 
     def bury(self, step: int, names: list[str], writers: set[str]) -> list[str]:
         """Does nothing: without its claim's folder a writer has nothing to link from."""

@@ -20,6 +20,7 @@ from ..format.files import step_folders
 from ..format.record import read_record
 from ..storage.base import Storage
 from ..storage.path import open_storage
+from ..storage.tombstone import RECORD_NAME
 from .claims import Claims, Writer, may_fence, this_writer
 from .object_claims import open_claims
 
@@ -103,11 +104,16 @@ def sweep_files(storage: Storage, claims: Claims) -> list[str]:
 
 
 def _named(storage: Storage, step: int) -> set[str] | None:
-    """Returns the files that a step's record names; none without a record, None (touch nothing) where it is damaged."""
+    """Returns the files that a step's record names; none without a record, None (touch nothing) where it is damaged, or may be there.
+
+    That a file is not found is believed only where a listing shows what is beside it: a client of a shared file system may say so of a file
+    that is there.
+    """
     try:
         return set(read_record(storage, str(step)).file_names())
     except StepNotFound:
-        return set()
+        names = [entry.name for entry in storage.list(str(step))]
+        return set() if names and f"{step}/{RECORD_NAME}" not in names else None
     except CheckpointError as error:
         _log.warning("step %d is left as it is: %s", step, error)
         return None

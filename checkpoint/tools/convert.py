@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from crc32c import crc32c
 
 from holdfast.multihost import Solo
 
-from ..errors import CommitUnknown, StepExists, StepNotFound, TreeMismatch, UnsupportedLeaf
+from ..errors import SaveFailed, StepExists, StepNotFound, TreeMismatch, UnsupportedLeaf, error_text
 from ..format.dtypes import dtype_named
 from ..format.files import FileReport, ItemReport, encode_value, pack_name
 from ..format.grid import Chunk
@@ -37,9 +38,10 @@ from ..steps.claims import FOLDER, Claims
 from ..steps.garbage import delete_save
 from ..steps.object_claims import open_claims
 from ..steps.opening import give_up_claim, open_root
-from ..storage.base import Part, Storage, count_parts, run_side_by_side
+from ..storage.base import NotCommitted, Part, Storage, count_parts, run_side_by_side
 from ..storage.path import StorePath, join
 
+_log = logging.getLogger(__name__)
 AHEAD_BYTES = 16 << 20  # of small chunks, read together
 MAX_SHARDS = 4096  # of a leaf: one that is cut finer is read as if it were whole
 PACKS_AT_ONCE = 2  # packs written side by side: each holds two chunks, or for an object store itself twice
@@ -66,7 +68,8 @@ def convert(
     chooses among several (none: all), `under` keeps the leaves below one path, `rename` gives leaves other paths (their tree becomes a
     flat dict), and `process` says whose copies of leaves that were kept per process. Arrays pass through memory a few at a time; what can
     be read only whole (a chunk of Orbax's) is held whole. `claims` are the target's (made if None).
-    Raises StepExists, UnsupportedLeaf for what the layout cannot hold, Corrupt, the store's OSErrors; what was begun is removed.
+    Raises StepExists, UnsupportedLeaf for what the layout cannot hold, Corrupt; into our layout also SaveFailed and CommitUnknown, into others the
+    store's OSErrors. What was begun is removed.
     """
     chosen = _chosen(checkpoint, items)
     if process is not None:
@@ -250,14 +253,9 @@ def _to_holdfast(
     try:
         if step in opened.steps or step in opened.foreign:
             raise StepExists(f"step {step} is already in {root}; choose another place or delete it first", path=str(root), step=step)
-        names = [*chosen, *(name for name, kind in checkpoint.info.items.items() if kind == "json")]
-        try:
-            _write_step(checkpoint, chosen, storage, step, opened.writer.id, progress)
-        except CommitUnknown:
-            raise
-        except BaseException:
-            delete_save(storage, step, names, 0, opened.writer.id)
-            raise
+        _write_step(checkpoint, chosen, storage, step, opened.writer.id, progress)
+    except OSError as error:
+        raise SaveFailed(f"step {step} was not written to {root}: {error_text(error)}", path=str(root), step=step) from error
     finally:
         give_up_claim(storage, claims, opened.writer)
     return str(root / str(step))
@@ -266,6 +264,31 @@ def _to_holdfast(
 def _write_step(
     checkpoint: CheckpointReader, chosen: Mapping[str, Selected], storage: Storage, step: int, writer_id: str, progress: Progress
 ) -> None:
+    """Writes and commits; removes what it wrote where it has no record and never will. Else, as after a Ctrl-C in the commit, a sweep looks."""
+    names = [*chosen, *(name for name, kind in checkpoint.info.items.items() if kind == "json")]
+    try:
+        record = _write_items(checkpoint, chosen, storage, step, writer_id, progress)
+    except BaseException:
+        _delete_own(storage, step, names, writer_id)
+        raise
+    try:
+        commit_record(storage, str(step), record, f"{FOLDER}/{writer_id}", writer_id)
+    except (NotCommitted, StepExists):
+        _delete_own(storage, step, names, writer_id)
+        raise
+
+
+def _delete_own(storage: Storage, step: int, names: Sequence[str], writer_id: str) -> None:
+    try:
+        delete_save(storage, step, names, 0, writer_id)
+    except OSError as error:
+        _log.warning("what was written of step %d could not be deleted, the next writer sweeps it: %s", step, error)
+
+
+def _write_items(
+    checkpoint: CheckpointReader, chosen: Mapping[str, Selected], storage: Storage, step: int, writer_id: str, progress: Progress
+) -> bytes:
+    """Writes the packs of all items; returns the record."""
     started_s, info = time.time(), checkpoint.info
     items: dict[str, tuple[Plan | None, list[ItemReport]]] = {}
     for name, (item, reader) in chosen.items():
@@ -276,8 +299,7 @@ def _write_step(
     metrics = {name: value for name, value in info.metrics.items() if isinstance(value, (int, float))}
     processes = max([len(reports) for _, reports in items.values()], default=1)
     facts = {"started_s": started_s, "finished_s": time.time(), "metrics": metrics, "metadata": info.metadata}
-    record = build_record(step, items, writer=writer_id, processes=processes, **facts)
-    commit_record(storage, str(step), record, f"{FOLDER}/{writer_id}", writer_id)
+    return build_record(step, items, writer=writer_id, processes=processes, **facts)
 
 
 def _json_data(item: str, value: Any) -> bytes:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import functools
 import logging
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,6 +58,35 @@ def test_a_failed_save_deletes_its_own_files_alone(tmp_path: Path) -> None:
     delete_save(LocalStorage(tmp_path), 3, ["state", "note", "never"], 1, f"{WRITER}00000002")
     assert names_in(tmp_path) == sorted(others) and not (tmp_path / "3/note").exists()
     assert pack_names(LocalStorage(tmp_path), 3) == [name.removeprefix("3/") for name in sorted(others)]
+
+
+@pytest.mark.parametrize("missed", ["checkpoint.json", ".holdfast"])
+def test_what_is_not_found_once_costs_no_step(missed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client of a shared file system says ENOENT of a record, or of the folder of claims: no pack is deleted for that."""
+    root = tmp_path / "root"
+    with CheckpointManager(root) as manager:
+        manager.save(1, {"x": np.arange(3.0)})
+        manager.wait_until_finished()
+        before = names_in(root)
+        real, missing = {name: getattr(os, name) for name in ("open", "listdir")}, [missed]
+
+        def finds(name: str, path: Any, *more: Any) -> Any:
+            if str(path).endswith(tuple(missing)):
+                missing.clear()
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            return real[name](path, *more)
+
+        claims = LocalClaims(LocalStorage(root))
+        if missed == "checkpoint.json":
+            claims.fence(manager._writer.id)  # its packs are suspects then
+            claims.forget_fenced()
+            before = [name for name in before if not name.startswith(".holdfast")]
+        with monkeypatch.context() as patch:
+            for name in real:
+                patch.setattr(os, name, functools.partial(finds, name))
+            with contextlib.suppress(OSError):
+                sweep_files(LocalStorage(root), claims)
+        assert not missing and names_in(root) == before
 
 
 def test_a_sweep_spares_writers_that_stand(tmp_path: Path) -> None:
