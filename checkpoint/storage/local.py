@@ -16,7 +16,7 @@ from typing import TypeVar
 from holdfast.coordination import Fenced
 
 from ..errors import Corrupt
-from .base import Entry, NotCommitted, Part
+from .base import Entry, NameTaken, NotCommitted, Part
 
 IOV_MAX = 1000  # buffers in one vectored call; Linux allows 1,024
 FOLDER_TRIES = 16
@@ -117,13 +117,16 @@ class LocalStorage:
         sync_folder(path.parent)
 
     def _publish(self, source: Path, path: Path, made: os.stat_result, replace: bool) -> None:
+        taken = NameTaken(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         if self._single_writer and not replace and path.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+            raise taken
         try:
             (os.rename if replace or self._single_writer else os.link)(source, path)
-        except OSError:
-            if not _is_at(path, made):  # else it is done: an NFS client may lose the first answer, and see EEXIST or ENOENT of its own doing
-                raise
+        except OSError as error:
+            found = _find(path)
+            if found is not None and os.path.samestat(found, made):
+                return  # an NFS client may lose the first answer, and see EEXIST or ENOENT of its own doing
+            raise (taken if found is not None and isinstance(error, FileExistsError) else error) from None
 
     @contextlib.contextmanager
     def _fenced_if_gone(self, claim: str) -> Iterator[None]:
@@ -204,12 +207,12 @@ def open_to_read(path: Path) -> int:
     return file
 
 
-def _is_at(path: Path, made: os.stat_result) -> bool:
-    """Says whether a file that was made has this name. Raises EIO, which is no refusal, where that cannot be seen."""
+def _find(path: Path) -> os.stat_result | None:
+    """Returns what has this name, None for nothing. Raises EIO, which is no refusal, where that cannot be seen."""
     try:
-        return os.path.samestat(made, os.lstat(path))
+        return os.lstat(path)
     except FileNotFoundError:
-        return False
+        return None
     except OSError as error:
         raise OSError(errno.EIO, f"whether it has got its name is not known: {error.strerror}", str(path)) from error
 
@@ -223,7 +226,7 @@ def _refusing(certain: Callable[[OSError], bool]) -> Iterator[None]:
     """Raises NotCommitted for an OSError that is a refusal for certain."""
     try:
         yield
-    except FileExistsError:
+    except (NotCommitted, FileExistsError):
         raise
     except OSError as error:
         if not certain(error):
@@ -281,6 +284,11 @@ def _in_folder(path: Path, make: Callable[[], T]) -> T:
             return make()
     _make_folders(path.parent)
     return make()
+
+
+def make_durable(storage: LocalStorage, folder: str) -> None:
+    """Makes the names in a folder of a store durable: for who finds a name there that another process has just made."""
+    sync_folder(Path(storage.root) / folder)
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
