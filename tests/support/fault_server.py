@@ -1,6 +1,6 @@
 """The fork server of faults.py: for each fault a fresh root, one operation under the fault in a forked process, a check in another.
 
-Nothing here is a mock: killpoint.c lets system calls fail that touch what is below the root, and every check is the next process that opens it.
+Nothing is mocked: killpoint.c lets system calls fail that touch what is below the root, and a check is the next process that opens it.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def allowed(operation: str, trial: dict[str, Any]) -> dict[int, set[int | None]]
 
 
 def check_root(root: Path, operation: str, trial: dict[str, Any]) -> dict[str, Any]:
-    """Opens the root as the next attempt would: what is listed is exact, what was acknowledged is there, the next save leaves nothing behind."""
+    """Opens the root as the next attempt would: what is listed is exact, what was acknowledged is there, the next save works."""
     with CheckpointManager(root, group=Solo()) as manager:
         manager._worker.wait()
         found: dict[int, int | None] = {}
@@ -238,15 +238,14 @@ def in_child(work: Callable[[], Any]) -> tuple[Any, str]:
 
 
 def run_trial(operation: Operation, root: Path, point: int, error: int, times: int, after: bool) -> dict[str, Any]:
-    trial, where = Trial(), open(os.memfd_create("where"), "w+b", buffering=0)
+    trial, where = Trial(), os.memfd_create("where")
     faulthandler.register(signal.SIGUSR1, file=where, all_threads=False)
     LIBRARY.killpoint_signal(signal.SIGUSR1)
     LIBRARY.killpoint_arm_below(os.fsencode(root), point, error, times, after)
     operation.run(trial, root)
     reached = LIBRARY.killpoint_count() > point
     LIBRARY.killpoint_disarm()
-    where.seek(0)
-    stack = where.read().decode()
+    stack = os.pread(where, 1 << 20, 0).decode()
     said = {"point": point, "error": error, "times": times, "after": after, "reached": reached, "stack": stack}
     return said | {"calls": trial.calls, "done": trial.done, "untyped": trial.untyped}
 
@@ -267,7 +266,7 @@ def main() -> None:
     assert threading.active_count() == 1, "only what has no threads may fork"
     scratch, name, first, every = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     operation, template = OPERATIONS[name], scratch / "template"
-    made, wrong = in_child(lambda: operation.make(template))
+    _, wrong = in_child(lambda: operation.make(template))
     assert not wrong, wrong
     root = scratch / "root"
     for error, times, after in json.loads(sys.argv[5]):

@@ -1,12 +1,13 @@
 """The job of test_interrupts.py: saves on and on, each interrupted by a SIGINT at a random moment, and looks at what is there.
 
-A child process sends the signals, so that they come from outside, as Ctrl-C does. The handler raises KeyboardInterrupt only while the product
-is at work: what this file notes down is not what is under test.
+A child process sends the signals, so that they come from outside, as Ctrl-C does. The handler raises KeyboardInterrupt only while the
+product is at work: what this file notes down is not what is under test.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import functools
 import json
 import logging
 import os
@@ -148,7 +149,7 @@ def one_shots(root: Path, saves: int, rng: random.Random, interrupter: Interrupt
     for number in range(saves):
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         folder, there, overwrite = root / str(number // 4), number - 1, number % 4 > 0
-        end = interrupter.run(lambda: save(folder, state(number), overwrite=overwrite, group=Solo()), delay())
+        end = interrupter.run(functools.partial(save, folder, state(number), overwrite=overwrite, group=Solo()), delay())
         try:
             found = load(folder)
         except StepNotFound:

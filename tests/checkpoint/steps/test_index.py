@@ -46,7 +46,7 @@ def test_metrics_come_from_the_records_once(storage: LocalStorage) -> None:
 
 
 def test_a_record_that_does_not_go_keeps_its_packs(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """unlink() finds no record where there is one (a client of a shared file system may): the step stays, whole, and is deleted another time."""
+    """unlink() finds no record where there is one (a client of a shared file system may): the step stays, whole, to be deleted later."""
     index = index_of(storage, KeepLast(1))
 
     def unlink(path: Any) -> None:

@@ -175,8 +175,8 @@ def test_an_interrupt_after_the_commit_deletes_nothing(tmp_path: Path, monkeypat
         if str(target).endswith("checkpoint.json"):
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(os, "link", link)
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(KeyboardInterrupt):
         convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), "holdfast")
     assert verify(tmp_path / "b" / "3").step == 3
 
@@ -192,9 +192,10 @@ def test_a_full_disk_is_an_error_of_ours(tmp_path: Path, monkeypatch: pytest.Mon
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             real(what, *more)
 
-        with monkeypatch.context() as patch, pytest.raises(SaveFailed, match="step 3 was not saved: .*No space left"):
+        with monkeypatch.context() as patch:
             patch.setattr(os, call, full)
-            convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), "holdfast")
+            with pytest.raises(SaveFailed, match=r"step 3 was not saved: .*No space left"):
+                convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), "holdfast")
         assert not any(path.is_file() for path in (tmp_path / "b").rglob("*"))
 
 
