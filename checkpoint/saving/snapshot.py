@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from ..format.tree import flatten, is_key, paused_gc
+from ..storage.base import Latch
 from .plan import Plan
 
 _PINNED = "pinned_host"
@@ -50,8 +51,7 @@ class Snapshot:
         self.packs: dict[int, list[Any]] = {}
         self._on_device = 0  # shards that still need the caller's arrays
         self._lock = threading.Lock()
-        self._moved = threading.Event()
-        self._moved.set()
+        self._moved: Latch | None = None  # None: nothing is waited for
 
     def take_pack(self, pack: int) -> list[Any]:
         """Hands over the shards of a pack's chunks, in their order: numpy arrays or Shards. The snapshot holds them no longer."""
@@ -62,25 +62,32 @@ class Snapshot:
 
         `write_snapshot` must be running meanwhile: it frees the memory that the rest needs.
         """
-        return self._moved.wait(timeout_s)
+        moved = self._moved
+        return moved is None or moved.wait(timeout_s)
 
     def release(self) -> None:
         """Drops whatever is still held; for a snapshot that will not be written. May be called twice."""
         self.packs.clear()
         self.local.clear()
-        self._moved.set()
+        with self._lock:
+            self._let_go()
 
     def keep_on_device(self, array: jax.Array) -> Shard:
         """Returns a shard that `wait` waits for: the writer copies it when its turn comes."""
         self._on_device += 1
-        self._moved.clear()
+        self._moved = self._moved or Latch()
         return Shard(array, self._one_moved)
 
     def _one_moved(self) -> None:
         with self._lock:
             self._on_device -= 1
             if not self._on_device:
-                self._moved.set()
+                self._let_go()
+
+    def _let_go(self) -> None:
+        moved, self._moved = self._moved, None
+        if moved is not None:
+            moved.set()
 
 
 def take_snapshot(plan: Plan, tree: Any, *, host_memory_bytes: int | None = None, views: bool | None = None) -> Snapshot:

@@ -170,10 +170,17 @@ class LocalClaims:
         return {name for name in self._names() if _ID.fullmatch(name) and not (self._folder / name).is_symlink()}
 
     def _names(self) -> list[str]:
-        """Lists the folder of claims; nothing where it is a link or no folder: what is there is not the root's."""
+        """Lists the folder of claims; nothing where it is a link or no folder: what is there is not the root's.
+
+        That it is not there is believed only where the root is listed without it: a client of a shared file system may not find what is.
+        """
         try:
             return [] if self._folder.is_symlink() else os.listdir(self._folder)
-        except (FileNotFoundError, NotADirectoryError):
+        except NotADirectoryError:
+            return []
+        except FileNotFoundError:
+            if self._folder.parent.exists() and FOLDER in os.listdir(self._folder.parent):
+                raise
             return []
 
     def bury(self, step_dir: str, names: list[str], writers: set[str]) -> list[str]:

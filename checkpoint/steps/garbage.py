@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from ..errors import CheckpointError, StepNotFound
 from ..format.files import step_folders, step_of
 from ..format.record import read_record
-from ..storage.base import Storage
+from ..storage.base import Latch, Storage, start_thread
 from ..storage.path import join, open_storage
 from ..storage.tombstone import RECORD_NAME
 from .claims import FOLDER, Claims, Writer, may_fence, this_writer
@@ -116,11 +116,16 @@ def _sweep_packs(storage: Storage, claims: Claims, step_dir: str) -> tuple[list[
 
 
 def _named(storage: Storage, step_dir: str) -> set[str] | None:
-    """Returns the files that a step's record names; none without a record, None (touch nothing) where it is damaged."""
+    """Returns the files that a step's record names; none without a record, None (touch nothing) where it is damaged, or may be there.
+
+    That a file is not found is believed only where a listing shows what is beside it: a client of a shared file system may say so of a file
+    that is there.
+    """
     try:
         return set(read_record(storage, step_dir).file_names())
     except StepNotFound:
-        return set()
+        names = [entry.name for entry in storage.list(step_dir)]
+        return set() if names and join(step_dir, RECORD_NAME) not in names else None
     except CheckpointError as error:
         _log.warning("%s is left as it is: %s", join(storage.root, step_dir), error)
         return None
@@ -161,40 +166,56 @@ class BackgroundWorker:
 
     def __init__(self) -> None:
         self._jobs: collections.deque[tuple[str, Callable[[], object]]] = collections.deque()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._failed: list[tuple[str, Callable[[], object]]] = []
         self._running = False
+        self._idle: Latch | None = None  # None: no job was put since the last ended
 
     def put(self, what: str, job: Callable[[], object]) -> None:
         """Adds a job; `what` names it in the log."""
-        with self._changed:
+        with self._lock:
+            self._idle = self._idle or Latch()
             self._jobs.extend([*self._failed, (what, job)])
             self._failed.clear()
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._run, name="holdfast-background", daemon=True).start()
+        self._start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Blocks until no job is left; returns whether that is so."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._running, timeout_s)
+        self._start()
+        idle = self._idle
+        return idle is None or idle.wait(timeout_s)
 
     def drop(self) -> None:
         """Forgets the jobs that have not begun: the next manager sweeps."""
-        with self._changed:
+        with self._lock:
             self._jobs.clear()
 
+    def _start(self) -> None:
+        """Starts the thread where there is none for the jobs; after an interrupt of `put` too."""
+        if self._jobs and not self._running:
+            start_thread(self._run)
+
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                if not self._jobs:
-                    self._running = False
-                    self._changed.notify_all()
-                    return
-                what, job = self._jobs.popleft()
+        with self._lock:
+            if self._running:
+                return
+            self._running = True
+        threading.current_thread().name = "holdfast-background"
+        while (next_job := self._take()) is not None:
+            what, job = next_job
             try:
                 job()
             except Exception as error:
                 _log.warning("%s failed, it is tried again later: %s", what, error)
-                with self._changed:
+                with self._lock:
                     self._failed = [*self._failed, (what, job)][-KEPT_FAILURES:]
+
+    def _take(self) -> tuple[str, Callable[[], object]] | None:
+        with self._lock:
+            if self._jobs:
+                return self._jobs.popleft()
+            self._running = False
+            if self._idle is not None:
+                self._idle.set()
+                self._idle = None
+            return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import threading
 import time
@@ -106,10 +107,17 @@ class StepIndex:
         return remaining
 
     def _delete(self, step: int) -> OSError | None:
-        """Deletes a step's record; one that cannot be deleted stays a step, for the policy's next turn."""
+        """Deletes a step's record; one that cannot be deleted stays a step, for the policy's next turn.
+
+        It is gone once a listing shows its packs alone: a client of a shared file system may not find, and so not delete, what is there.
+        """
+        record = f"{step}/{RECORD_NAME}"
         try:
             names = self._file_names(step)
-            self._storage.delete([f"{step}/{RECORD_NAME}"])
+            self._storage.delete([record])
+            left = [entry.name for entry in self._storage.list(str(step))]
+            if record in left or (names and not left):
+                raise OSError(errno.EIO, "its record does not go", record)
         except OSError as error:
             _log.warning("step %d could not be deleted, it is tried again after the next save: %s", step, error)
             return error

@@ -24,7 +24,7 @@ WRITEBACK_BYTES = 1 << 20  # dirty bytes after which the kernel is asked to star
 _SYNC_FILE_RANGE_WRITE = 2
 REFUSALS = {  # errors of link() and rename() by which nothing was done; after others (EIO, ESTALE, ETIMEDOUT) the name may exist
     *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMLINK, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR),
-    *(errno.ELOOP, errno.EXDEV, errno.ENOENT, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    *(errno.ELOOP, errno.EXDEV, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
 }
 T = TypeVar("T")
 
@@ -107,38 +107,44 @@ class LocalStorage:
             try:
                 _write_all(file, [memoryview(data)], 0)
                 os.fsync(file)
+                made = os.fstat(file)
             finally:
                 os.close(file)
         try:
             with _refusing(lambda error: error.errno in REFUSALS), self._fenced_if_gone(claim):
-                _in_folder(path, lambda: self._publish(source, path, replace))
+                _in_folder(path, lambda: self._publish(source, path, made, replace))
         finally:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # it goes with its claim
                 os.unlink(source)
         sync_folder(path.parent)
 
-    def _publish(self, source: Path, path: Path, replace: bool) -> None:
-        if replace:
-            os.rename(source, path)
-        elif not self._single_writer:
-            try:
-                os.link(source, path)
-            except FileExistsError:
-                if not os.path.samestat(os.stat(source), os.lstat(path)):  # else our own link: an NFS client may lose the first answer
-                    raise NameTaken(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
-        elif os.path.lexists(path):
-            raise NameTaken(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-        else:
-            os.rename(source, path)
+    def _publish(self, source: Path, path: Path, made: os.stat_result, replace: bool) -> None:
+        taken = NameTaken(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        if self._single_writer and not replace and os.path.lexists(path):
+            raise taken
+        try:
+            (os.rename if replace or self._single_writer else os.link)(source, path)
+        except OSError as error:
+            found = _find(path)
+            if found is not None and os.path.samestat(found, made):
+                return  # an NFS client may lose the first answer, and see EEXIST or ENOENT of its own doing
+            raise (taken if found is not None and isinstance(error, FileExistsError) else error) from None
 
     @contextlib.contextmanager
     def _fenced_if_gone(self, claim: str) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as error:
-            if (self._root / claim).exists():
+            if not self._is_gone(self._root / claim):
                 raise
             raise fenced(f"{self._root / claim}") from error
+
+    def _is_gone(self, path: Path) -> bool:
+        """Says whether nothing has this name, by a listing of its folder: a client of a shared file system may not find what is there."""
+        try:
+            return path.name not in os.listdir(path.parent)
+        except FileNotFoundError:
+            return path.parent != self._root and self._is_gone(path.parent)
 
     def list(self, folder: str, *, recursive: bool = False, names_only: bool = False) -> list[Entry]:
         return sorted(self._entries(folder.strip("/"), recursive, names_only), key=lambda entry: entry.name)
@@ -208,6 +214,16 @@ def open_to_read(path: Path) -> int:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise _no_file(path)
     return file
+
+
+def _find(path: Path) -> os.stat_result | None:
+    """Returns what has this name, None for nothing. Raises EIO, which is no refusal, where that cannot be seen."""
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise OSError(errno.EIO, f"whether it has got its name is not known: {error.strerror}", str(path)) from error
 
 
 def _no_file(path: Path) -> Corrupt:

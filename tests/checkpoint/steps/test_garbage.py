@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import functools
 import logging
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,6 +50,37 @@ def test_files_go_with_their_empty_folders(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["3/state/b", "4/state/a"] and not (tmp_path / "3/ema").exists()
     delete_files(LocalStorage(tmp_path), "3", ["state/b", "state/missing"])
     assert not (tmp_path / "3").exists()
+
+
+@pytest.mark.parametrize("missed", ["checkpoint.json", ".holdfast"])
+def test_what_is_not_found_once_costs_no_step(missed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client of a shared file system says ENOENT of a record, or of the folder of claims: no pack is deleted for that."""
+    root = tmp_path / "root"
+    with CheckpointManager(root) as manager:
+        manager.save(1, {"x": np.arange(3.0)})
+        manager.wait_until_finished()
+        if missed == ".holdfast":
+            put(root, f"2/state/00000-00000-{manager._writer.id}00000002.safetensors")  # of a save in flight
+        before = names_in(root)
+        real, missing = {name: getattr(os, name) for name in ("open", "listdir")}, [missed]
+
+        def finds(name: str, path: Any, *more: Any) -> Any:
+            if str(path).endswith(tuple(missing)):
+                missing.clear()
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            return real[name](path, *more)
+
+        claims = LocalClaims(LocalStorage(root))
+        if missed == "checkpoint.json":
+            claims.fence(manager._writer.id)  # its packs are suspects then
+            claims.forget_fenced()
+            before = [name for name in before if not name.startswith(".holdfast")]
+        with monkeypatch.context() as patch:
+            for name in real:
+                patch.setattr(os, name, functools.partial(finds, name))
+            with contextlib.suppress(OSError):
+                sweep_files(LocalStorage(root), claims)
+        assert not missing and names_in(root) == before
 
 
 def test_a_sweep_spares_writers_that_stand(tmp_path: Path) -> None:

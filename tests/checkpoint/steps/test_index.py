@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, KeepAll, KeepBest, KeepLast, StepExists, StepFacts
+from holdfast.checkpoint import CheckpointError, CheckpointManager, KeepAll, KeepBest, KeepLast, StepExists, StepFacts, verify
 from holdfast.checkpoint.format.files import has_record, list_steps
 from holdfast.checkpoint.options import Statistics
 from holdfast.checkpoint.policy import KeepPolicy
@@ -43,6 +45,20 @@ def test_metrics_come_from_the_records_once(storage: LocalStorage) -> None:
         os.truncate(f"{storage.root}/{step}/checkpoint.json", 0)
     assert index.superfluous(StepFacts(5, {"loss": 0})) == [1, 2, 3, 4]
     assert index.steps() == [1, 2, 3, 4], "a decision changes nothing"
+
+
+def test_a_record_that_does_not_go_keeps_its_packs(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """unlink() finds no record where there is one (a client of a shared file system may): the step stays, whole, to be deleted later."""
+    index = index_of(storage, KeepLast(1))
+
+    def unlink(path: Any) -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", unlink)
+        assert index.remove([2]) == [2]
+    assert 2 in index.steps() and verify(f"{storage.root}/2").step == 2
+    assert index.remove([2]) == [] and not has_record(storage, 2)
 
 
 def test_a_held_step_and_the_new_one_stay(storage: LocalStorage) -> None:
