@@ -11,8 +11,10 @@ import click
 @click.option("--max-restarts", type=click.IntRange(0), default=3, show_default=True, help="Restarts after a death; progress refills them.")
 @click.option("--requeue/--no-requeue", default=True, show_default=True, help="Requeue the Slurm job when it is preempted.")
 @click.option("--coordinator-host", help="Where tasks reach the coordinator.  [default: this node's name]")
-@click.option("--grace-s", type=float, default=5.0, show_default=True, help="From SIGTERM to SIGKILL for what is left after a failure.")
-@click.option("--preemption-grace-s", type=float, default=120.0, show_default=True, help="To save and leave after a notice.")
+@click.option(
+    "--grace-s", type=click.FloatRange(0), default=5.0, show_default=True, help="From SIGTERM to SIGKILL for what is left after a failure."
+)
+@click.option("--preemption-grace-s", type=click.FloatRange(0), default=120.0, show_default=True, help="To save and leave after a notice.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def slurm(
     max_restarts: int, requeue: bool, coordinator_host: str | None, grace_s: float, preemption_grace_s: float, command: tuple[str, ...]

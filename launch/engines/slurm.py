@@ -20,7 +20,7 @@ from ..external.detect import slurm_attempt
 from ..external.task import MARK
 from ..supervisor.engine import JobResult
 from ..supervisor.job import Action, Exited, Job, Kill, Launch, Notify, Release, Reserve, Reserved, RestartPolicy, Terminate
-from ..workers.coordinator import Coordinator, ProgressWatch
+from ..workers.coordinator import Coordinator
 from ..workers.output import ConsoleOutput, Output
 from ..workers.process import ProcessGroupReaper, WorkerProcess
 from ..workers.signals import passing_on
@@ -54,7 +54,7 @@ class SlurmEngine(BaseEngine):
         elif isinstance(action, Launch):
             self._launch(action.attempt, action.num_processes)
         elif isinstance(action, Notify | Terminate):
-            self._signal(signal.SIGTERM)
+            self._terminate()
         elif isinstance(action, Kill):
             self._kill()
         elif isinstance(action, Release):
@@ -62,7 +62,7 @@ class SlurmEngine(BaseEngine):
 
     def _launch(self, attempt: int, num_processes: int) -> None:
         self._coordinator = Coordinator(self._job_id, attempt, num_processes, host=self._host)
-        self._watch = ProgressWatch(self._coordinator.address, attempt, self._queue.put)
+        self._open_watch(self._coordinator.address, attempt)
         self._running, self._step = set(range(num_processes)), ""
         task = [sys.executable, "-c", "from holdfast.cli import main; main()", "task", "--report"]
         task += ["--coordinator", self._coordinator.address, "--job-id", self._job_id, "--attempt", str(attempt), "--", *self._command]

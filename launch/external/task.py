@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from holdfast.coordination import CoordinationError, StatusClient
+from holdfast.coordination.process.job_folder import user_folder
 from holdfast.multihost import ProcessSpec, StartupTimeout
 
 from ..workers.coordinator import Coordinator
@@ -23,6 +25,8 @@ MARK = "\x1eholdfast "
 """Begins a line that reports to the Slurm engine: `started STEP` or `exited CODE`."""
 
 _RENDEZVOUS_S = 300.0
+_POLL_S = 0.05
+_STATUS_TIMEOUT_S = 5.0
 
 
 def run_task(
@@ -39,7 +43,8 @@ def run_task(
     """Runs `command` as the process that the launcher's environment says this is; does not return unless `report` is set.
 
     The coordinator is at `coordinator`; without one, process 0 starts it, reachable at `host`, and the others find its address in
-    the folder `rendezvous`, which all must see (default: this machine's temporary folder, where all processes are on this machine).
+    the folder `rendezvous`, which all must see (default: this user's folder in the temporary one, and a Unix socket, where all
+    processes are on this machine).
     Raises ValueError where no launcher is found, StartupTimeout where no address appears.
     """
     detected = detect(environment)
@@ -72,11 +77,12 @@ def _rendezvous(detected: ClusterEnv, job: str, attempt: int, host: str | None, 
         raise ValueError(
             f"{detected.launcher} runs this job on several machines: give --coordinator HOST:PORT, or --rendezvous with a shared folder"
         )
-    folder = rendezvous or Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
+    folder = user_folder(create=True) if rendezvous is None else rendezvous
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{job}.{attempt}.json"
     if detected.process_id == 0:
-        address = Coordinator(job, attempt, detected.num_processes, host=host or "127.0.0.1").address
+        host = host or (None if rendezvous is None else "127.0.0.1")
+        address = Coordinator(job, attempt, detected.num_processes, host=host, outlives_us=True).address
         whole = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
         whole.write_text(json.dumps({"coordinator": address}))
         whole.replace(path)
@@ -85,12 +91,15 @@ def _rendezvous(detected: ClusterEnv, job: str, attempt: int, host: str | None, 
 
 
 def _wait_for_address(path: Path) -> str:
+    """Returns the published address of a coordinator that still waits for processes: one that does not is of an earlier run of this id."""
     deadline = time.monotonic() + _RENDEZVOUS_S
     while time.monotonic() < deadline:
-        try:
-            return str(json.loads(path.read_text())["coordinator"])
-        except FileNotFoundError:
-            time.sleep(0.05)
+        with contextlib.suppress(FileNotFoundError, CoordinationError):
+            address = str(json.loads(path.read_text())["coordinator"])
+            with StatusClient(address, timeout_s=_STATUS_TIMEOUT_S) as client:
+                if client.status().phase == "gathering":
+                    return address
+        time.sleep(_POLL_S)
     raise StartupTimeout(
         f"process 0 has not published a coordinator in {path} within {_RENDEZVOUS_S:g} s", timeout_s=_RENDEZVOUS_S, knob="--rendezvous"
     )

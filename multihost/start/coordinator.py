@@ -67,7 +67,7 @@ def progress_at(address: str, credentials: Credentials) -> dict[int, str]:
 
 
 def _start(spec: ProcessSpec, heartbeat_timeout_s: float) -> None:
-    host, _, port = spec.coordinator.rpartition(":")
+    host, _, port = spec.coordinator.rpartition(":") if not spec.coordinator.startswith("unix:") else (spec.coordinator, "", "0")
     service = CoordinationService.spawn(
         spec.num_processes,
         host=host.strip("[]"),

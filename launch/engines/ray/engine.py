@@ -37,7 +37,6 @@ from ...supervisor.job import (
     Terminate,
     Waiting,
 )
-from ...workers.coordinator import ProgressWatch
 from ...workers.output import ConsoleOutput, Output
 from ..base import BaseEngine, run_job
 from .cluster import cluster_nodes, load_ray
@@ -142,7 +141,7 @@ class RayEngine(BaseEngine):
         elif isinstance(action, Launch):
             self._launch(action.attempt)
         elif isinstance(action, Notify | Terminate):
-            self._signal(signal.SIGTERM)
+            self._terminate()
         elif isinstance(action, Kill):
             self._kill()
         elif isinstance(action, Release):
@@ -168,7 +167,7 @@ class RayEngine(BaseEngine):
         timeout_s = self._spec.restart.startup_timeout_s
         address = ray.get(self._coordinator.address.remote(), timeout=timeout_s)
         ray.get([actor.pid.remote() for actor in actors], timeout=timeout_s)
-        self._watch = ProgressWatch(address, attempt, self._queue.put)
+        self._open_watch(address, attempt)
         started = [
             actor.start.remote(self._command, self._call, self._process_spec(rank, attempt, address), self._spec.env)
             for rank, actor in self._actors.items()
