@@ -33,7 +33,7 @@ from ..supervisor.job import (
 from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
 from ..workers.environment import worker_env
 from ..workers.output import ConsoleOutput, LogFiles, Output
-from ..workers.process import ProcessGroupReaper, WorkerProcess
+from ..workers.process import WorkerProcess
 from .base import BaseEngine, run_job
 
 _POLL_S = 0.5  # how often the capacity file is read
@@ -59,7 +59,6 @@ class LocalEngine(BaseEngine):
         self._command, self._job_id, self._env, self._cwd = list(command), job_id, env, cwd
         self._grace_s, self._capacity_file = grace_s, capacity_file
         self._heartbeat_timeout_s, self._coordinator_log = heartbeat_timeout_s, coordinator_log
-        self._reaper = ProcessGroupReaper()
         self._workers: dict[int, WorkerProcess] = {}
         self._coordinator: Coordinator | None = None
         self._reserve: Reserve | None = None
@@ -106,7 +105,6 @@ class LocalEngine(BaseEngine):
         return WorkerProcess(
             self._command,
             env,
-            self._reaper,
             cwd=self._cwd,
             on_line=lambda text: self._output.line(process, text),
             on_exit=lambda code: self._report_exit(Exited(attempt, process, code)),
@@ -170,7 +168,6 @@ class LocalEngine(BaseEngine):
         for worker in self._workers.values():
             worker.wait(10)
         self._release()
-        self._reaper.close()
 
 
 def run_local(

@@ -22,7 +22,7 @@ from ..supervisor.engine import JobResult
 from ..supervisor.job import Action, Exited, Job, Kill, Launch, Notify, Release, Reserve, Reserved, RestartPolicy, Terminate
 from ..workers.coordinator import Coordinator
 from ..workers.output import ConsoleOutput, Output
-from ..workers.process import ProcessGroupReaper, WorkerProcess
+from ..workers.process import WorkerProcess
 from ..workers.signals import passing_on
 from .base import BaseEngine, run_job
 
@@ -39,7 +39,6 @@ class SlurmEngine(BaseEngine):
         super().__init__(output)
         self._command, self._job_id, self._env, self._host = list(command), job_id, dict(environment), host
         self._grace_s = grace_s
-        self._reaper = ProcessGroupReaper()
         self._lock = threading.Lock()  # of `_running` and `_step`: the reader of srun's output writes them
         self._running: set[int] = set()
         self._step = ""
@@ -70,7 +69,6 @@ class SlurmEngine(BaseEngine):
         self._srun = WorkerProcess(
             [*srun, *task],
             self._env,
-            self._reaper,
             on_line=lambda line: self._on_line(attempt, line),
             on_exit=lambda code: self._on_srun_exit(attempt, code),
         )
@@ -133,7 +131,6 @@ class SlurmEngine(BaseEngine):
                 self._srun.kill()
                 self._srun.wait(10)
         self._release()
-        self._reaper.close()
 
 
 def run_slurm(

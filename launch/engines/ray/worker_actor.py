@@ -19,7 +19,7 @@ from holdfast.multihost import ProcessSpec
 
 from ...workers.coordinator import Coordinator
 from ...workers.environment import worker_env
-from ...workers.process import CALL_RUNNER, ProcessGroupReaper, WorkerProcess
+from ...workers.process import CALL_RUNNER, WorkerProcess
 from .cluster import load_ray
 
 
@@ -36,7 +36,6 @@ class WorkerActor:
     """Holds one process of the job. Its methods are called one after the other, and none blocks for longer than its timeout."""
 
     def __init__(self) -> None:
-        self._reaper = ProcessGroupReaper()
         self._updates: queue.SimpleQueue[str | int] = queue.SimpleQueue()  # lines, then the exit code
         self._process: WorkerProcess | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="holdfast-")
@@ -54,7 +53,7 @@ class WorkerActor:
             command = [sys.executable, str(CALL_RUNNER), str(path), str(self._result)]
             env["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         assert command is not None
-        self._process = WorkerProcess(command, env, self._reaper, on_line=self._updates.put, on_exit=self._updates.put)
+        self._process = WorkerProcess(command, env, on_line=self._updates.put, on_exit=self._updates.put)
         return lines
 
     @property

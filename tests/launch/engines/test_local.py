@@ -211,27 +211,30 @@ def test_control_c_reaches_every_process_as_itself() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_no_orphans_even_if_the_launcher_is_killed(number: int) -> None:
-    """Neither the processes, nor what they started, nor the coordinator outlive a launcher that had no chance to clean up."""
+    """Neither the processes, nor what they started in whatever session, nor the coordinator outlive a launcher that could not clean up."""
     script = """
 import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
-print("pid", os.getpid(), child.pid, os.environ["HOLDFAST_COORDINATOR"], flush=True)
+sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+child, own_session = subprocess.Popen(sleeper), subprocess.Popen(sleeper, start_new_session=True)
+daemon = [sys.executable, "-S", "-c", f"import subprocess; print(subprocess.Popen({sleeper}, start_new_session=True, stdout=2).pid)"]
+orphan = subprocess.run(daemon, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+print("pid", os.getpid(), child.pid, own_session.pid, orphan, os.environ["HOLDFAST_COORDINATOR"], flush=True)
 time.sleep(600)
 """
     with holdfast_run("-n", 2, "--", *python(script)) as popen:
         assert popen.stdout is not None
         said = [popen.stdout.readline().split() for _ in range(2)]
-        coordinator = said[0][4]
+        coordinator = said[0][6]
         popen.send_signal(number)
         popen.wait(30)
-        assert wait_until_ended([int(word) for words in said for word in words[2:4]])
+        assert wait_until_ended([int(word) for words in said for word in words[2:6]])
         assert refuses(coordinator)
 
 
 def test_what_a_process_left_behind_ends_with_it() -> None:
-    """A process that ends well takes along what it started in the background."""
+    """A process that ends well takes along what it started in the background, in a session of its own too."""
     output = CollectedOutput()
-    script = "import subprocess, sys; print(subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"
+    script = "import subprocess as s; print(s.Popen(['sleep', '600'], stdout=s.DEVNULL, stderr=s.DEVNULL, start_new_session=True).pid)"
     assert run_local(python(script), 2, output=output).outcome == "done"
     assert wait_until_ended([int(text) for _, text in output.lines])
 
