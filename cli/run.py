@@ -40,6 +40,9 @@ def _amounts(context: click.Context, parameter: click.Parameter, values: tuple[s
 )
 @click.option("--slices", type=click.IntRange(1), default=1, show_default=True, help="Ray: TPU slices of equal size.")
 @click.option("--startup-timeout-s", type=_SECONDS, default=600.0, show_default=True, help="Ray: for machines for all processes.")
+@click.option(
+    "--insecure", is_flag=True, help="Ray: no token and certificates; whoever reaches the coordinator's port can disturb the job."
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     num_processes: int,
@@ -57,6 +60,7 @@ def run(
     resources: dict[str, float],
     slices: int,
     startup_timeout_s: float,
+    insecure: bool,
     command: tuple[str, ...],
 ) -> None:
     """Run COMMAND as N processes of one job, under a coordinator of their own.
@@ -89,7 +93,16 @@ def run(
     try:
         with output or contextlib.nullcontext():
             if ray is not None:
-                spec = ray_engine.JobSpec(num_processes, min_processes, resources or {"CPU": 1.0}, slices, restart, job_id)
+                spec = ray_engine.JobSpec(
+                    num_processes,
+                    min_processes,
+                    resources or {"CPU": 1.0},
+                    slices,
+                    restart,
+                    job_id,
+                    heartbeat_timeout_s=heartbeat_timeout_s,
+                    insecure=insecure,
+                )
                 result = ray_engine.run_command(command, spec, output=output, address=ray).job
             else:
                 result = run_local(

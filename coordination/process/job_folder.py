@@ -76,13 +76,10 @@ class JobFolder:
         except (OSError, ValueError, TypeError):
             return None
 
-    def credential_path(self, field: str) -> Path:
-        """Returns where the file of a field of Credentials lies."""
-        return self.path / _CREDENTIAL_FILES[field]
-
-    def credentials(self) -> Credentials:
-        """Returns what a client of this user shows to the coordinator."""
-        return Credentials(**{field: str(self.path / name) for field, name in _CREDENTIAL_FILES.items() if (self.path / name).exists()})
+    def credentials(self, key: str | None = None) -> Credentials:
+        """Returns what a client of this user shows to the coordinator: the files that are there, and the key of the job's processes."""
+        found = {field: str(self.path / name) for field, name in _CREDENTIAL_FILES.items() if (self.path / name).exists()}
+        return Credentials(**found, **({} if key is None else {"key": key}))
 
     def remove(self) -> None:
         """Removes the folder with all that is in it."""

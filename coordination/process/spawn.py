@@ -24,6 +24,11 @@ class SpawnedServer:
     def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
         self._process, self.address = process, address
 
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self._process.pid
+
     def close(self) -> None:
         """Ends the server, at once. Does nothing where it has ended."""
         if self._process.poll() is None:
@@ -156,11 +161,6 @@ class CoordinationService(SpawnedServer):
         # Its one thread reads sockets itself, not a pool of threads (cli/coordinator.py); gRPC reads this when it is imported.
         environment["GRPC_EXPERIMENTS"] = "-event_engine_client,-event_engine_listener"
         return cls(*start("coordinator", command, timeout_s, environment, b"" if ends_with_us else None))
-
-    @property
-    def pid(self) -> int:
-        """The coordinator's process id."""
-        return self._process.pid
 
     def wait(self, timeout_s: float) -> int:
         """Waits until the coordinator has ended by itself and returns its exit code; TimeoutError after `timeout_s`."""

@@ -6,6 +6,8 @@ import queue
 import signal
 from collections.abc import Sequence
 
+from holdfast.coordination import Credentials
+
 from ..supervisor.engine import Engine, JobResult, supervise
 from ..supervisor.job import Event, Exited, Job, Notice, Stop
 from ..view import LiveView, reporter
@@ -29,11 +31,11 @@ class BaseEngine(Engine):
         self._signals = 0
         self._sent_sigterm = False  # to the processes of this attempt
 
-    def _open_watch(self, address: str, attempt: int) -> None:
+    def _open_watch(self, address: str, attempt: int, credentials: Credentials | None = None) -> None:
         """Begins to watch the coordinator of a new attempt."""
         self._sent_sigterm = False
         self._output.say(f"attempt {attempt}, coordinator at {address}")
-        self._watch = ProgressWatch(address, attempt, self._queue.put)
+        self._watch = ProgressWatch(address, attempt, self._queue.put, credentials)
 
     def _terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Has every process end, or save and leave."""

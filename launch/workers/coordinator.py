@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.coordination import CoordinationError, CoordinationService, StatusClient
+from holdfast.coordination import CoordinationError, CoordinationService, Credentials, StatusClient
 from holdfast.coordination.process.job_folder import JobFolder, RunningJob
 from holdfast.multihost import StartupFailed
 from holdfast.proto import coordination_pb2, session_pb2
 
 from ..supervisor.job import Event, Notice, Progress, Withdrawn
+from .secrets import JobSecrets, credentials_in, server_arguments, write_files
 
 HEARTBEAT_TIMEOUT_S = 60.0
 """Silence after which a process of a launched job is lost: for hosts that vanish. The death of a process is known at once."""
@@ -50,9 +51,9 @@ class ProgressWatch:
     notice its death themselves.
     """
 
-    def __init__(self, address: str, attempt: int, report: Callable[[Event], None]) -> None:
+    def __init__(self, address: str, attempt: int, report: Callable[[Event], None], credentials: Credentials | None = None) -> None:
         self._attempt, self._report = attempt, report
-        self._client = StatusClient(address, timeout_s=1.0)
+        self._client = StatusClient(address, credentials, timeout_s=1.0)
         self._lock = threading.Lock()
         self._reported = (-1, -1, False)
         self._notices: set[str] = set()
@@ -126,7 +127,8 @@ def _folder(attempt: int) -> JobFolder:
 class Coordinator:
     """The coordinator of one (job, attempt), in a process of its own: at a free port of `host`, or at a socket of this user's alone.
 
-    It ends with this process, unless `outlives_us`. Raises StartupFailed, which no other attempt can mend, where it does not start.
+    With `secured`, its callers show the certificates and the token that are made for it. It ends with this process, unless `outlives_us`.
+    Raises StartupFailed, which no other attempt can mend, where it does not start.
     """
 
     def __init__(
@@ -139,10 +141,20 @@ class Coordinator:
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         log_file: Path | None = None,
         outlives_us: bool = False,
+        secured: bool = False,
     ) -> None:
         self._closed = threading.Event()
         self._folder = _folder(attempt)
+        self.secrets: JobSecrets | None = None
+        self.credentials = Credentials()
+        arguments: tuple[str, ...] = ()
         try:
+            if secured:
+                assert host is not None, "a socket needs no secrets"
+                self.secrets = JobSecrets.create([host])
+                self.credentials = credentials_in(self._folder, self.secrets)
+                write_files(self._folder.path, self.secrets.files_of_server())
+                arguments = server_arguments(self._folder.path)
             self._service = CoordinationService.spawn(
                 num_processes,
                 host=host or self._folder.socket,
@@ -155,8 +167,9 @@ class Coordinator:
                 startup_timeout_s=_STARTUP_TIMEOUT_S if outlives_us else 0,
                 ends_with_us=not outlives_us,
                 log_file=None if log_file is None else str(log_file),
+                arguments=arguments,
             )
-        except (CoordinationError, OSError) as error:
+        except (CoordinationError, OSError, ImportError) as error:
             self._folder.remove()
             raise StartupFailed(f"the coordinator cannot start: {error}", attempt=attempt) from error
         self._folder.publish(RunningJob(job_id, attempt, self.address, self._service.pid))

@@ -51,8 +51,9 @@ def test_credentials_are_those_files_that_are_there(base: Path) -> None:
     """A job without any has none."""
     folder = JobFolder.create()
     assert folder.credentials().empty
-    folder.credential_path("token_file").write_text("a token of the job, long enough")
-    assert folder.credentials().token_file == str(folder.path / "token")
+    (folder.path / "token").write_text("a token of the job, long enough")
+    shown = folder.credentials("the key of its processes")
+    assert (shown.token_file, shown.key, shown.tls_ca) == (str(folder.path / "token"), "the key of its processes", None)
 
 
 def test_a_path_that_is_too_long_for_a_socket_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
