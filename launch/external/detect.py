@@ -26,6 +26,13 @@ class ClusterEnv:
     local_size: int = 0
     slice_id: int = 0
     num_slices: int = 1
+    node: str = ""  # its name among the job's
+    processes_here: tuple[int, ...] = ()  # on this node; (): unknown
+
+    @property
+    def on_node(self) -> tuple[int, ...]:
+        """The processes of this node, as far as they are known: this one at least."""
+        return self.processes_here or (self.process_id,)
 
 
 def detect(environment: Mapping[str, str]) -> ClusterEnv | None:
@@ -69,6 +76,8 @@ def _slurm(environment: Mapping[str, str]) -> ClusterEnv | None:
         num_processes=size,
         first_host=first_host(nodes),
         local_size=size if environment.get("SLURM_STEP_NUM_NODES") == "1" else 0,
+        node=environment.get("SLURMD_NODENAME", ""),
+        processes_here=tuple(int(each) for each in environment.get("SLURM_GTIDS", "").split(",") if each.isdecimal()),
     )
 
 
