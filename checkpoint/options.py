@@ -84,6 +84,8 @@ class Statistics:
     save_s: float = 0.0
     save_blocked_s: float = 0.0
     save_bytes: int = 0
+    save_written_bytes: int = 0
+    save_linked_bytes: int = 0
     restores: int = 0
     restore_s: float = 0.0
     restore_bytes: int = 0
@@ -119,6 +121,9 @@ class Options:
     per_process: says of a leaf's path whether each process keeps its own value, `lambda path: path.startswith("reader.")`. Such a leaf is a
         value of the host (numpy, Python, an array on this process's devices) of one shape and dtype everywhere; without this it has to be
         equal on all processes. It comes back on as many processes, or by `restore(process=...)`.
+    incremental: writes what has changed since this manager's last save, and links the files that have the rest: every step stays whole by
+        itself, and takes at most twice its size. On POSIX folders; needs the extra `incremental`.
+    full_every: with `incremental`, how many saves share a file at most: every n-th writes everything (None: no bound).
     hang_timeout_s: without a question about a step or a save for so long, the stacks of all threads go to the log and to the coordinator
         (see `multihost.watchdog`); None: nobody watches. With `hang_exit` the process then ends with exit code 124.
     """
@@ -133,6 +138,8 @@ class Options:
     progress: Callable[[Progress], None] | None = None
     claim_age_s: float = DAY_S
     per_process: Callable[[str], bool] | None = None
+    incremental: bool = False
+    full_every: int | None = None
     hang_timeout_s: float | None = None
     hang_exit: bool = False
 
@@ -142,3 +149,5 @@ class Options:
         for name in ("save_timeout_s", "exit_timeout_s", "claim_age_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Options: {name} must be above 0, found {getattr(self, name)!r}")
+        if self.full_every is not None and (self.full_every < 1 or not self.incremental):
+            raise ValueError(f"Options: full_every={self.full_every!r} expects a whole number above 0, and incremental=True")

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import Corrupt, HostileCheckpoint
-from .limits import HEADER_LIMIT_BYTES
 
 ALIGN_BYTES = 64
 HEADER_BYTES = 16 << 20  # left for the header where a store bounds its files: more than a file of that size needs
@@ -46,7 +45,9 @@ class HeaderFrame(NamedTuple):
         """Returns the frame for chunks (name, dtype, shape, bytes) in data order; the header's length is in it."""
         texts, offset = [], 0
         for name, dtype, shape, nbytes in entries:
-            texts.append(f',{json.dumps(name)}:{{"dtype":"{dtype}","shape":{json.dumps(shape)},"data_offsets":[{offset},{offset + nbytes}]}}')
+            texts.append(
+                f',{json.dumps(name)}:{{"dtype":"{dtype}","shape":{json.dumps(shape)},"data_offsets":[{offset},{offset + nbytes}]}}'
+            )
             offset += nbytes
         start, end = b'{"__metadata__":{"crc32c":"', ('"}' + "".join(texts) + "}").encode()
         checksums = len(_checksum_text([0] * len(entries), b"\0" * 4 * sum(count_prefixes(nbytes) for *_, nbytes in entries)))

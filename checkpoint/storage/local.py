@@ -57,8 +57,7 @@ class LocalStorage:
 
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
         path = self._to_change(name)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        file = _in_folder(path, lambda: os.open(path, flags, 0o666))
+        file = _in_folder(path, lambda: _create(path))
         try:
             dirty = 0
             for offset, buffers in parts:
@@ -73,6 +72,14 @@ class LocalStorage:
         finally:
             os.close(file)
         sync_folder(path.parent)
+
+    def link(self, source: str, name: str, size: int) -> None:
+        """Gives a file a second name, which is durable once its folder is (`make_durable`). Raises OSError unless it has `size` bytes."""
+        old, new = self._root / source, self._to_change(name)
+        found = old.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+            raise OSError(errno.ESTALE, f"it is no file of {size} bytes", str(old))
+        _in_folder(new, lambda: os.link(old, new, follow_symlinks=False))
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
         file = open_to_read(self._root / name)
@@ -183,6 +190,17 @@ class LocalStorage:
         for folder in folders:
             with contextlib.suppress(FileNotFoundError):
                 sync_folder(folder)
+
+
+def _create(path: Path) -> int:
+    """Returns a new file's descriptor. One that is there is replaced, never written over: other steps may have a name for it too."""
+    for _ in range(FOLDER_TRIES):
+        try:
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
 def open_to_read(path: Path) -> int:

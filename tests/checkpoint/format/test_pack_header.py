@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import Corrupt, HostileCheckpoint
-from holdfast.checkpoint.format.pack_header import ALIGN_BYTES, LARGE_BYTES, PREFIX_BYTES, ChunkChecksum, HeaderFrame, count_prefixes, parse_header
+from holdfast.checkpoint.format.pack_header import (
+    ALIGN_BYTES,
+    LARGE_BYTES,
+    PREFIX_BYTES,
+    ChunkChecksum,
+    HeaderFrame,
+    count_prefixes,
+    parse_header,
+)
 
 NAMES = st.text(min_size=1, max_size=6).filter(lambda name: name != "__metadata__")
 CHUNK = st.tuples(NAMES, st.sampled_from(["F32", "U8"]), st.integers(0, 9), st.integers(0, 0xFFFFFFFF))

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import CheckpointError, Corrupt, load, save
-from holdfast.checkpoint.format.record import ItemRecord, read_record
 from holdfast.checkpoint.format.pack_header import PREFIX_BYTES
+from holdfast.checkpoint.format.record import ItemRecord, read_record
 from holdfast.checkpoint.restoring.reader import RANGE_BYTES, STEP_BYTES, ItemReader, ReadRequest
 from holdfast.checkpoint.restoring.restore import allocate
 from holdfast.checkpoint.storage.local import LocalStorage
