@@ -84,7 +84,7 @@ class CheckpointManager:
         self._worker = BackgroundWorker()
         is_primary = self._is_writing_primary
         self._index = StepIndex(self._storage, self._keep_policy, opened.steps, self._worker, self._statistics, deletes=is_primary)
-        self._stager = SaveStager(self._storage, self._group, self._options)
+        self._stager = SaveStager(self._storage, self._group, self._options, self._history)
         self._saver = AsyncSaver(
             SaveContext(
                 self._storage,

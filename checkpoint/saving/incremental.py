@@ -9,16 +9,23 @@ Chunks are compared by 128 bits of xxh3 with their own predecessors: with the CR
 
 from __future__ import annotations
 
+import contextlib
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Any, NamedTuple, TypeAlias
 
-from ..format.files import FileReport
+import jax
+
+from ..format.files import FileReport, pack_name
+from ..storage.local import LocalStorage
+from ..storage.path import join
 from .plan import Plan
 
 MAX_LINKS = 8  # old files of a pack
-NAMES = 16  # of files of a pack: its links, from oldest to newest, and then what was written
+NAMES = 16  # for the files of a pack, at most MAX_LINKS + 1: links by their age, and then what was written
 
 
 def load_digest() -> ModuleType:
@@ -61,6 +68,65 @@ def choose_links(history: PackHistory, unchanged: Sequence[bool], sizes: Sequenc
     return sorted(sorted(worth, key=lambda file: -living[file])[:MAX_LINKS])
 
 
+Arrays: TypeAlias = Mapping[int, "weakref.ref[Any]"]  # by leaf
+
+
+class _SavedItem(NamedTuple):
+    plan_hash: str
+    packs: Mapping[int, PackHistory]
+    arrays: Arrays
+
+
+def never_changes(leaf: Any) -> bool:
+    """Says whether a leaf that is the same object has the same values; one on the CPU may be a view of what numpy changes."""
+    return isinstance(leaf, jax.Array) and all(device.platform != "cpu" for device in leaf.devices())
+
+
+def references(leaves: Sequence[Any]) -> Arrays:
+    """Returns weak references to the leaves that never change."""
+    return {index: weakref.ref(leaf) for index, leaf in enumerate(leaves) if never_changes(leaf)}
+
+
+class Unmoved(NamedTuple):
+    """What need be neither copied from the device nor hashed.
+
+    `files` have been linked: by pack, as indices of its history; they have `chunks` (pack, place in it). `arrays` are this save's leaves.
+    """
+
+    files: Mapping[int, set[int]]
+    chunks: set[tuple[int, int]]
+    arrays: Arrays
+
+
+def link_unmoved(
+    history: SaveHistory, plan: Plan, leaves: Sequence[Any], storage: LocalStorage, folder: str, item: str, save_id: str
+) -> Unmoved:
+    """Links, in the caller's thread, the files that leaves of the last save keep alive. A file that cannot be linked is left out."""
+    unmoved, files, found = history.unmoved(item, leaves), dict[int, set[int]](), set[tuple[int, int]]()
+    for pack, old in history.of(item, plan).items() if unmoved else ():
+        chunks = plan.own[pack]
+        same = [chunk.leaf in unmoved for chunk in chunks]
+        for file in choose_links(old, same, [chunk.nbytes for chunk in chunks]):
+            known = old.files[file]
+            with contextlib.suppress(OSError):
+                storage.link(known.name, join(folder, item, link_name(plan, pack, file, save_id)), known.report.size)
+                files.setdefault(pack, set()).add(file)
+                found |= {(pack, place) for place, is_same in enumerate(same) if is_same and old.where[place] == file}
+    return Unmoved(files, found, references(leaves))
+
+
+def unlink(unmoved: Unmoved, plan: Plan, storage: LocalStorage, folder: str, item: str, save_id: str) -> None:
+    """Deletes what `link_unmoved` linked for a save that does not begin; what cannot be deleted is left to a sweep."""
+    with contextlib.suppress(OSError):
+        names = [link_name(plan, pack, file, save_id) for pack, files in unmoved.files.items() for file in files]
+        storage.delete([*(join(folder, item, name) for name in names), f"{join(folder, item)}/", f"{folder}/"] if names else [])
+
+
+def link_name(plan: Plan, pack: int, file: int, save_id: str) -> str:
+    """Returns the name of a file of a pack's history in a new save: whoever loads files in the order of names meets the newest last."""
+    return pack_name(plan.process, pack * NAMES + file, save_id)
+
+
 @dataclass
 class SaveHistory:
     """The files of the last committed save of this process, by item and pack. For one thread at a time.
@@ -69,8 +135,8 @@ class SaveHistory:
     """
 
     full_every: int | None = None
-    _saved: dict[str, tuple[str, Mapping[int, PackHistory]]] = field(default_factory=dict)
-    _begun: dict[str, tuple[str, Mapping[int, PackHistory]]] = field(default_factory=dict)
+    _saved: dict[str, _SavedItem] = field(default_factory=dict)
+    _begun: dict[str, _SavedItem] = field(default_factory=dict)
     _linked: bool = False
     _since_full: float = math.inf
 
@@ -81,13 +147,18 @@ class SaveHistory:
 
     def of(self, item: str, plan: Plan) -> Mapping[int, PackHistory]:
         """Returns what is known of an item's packs: nothing where the plan is another one, or a full save is due."""
-        plan_hash, packs = self._saved.get(item, ("", {}))
+        saved = self._saved.get(item)
         due = self.full_every is not None and self._since_full + 1 >= self.full_every
-        return packs if plan_hash == plan.hash and not due else {}
+        return saved.packs if saved is not None and saved.plan_hash == plan.hash and not due else {}
 
-    def begin(self, item: str, plan: Plan, packs: Mapping[int, PackHistory], *, linked: bool) -> None:
+    def unmoved(self, item: str, leaves: Sequence[Any]) -> set[int]:
+        """Returns the leaves that are the very objects of the last committed save: jax.Arrays, whose values cannot change."""
+        saved = self._saved.get(item)
+        return set() if saved is None else {index for index, array in saved.arrays.items() if array() is leaves[index]}
+
+    def begin(self, item: str, plan: Plan, packs: Mapping[int, PackHistory], arrays: Arrays, *, linked: bool) -> None:
         """Notes what a save wrote of an item, and whether any of it was linked, until it is known how the save ended."""
-        self._begun[item] = plan.hash, packs
+        self._begun[item] = _SavedItem(plan.hash, packs, arrays)
         self._linked = self._linked or linked
 
     def settle(self, *, committed: bool) -> None:

@@ -23,7 +23,7 @@ from ..options import Statistics
 from ..storage.base import Part, Storage, count_parts, run_side_by_side
 from ..storage.local import LocalStorage, make_durable
 from ..storage.path import join
-from .incremental import NAMES, PackHistory, SaveHistory, WrittenFile, choose_links, load_digest
+from .incremental import MAX_LINKS, NAMES, PackHistory, SaveHistory, WrittenFile, choose_links, link_name, load_digest
 from .plan import Plan, local_chunks
 from .snapshot import Snapshot
 
@@ -59,6 +59,16 @@ class PackTarget(NamedTuple):
         report = FileReport(name, planned.size, planned.frame.nbytes, crc32c(planned.frame.join(found)))
         return WrittenFile(path, report, planned.size - planned.frame.nbytes), [each.crc for each in found]
 
+    def link(self, known: WrittenFile, name: str) -> bool:
+        """Gives a file of the last save a second name; says whether it could."""
+        assert isinstance(self.storage, LocalStorage)
+        try:
+            self.storage.link(known.name, join(self.folder, name), known.report.size)
+        except OSError as error:
+            _log.debug("%s/%s is written anew, since %s cannot be linked: %s", self.folder, name, known.name, error)
+            return False
+        return True
+
 
 def write_snapshot(
     snapshot: Snapshot,
@@ -83,7 +93,7 @@ def write_snapshot(
     def write(pack: int) -> WrittenPack:
         planned, shards = plan_pack(plan, pack), snapshot.take_pack(pack)
         if history is not None:
-            return _write_changed(plan, pack, planned, shards, previous.get(pack), target)
+            return _write_changed(plan, pack, planned, shards, previous.get(pack), snapshot.unmoved.files.get(pack, set()), target)
         file, crcs = target.write(plan, pack, planned, shards)
         return WrittenPack((file,), (0,) * len(crcs), tuple(crcs), written_bytes=file.report.size)
 
@@ -105,7 +115,7 @@ def write_snapshot(
         statistics.add(save_written_bytes=sum(pack.written_bytes for pack in packs.values()), save_linked_bytes=linked_bytes)
     if history is not None:
         known = {pack: PackHistory(found.files, found.where, found.digests, found.crcs) for pack, found in packs.items()}
-        history.begin(item, plan, known, linked=linked_bytes > 0)
+        history.begin(item, plan, known, snapshot.unmoved.arrays, linked=linked_bytes > 0)
     own = zip(snapshot.values, plan.value_leaves, strict=True)
     values = tuple(encode_value(value) for value, leaf in own if plan.process == 0 or leaf.per_process)
     files = tuple(file.report for pack in packs.values() for file in pack.files)
@@ -121,36 +131,37 @@ def _runs(packs: Sequence[WrittenPack]) -> tuple[tuple[int, int, int], ...]:
     return tuple((at, step, count) for at, step, count in chunk_runs(np.concatenate(where)))
 
 
-def _write_changed(plan: Plan, pack: int, planned: PackPlan, shards: list[Any], old: PackHistory | None, target: PackTarget) -> WrittenPack:
+def _write_changed(
+    plan: Plan, pack: int, planned: PackPlan, shards: list[Any], old: PackHistory | None, linked: set[int], target: PackTarget
+) -> WrittenPack:
     """Links the files of the last save that are worth it, and writes all other chunks as one more pack.
 
-    Links come first, while the bytes are held: what cannot be linked (deleted meanwhile, too many links, another project) is written.
+    `linked` are those that have been linked already: their shards are None. Links come first, while the bytes are held: what cannot be
+    linked (deleted meanwhile, too many links, another project) is written.
     """
-    assert isinstance(target.storage, LocalStorage)
-    digest = load_digest().xxh3_128_digest
-    digests = [digest(chunk_bytes(shard, chunk)) for shard, chunk in zip(shards, planned.chunks, strict=True)]
-    unchanged = [old is not None and old.digests[index] == found for index, found in enumerate(digests)]
-    files, where, crcs, linked_bytes = list[WrittenFile](), [-1] * len(digests), [0] * len(digests), 0
-    for file in choose_links(old, unchanged, [chunk.nbytes for chunk in planned.chunks]) if old is not None else ():
-        assert old is not None
-        known, name = old.files[file], pack_name(plan.process, pack * NAMES + len(files), target.save_id)
-        path = join(target.folder, name)
-        try:
-            target.storage.link(known.name, path, known.report.size)
-        except OSError as error:
-            _log.debug("%s is written anew, since %s cannot be linked: %s", path, known.name, error)
+    old = old or PackHistory((), (), (), ())
+    digest, sizes = load_digest().xxh3_128_digest, [chunk.nbytes for chunk in planned.chunks]
+    digests = [
+        old.digests[index] if shard is None else digest(chunk_bytes(shard, chunk))
+        for index, (shard, chunk) in enumerate(zip(shards, planned.chunks, strict=True))
+    ]
+    unchanged = [bool(old.files) and old.digests[index] == found for index, found in enumerate(digests)]
+    files, where, crcs = list[WrittenFile](), [-1] * len(digests), [0] * len(digests)
+    worth = choose_links(old, unchanged, sizes)[: MAX_LINKS - len(linked)] if old.files else []
+    for file in sorted({*linked, *worth}):
+        known, name = old.files[file], link_name(plan, pack, file, target.save_id)
+        if file not in linked and not target.link(known, name):
             continue
-        for index, chunk in enumerate(planned.chunks):
-            if unchanged[index] and old.where[index] == file:
-                where[index], crcs[index], shards[index] = len(files), old.crcs[index], None
-                linked_bytes += chunk.nbytes
-                if target.progress is not None:
-                    target.progress(chunk.nbytes)
-        files.append(replace(known, name=path, report=replace(known.report, name=name)))
+        for index in [index for index, same in enumerate(unchanged) if same and old.where[index] == file]:
+            where[index], crcs[index], shards[index] = len(files), old.crcs[index], None
+        files.append(replace(known, name=join(target.folder, name), report=replace(known.report, name=name)))
     changed, written_bytes = [index for index, file in enumerate(where) if file < 0], 0
+    linked_bytes = sum(sizes) - sum(sizes[index] for index in changed)
+    if target.progress is not None and linked_bytes:
+        target.progress(linked_bytes)
     if changed:
         some = planned if not files else _plan_pack(plan, tuple(planned.chunks[index] for index in changed))
-        written, found = target.write(plan, pack * NAMES + len(files), some, [shards[index] for index in changed])
+        written, found = target.write(plan, pack * NAMES + len(old.files), some, [shards[index] for index in changed])
         for index, crc in zip(changed, found, strict=True):
             where[index], crcs[index], shards[index] = len(files), crc, None
         files.append(written)

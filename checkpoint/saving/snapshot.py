@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from ..format.tree import flatten, is_key, paused_gc
+from .incremental import Unmoved
 from .plan import Plan
 
 _PINNED = "pinned_host"
@@ -43,8 +44,9 @@ class Shard:
 class Snapshot:
     """This process's share of a tree, held until it is written."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, unmoved: Unmoved | None = None) -> None:
         self.plan = plan
+        self.unmoved = unmoved or Unmoved({}, set(), {})
         self.local: list[np.ndarray[Any, Any]] = []  # host-local leaves that another rank writes
         self.values: list[Any] = []  # the Python values, in leaf order
         self.packs: dict[int, list[Any]] = {}
@@ -54,7 +56,7 @@ class Snapshot:
         self._moved.set()
 
     def take_pack(self, pack: int) -> list[Any]:
-        """Hands over the shards of a pack's chunks, in their order: numpy arrays or Shards. The snapshot holds them no longer."""
+        """Hands over the shards of a pack's chunks, in their order: numpy arrays, Shards, or None for what has not moved."""
         return self.packs.pop(pack)
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -83,21 +85,28 @@ class Snapshot:
                 self._moved.set()
 
 
-def take_snapshot(plan: Plan, tree: Any, *, host_memory_bytes: int | None = None, views: bool | None = None) -> Snapshot:
+def take_snapshot(
+    plan: Plan, tree: Any, *, host_memory_bytes: int | None = None, views: bool | None = None, unmoved: Unmoved | None = None
+) -> Snapshot:
     """Starts copying this process's chunks of `tree` to the host and returns; on CPU they are views, numpy leaves are copied.
 
     `tree` must be the one that `plan` was made of, or one with equal avals and shardings. Of arrays on devices with memory of their own
     at most `host_memory_bytes` are on the host at a time (None: all). `views` says whether shards may be views (None: by their device).
+    Chunks that are `unmoved` are not taken.
     """
     leaves, _ = flatten(tree)
-    snapshot = Snapshot(plan)
+    snapshot = Snapshot(plan, unmoved)
     with paused_gc():
         if views is None:
             views = _may_view(plan, leaves)
         shards: dict[tuple[int, int], Any] = {}
         for pack, chunks in plan.own.items():
-            snapshot.packs[pack] = taken = []
-            for chunk in chunks:
+            taken: list[Any] = []
+            snapshot.packs[pack] = taken
+            for place, chunk in enumerate(chunks):
+                if (pack, place) in snapshot.unmoved.chunks:
+                    taken.append(None)
+                    continue
                 key = chunk.leaf, chunk.slot
                 shard = shards.get(key)
                 if shard is None:

@@ -168,7 +168,7 @@ class LocalStorage:
             except OSError:  # a link that leads in circles: its name is there, and opening it says what is wrong
                 yield Entry(name, 0)
             else:
-                yield Entry(name, found_stat.st_size, found_stat.st_mtime)
+                yield Entry(name, found_stat.st_size, found_stat.st_mtime, found_stat.st_nlink)
 
     def delete(self, names: Sequence[str]) -> None:
         folders: dict[Path, None] = {}

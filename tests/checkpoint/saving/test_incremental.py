@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, KeepAll, KeepLast, Options, load, save, verify
+from holdfast.checkpoint import CheckpointError, CheckpointManager, KeepAll, KeepLast, Options, UnsupportedLeaf, load, save, verify
 from holdfast.checkpoint.format.files import FileReport
+from holdfast.checkpoint.saving import incremental
 from holdfast.checkpoint.saving.incremental import MAX_LINKS, PackHistory, SaveHistory, WrittenFile, choose_links
 from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.cli import main
+from tests.checkpoint.golden.read import read_chunks
+from tests.support.checkpointing import run_together
 
 FAST = Options(incremental=True, check_free_space=False)
 
@@ -54,14 +61,14 @@ def test_a_failure_or_another_plan_is_a_new_beginning() -> None:
         hash = "a"
 
     known, plan, packs = SaveHistory(), Plan(), {0: history([1], [0])}
-    known.begin("state", plan, packs, linked=False)  # type: ignore[arg-type]
+    known.begin("state", plan, packs, {}, linked=False)  # type: ignore[arg-type]
     assert known.of("state", plan) == {}  # type: ignore[arg-type]
     known.settle(committed=True)
     assert known.of("state", plan) == packs and known.is_known  # type: ignore[arg-type]
     plan.hash = "b"
     assert known.of("state", plan) == {}  # type: ignore[arg-type]
     plan.hash = "a"
-    known.begin("state", plan, packs, linked=True)  # type: ignore[arg-type]
+    known.begin("state", plan, packs, {}, linked=True)  # type: ignore[arg-type]
     known.settle(committed=False)
     assert known.of("state", plan) == {} and not known.is_known  # type: ignore[arg-type]
 
@@ -241,3 +248,123 @@ def test_one_shot_saves_and_other_managers_know_nothing_of_it(tmp_path: Path) ->
         manager.save(3, state(7, 3))
     save(tmp_path / "one", state(7, 4))
     assert_is(load(tmp_path / "one"), state(7, 4))
+
+
+def test_the_tools_take_such_steps(tmp_path: Path) -> None:
+    """`ls` tells a step's size from what deleting it frees; `cp`, `convert`, `diff`, `verify`, `prune` and `sweep` take it as any other."""
+    root = str(tmp_path / "root")
+    with CheckpointManager(root, options=FAST) as manager:
+        for step in range(4):
+            manager.save(step, state(7, step))
+            manager.wait_until_finished()
+
+    def run(*words: str) -> Any:
+        found = CliRunner().invoke(main, list(words))
+        assert found.exit_code == 0, found.output
+        return found.output
+
+    rows = json.loads(run("ls", root, "--json"))
+    assert all(row["bytes"] > 4 << 20 > row["frees_bytes"] for row in rows) and "frees" in run("ls", root)
+    run("verify", root)
+    run("cp", f"{root}/3", str(tmp_path / "copy/3"))
+    run("convert", f"{root}/3", str(tmp_path / "st"), "--to", "safetensors")
+    run("convert", f"{root}/3", str(tmp_path / "again"), "--to", "holdfast")
+    run("prune", root, "--keep", "last:1")
+    run("sweep", root)
+    for path in (root, str(tmp_path / "copy/3"), str(tmp_path / "again")):
+        assert_is(load(path), state(7, 3))
+        verify(path)
+    assert bytes_in(tmp_path / "root") < (4 << 20) + (256 << 10)
+
+
+def test_two_processes_each_know_their_own(tmp_path: Path) -> None:
+    """A group saves incrementally: each process links what it wrote, and one whose history is gone writes everything."""
+    run_together(
+        """
+        with CheckpointManager(root, keep_policy=KeepLast(2), options=Options(incremental=True)) as manager:
+            for step in range(5):
+                base, moving = state(1, 1 << 16), state(step)
+                if step == 3 and index == 1:
+                    manager._history.forget()
+                manager.save(step, {"base": base["w"], "moving": moving["w"], "n": step})
+                manager.wait_until_finished()
+                linked = manager.statistics()["save_linked_bytes"]
+                assert linked == (1 << 18) * (step if step < 3 or index == 0 else step - 1), (step, linked)
+            for step in (3, 4):
+                got = manager.restore(step, like={"base": base["w"], "moving": moving["w"], "n": 0})
+                for name, want in (("base", base["w"]), ("moving", state(step)["w"])):
+                    for a, b in zip(got[name].addressable_shards, want.addressable_shards):
+                        assert np.array_equal(np.asarray(a.data), np.asarray(b.data)), (step, name)
+        """,
+        2,
+        tmp_path,
+    )
+    verify(tmp_path)
+
+
+@pytest.fixture
+def on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets arrays on the CPU pass for such whose memory is nobody else's; they are made by jit here, so that this is true."""
+    monkeypatch.setattr(incremental, "never_changes", lambda leaf: isinstance(leaf, jax.Array))
+
+
+@pytest.mark.usefixtures("on_an_accelerator")
+def test_the_same_array_is_not_even_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves that are the objects of the last save are linked before `save` returns: no chunk of theirs is taken or hashed."""
+    frozen = [jax.jit(lambda n=n: jnp.full((1 << 18,), n, jnp.float32))() for n in range(4)]
+    hashed = []
+    with CheckpointManager(tmp_path, keep_policy=KeepLast(2), options=FAST) as manager:
+        for step in range(5):
+            moving = jax.jit(lambda: jnp.full((1 << 14,), step, jnp.float32))()  # noqa: B023
+            manager.save(step, {"frozen": frozen, "moving": moving})
+            if step:
+                held = manager._saver._request.trees["state"][1]
+                hashed.append(sum(shard is not None for shards in held.packs.values() for shard in shards))
+                assert len([*(tmp_path / f"{step}/state").iterdir()]) >= 1
+            manager.wait_until_finished()
+        assert manager.statistics()["save_linked_bytes"] >= 4 * (4 << 20)
+        assert max(hashed) <= 1, hashed
+        for step in (3, 4):
+            got = manager.restore(step)
+            assert all((got["frozen"][n] == n).all() for n in range(4)) and (got["moving"] == step).all()
+            verify(tmp_path / str(step))
+
+
+@pytest.mark.usefixtures("on_an_accelerator")
+def test_what_cannot_be_linked_at_once_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of an unmoved leaf is gone: its bytes are taken there and then, and the caller may donate it afterwards."""
+    frozen = jax.jit(lambda: jnp.arange(1 << 18, dtype=jnp.float32))()
+    with CheckpointManager(tmp_path, options=FAST) as manager:
+        manager.save(1, {"frozen": frozen})
+        manager.wait_until_finished()
+        with pytest.raises(UnsupportedLeaf):  # the links of the first item are taken back
+            manager.save(2, items={"state": {"frozen": frozen}, "bad": {"f": object()}})
+        assert not (tmp_path / "2").exists()
+        shutil.rmtree(tmp_path / "1")
+        manager.save(2, {"frozen": frozen})
+        frozen = jax.jit(lambda x: x + 1, donate_argnums=0)(frozen)
+        manager.wait_until_finished()
+        assert (manager.restore(2)["frozen"] == np.arange(1 << 18)).all()
+
+
+def test_memory_that_numpy_may_change_is_hashed(tmp_path: Path) -> None:
+    """A jax.Array on the CPU may be a view of a numpy array: the same object with other values is saved as it is then."""
+    values = np.zeros(1 << 18, np.float32)
+    array = jnp.asarray(values)
+    with CheckpointManager(tmp_path, options=FAST) as manager:
+        for step in (1, 2):
+            values[:] = step
+            manager.save(step, {"a": array})
+            manager.wait_until_finished()
+            assert (manager.restore(step)["a"] == np.asarray(array)).all()
+
+
+def test_the_first_versions_reader_takes_such_steps(tmp_path: Path) -> None:
+    """Read by the format's first reader, file after file, each step has the living values."""
+    with CheckpointManager(tmp_path, options=FAST) as manager:
+        for step in range(4):
+            manager.save(step, {"a": np.full(1 << 16, 1.0), "b": np.full(1 << 15, float(step > 1)), "c": np.full(100, float(step))})
+            manager.wait_until_finished()
+    for step in range(4):
+        chunks = read_chunks(tmp_path / str(step), "state")
+        assert {name: np.frombuffer(data)[0] for name, data in chunks.items()} == {"a": 1.0, "b": float(step > 1), "c": float(step)}
