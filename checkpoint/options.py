@@ -112,7 +112,8 @@ class Options:
     save_timeout_s: from the call of `save` to the commit; a process that has not reported by then fails the save on all.
     exit_timeout_s: how long an interpreter that exits waits for a save in flight.
     on_busy: what `save` does while the last save is in flight: "wait" for it, or "skip" this one (in a group the step after is agreed on).
-    host_memory_bytes: bound on the host memory that a snapshot holds; `save` blocks for the rest (None: all at once).
+    host_memory_bytes: bound on the host memory that a snapshot holds; `save` blocks for the rest (None: all at once, on GPUs 0.8 of XLA's
+        pool of pinned memory, which has 64 GiB a process unless XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB says otherwise).
     single_writer: promises that nobody else writes to this root, where the store has no atomic create-if-absent.
     read_only: takes no claim: `save` and `delete` are errors, and nothing is written.
     check_free_space: refuses a save that does not fit on the disk before it begins.

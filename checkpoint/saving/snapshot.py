@@ -1,14 +1,16 @@
 """Takes what a process owns of a tree off the caller's hands, as views where the host's memory is the device's.
 
 On CPU a snapshot of a jax.Array is a numpy view: XLA declines to reuse a buffer while a view lives, so the caller may donate. Elsewhere all
-shards are sent to pinned host memory at once, ordered before whatever the caller does next, and `save` need not wait for the bytes. What
-would take more host memory than allowed, or has no such memory to go to, stays on the device until it is written.
+shards are sent to the host's memory at once, ordered before whatever the caller does next, and `save` need not wait for the bytes. What
+would take more of it than allowed, or than there is, or has none to go to, stays on the device until it is written.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +21,8 @@ from ..format.tree import flatten, is_key, paused_gc
 from .incremental import Unmoved
 from .plan import Plan
 
-_PINNED = "pinned_host"
+_PINNED, _PAGEABLE = "pinned_host", "unpinned_host"
+_POOL_VARIABLE, _POOL_GB = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", 64
 
 
 class Shard:
@@ -149,16 +152,56 @@ def _host_copy(leaf: Any) -> np.ndarray[Any, Any]:
 def _send(snapshot: Snapshot, arrays: Sequence[jax.Array], limit_bytes: int | None) -> dict[int, Shard]:
     """Starts the copies that the limit allows, all together; returns the shards by the identity of their arrays."""
     sent, places, kept, held = [], [], [], 0
+    limit = default_host_limit_bytes(arrays) if limit_bytes is None else limit_bytes
     for array in arrays:
         (device,) = array.devices()
-        pinned = any(memory.kind == _PINNED for memory in device.addressable_memories())
-        if pinned and (limit_bytes is None or held + array.nbytes <= limit_bytes):
+        kind = host_memory_kind(device)
+        if kind is not None and held + array.nbytes <= limit:
             held += array.nbytes
             sent.append(array)
-            places.append(SingleDeviceSharding(device, memory_kind=_PINNED))
+            places.append(SingleDeviceSharding(device, memory_kind=kind))
         else:
             kept.append(array)
-    found = {id(array): Shard(copy) for array, copy in zip(sent, jax.device_put(sent, places), strict=True)}
-    for array in kept:
+    copies = _copied(sent, places)
+    found = {id(array): Shard(copy) for array, copy in zip(sent, copies, strict=False)}
+    for array in [*sent[len(copies) :], *kept]:
         found[id(array)] = snapshot.keep_on_device(array)
     return found
+
+
+def _copied(arrays: Sequence[jax.Array], places: Sequence[SingleDeviceSharding]) -> list[jax.Array]:
+    """Starts the copies, all at once; where the host's pool has no room for all, as many as it has room for, from the first on."""
+    try:
+        return list(jax.device_put(arrays, places))
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+    copies: list[jax.Array] = []
+    for array, place in zip(arrays, places, strict=True):
+        try:
+            copies.append(jax.device_put(array, place))
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            break
+    return copies
+
+
+def host_memory_kind(device: Any) -> str | None:
+    """Returns where a device's arrays are staged: pinned memory, but on TPUs ordinary memory, since their pinned pool never shrinks.
+
+    None: the device has neither. The choice for TPUs was not tested on one.
+    """
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    wanted = (_PAGEABLE, _PINNED) if device.platform == "tpu" else (_PINNED,)
+    return next((kind for kind in wanted if kind in kinds), None)
+
+
+def default_host_limit_bytes(arrays: Sequence[jax.Array], environment: Mapping[str, str] = os.environ) -> float:
+    """Returns what a snapshot may hold on the host unless told: on GPUs 0.8 of XLA's pool of pinned memory, beyond which copies fail.
+
+    The pool has as many GiB as XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB says, 64 unless it is set (XLA's GPU client).
+    """
+    if not any(device.platform == "gpu" for array in arrays[:1] for device in array.devices()):
+        return math.inf
+    return 0.8 * (float(environment.get(_POOL_VARIABLE) or _POOL_GB) * (1 << 30))
