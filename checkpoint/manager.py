@@ -36,6 +36,7 @@ from .restoring.group_record import read_record_together
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, restore_any
 from .saving.async_saver import AsyncSaver
+from .saving.incremental import SaveHistory, load_digest
 from .saving.save import SaveContext
 from .saving.scheduler import SaveScheduler
 from .saving.stager import SaveRequest, SaveStager
@@ -44,6 +45,8 @@ from .steps.holds import add_hold
 from .steps.index import StepIndex
 from .steps.object_claims import open_claims
 from .steps.opening import claim_root, list_root, open_root
+from .storage.base import Storage
+from .storage.local import LocalStorage
 from .storage.path import join, open_storage
 
 _log = logging.getLogger(__name__)
@@ -77,6 +80,7 @@ class CheckpointManager:
         self._keep_policy = keep_policy or KeepAll()
         single_writer = self._options.single_writer
         self._storage = open_storage(directory, single_writer=single_writer)
+        self._history = _history_of(self._storage, self._options)
         self._claims = open_claims(self._storage, single_writer=single_writer, claim_age_s=self._options.claim_age_s)
         opened = open_root(self._storage, self._claims, self._group, self._options, find_foreign=find_foreign_steps, needs_claim=False)
         self._writer, self._has_claim = opened.writer, opened.has_claim
@@ -85,9 +89,19 @@ class CheckpointManager:
         self._worker = BackgroundWorker()
         is_primary = self._is_writing_primary
         self._index = StepIndex(self._storage, self._keep_policy, opened.steps, self._worker, self._statistics, deletes=is_primary)
-        self._stager = SaveStager(self._storage, self._group, self._options)
+        self._stager = SaveStager(self._storage, self._group, self._options, self._history)
         self._saver = AsyncSaver(
-            SaveContext(self._storage, self._group, self._claims, self._writer, self._options, self._index, self._worker, self._statistics)
+            SaveContext(
+                self._storage,
+                self._group,
+                self._claims,
+                self._writer,
+                self._options,
+                self._index,
+                self._worker,
+                self._statistics,
+                self._history,
+            )
         )
         self._counter = 0
         self._has_policy = save_policy is not None
@@ -227,6 +241,8 @@ class CheckpointManager:
                 f"step {step} of {self._storage.root} was written by another library; holdfast deletes only its own", step=step
             )
         self._saver.join()
+        if self._history is not None:
+            self._history.forget()
         if not self._exists(step):
             raise StepNotFound(f"there is no step {step} in {self._storage.root}, which has {self.all_steps()}", step=step)
         if error := self._index.remove([step]).get(step):
@@ -445,6 +461,17 @@ class CheckpointManager:
 
     def __repr__(self) -> str:
         return f"CheckpointManager({self._storage.root!r})"
+
+
+def _history_of(storage: Storage, options: Options) -> SaveHistory | None:
+    """Returns the history of incremental saves, where they are wanted. Raises CheckpointError where the store has no hard links."""
+    if not options.incremental:
+        return None
+    load_digest()
+    if not isinstance(storage, LocalStorage) or options.single_writer:
+        message = f"{storage.root} cannot be saved to incrementally: it has no hard links; expected a POSIX folder, without single_writer"
+        raise CheckpointError(f"{message}. Leave out Options(incremental=True)", path=storage.root)
+    return SaveHistory(options.full_every)
 
 
 def _is_step(step: Any) -> bool:

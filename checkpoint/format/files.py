@@ -41,6 +41,7 @@ class ItemReport:
 
     `plan` is the plan's hash ("" for a JSON item). `local` are the CRCs, as this process sees them, of the host-local arrays and then of
     the Python values, each in leaf order. `values` are the Python values themselves, encoded; from the other ranks those kept per process.
+    `where` says which of the files has each chunk of this process, in the plan's order, as runs (None: as planned, a file a pack).
     """
 
     process: int
@@ -48,11 +49,13 @@ class ItemReport:
     files: tuple[FileReport, ...]
     local: tuple[int, ...] = ()
     values: tuple[tuple[str, str], ...] = ()
+    where: tuple[tuple[int, int, int], ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns what `from_json` takes: JSON types only, to be put into a larger message."""
         files = [[file.name, file.size, file.head, file.crc] for file in self.files]
-        return {"process": self.process, "plan": self.plan, "files": files, "local": list(self.local), "values": [*map(list, self.values)]}
+        body = {"process": self.process, "plan": self.plan, "files": files, "local": list(self.local), "values": [*map(list, self.values)]}
+        return body if self.where is None else body | {"where": [*map(list, self.where)]}
 
     @classmethod
     def from_json(cls, data: Any) -> ItemReport:
@@ -60,7 +63,9 @@ class ItemReport:
         try:
             files = tuple(FileReport(str(name), int(size), int(head), int(crc)) for name, size, head, crc in data["files"])
             values = tuple((str(kind), str(text)) for kind, text in data["values"])
-            return cls(int(data["process"]), str(data["plan"]), files, tuple(map(int, data["local"])), values)
+            runs = data.get("where")
+            where = None if runs is None else tuple((int(first), int(step), int(count)) for first, step, count in runs)
+            return cls(int(data["process"]), str(data["plan"]), files, tuple(map(int, data["local"])), values, where)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this is no report of an item: {error!r}") from error
 

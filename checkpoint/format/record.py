@@ -143,11 +143,16 @@ def fetch_record(storage: Storage, step_dir: str) -> bytes:
 
 def check_record(data: bytes, path: str) -> None:
     """Reads a record that is about to be committed as every reader will. Raises HostileCheckpoint, Corrupt."""
+    check_record_size(data, path)
+    with paused_gc():
+        parse_record(data, path)
+
+
+def check_record_size(data: bytes, path: str) -> None:
+    """Raises HostileCheckpoint for a record that is longer than readers take."""
     if len(data) > RECORD_LIMIT_BYTES:
         message = f"{path}: its record would have {len(data):,} bytes, and readers take at most {RECORD_LIMIT_BYTES:,}"
         raise HostileCheckpoint(f"{message}; save fewer leaves, or shorter names, values and metadata", path=path)
-    with paused_gc():
-        parse_record(data, path)
 
 
 def find_item(record: Record, item: str) -> ItemRecord:

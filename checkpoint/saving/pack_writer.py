@@ -6,9 +6,10 @@ but the checksums is known from the plan. Packs of a process are written side by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -17,41 +18,155 @@ from ..format.dtypes import dtype_named, stored_as
 from ..format.files import FileReport, ItemReport, encode_value, json_name, pack_name
 from ..format.grid import Chunk
 from ..format.pack_header import LARGE_BYTES, PREFIX_BYTES, ChunkChecksum, HeaderFrame, count_prefixes
+from ..format.record import chunk_runs
+from ..options import Statistics
 from ..storage.base import Part, Storage, count_parts, run_side_by_side
+from ..storage.local import LocalStorage, make_durable
 from ..storage.path import join
+from .incremental import MAX_LINKS, NAMES, PackHistory, SaveHistory, WrittenFile, choose_links, link_name, load_digest
 from .plan import Plan, local_chunks
 from .snapshot import Snapshot
 
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WrittenPack:
+    """What became of one planned pack: its files, which of them has each chunk, and the chunks' CRCs; `linked` are bytes of old files."""
+
+    files: tuple[WrittenFile, ...]
+    where: tuple[int, ...]
+    crcs: tuple[int, ...]
+    digests: tuple[bytes, ...] = ()
+    linked_bytes: int = 0
+    written_bytes: int = 0
+
+
+class PackTarget(NamedTuple):
+    """Where the packs of one item go, and who hears of the bytes."""
+
+    storage: Storage
+    folder: str
+    save_id: str
+    progress: Callable[[int], None] | None
+
+    def write(self, plan: Plan, number: int, planned: PackPlan, shards: list[Any]) -> tuple[WrittenFile, list[int]]:
+        """Writes chunks as pack `number`, durably; returns the file, and the CRC of each chunk."""
+        found, name = list[ChunkChecksum](), pack_name(plan.process, number, self.save_id)
+        parts = pack_parts(planned, shards, found)
+        path = join(self.folder, name)
+        self.storage.write(path, planned.size, parts if self.progress is None else count_parts(parts, self.progress))
+        report = FileReport(name, planned.size, planned.frame.nbytes, crc32c(planned.frame.join(found)))
+        return WrittenFile(path, report, planned.size - planned.frame.nbytes), [each.crc for each in found]
+
+    def link(self, known: WrittenFile, name: str) -> bool:
+        """Gives a file of the last save a second name; says whether it could."""
+        assert isinstance(self.storage, LocalStorage)
+        try:
+            self.storage.link(known.name, join(self.folder, name), known.report.size)
+        except OSError as error:
+            _log.debug("%s/%s is written anew, since %s cannot be linked: %s", self.folder, name, known.name, error)
+            return False
+        return True
+
 
 def write_snapshot(
-    snapshot: Snapshot, storage: Storage, step_dir: str, item: str, save_id: str, *, progress: Callable[[int], None] | None = None
+    snapshot: Snapshot,
+    storage: Storage,
+    step_dir: str,
+    item: str,
+    save_id: str,
+    *,
+    progress: Callable[[int], None] | None = None,
+    history: SaveHistory | None = None,
+    statistics: Statistics | None = None,
 ) -> ItemReport:
     """Writes the packs of this process under `<step_dir>/<item>/`, durably, and reports them; blocks, and empties the snapshot.
 
     `step_dir` is relative to the store's root ("" for the root itself). `progress` is called, from several threads, with the bytes that
-    went out. A failure is the store's OSError (or the device's error); the caller turns it into SaveFailed and reports it to the group.
+    went out. With a `history` files of the last save are linked for what has not changed. A failure is the store's OSError (or the device's
+    error); the caller turns it into SaveFailed and reports it to the group.
     """
-    plan = snapshot.plan
-    crcs: dict[tuple[int, str], int] = {}
+    plan, target = snapshot.plan, PackTarget(storage, join(step_dir, item), save_id, progress)
+    previous = {} if history is None else history.of(item, plan)
 
-    def write(pack: int) -> FileReport:
-        planned, found = plan_pack(plan, pack), list[ChunkChecksum]()
-        shards = snapshot.take_pack(pack)
-        name = pack_name(plan.process, pack, save_id)
-        parts = pack_parts(planned, shards, found)
-        storage.write(join(step_dir, item, name), planned.size, parts if progress is None else count_parts(parts, progress))
-        if plan.process == 0:
-            crcs.update({(chunk.leaf, chunk.name): each.crc for chunk, each in zip(planned.chunks, found, strict=True) if chunk.slot < 0})
-        return FileReport(name, planned.size, planned.frame.nbytes, crc32c(planned.frame.join(found)))
+    def write(pack: int) -> WrittenPack:
+        planned, shards = plan_pack(plan, pack), snapshot.take_pack(pack)
+        if history is not None:
+            return _write_changed(plan, pack, planned, shards, previous.get(pack), snapshot.unmoved.files.get(pack, set()), target)
+        file, crcs = target.write(plan, pack, planned, shards)
+        return WrittenPack((file,), (0,) * len(crcs), tuple(crcs), written_bytes=file.report.size)
 
     try:
-        files = run_side_by_side(write, list(plan.own), storage.max_concurrency)
+        packs = dict(zip(plan.own, run_side_by_side(write, list(plan.own), storage.max_concurrency), strict=True))
+        linked_bytes = sum(pack.linked_bytes for pack in packs.values())
+        if linked_bytes and isinstance(storage, LocalStorage):
+            make_durable(storage, target.folder)
+        crcs = {
+            (chunk.leaf, chunk.name): crc
+            for pack, chunks in plan.own.items()
+            for chunk, crc in zip(chunks, packs[pack].crcs, strict=True)
+            if chunk.slot < 0
+        }
         local = _local_crcs(snapshot, crcs)
     finally:
         snapshot.release()
+    if statistics is not None:
+        statistics.add(save_written_bytes=sum(pack.written_bytes for pack in packs.values()), save_linked_bytes=linked_bytes)
+    if history is not None:
+        known = {pack: PackHistory(found.files, found.where, found.digests, found.crcs) for pack, found in packs.items()}
+        history.begin(item, plan, known, snapshot.unmoved.arrays, linked=linked_bytes > 0)
     own = zip(snapshot.values, plan.value_leaves, strict=True)
     values = tuple(encode_value(value) for value, leaf in own if plan.process == 0 or leaf.per_process)
-    return ItemReport(plan.process, plan.hash, tuple(files), local, values)
+    files = tuple(file.report for pack in packs.values() for file in pack.files)
+    return ItemReport(plan.process, plan.hash, files, local, values, None if history is None else _runs(list(packs.values())))
+
+
+def _runs(packs: Sequence[WrittenPack]) -> tuple[tuple[int, int, int], ...]:
+    """Returns which of the process's files has each of its chunks, in the plan's order, as runs."""
+    first, where = 0, [np.zeros(0, np.int64)]
+    for pack in packs:
+        where.append(first + np.array(pack.where, np.int64))
+        first += len(pack.files)
+    return tuple((at, step, count) for at, step, count in chunk_runs(np.concatenate(where)))
+
+
+def _write_changed(
+    plan: Plan, pack: int, planned: PackPlan, shards: list[Any], old: PackHistory | None, linked: set[int], target: PackTarget
+) -> WrittenPack:
+    """Links the files of the last save that are worth it, and writes all other chunks as one more pack.
+
+    `linked` are those that have been linked already: their shards are None. Links come first, while the bytes are held: what cannot be
+    linked (deleted meanwhile, too many links, another project) is written.
+    """
+    old = old or PackHistory((), (), (), ())
+    digest, sizes = load_digest().xxh3_128_digest, [chunk.nbytes for chunk in planned.chunks]
+    digests = [
+        old.digests[index] if shard is None else digest(chunk_bytes(shard, chunk))
+        for index, (shard, chunk) in enumerate(zip(shards, planned.chunks, strict=True))
+    ]
+    unchanged = [bool(old.files) and old.digests[index] == found for index, found in enumerate(digests)]
+    files, where, crcs = list[WrittenFile](), [-1] * len(digests), [0] * len(digests)
+    worth = choose_links(old, unchanged, sizes)[: MAX_LINKS - len(linked)] if old.files else []
+    for file in sorted({*linked, *worth}):
+        known, name = old.files[file], link_name(plan, pack, file, target.save_id)
+        if file not in linked and not target.link(known, name):
+            continue
+        for index in [index for index, same in enumerate(unchanged) if same and old.where[index] == file]:
+            where[index], crcs[index], shards[index] = len(files), old.crcs[index], None
+        files.append(replace(known, name=join(target.folder, name), report=replace(known.report, name=name)))
+    changed, written_bytes = [index for index, file in enumerate(where) if file < 0], 0
+    linked_bytes = sum(sizes) - sum(sizes[index] for index in changed)
+    if target.progress is not None and linked_bytes:
+        target.progress(linked_bytes)
+    if changed:
+        some = planned if not files else _plan_pack(plan, tuple(planned.chunks[index] for index in changed))
+        written, found = target.write(plan, pack * NAMES + len(old.files), some, [shards[index] for index in changed])
+        for index, crc in zip(changed, found, strict=True):
+            where[index], crcs[index], shards[index] = len(files), crc, None
+        files.append(written)
+        written_bytes = written.report.size
+    return WrittenPack(tuple(files), tuple(where), tuple(crcs), tuple(digests), linked_bytes, written_bytes)
 
 
 def _local_crcs(snapshot: Snapshot, written: dict[tuple[int, str], int]) -> tuple[int, ...]:

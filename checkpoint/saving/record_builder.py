@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CheckpointError, UnsupportedLeaf
+from ..errors import CheckpointError, SaveFailed, UnsupportedLeaf
 from ..format.files import FileReport, ItemReport, count_value_bytes, encode_value, pack_name
+from ..format.grid import Ints
 from ..format.limits import HEADER_LIMIT_BYTES, JSON_LIMIT_BYTES, RECORD_LIMIT_BYTES
-from ..format.record import FORMAT, check_record, chunk_runs
+from ..format.record import FORMAT, check_record, chunk_runs, expand_runs
 from ..storage.tombstone import sealed
 from .pack_writer import plan_pack
 from .plan import Plan
@@ -130,11 +131,41 @@ def _item_text(name: str, plan: Plan | None, reports: Sequence[ItemReport]) -> s
     files = [[f"{name}/{file.name}", file.size, file.head, file.crc] for report in reports for file in report.files]
     if plan is None:
         return _dump({"kind": "json", "files": files})
-    expected = len(plan.files)
-    assert len(files) == expected, f"item {name}: {len(files)} files were reported, {expected} planned"
-    if "record" not in plan.cache:
-        plan.cache["record"] = _static_text(plan)
-    return f'{plan.cache["record"]},"values":{_dump(_values(plan, reports))},"files":{_dump(files)}}}'
+    if all(report.where is None for report in reports):
+        assert len(files) == len(plan.files), f"item {name}: {len(files)} files were reported, {len(plan.files)} planned"
+        if "record" not in plan.cache:
+            plan.cache["record"] = _static_text(plan, _planned_files(plan))
+        text = plan.cache["record"]
+    else:
+        text = _static_text(plan, _reported_files(plan, reports))
+    return f'{text},"values":{_dump(_values(plan, reports))},"files":{_dump(files)}}}'
+
+
+def _planned_files(plan: Plan) -> list[Ints]:
+    """Returns the file of each chunk of each array: a file a pack."""
+    files = np.array([rank << 32 | pack for rank, pack in plan.files], np.int64)
+    return [np.searchsorted(files, array.writers << 32 | array.packs) for array in plan.arrays if array is not None]
+
+
+def _reported_files(plan: Plan, reports: Sequence[ItemReport]) -> list[Ints]:
+    """Returns the file of each chunk of each array, as the processes say; theirs are in the order of their packs (see make_plan)."""
+    arrays = [array for array in plan.arrays if array is not None]
+    if not arrays:
+        return []
+    writers, packs = np.concatenate([array.writers for array in arrays]), np.concatenate([array.packs for array in arrays])
+    sizes = np.concatenate([array.grid.sizes for array in arrays])
+    itemsizes = np.concatenate([np.full(len(array.writers), array.leaf.itemsize) for array in arrays])
+    order = np.lexsort((-itemsizes, sizes % 64 != 0, packs, writers))  # by writer, then pack, then as they lie in the file
+    counts, first, found = np.bincount(writers, minlength=len(reports)), 0, list[Ints]()
+    for report, count in zip(reports, counts.tolist(), strict=True):
+        own = expand_runs([report.where], len(report.files))[0] if report.where else np.zeros(0, np.int64)
+        if len(own) != count:
+            raise SaveFailed(f"process {report.process} says where {len(own)} of its {count} chunks are", process=report.process)
+        found.append(first + own)
+        first += len(report.files)
+    where = np.empty(len(writers), np.int64)
+    where[order] = np.concatenate(found)
+    return np.split(where, np.cumsum([len(array.writers) for array in arrays])[:-1])
 
 
 def _values(plan: Plan, reports: Sequence[ItemReport]) -> list[Any]:
@@ -146,17 +177,16 @@ def _values(plan: Plan, reports: Sequence[ItemReport]) -> list[Any]:
     return values
 
 
-def _static_text(plan: Plan) -> str:
-    """Returns what a plan alone says of its item: the tree, the leaves, and where their chunks are; a JSON object without its end."""
-    files = np.array([rank << 32 | pack for rank, pack in plan.files], np.int64)
+def _static_text(plan: Plan, chunk_files: Sequence[Ints]) -> str:
+    """Returns an item's tree, its leaves, and where the chunks of each array are; a JSON object without its end."""
     known: dict[bytes, int] = {}  # what `runs` has, by its bytes
     runs: list[list[list[int]]] = []
     shardings: dict[str, int] = {}
-    leaves = []
+    leaves, files = [], iter(chunk_files)
     for leaf, array in zip(plan.leaves, plan.arrays, strict=True):
         entry: dict[str, Any] = {"path": leaf.path, "kind": leaf.kind}
         if array is not None:
-            where = np.searchsorted(files, array.writers << 32 | array.packs)
+            where = next(files)
             key = where.tobytes()
             if key not in known:
                 known[key] = len(runs)

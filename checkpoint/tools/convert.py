@@ -21,7 +21,7 @@ from ..format.files import FileReport, ItemReport, encode_value, json_name, pack
 from ..format.grid import Chunk
 from ..format.limits import encode_json
 from ..format.pack_header import HEADER_BYTES, ChunkChecksum
-from ..format.record import ItemRecord, LeafRecord
+from ..format.record import ItemRecord, LeafRecord, check_record
 from ..format.rename import Names
 from ..format.tree import describe, flatten, rebuild
 from ..layouts.base import BATCH_BYTES, CheckpointReader, RenamedReader, arrays_of, fresh, leaves_below, read_leaves, renamed
@@ -296,6 +296,10 @@ class _ConversionWork:
             metrics={name: value for name, value in info.metrics.items() if isinstance(value, (int, float))},
             metadata=info.metadata,
         )
+
+    def check(self, record: bytes) -> None:
+        """Reads it as a reader will."""
+        check_record(record, self._target.where)
 
     def plans(self) -> Mapping[str, Plan]:
         """Returns nothing: nobody's plan can differ."""

@@ -130,6 +130,11 @@ def file_sizes(folder: StorePath) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size is not None} | dict(zip(unknown, asked, strict=True))
 
 
+def shared_bytes(folder: StorePath) -> int:
+    """Returns the bytes of files that have another name elsewhere (incremental saves): deleting this step does not free them."""
+    return sum(entry.size or 0 for entry in folder.storage.list(folder.name, recursive=True) if entry.links > 1)
+
+
 def _has_size(folder: StorePath, name: str, size: int) -> bool:
     """Returns whether there is a file of exactly `size` bytes, by one read: of an object `Storage.size` makes many."""
     end = memoryview(bytearray(2))

@@ -33,8 +33,13 @@ def build(folder: Path, name: str = "killpoint") -> Path:
     return library
 
 
-def walk(library: Path, processes: int, victim: int, error: int, points: Sequence[int]) -> list[dict[str, Any]]:
-    """Goes through the points; returns what each fork server line says. `error` 0 kills process `victim`, else its call fails so."""
+def walk(
+    library: Path, processes: int, victim: int, error: int, points: Sequence[int], *, incremental: bool = False
+) -> list[dict[str, Any]]:
+    """Goes through the points; returns what each fork server line says. `error` 0 kills process `victim`, else its call fails so.
+
+    With `incremental` the save links files of one before it, whose calls are points too.
+    """
     environment = {**os.environ, "LD_PRELOAD": str(library), "JAX_PLATFORMS": "cpu"}
     with tempfile.TemporaryDirectory() as scratch:
         command = [
@@ -45,6 +50,7 @@ def walk(library: Path, processes: int, victim: int, error: int, points: Sequenc
             str(victim),
             str(error),
             json.dumps(list(points)),
+            "incremental" if incremental else "",
         ]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
