@@ -118,7 +118,7 @@ class SnapshotWork:
         )
 
     def check(self, record: bytes) -> None:
-        """Reads the record as a reader will; what a plan alone says was read so when the plan was made (see check_plan), and is left out."""
+        """Reads the record as a reader will, but for what a plan alone says: that was read when the plan was made (see check_plan)."""
         if self._history is not None:  # where the chunks are is not the plan's to say
             check_record(record, self._target.where)
             return
