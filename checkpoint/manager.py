@@ -40,7 +40,7 @@ from .steps.garbage import BackgroundWorker, sweep_files
 from .steps.holds import add_hold
 from .steps.index import StepIndex
 from .steps.object_claims import open_claims
-from .steps.opening import open_root
+from .steps.opening import claim_root, list_root, open_root
 from .storage.path import open_storage
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,8 @@ class CheckpointManager:
 
     Opening it for writing takes a claim on the root, fences writers that are surely dead, and sweeps what they left unfinished. A context
     manager; `close()` waits for the save in flight. Methods are for one thread at a time; saves run in the background.
-    Raises CheckpointError when the root cannot be written (pass `Options(read_only=True)` to only read).
+    Raises CheckpointError when the root cannot be written (pass `Options(read_only=True)` to only read). On a full disk it opens, so that
+    steps can be restored and deleted; `save` raises CheckpointError there until there is room.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class CheckpointManager:
         single_writer = self._options.single_writer
         self._storage = open_storage(directory, single_writer=single_writer)
         self._claims = open_claims(self._storage, single_writer=single_writer, claim_age_s=self._options.claim_age_s)
-        opened = open_root(self._storage, self._claims, self._group, self._options, find_foreign=find_foreign_steps)
-        self._writer = opened.writer
+        opened = open_root(self._storage, self._claims, self._group, self._options, find_foreign=find_foreign_steps, needs_claim=False)
+        self._writer, self._has_claim = opened.writer, opened.has_claim
         self._foreign = ForeignSteps(self._storage, opened.foreign)
         self._statistics = Statistics()
         self._worker = BackgroundWorker()
@@ -123,7 +124,7 @@ class CheckpointManager:
         `state` is the tree of the item "state"; `items` names several: trees, `Json(value)`, data iterators. Returns when the caller may
         donate or overwrite its arrays; writing goes on in the background. Blocks while the last save is in flight (see Options.on_busy).
         `metrics` are numbers, for KeepBest and `best_step`; `metadata` is a JSON value. `force` saves whatever the policy says;
-        `overwrite` replaces a step that exists.
+        `overwrite` replaces a step that exists; one that a restore with `fallback` has passed over is replaced without.
 
         Raises StepExists, UnsupportedLeaf, ValueError before anything is written. The error of an earlier save that failed in the
         background is raised here too, after this save has begun: every process then begins the same saves, whenever it learns of a
@@ -135,10 +136,14 @@ class CheckpointManager:
         if not force and (known or self._has_policy) and not self.should_save(step):
             self._statistics.add(saves_skipped=1)
             return False
+        overwrite = overwrite or (known and self._index.was_passed_over(step))
         called = time.perf_counter()
         self._counter += 1  # before all that can fail: the next save has the same number on all processes
         request = SaveRequest(self._counter, check_step(step) if known else 0, f"{self._writer.id}{self._counter:08x}", overwrite)
         earlier: HoldfastError | None = None
+        if not self._has_claim:
+            claim_root(self._storage, self._claims, self._writer, self._group, self._options)
+            self._has_claim = True
         try:
             self._saver.join()
             earlier = self._saver.take_error()
@@ -220,17 +225,34 @@ class CheckpointManager:
         self._saver.join()
         if not self._exists(step):
             raise StepNotFound(f"there is no step {step} in {self._storage.root}, which has {self.all_steps()}", step=step)
-        if self._index.remove([step]):
-            raise CheckpointError(f"step {step} of {self._storage.root} could not be deleted; see the log", step=step)
+        if error := self._index.remove([step]).get(step):
+            root = self._storage.root
+            message = f"step {step} of {root} could not be deleted and is still there: {error}; look at the disk or the mount, then"
+            raise CheckpointError(f"{message} delete it again", step=step, path=root) from error
         self._worker.wait(self._options.save_timeout_s)
 
     # --- restoring
 
     def all_steps(self) -> list[int]:
-        """Returns the steps that are there, ascending: the store's listing; in a group what all processes know alike."""
+        """Returns the steps that are there, ascending: the store's listing; in a group what all processes know alike (see `reload`)."""
         if self._group.count == 1:
-            return sorted([*list_steps(self._storage), *self._foreign])
+            try:
+                return sorted([*list_steps(self._storage), *self._foreign])
+            except OSError as error:
+                root = self._storage.root
+                raise CheckpointError(f"{root} cannot be listed: {error}; look at the disk or the mount", path=root) from error
         return sorted([*self._index.steps(), *self._foreign])
+
+    def reload(self) -> None:
+        """Lists the store again, so that all processes of a group know the steps that others have saved or deleted meanwhile.
+
+        Every process calls it; the primary lists. Blocks, first for the save in flight. Alone it is not needed: each call lists then.
+        """
+        self._saver.join()
+        name = f"{self._message_name}/reload"
+        steps, foreign = list_root(self._storage, self._group, self._options, name, find_foreign=find_foreign_steps)
+        self._index.adopt(steps)
+        self._foreign = ForeignSteps(self._storage, foreign)
 
     def latest_step(self) -> int | None:
         """Returns the newest step, or None. The last acknowledged save, or a newer one."""
@@ -328,6 +350,7 @@ class CheckpointManager:
             if not failure:
                 return value
             failures[step] = failure
+            self._index.pass_over(step)
         tried = "; ".join(f"step {step}: {failure}" for step, failure in failures.items())
         raise StepNotFound(f"no step of {self._storage.root} restores: {tried or 'there is none'}", path=self._storage.root)
 

@@ -11,7 +11,7 @@ import jax
 
 from holdfast.multihost import Group, default_group
 
-from .errors import StepExists
+from .errors import CheckpointError, StepExists
 from .format.limits import check_item_name, check_step
 from .format.rename import Names
 from .layouts.detect import open_checkpoint, restore_checkpoint
@@ -46,13 +46,17 @@ def save(
 
     `per_process` says which leaves each process keeps for itself (see Options).
 
-    With `layout="orbax"` it is a checkpoint of Orbax's, which its v0 manager (as a step folder of a root) and its v1 functions restore.
+    With `layout="orbax"` it is a checkpoint of Orbax's, which its v0 manager (as a step folder of a root) and its v1 functions restore. It
+    has no place for `step`, `overwrite` and `per_process`: they are a ValueError.
 
     Raises StepExists where one is there (unless `overwrite`), UnsupportedLeaf, SaveFailed naming the process that failed, CheckpointError
     for a folder that cannot be written; on every process alike. `group=None` is the job's processes, or this one alone.
     """
     group = group if group is not None else default_group()
+    if layout not in ("holdfast", "orbax"):
+        raise ValueError(f"save: layout={layout!r}: expected 'holdfast' or 'orbax'")
     if layout == "orbax":
+        _refuse_for_orbax(step, overwrite, per_process)
         from .layouts.orbax.write import save_orbax
 
         save_orbax(StorePath.of(path), {item: state}, metadata=metadata, group=group, timeout_s=timeout_s)
@@ -68,6 +72,18 @@ def save(
     finally:
         if group.index == 0:
             give_up_claim(storage, claims, writer)
+
+
+def _refuse_for_orbax(step: int, overwrite: bool, per_process: Callable[[str], bool] | None) -> None:
+    """Raises ValueError for what Orbax's layout cannot say or do."""
+    refused = {
+        "step": (step != 0, "its step is the name of its folder: expected a path that ends in it"),
+        "overwrite": (overwrite, "it cannot be replaced in one step: expected a new folder, or delete the old one first"),
+        "per_process": (per_process is not None, "it keeps one copy of each leaf: expected a tree that is alike on all processes"),
+    }
+    for name, (given, why) in refused.items():
+        if given:
+            raise ValueError(f"save: layout='orbax' does not take {name}=: {why}")
 
 
 def _stage(
@@ -98,7 +114,11 @@ def _save(request: SaveRequest, storage: Storage, group: Group, options: Options
 
 
 def _refuse_existing(storage: Storage) -> None:
-    if any(entry.name == RECORD_NAME for entry in storage.list("")):
+    try:
+        is_there = any(entry.name == RECORD_NAME for entry in storage.list(""))
+    except OSError as error:
+        raise CheckpointError(f"{storage.root} cannot be listed: {error}; look at the disk or the mount", path=storage.root) from error
+    if is_there:
         message = f"{storage.root} holds a checkpoint already; save to another folder, or pass overwrite=True"
         raise StepExists(message, path=storage.root)
 

@@ -8,8 +8,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ..storage.base import Storage
-from ..storage.tombstone import RECORD_NAME
+from ..errors import CheckpointError
+from ..storage.base import Storage, run_side_by_side
+from ..storage.tombstone import RECORD_NAME, TOMBSTONE
 
 
 def pack_name(process: int, pack: int, writer_id: str) -> str:
@@ -121,11 +122,19 @@ def step_folders(storage: Storage) -> list[int]:
 
 
 def has_record(storage: Storage, step: int) -> bool:
-    """Returns whether a step is there: whether its record is."""
-    name = f"{step}/{RECORD_NAME}"
-    return any(entry.name == name for entry in storage.list(str(step)))
+    """Returns whether a step is there: whether its record is, readable or not. One small read, of no tree and no listing."""
+    head = bytearray(len(TOMBSTONE))
+    try:
+        storage.read(f"{step}/{RECORD_NAME}", 0, [memoryview(head)])
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False
+    except (CheckpointError, OSError):  # whoever opens the step is told what is wrong with it
+        return True
+    return head != TOMBSTONE
 
 
 def list_steps(storage: Storage) -> list[int]:
     """Returns the steps of a root, ascending; a folder without a record is no step."""
-    return [step for step in step_folders(storage) if has_record(storage, step)]
+    steps = step_folders(storage)
+    found = run_side_by_side(lambda step: has_record(storage, step), steps, storage.max_concurrency)
+    return [step for step, is_there in zip(steps, found, strict=True) if is_there]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,13 +56,19 @@ def find_steps(storage: Storage) -> dict[int, tuple[str, CheckpointLayout]]:
     return dict(sorted(found.items()))
 
 
-def find_foreign_steps(storage: Storage) -> dict[int, str]:
-    """Returns the finished steps of a root that are in other people's layouts, ascending: the folders' names."""
-    return dict(sorted((step, name) for step, name, layout in _finished_steps(storage) if layout.name != "holdfast"))
+def find_foreign_steps(storage: Storage, ours: Collection[int] = ()) -> dict[int, str]:
+    """Returns the finished steps of a root that are in other people's layouts, ascending: the folders' names.
+
+    `ours` are steps that are known to be holdfast's: they are not looked into.
+    """
+    known = {str(step) for step in ours}
+    return dict(sorted((step, name) for step, name, layout in _finished_steps(storage, known) if layout.name != "holdfast"))
 
 
-def _finished_steps(storage: Storage) -> Iterator[tuple[int, str, CheckpointLayout]]:
+def _finished_steps(storage: Storage, known: Collection[str] = ()) -> Iterator[tuple[int, str, CheckpointLayout]]:
     for name in _numbered_folders(storage):
+        if name in known:
+            continue
         layout = layout_of(StorePath(storage, name))
         step = layout.step_of(name) if layout is not None else None
         if layout is not None and step is not None:

@@ -136,10 +136,10 @@ class Storage(Protocol):
         written and fsynced inside it and linked from there, so that a claim that was renamed away stops the commit.
         """
 
-    def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
+    def list(self, folder: str, *, recursive: bool = False, names_only: bool = False) -> list[Entry]:
         """Lists a folder ("" is the root; a missing one is empty): its files and folders, or with `recursive` all files below it.
 
-        Entry names are relative to the root and sorted.
+        Entry names are relative to the root and sorted. With `names_only` files have no size and no time: on a disk no file is looked at.
         """
 
     def delete(self, names: Sequence[str]) -> None:

@@ -60,6 +60,8 @@ class LocalStorage:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         file = _in_folder(path, lambda: os.open(path, flags, 0o666))
         try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise OSError(errno.EEXIST, "a pipe or a device of that name is there; expected a file or none", str(path))
             dirty = 0
             for offset, buffers in parts:
                 written = _write_all(file, buffers, offset)
@@ -98,9 +100,9 @@ class LocalStorage:
             return file.read(limit_bytes)
 
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
-        path, source = self._root / name, self._root / claim / f"{uuid.uuid4().hex}.record"
+        name_in_claim = f"{claim}/{uuid.uuid4().hex}.record"
         with _refusing(lambda error: True), self._fenced_if_gone(claim):
-            self._to_change(name)
+            path, source = self._to_change(name), self._to_change(name_in_claim)
             file = os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
                 _write_all(file, [memoryview(data)], 0)
@@ -118,7 +120,7 @@ class LocalStorage:
 
     def _publish(self, source: Path, path: Path, made: os.stat_result, replace: bool) -> None:
         taken = NameTaken(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-        if self._single_writer and not replace and path.exists():
+        if self._single_writer and not replace and os.path.lexists(path):
             raise taken
         try:
             (os.rename if replace or self._single_writer else os.link)(source, path)
@@ -144,21 +146,28 @@ class LocalStorage:
         except FileNotFoundError:
             return path.parent != self._root and self._is_gone(path.parent)
 
-    def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
-        return sorted(self._entries(folder.strip("/"), recursive), key=lambda entry: entry.name)
+    def list(self, folder: str, *, recursive: bool = False, names_only: bool = False) -> list[Entry]:
+        return sorted(self._entries(folder.strip("/"), recursive, names_only), key=lambda entry: entry.name)
 
-    def _entries(self, folder: str, recursive: bool) -> Iterator[Entry]:
+    def _entries(self, folder: str, recursive: bool, names_only: bool) -> Iterator[Entry]:
         try:
             found = list(os.scandir(self._root / folder))
         except (FileNotFoundError, NotADirectoryError):
             return
+        except OSError as error:
+            if error.errno == errno.ELOOP:  # a link that leads in circles is no folder
+                return
+            raise
         for item in found:
             name = f"{folder}/{item.name}" if folder else item.name
             if item.is_dir(follow_symlinks=False):
                 if recursive:
-                    yield from self._entries(name, True)
+                    yield from self._entries(name, True, names_only)
                 else:
                     yield Entry(name + "/", 0)
+                continue
+            if names_only:
+                yield Entry(name, None)
                 continue
             try:
                 found_stat = item.stat()

@@ -259,7 +259,7 @@ def _to_holdfast(
             cause = result.error.__cause__
             raise cause if isinstance(cause, HoldfastError) and result.deletable else result.error
     finally:
-        give_up_claim(storage, claims, opened.writer)
+        give_up_claim(storage, claims, opened.writer, str(step))
     return str(root / str(step))
 
 
