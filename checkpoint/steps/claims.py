@@ -31,7 +31,7 @@ from holdfast.coordination import Fenced
 
 from ..errors import CheckpointError, Corrupt
 from ..storage.base import Storage
-from ..storage.local import open_to_read
+from ..storage.local import is_gone, open_to_read
 
 _log = logging.getLogger(__name__)
 FOLDER = ".holdfast"
@@ -179,7 +179,7 @@ class LocalClaims:
         except NotADirectoryError:
             return []
         except FileNotFoundError:
-            if FOLDER in os.listdir(self._folder.parent):
+            if not is_gone(self._folder):
                 raise
             return []
 
