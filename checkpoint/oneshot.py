@@ -12,7 +12,7 @@ import jax
 
 from holdfast.multihost import Group, default_group
 
-from .errors import StepExists, naming_path
+from .errors import CheckpointError, StepExists, naming_path
 from .format.files import other_step
 from .format.limits import check_item_name, check_step
 from .format.rename import Names
@@ -127,7 +127,11 @@ def _check_step(step: int, path: str | os.PathLike[str]) -> int:
 
 
 def _refuse_existing(storage: Storage) -> None:
-    if any(entry.name == RECORD_NAME for entry in storage.list("")):
+    try:
+        is_there = any(entry.name == RECORD_NAME for entry in storage.list(""))
+    except OSError as error:
+        raise CheckpointError(f"{storage.root} cannot be listed: {error}; look at the disk or the mount", path=storage.root) from error
+    if is_there:
         message = f"{storage.root} holds a checkpoint already; save to another folder, or pass overwrite=True"
         raise StepExists(message, path=storage.root)
 

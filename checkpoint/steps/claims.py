@@ -31,7 +31,7 @@ from holdfast.coordination import Fenced
 
 from ..errors import CheckpointError, Corrupt
 from ..storage.base import Storage
-from ..storage.local import open_to_read
+from ..storage.local import is_gone, open_to_read
 
 _log = logging.getLogger(__name__)
 FOLDER = ".holdfast"
@@ -172,14 +172,14 @@ class LocalClaims:
     def _names(self) -> list[str]:
         """Lists the folder of claims; nothing where it is a link or no folder: what is there is not the root's.
 
-        That it is not there is believed only where the root is listed without it: a client of a shared file system may not find what is.
+        That there is none is believed only where the root is listed without it: a client of a shared file system may not find it.
         """
         try:
             return [] if self._folder.is_symlink() else os.listdir(self._folder)
         except NotADirectoryError:
             return []
         except FileNotFoundError:
-            if self._folder.parent.exists() and FOLDER in os.listdir(self._folder.parent):
+            if not is_gone(self._folder):
                 raise
             return []
 

@@ -142,16 +142,9 @@ class LocalStorage:
         try:
             yield
         except FileNotFoundError as error:
-            if not self._is_gone(self._root / claim):
+            if not is_gone(self._root / claim):
                 raise
             raise fenced(f"{self._root / claim}") from error
-
-    def _is_gone(self, path: Path) -> bool:
-        """Says whether nothing has this name, by a listing of its folder: a client of a shared file system may not find what is there."""
-        try:
-            return path.name not in os.listdir(path.parent)
-        except FileNotFoundError:
-            return path.parent != self._root and self._is_gone(path.parent)
 
     def list(self, folder: str, *, recursive: bool = False, names_only: bool = False) -> list[Entry]:
         return sorted(self._entries(folder.strip("/"), recursive, names_only), key=lambda entry: entry.name)
@@ -214,8 +207,20 @@ def _create(path: Path) -> int:
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except FileExistsError:
             with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISREG(os.lstat(path).st_mode):  # a link, a pipe: nobody's to replace
+                    raise
                 os.unlink(path)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+def is_gone(path: Path) -> bool:
+    """Says whether nothing has this name, by a listing of its folder: a client of a shared file system may not find what is there."""
+    try:
+        return path.name not in os.listdir(path.parent)
+    except FileNotFoundError:
+        return is_gone(path.parent)
+    except PermissionError:  # it may be looked into, not listed
+        return not os.path.lexists(path)
 
 
 def open_to_read(path: Path) -> int:
