@@ -12,6 +12,7 @@ import jax
 from holdfast.multihost import Group, default_group
 
 from .errors import StepExists
+from .format.files import has_record
 from .format.limits import check_item_name, check_step
 from .format.rename import Names
 from .layouts.detect import open_checkpoint, restore_checkpoint
@@ -26,7 +27,6 @@ from .steps.object_claims import open_claims
 from .steps.opening import give_up_claim, open_root
 from .storage.base import Storage
 from .storage.path import StorePath, open_storage
-from .storage.tombstone import RECORD_NAME
 
 
 def save(
@@ -114,7 +114,7 @@ def _save(request: SaveRequest, storage: Storage, group: Group, options: Options
 
 
 def _refuse_existing(storage: Storage) -> None:
-    if any(entry.name == RECORD_NAME for entry in storage.list("")):
+    if has_record(storage, ""):
         message = f"{storage.root} holds a checkpoint already; save to another folder, or pass overwrite=True"
         raise StepExists(message, path=storage.root)
 
