@@ -12,8 +12,8 @@ import jax
 
 from holdfast.multihost import Group, default_group
 
-from .errors import CheckpointError, StepExists, naming_path
-from .format.files import other_step
+from .errors import StepExists, naming_path
+from .format.files import has_record, other_step
 from .format.limits import check_item_name, check_step
 from .format.rename import Names
 from .layouts.base import CheckpointReader
@@ -31,7 +31,6 @@ from .steps.object_claims import open_claims
 from .steps.opening import give_up_claim, open_root
 from .storage.base import Storage
 from .storage.path import StorePath, join, open_storage, split
-from .storage.tombstone import RECORD_NAME
 
 
 def save(
@@ -127,11 +126,7 @@ def _check_step(step: int, path: str | os.PathLike[str]) -> int:
 
 
 def _refuse_existing(storage: Storage) -> None:
-    try:
-        is_there = any(entry.name == RECORD_NAME for entry in storage.list(""))
-    except OSError as error:
-        raise CheckpointError(f"{storage.root} cannot be listed: {error}; look at the disk or the mount", path=storage.root) from error
-    if is_there:
+    if has_record(storage, ""):
         message = f"{storage.root} holds a checkpoint already; save to another folder, or pass overwrite=True"
         raise StepExists(message, path=storage.root)
 

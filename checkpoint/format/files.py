@@ -178,11 +178,11 @@ def step_folders(storage: Storage) -> list[int]:
     return sorted(step for name in folders if (step := step_of(name)) is not None)
 
 
-def has_record(storage: Storage, step: int) -> bool:
-    """Returns whether a step is there: whether its record is, readable or not. One small read, of no tree and no listing."""
+def has_record(storage: Storage, step: int | str) -> bool:
+    """Returns whether a step, or the checkpoint in a folder, is there: whether its record is, readable or not. One small read."""
     head = bytearray(len(TOMBSTONE))
     try:
-        storage.read(f"{step}/{RECORD_NAME}", 0, [memoryview(head)])
+        storage.read(join(str(step), RECORD_NAME), 0, [memoryview(head)])
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
     except (CheckpointError, OSError):  # whoever opens the step is told what is wrong with it
