@@ -41,7 +41,7 @@ def shards(step):
 
 
 def run(script: str, count: int, root: Path, *arguments: object) -> None:
-    run_together(START + textwrap.dedent(script), count, root, *arguments, timeout_s=45)
+    run_together(START + textwrap.dedent(script), count, root, *arguments)
 
 
 @pytest.mark.parametrize("read_once", ["", "read_once"])
