@@ -18,7 +18,8 @@ if sys.argv[4] == "jaxlib":
     service = _jax.get_distributed_runtime_service(address, count, heartbeat_timeout=100, shutdown_timeout=5)
 clients = [
     _jax.get_distributed_runtime_client(
-        address, index, init_timeout=60, shutdown_timeout=5, heartbeat_timeout=100, missed_heartbeat_callback=print, shutdown_on_destruction=False
+        address, index, init_timeout=60, shutdown_timeout=5, heartbeat_timeout=100, missed_heartbeat_callback=print,
+        shutdown_on_destruction=False,
     )
     for index in range(count)
 ]
