@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from jax._src import distributed
 
 from holdfast.coordination import CoordinationError, Credentials, ProcessLost, StatusClient
-from holdfast.proto.coordination_pb2 import TaskState
 
 from ..errors import JobError, StartupTimeout
 from ..group.group_client import Deadline, GroupClient
@@ -77,7 +76,7 @@ def _culprit(group_client: GroupClient, spec: ProcessSpec, credentials: Credenti
     except CoordinationError as error:
         return error
     for task in tasks:
-        if task.pid and not task.has_session and task.state == TaskState.CONNECTED:
+        if task.pid and not task.has_session and not task.error:
             what = f"process {task.task_id} (host {task.host or 'unknown'}, silent for {task.heartbeat_age_s:.0f} s)"
             return ProcessLost(
                 f"{what} joined the job and is gone before jax had started, for which initialize() waited {deadline.elapsed_s():.0f} s",
