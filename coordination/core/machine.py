@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..limits import Config
-from .barriers import Arrival, Barriers
+from .barriers import Arrival, Barriers, repeated
 from .devices import Devices
 from .keys import Keys
 from .liveness import LivenessBarrier
@@ -51,7 +51,14 @@ class Machine:
         self.watches = TaskWatches(self.task_table, self.completions)
         self.liveness = LivenessBarrier(*waits)
         self.devices = Devices(config.num_tasks, self.completions)
-        self.registration = Registration(config, *waits, lose=self._lose, propagate=self._propagate, connected=self._tasks_changed)
+        self.registration = Registration(
+            config,
+            *waits,
+            lose=self._lose,
+            propagate=self._propagate,
+            connected=self._tasks_changed,
+            replace=self.barriers.fail_replaced,
+        )
         self.shutdown_barrier = ShutdownBarrier(*waits, leave=self._leave, propagate=self._propagate)
         self.error: Status | None = None  # the first error that is everyone's
         self._polls: dict[int, Any] = {}  # task: the call that waits for an error
@@ -244,16 +251,15 @@ class Machine:
     def _leave(self, task: Task, now: float) -> None:
         self._lose(task, TaskState.DISCONNECTED, now)
         self.task_table.set_agent(task, 0)
-        task.session = 0
+        self.task_table.set_session(task, 0)
         task.last_seen = now
 
     # ---- Keys and barriers -----------------------------------------------------------------------------------------------------------
 
-    def barrier(self, arrival: Arrival, now: float, repeated: bool = False) -> None:
-        """Lets a task arrive at a barrier; `repeated` says that its call named a task twice."""
-        if repeated:
-            sentence = f"barrier {arrival.name!r}: process {arrival.task_id} named a participant twice"
-            self._complete(arrival.call, status=Status(Code.INVALID_ARGUMENT, sentence, barrier=(arrival.name, arrival.counter)))
+    def barrier(self, arrival: Arrival, now: float, twice: bool = False) -> None:
+        """Lets a task arrive at a barrier; `twice` says that its call named a task so."""
+        if twice:
+            self._complete(arrival.call, status=repeated(arrival))
         elif not self.task_table.connected(arrival.task_id):
             self._complete(arrival.call, status=self._not_connected(arrival.task_id, now))
         else:
@@ -330,4 +336,4 @@ class Machine:
 
     def all_shut_down(self) -> bool:
         """Returns whether every task has shut down."""
-        return all(task.state is TaskState.DISCONNECTED for task in self.task_table.tasks)
+        return self.task_table.counts[TaskState.DISCONNECTED] == len(self.task_table)

@@ -19,7 +19,8 @@ from .timers import Timers, Wait
 class Registration:
     """Holds the calls that wait for the job to be complete; `gathered` says whether all tasks have been connected at one time.
 
-    `lose` ends a life, `propagate` makes an error everyone's, `connected` is called when tasks have been connected.
+    `lose` ends a life, `propagate` makes an error everyone's, `connected` is called when tasks have been connected, `replace` when a
+    process registers another agent beside its Session.
     """
 
     def __init__(
@@ -32,9 +33,10 @@ class Registration:
         lose: Callable[[Task, TaskState, float], None],
         propagate: Callable[[Status], None],
         connected: Callable[[], None],
+        replace: Callable[[int, int], None],
     ) -> None:
         self._config, self._task_table, self._timers, self._completions = config, task_table, timers, completions
-        self._lose, self._propagate, self._connected = lose, propagate, connected
+        self._lose, self._propagate, self._connected, self._replace = lose, propagate, connected, replace
         self.gathered = False
         self._registering: dict[int, Wait] = {}
         self._gathering: dict[Any, Wait] = {}
@@ -104,7 +106,8 @@ class Registration:
             if status is not None:
                 return status
             self._begin_life(task, now)
-        task.session, task.host, task.pid, task.last_seen, task.attached = incarnation, host, pid, now, True
+        self._task_table.set_session(task, incarnation)
+        task.host, task.pid, task.last_seen, task.attached = host, pid, now, True
         self._task_table.touch(task)
         self._gather(now)
         return None
@@ -145,6 +148,8 @@ class Registration:
     def _gather(self, now: float) -> None:
         """Connects the agents that register, once all tasks have come."""
         if not self.gathered:
+            if self._task_table.connected_count + len(self._registering) < len(self._task_table):
+                return  # which nearly all who come learn without a look at all who wait
             here = self._task_table.connected_count + sum(not self._task_table.connected(task_id) for task_id in self._registering)
             if here < len(self._task_table):
                 return
@@ -170,9 +175,11 @@ class Registration:
         if task.state is TaskState.CONNECTED and task.agent and not task.session:
             self._task_table.end_life(task)
             self._lose(task, TaskState.DISCONNECTED, now)
+        elif task.agent:
+            self._replace(task.task_id, task.agent_since)
         self._task_table.set_agent(task, incarnation)
         if task.state is not TaskState.CONNECTED:
-            task.session = 0
+            self._task_table.set_session(task, 0)
             self._task_table.move(task, TaskState.CONNECTED, now)
         else:
             self._task_table.touch(task)

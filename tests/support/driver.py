@@ -63,9 +63,9 @@ class Driver:
     def barrier(
         self, task_id: int, name: str = "save/100", counter: int = 0, timeout_s: float = 5, ids: tuple[int, ...] = (), life: int = 1
     ) -> int:
-        deadline, incarnation = self.now + timeout_s, 100 * life + task_id
+        deadline, since = self.now + timeout_s, self.machine.task_table.life_of(task_id, 100 * life + task_id)
         return self.make(
-            lambda call: self.machine.barrier(Arrival(call, task_id, incarnation, name, counter, deadline, frozenset(ids)), self.now)
+            lambda call: self.machine.barrier(Arrival(call, task_id, since, name, counter, deadline, frozenset(ids)), self.now)
         )
 
     def code(self, call: int) -> Code | None:

@@ -65,7 +65,7 @@ def test_a_session_takes_calls_and_learns_the_heartbeat_timeout(joined: Joined) 
     joined.set("k", b"v")
     assert joined.get("k") == b"v"
     assert joined.transport.heartbeat_timeout_s == 7.5
-    with pytest.raises(CoordinationError, match="NOT_FOUND: key 'none' is not set"):
+    with pytest.raises(CoordinationError, match="NOT_FOUND: Config key none not found"):
         joined.transport.call("TryGetKeyValue", pb.TryGetKeyValueRequest(key="none"), Deadline(20))
 
 

@@ -245,3 +245,17 @@ def test_a_process_without_a_stream_may_fall_silent_before_the_job_has_gathered(
     for _ in range(8):
         sessions.tick(1.0)
     assert [sessions.machine.task_table.connected(task_id) for task_id in range(2)] == [False, True]
+
+
+def test_a_failure_says_how_far_the_missing_have_come() -> None:
+    """What a process last reported travels with the error that names it; the two who wait get the same bytes, encoded once."""
+    sessions = Sessions(4, opened=3)
+    sessions.request(2, 1, "Report", session_pb2.ReportRequest(step=40, values={"loss": 0.5}))
+    arrive = coordination_pb2.BarrierRequest(barrier_id="b", barrier_timeout_in_ms=1000)
+    for index in range(2):
+        sessions.request(index, 4, "Barrier", arrive)
+    sessions.tick(2.0)
+    payloads = [sessions.streams[index].replies()[-1].payloads[MISSING_TYPE] for index in range(2)]
+    reported, silent = session_pb2.Missing.FromString(payloads[0]).tasks
+    assert (reported.task_id, reported.progress.step, dict(reported.progress.values)) == (2, 40, {"loss": 0.5})
+    assert silent.task_id == 3 and not silent.HasField("progress") and payloads[0] == payloads[1]
