@@ -28,7 +28,7 @@ from ..preemption.sources import Source
 from ..spec import ProcessSpec
 from .bounded import end_jax, ended_by_loss
 from .coordinator import find_coordinator
-from .discovery import GIVEN, DiscoveredProcess, discover_process, set_collective_timeout
+from .discovery import GIVEN, DiscoveredProcess, discover_process, own_tls, set_collective_timeout
 
 _log = logging.getLogger(__name__)
 
@@ -152,22 +152,24 @@ def _join(discovered: DiscoveredProcess, spec: ProcessSpec, timeouts: _Timeouts,
     preemption.start(client, spec.process_id, spec.num_processes, lost=group_client.lost_tasks)
     set_collective_timeout(timeouts.collective_s or client.heartbeat_timeout_s)
     with ended_by_loss(group_client, spec, credentials, deadline):
-        address = _address_for_jax(spec, credentials)
-        _start_jax(spec, address, discovered.devices, deadline, timeouts.shutdown_s)
+        address, tls = _reach_for_jax(spec, credentials)
+        _start_jax(spec, address, tls, discovered.devices, deadline, timeouts.shutdown_s)
         initialize_ids(client=client, timeout_s=deadline.remaining_s())
     health()  # watches from here on: a life that ends before somebody asks is noticed too
     _log.info("process %d of %d, coordinator %s, attempt %d", spec.process_id, spec.num_processes, spec.coordinator, spec.attempt)
 
 
-def _address_for_jax(spec: ProcessSpec, credentials: Credentials) -> str:
-    """Returns where jaxlib's agent reaches the coordinator: through a relay where it must show what jaxlib cannot."""
+def _reach_for_jax(spec: ProcessSpec, credentials: Credentials) -> tuple[str, dict[str, str]]:
+    """Returns where jaxlib's agent reaches the coordinator, and with which options: by itself, by its own TLS, or through a relay."""
     global _job
     if credentials.empty:
-        return spec.coordinator
+        return spec.coordinator, {}
+    if options := own_tls(spec):
+        return spec.coordinator, options
     assert _job is not None
     relay = Relay.spawn(spec.coordinator, credentials, [spec.process_id])
     _job = dataclasses.replace(_job, relay=relay)
-    return relay.address
+    return relay.address, {}
 
 
 def _connect(spec: ProcessSpec, credentials: Credentials, deadline: Deadline, timeouts: _Timeouts) -> CoordinationClient:
@@ -236,7 +238,9 @@ def arrival_line(here: Collection[int], num_processes: int) -> str:
     return f"{len(here)} of {num_processes} processes" + (f", waiting for {', '.join(missing)}" if missing else "")
 
 
-def _start_jax(spec: ProcessSpec, address: str, devices: Sequence[int] | None, deadline: Deadline, shutdown_timeout_s: float) -> None:
+def _start_jax(
+    spec: ProcessSpec, address: str, tls: dict[str, str], devices: Sequence[int] | None, deadline: Deadline, shutdown_timeout_s: float
+) -> None:
     """Puts jax.distributed on our coordinator, and refuses a job that is smaller than asked for (INIT-1). Brings the backend up."""
     configure: Any = jax.config.update  # jax does not type it
     configure("jax_enable_preemption_service", False)
@@ -251,6 +255,7 @@ def _start_jax(spec: ProcessSpec, address: str, devices: Sequence[int] | None, d
         shutdown_timeout_seconds=math.ceil(shutdown_timeout_s),
         coordinator_bind_address="127.0.0.1:0",  # process 0's own service idles on a spare port
         partition_index=spec.slice_id if spec.num_slices > 1 else None,
+        **tls,  # type: ignore[arg-type]
     )
     if (found := jax.process_count()) != spec.num_processes:
         raise StartupFailed(

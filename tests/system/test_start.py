@@ -10,6 +10,7 @@ from holdfast.coordination import CoordinationService
 from holdfast.multihost import ProcessSpec
 from tests.support.cluster import free_port, run_processes
 from tests.support.starting import script
+from tests.support.tls import Authority
 
 
 def spec_env(coordinator: str, count: int, **fields: object) -> dict[str, object]:
@@ -331,3 +332,33 @@ def test_a_secured_coordinator(tmp_path: Path) -> None:
             2,
             **spec_env(service.address, 2, job_id="j", attempt=1, token_file=str(token)),
         )
+
+
+def test_jaxs_own_tls(tmp_path: Path) -> None:
+    """With certificates that name their processes jaxlib's agent speaks TLS itself, where it can: no relay, and the whole path works."""
+    authority = Authority(tmp_path, "ours")
+    server = authority.issue("server")
+    pems = [authority.issue(f"process{index}", uris=[f"holdfast:process/{index}"]) for index in range(2)]
+    secured = (f"--tls-cert={server.cert}", f"--tls-key={server.key}", f"--tls-ca={server.ca}")
+    with CoordinationService.spawn(2, job="j", recoverable=True, survivable=True, arguments=secured) as service:
+        outputs = run_processes(
+            script("""
+            from holdfast.multihost.start import start
+            multihost.initialize(timeout_s=60)
+            print("relay", start._job.relay is not None, "tls", hasattr(jax.config, "jax_mtls_cert_file"))
+            assert multihost.global_max([index, -index]) == [1, 0]
+            multihost.sync_global_processes("all", timeout=30)
+            multihost.shutdown()
+            """),
+            2,
+            env_of=lambda index: ProcessSpec(
+                process_id=index,
+                num_processes=2,
+                coordinator=service.address,
+                job_id="j",
+                tls_cert=pems[index].cert,
+                tls_key=pems[index].key,
+                tls_ca=pems[index].ca,
+            ).to_env(),
+        )
+    assert all("relay False tls True" in output or "relay True tls False" in output for output in outputs), outputs
