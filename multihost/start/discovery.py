@@ -21,6 +21,7 @@ from ..spec import ProcessSpec
 
 GIVEN = ("coordinator", "num_processes", "process_id")
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+_URI = re.compile(rb"\x86\x81?(.)", re.DOTALL)  # among alternative names in DER: the tag, and the length of what follows
 _COLLECTIVE_TIMEOUT_FLAG = "xla_cpu_collective_timeout_seconds"
 
 
@@ -67,8 +68,9 @@ def own_tls(spec: ProcessSpec) -> dict[str, str]:
 def _names_process(certificate: str, process_id: int) -> bool:
     """Returns whether the first certificate of a PEM file has a URI that gives it this process; the coordinator decides about it."""
     pem = _CERTIFICATE.search(Path(certificate).read_text())
-    uri = rb"(?:holdfast:|holdfast/)process/%d(?!\d)" % process_id
-    return pem is not None and re.search(uri, ssl.PEM_cert_to_DER_cert(pem[0])) is not None
+    der = ssl.PEM_cert_to_DER_cert(pem[0]) if pem else b""
+    wanted = re.compile(rb"(?:holdfast:|spiffe://[^/]+/(?:.+/)?holdfast/)process/%d" % process_id)
+    return any(wanted.fullmatch(der[found.end() : found.end() + found[1][0]]) for found in _URI.finditer(der))
 
 
 def set_collective_timeout(timeout_s: float) -> None:
