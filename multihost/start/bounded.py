@@ -10,7 +10,7 @@ from jax._src import distributed
 
 from holdfast.coordination import CoordinationError, Credentials, ProcessLost, StatusClient
 
-from ..errors import JobError, StartupTimeout
+from ..errors import StartupTimeout
 from ..group.group_client import Deadline, GroupClient
 from ..spec import ProcessSpec
 
@@ -45,8 +45,6 @@ def ended_by_loss(group_client: GroupClient, spec: ProcessSpec, credentials: Cre
         with group_client.on_change(check):
             check()
             yield
-    except (ProcessLost, JobError):
-        raise  # it says already who or what
     except Exception as error:
         failure = error
     finally:
@@ -54,7 +52,7 @@ def ended_by_loss(group_client: GroupClient, spec: ProcessSpec, credentials: Cre
             finished.set()
         over.set()
         thread.join()
-    if culprits:
+    if culprits:  # whatever jax made of its end
         raise culprits[0] from failure
     if failure is not None:
         raise failure
