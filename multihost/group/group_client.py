@@ -31,7 +31,7 @@ class Client(Protocol):
 
     def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int, process_ids: Sequence[int] | None = None) -> None: ...
     def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None: ...
-    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int, **options: Any) -> bytes: ...  # ours: depends_on
+    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes: ...
     def key_value_dir_get_bytes(self, key: str) -> list[tuple[str, bytes]]: ...
     def key_value_delete(self, key: str) -> None: ...
     def key_value_increment(self, key: str, increment: int) -> int: ...
@@ -129,11 +129,12 @@ class GroupClient:
 
     def get(self, key: str, name: str, deadline: Deadline, source: int) -> bytes:
         """Waits for a key that process `source` sets. Raises ProcessLost as soon as its loss is known, and BarrierTimeout."""
-        depends_on = {"depends_on": [self.task(source)]} if self._pushes else {}  # of jaxlib's own client a loss is no news
+        depends_on = {"depends_on": [self.task(source)]} if self._pushes else {}  # to jaxlib's own client a loss is no news
+        client: Any = self.client
         try:
             self.require([source], name)
             with self.errors(f"value {name!r}", name, deadline.timeout_s):
-                return self.client.blocking_key_value_get_bytes(key, deadline.remaining_ms(), **depends_on)
+                return bytes(client.blocking_key_value_get_bytes(key, deadline.remaining_ms(), **depends_on))
         except ProcessLost as error:
             raise self._explained(error) from error.__cause__
         except CoordinationError as error:
@@ -256,16 +257,16 @@ class GroupClient:
         error.args = ("; ".join([error.message, *(detail for detail in details if detail not in error.message)]),)
         return error
 
-    def _deaths(self, task: int) -> list[str]:
+    def _deaths(self, task: int) -> Sequence[str]:
         """Returns what the coordinator pushes about the end of a task, waiting for it a moment: the error may be the faster one."""
 
-        def ended() -> list[str]:
+        def ended() -> Sequence[str]:
             return [info.message for info in self._pushed or () if info.process_id == task and info.state in ("ERROR", "DISCONNECTED")]
 
         self.infos()
         with self._changed:
             self._changed.wait_for(lambda: not self._pushes or ended(), _PUSHED_S)
-            return list(filter(None, ended()))
+            return [message for message in ended() if message]
 
     def _translated(self, error: Exception, what: str, name: str, timeout_s: float) -> CoordinationError | None:
         """Reads a status text such as `DEADLINE_EXCEEDED: Barrier timed out. ...`, all that jaxlib's client gives."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -10,12 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 from jax import numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from .collectives import bounded
 
 # A round holds three copies: what one replica has, what all have made of it, and the sum.
 _COPIES = 3
+PartitionSpec: Any = jax.sharding.PartitionSpec  # jax does not type it
 Leaf = Any  # a jax.Array, or a jax.ShapeDtypeStruct with a sharding
 
 
@@ -23,7 +25,7 @@ def get_device_memory() -> int:
     """Returns the bytes of memory of this process's first device; on CPU, of the host. Raises ValueError where a device does not say."""
     device = jax.local_devices()[0]
     if device.platform == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     limit = (device.memory_stats() or {}).get("bytes_limit")
     if limit is None:
         raise ValueError(f"{device} does not say how much memory it has: give memory_limit_bytes")
@@ -32,7 +34,7 @@ def get_device_memory() -> int:
 
 def get_leaf_memory_per_device(arr: Leaf) -> int:
     """Returns the bytes of an array, or of its abstract equivalent with a sharding, on each of its devices."""
-    return math.prod(arr.sharding.shard_shape(arr.shape)) * arr.dtype.itemsize
+    return int(math.prod(arr.sharding.shard_shape(arr.shape)) * arr.dtype.itemsize)
 
 
 def tree_memory_per_device(tree: Any) -> int:
@@ -73,7 +75,7 @@ def broadcast_one_replica_to_all(
         for leaf in leaves:
             if isinstance(leaf, jax.Array):
                 leaf.delete()
-        found += bounded("broadcast_one_replica_to_all", lambda spread=spread: jax.block_until_ready(_merged(spread)), timeout_s)
+        found += bounded("broadcast_one_replica_to_all", functools.partial(_merged, spread), timeout_s)
     return tuple(found), len(rounds)
 
 
@@ -103,8 +105,12 @@ def _spread(leaf: Leaf, mesh: jax.sharding.Mesh, axis: str, is_source: bool) -> 
 
 
 def _merged(spread: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    targets = tuple(NamedSharding(leaf.sharding.mesh, PartitionSpec(*leaf.sharding.spec[1:])) for leaf in spread)
-    return tuple(jax.jit(_sum_of_bits, out_shardings=targets)(spread))
+    shardings: list[Any] = [leaf.sharding for leaf in spread]
+    targets = tuple(NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:])) for sharding in shardings)
+    merged: tuple[jax.Array, ...] = jax.jit(_sum_of_bits, out_shardings=targets)(spread)
+    for leaf in merged:
+        leaf.block_until_ready()
+    return merged
 
 
 def _sum_of_bits(spread: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:

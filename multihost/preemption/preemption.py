@@ -14,8 +14,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -84,9 +84,8 @@ class Preemption:
             self._group_client, self._process_id, self._lowest = group_client_of(client), process_id, min(tasks)
             self._published = None
         alone.close()
-        for source in self._sources:
-            if isinstance(source, Signals):
-                self._start(source)  # once more, where it was added outside the main thread
+        for signals in self.signals():
+            self._start(signals)  # once more, where it was added outside the main thread
         if process_id == self._lowest:
             self.add_source(Polled("jax", self._poll_jax, every_s=1.0))
         self._unsettled.set()
@@ -144,18 +143,24 @@ class Preemption:
     def close(self) -> None:
         """Stops the sources and the threads; questions are answered from what is known. From the main thread, to give signals back."""
         for source in reversed(self._sources):
-            source.close()
+            if not isinstance(source, Signals):
+                source.close()
         self.closed = True
         self._unsettled.set()
         self._sync.close()
         self._settler.join(2.0)
+        for signals in reversed(self.signals()):  # last: until then one must not end the process
+            signals.close()
 
     def abandon(self) -> None:
         """Gives the signals back in a forked child, which has none of the threads and must not touch the connection."""
         self.closed = True
-        for source in self._sources:
-            if isinstance(source, Signals):
-                source.close()
+        for signals in reversed(self.signals()):
+            signals.close()
+
+    def signals(self) -> list[Signals]:
+        """Returns those of its sources that are signals."""
+        return [source for source in self._sources if isinstance(source, Signals)]
 
     def _merged(self) -> Notice | None:
         with self._lock:
@@ -301,6 +306,18 @@ def set_waiting(waiting: bool) -> None:
     """Says whether this process waits in initialize() or shutdown(): then a repeated signal does not find it stuck."""
     if _current is not None:
         _current.waiting, _current._asked_s = waiting, time.monotonic()
+
+
+@contextmanager
+def gathering() -> Iterator[None]:
+    """Runs a block in which this process joins its job: a signal before its end ends the process, as before there was a sync point."""
+    joined = threading.Event()
+    for signals in current().signals():
+        signals.joined = joined
+    try:
+        yield
+    finally:
+        joined.set()
 
 
 def _forget_in_child() -> None:

@@ -9,9 +9,8 @@ from contextlib import contextmanager, suppress
 from jax._src import distributed
 
 from holdfast.coordination import CoordinationError, Credentials, ProcessLost, StatusClient
-from holdfast.proto.coordination_pb2 import TaskState
 
-from ..errors import JobError, StartupTimeout
+from ..errors import StartupTimeout
 from ..group.group_client import Deadline, GroupClient
 from ..spec import ProcessSpec
 
@@ -46,8 +45,6 @@ def ended_by_loss(group_client: GroupClient, spec: ProcessSpec, credentials: Cre
         with group_client.on_change(check):
             check()
             yield
-    except (ProcessLost, JobError):
-        raise  # it says already who or what
     except Exception as error:
         failure = error
     finally:
@@ -55,7 +52,7 @@ def ended_by_loss(group_client: GroupClient, spec: ProcessSpec, credentials: Cre
             finished.set()
         over.set()
         thread.join()
-    if culprits:
+    if culprits:  # whatever jax made of its end
         raise culprits[0] from failure
     if failure is not None:
         raise failure
@@ -77,7 +74,7 @@ def _culprit(group_client: GroupClient, spec: ProcessSpec, credentials: Credenti
     except CoordinationError as error:
         return error
     for task in tasks:
-        if task.pid and not task.has_session and task.state == TaskState.CONNECTED:
+        if task.pid and not task.has_session and not task.error:
             what = f"process {task.task_id} (host {task.host or 'unknown'}, silent for {task.heartbeat_age_s:.0f} s)"
             return ProcessLost(
                 f"{what} joined the job and is gone before jax had started, for which initialize() waited {deadline.elapsed_s():.0f} s",

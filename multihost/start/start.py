@@ -28,7 +28,7 @@ from ..preemption.sources import Source
 from ..spec import ProcessSpec
 from .bounded import end_jax, ended_by_loss
 from .coordinator import find_coordinator
-from .discovery import GIVEN, DiscoveredProcess, discover_process, set_collective_timeout
+from .discovery import GIVEN, DiscoveredProcess, discover_process, own_tls, set_collective_timeout
 
 _log = logging.getLogger(__name__)
 
@@ -96,11 +96,16 @@ def initialize(
     given = dict(zip(GIVEN, (coordinator_address, num_processes, process_id), strict=True))
     devices = [local_device_ids] if isinstance(local_device_ids, int) else local_device_ids
     discovered = discover_process(spec, {field: value for field, value in given.items() if value is not None}, devices, timeout_s)
+    preemption.start(None, sources=preemption_sources)
     if discovered.spec is None or (discovered.spec.num_processes == 1 and not discovered.launched):
-        preemption.start(None, sources=preemption_sources)
         return
-    timeouts = _Timeouts(heartbeat_timeout_s, collective_timeout_s, shutdown_timeout_s)
-    _join(discovered, discovered.spec, timeouts, deadline, preemption_sources)
+    preemption.set_waiting(True)
+    try:
+        _join(discovered, discovered.spec, _Timeouts(heartbeat_timeout_s, collective_timeout_s, shutdown_timeout_s), deadline)
+    except BaseException as error:
+        _give_up(f"{type(error).__name__}: {error}")
+        raise
+    preemption.set_waiting(False)
 
 
 def shutdown(timeout_s: float | None = None) -> None:
@@ -129,48 +134,42 @@ def is_initialized() -> bool:
     return _job is not None
 
 
-def _join(
-    discovered: DiscoveredProcess, spec: ProcessSpec, timeouts: _Timeouts, deadline: Deadline, sources: Sequence[Source] | None
-) -> None:
+def _join(discovered: DiscoveredProcess, spec: ProcessSpec, timeouts: _Timeouts, deadline: Deadline) -> None:
     """Does what `initialize()` promises, once it is known who this process is."""
     global _job
     if discovered.launched:
         for line in spec.set_slices(os.environ):
             _log.warning("stale variable %s", line)
-    else:
-        find_coordinator(spec, deadline, timeouts.heartbeat_s)
     credentials = Credentials(spec.token_file, spec.tls_cert, spec.tls_key, spec.tls_ca)
-    client = _connect(spec, credentials, deadline, timeouts)
+    with preemption.gathering():
+        if not discovered.launched:
+            find_coordinator(spec, deadline, timeouts.heartbeat_s)
+        client = _connect(spec, credentials, deadline, timeouts)
     _job = _Job(spec, client, timeouts.shutdown_s)
-    try:
-        set_client(client, spec)
-        group_client = group_client_of(client)
-        group_client.loss_known_s = client.heartbeat_timeout_s + 1
-        # Before all else: from here on a signal must not end a process that the others count on.
-        preemption.start(client, spec.process_id, spec.num_processes, sources=sources, lost=group_client.lost_tasks)
-        preemption.set_waiting(True)
-        set_collective_timeout(timeouts.collective_s or client.heartbeat_timeout_s)
-        with ended_by_loss(group_client, spec, credentials, deadline):
-            address = _address_for_jax(spec, credentials)
-            _start_jax(spec, address, discovered.devices, deadline, timeouts.shutdown_s)
-            initialize_ids(client=client, timeout_s=deadline.remaining_s())
-        health()  # watches from here on: a life that ends before somebody asks is noticed too
-        preemption.set_waiting(False)
-    except BaseException as error:
-        _give_up(f"{type(error).__name__}: {error}")
-        raise
+    set_client(client, spec)
+    group_client = group_client_of(client)
+    group_client.loss_known_s = client.heartbeat_timeout_s + 1
+    preemption.start(client, spec.process_id, spec.num_processes, lost=group_client.lost_tasks)
+    set_collective_timeout(timeouts.collective_s or client.heartbeat_timeout_s)
+    with ended_by_loss(group_client, spec, credentials, deadline):
+        address, tls = _reach_for_jax(spec, credentials)
+        _start_jax(spec, address, tls, discovered.devices, deadline, timeouts.shutdown_s)
+        initialize_ids(client=client, timeout_s=deadline.remaining_s())
+    health()  # watches from here on: a life that ends before somebody asks is noticed too
     _log.info("process %d of %d, coordinator %s, attempt %d", spec.process_id, spec.num_processes, spec.coordinator, spec.attempt)
 
 
-def _address_for_jax(spec: ProcessSpec, credentials: Credentials) -> str:
-    """Returns where jaxlib's agent reaches the coordinator: through a relay where it must show what jaxlib cannot."""
+def _reach_for_jax(spec: ProcessSpec, credentials: Credentials) -> tuple[str, dict[str, str]]:
+    """Returns where jaxlib's agent reaches the coordinator, and with which options: by itself, by its own TLS, or through a relay."""
     global _job
     if credentials.empty:
-        return spec.coordinator
+        return spec.coordinator, {}
+    if options := own_tls(spec):
+        return spec.coordinator, options
     assert _job is not None
     relay = Relay.spawn(spec.coordinator, credentials, [spec.process_id])
     _job = dataclasses.replace(_job, relay=relay)
-    return relay.address
+    return relay.address, {}
 
 
 def _connect(spec: ProcessSpec, credentials: Credentials, deadline: Deadline, timeouts: _Timeouts) -> CoordinationClient:
@@ -239,7 +238,9 @@ def arrival_line(here: Collection[int], num_processes: int) -> str:
     return f"{len(here)} of {num_processes} processes" + (f", waiting for {', '.join(missing)}" if missing else "")
 
 
-def _start_jax(spec: ProcessSpec, address: str, devices: Sequence[int] | None, deadline: Deadline, shutdown_timeout_s: float) -> None:
+def _start_jax(
+    spec: ProcessSpec, address: str, tls: dict[str, str], devices: Sequence[int] | None, deadline: Deadline, shutdown_timeout_s: float
+) -> None:
     """Puts jax.distributed on our coordinator, and refuses a job that is smaller than asked for (INIT-1). Brings the backend up."""
     configure: Any = jax.config.update  # jax does not type it
     configure("jax_enable_preemption_service", False)
@@ -254,6 +255,7 @@ def _start_jax(spec: ProcessSpec, address: str, devices: Sequence[int] | None, d
         shutdown_timeout_seconds=math.ceil(shutdown_timeout_s),
         coordinator_bind_address="127.0.0.1:0",  # process 0's own service idles on a spare port
         partition_index=spec.slice_id if spec.num_slices > 1 else None,
+        **tls,  # type: ignore[arg-type]
     )
     if (found := jax.process_count()) != spec.num_processes:
         raise StartupFailed(

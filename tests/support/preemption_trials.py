@@ -151,7 +151,8 @@ def faults_of(job: Job, plan: Plan) -> list[str]:
     died = [index for index in plan.victims if job.codes[index] == -signal.SIGTERM]
     if died and not gathered:
         return []  # before all had joined: the launcher counts it as preempted
-    faults = [f"process {index} ended with {code}" for index, code in sorted(job.codes.items()) if code]
+    over = [index for index in died if "left\n" in texts[index]]  # the job was: its signals are the program's own again
+    faults = [f"process {index} ended with {code}" for index, code in sorted(job.codes.items()) if code and index not in over]
     stories = {line for text in texts for line in text.splitlines() if line.startswith("story: ")}
     return faults + ([f"stories differ: {sorted(stories)}"] if len(stories) != 1 else [])
 

@@ -9,10 +9,11 @@ import signal
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast.coordination import CoordinationService
+from holdfast.coordination import CoordinationService, StatusClient
 from tests.support.cluster import Processes, free_port, run_processes
 from tests.support.metadata import Metadata, metadata_server
 
@@ -57,6 +58,7 @@ for seed in seeds:
         "slurm": lambda: [multihost.SlurmEnd(slurm_end, lead_s=60, every_s=0.02)],
         "program": lambda: [],
     }[source]()
+    notices.stop()
     notices.start(client, index, count, sources=sources)
     client.wait_at_barrier(f"begin {seed}", 60_000)
     print(f"ready {seed}.", flush=True)
@@ -466,6 +468,11 @@ def test_a_notice_while_some_leave_is_agreed_on_by_those_who_still_ask(notified:
     assert "left" in finished[0].output and 10 < stopped_at(finished[1].output)[0] < 200
 
 
+def status_of(service: CoordinationService) -> list[Any]:
+    with StatusClient(service.address) as client:
+        return list(client.status().tasks)
+
+
 STARTING = (
     HEAD
     + """
@@ -486,6 +493,19 @@ print(f"stopped at {step}")
 multihost.shutdown()
 """
 )
+
+
+def test_a_sigterm_before_all_have_joined_ends_the_process() -> None:
+    """As it would have without us: nobody counts on it yet, and who launched it reads that as a preemption."""
+    script = HEAD + "print('waiting', flush=True)\nmultihost.initialize(address, 2, 0, timeout_s=60)"
+    with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
+        with Processes(script, 1, arguments=[service.address]) as processes:
+            processes.wait_for(0, "waiting")
+            while not any(task.has_session for task in status_of(service)):
+                time.sleep(0.01)
+            processes.kill(0, signal.SIGTERM)
+            (finished,) = processes.wait()
+    assert finished.code == -signal.SIGTERM, finished.output
 
 
 def test_a_sigterm_in_initialize_is_a_notice_once_all_have_joined() -> None:
