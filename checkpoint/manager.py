@@ -23,7 +23,7 @@ import jax
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, Watchdog, default_group
 
-from .errors import CheckpointError, StepExists, StepNotFound, TreeMismatch, error_text
+from .errors import CheckpointError, SaveFailed, StepExists, StepNotFound, TreeMismatch, error_text
 from .format.files import has_record, list_steps
 from .format.limits import check_step
 from .format.record import read_record
@@ -33,7 +33,7 @@ from .policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_r
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, restore_any
 from .saving.async_saver import AsyncSaver
-from .saving.commit import SaveContext
+from .saving.save import SaveContext
 from .saving.scheduler import SaveScheduler
 from .saving.stager import SaveRequest, SaveStager
 from .steps.garbage import BackgroundWorker, sweep_files
@@ -85,6 +85,7 @@ class CheckpointManager:
             SaveContext(self._storage, self._group, self._claims, self._writer, self._options, self._index, self._worker, self._statistics)
         )
         self._counter = 0
+        self._has_policy = save_policy is not None
         skips = self._options.on_busy == "skip"
         self._scheduler = SaveScheduler(save_policy, self._group, f"{self._message_name}/soon", skips=skips)
         hang_timeout_s = self._options.hang_timeout_s
@@ -128,27 +129,34 @@ class CheckpointManager:
         background is raised here too, after this save has begun: every process then begins the same saves, whenever it learns of a
         failure.
         """
-        step = check_step(step)
         self._note_progress()
         self._check_writable()
-        if not force and not self.should_save(step):
+        known = _is_step(step)
+        if not force and (known or self._has_policy) and not self.should_save(step):
             self._statistics.add(saves_skipped=1)
             return False
         called = time.perf_counter()
-        self._saver.join()
-        earlier = self._saver.take_error()
-        self._counter += 1
-        request = SaveRequest(self._counter, step, f"{self._writer.id}{self._counter:08x}", overwrite)
+        self._counter += 1  # before all that can fail: the next save has the same number on all processes
+        request = SaveRequest(self._counter, check_step(step) if known else 0, f"{self._writer.id}{self._counter:08x}", overwrite)
+        earlier: HoldfastError | None = None
         try:
+            self._saver.join()
+            earlier = self._saver.take_error()
+            step = check_step(step)
             self._refuse_existing(step, overwrite)
             request = self._stager.stage(request, _items(state, items), metrics, metadata)
-        except Exception as error:
+        except BaseException as error:
             if earlier is not None:
                 error.add_note(f"besides, an earlier save failed: {earlier}")
             if self._group.count > 1:  # the other processes learn that this one cannot take part
-                self._start(replace(request, broken=error))
+                broken = error if isinstance(error, Exception) else SaveFailed(f"it was interrupted: {error!r}", step=step)
+                if known:
+                    self._scheduler.started(step)
+                self._saver.start(replace(request, broken=broken))
             raise
-        self._start(request)
+        self._scheduler.started(step)
+        self._group.report(step=step)
+        self._saver.start(request)
         self._saver.wait_for_snapshots()
         self._statistics.add(save_blocked_s=time.perf_counter() - called)
         if earlier is not None:
@@ -198,11 +206,6 @@ class CheckpointManager:
         if not overwrite and self._exists(step):
             message = f"step {step} is already in {root}; nothing was written. To replace it, pass overwrite=True"
             raise StepExists(message, step=step, path=root)
-
-    def _start(self, request: SaveRequest) -> None:
-        self._scheduler.started(request.step)
-        self._group.report(step=request.step)
-        self._saver.start(request)
 
     # --- keeping
 
@@ -414,6 +417,13 @@ class CheckpointManager:
 
     def __repr__(self) -> str:
         return f"CheckpointManager({self._storage.root!r})"
+
+
+def _is_step(step: Any) -> bool:
+    with contextlib.suppress(TypeError, ValueError):
+        check_step(step)
+        return True
+    return False
 
 
 def _items(state: Any, items: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import jax
 
-from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, default_group
 
-from .errors import CheckpointError, CommitUnknown, StepExists, failure_of
-from .format.limits import check_item_name, check_step, copy_json
-from .format.record import read_record
+from .errors import StepExists
+from .format.limits import check_item_name, check_step
 from .format.rename import Names
 from .layouts.detect import open_checkpoint, restore_checkpoint
 from .options import Options
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, VerifyReport
-from .saving.commit import commit_record
-from .saving.pack_writer import write_snapshot
-from .saving.plan import Plan
-from .saving.plan_mismatch import PlansDiffer, check_reports, explain, receive_result
-from .saving.planner import Planner
-from .saving.protocol import SaveReport, SaveResult, check_save_reports
-from .saving.record_builder import build_record
-from .saving.snapshot import take_snapshot
+from .saving.commit import SaveTarget, run_protocol
+from .saving.save import SnapshotWork
+from .saving.stager import SaveRequest, SaveStager
 from .steps.claims import FOLDER, Writer
 from .steps.object_claims import open_claims
 from .steps.opening import give_up_claim, open_root
 from .storage.base import Storage
 from .storage.path import StorePath, open_storage
 from .storage.tombstone import RECORD_NAME
-
-log = logging.getLogger("holdfast.checkpoint")
 
 
 def save(
@@ -61,118 +51,56 @@ def save(
     Raises StepExists where one is there (unless `overwrite`), UnsupportedLeaf, SaveFailed naming the process that failed, CheckpointError
     for a folder that cannot be written; on every process alike. `group=None` is the job's processes, or this one alone.
     """
-    check_item_name(item)
-    step, metadata = check_step(step), copy_json(metadata, "the metadata")
     group = group if group is not None else default_group()
     if layout == "orbax":
         from .layouts.orbax.write import save_orbax
 
         save_orbax(StorePath.of(path), {item: state}, metadata=metadata, group=group, timeout_s=timeout_s)
         return
+    if group.count == 1:
+        check_item_name(item), check_step(step)
     storage = open_storage(path)
     claims = open_claims(storage)
-    writer = open_root(storage, claims, group, Options(save_timeout_s=timeout_s)).writer
+    options = Options(save_timeout_s=timeout_s, per_process=per_process)
+    writer = open_root(storage, claims, group, options).writer
     try:
-        planner = Planner.of_group(group, max_file_bytes=storage.max_file_bytes, per_process=per_process)
-        _save(storage, group, writer, planner, item, state, step, metadata, overwrite, timeout_s)
+        _save(_stage(storage, group, options, writer, item, state, step, metadata, overwrite), storage, group, options, writer)
     finally:
         if group.index == 0:
             give_up_claim(storage, claims, writer)
 
 
-def _save(
-    storage: Storage,
-    group: Group,
-    writer: Writer,
-    planner: Planner,
-    item: str,
-    state: Any,
-    step: int,
-    metadata: Any,
-    overwrite: bool,
-    timeout_s: float,
-) -> None:
-    name, started_s, plan, own_error = f"checkpoint/save/{writer.id}", time.time(), None, None
+def _stage(
+    storage: Storage, group: Group, options: Options, writer: Writer, item: str, state: Any, step: int, metadata: Any, overwrite: bool
+) -> SaveRequest:
+    """Returns the request with the tree; in a group an error is in it, so that all learn of it."""
+    request = SaveRequest(0, 0, writer.id, overwrite)
     try:
+        request = replace(request, step=check_step(step))
         if group.index == 0 and not overwrite:
             _refuse_existing(storage)
-        plan = planner.plan(state)
-        report = write_snapshot(take_snapshot(plan, state), storage, "", item, writer.id)
-        message = SaveReport(group.index, 0, step, {item: report})
+        return SaveStager(storage, group, options).stage(request, {item: state}, None, metadata)
     except Exception as error:
-        own_error = error
-        message = SaveReport.of_error(group.index, 0, step, error)
-    gathered = group.gather(f"{name}/report", message.to_bytes(), timeout_s=timeout_s)
-    if gathered is None:
-        result = receive_result(group, name, {item: plan} if plan is not None else {}, timeout_s)
-    else:
-        result = _commit(storage, writer, item, plan, gathered, step, metadata, started_s, overwrite)
-        if isinstance(result.error, PlansDiffer):
-            result = SaveResult(step, explain(group, name, result.error, plan))
-        group.broadcast(f"{name}/outcome", result.to_bytes(), timeout_s=timeout_s)
+        if group.count == 1:
+            raise
+        return replace(request, broken=error)
+
+
+def _save(request: SaveRequest, storage: Storage, group: Group, options: Options, writer: Writer) -> None:
+    claim, messages = f"{FOLDER}/{writer.id}", f"checkpoint/save/{writer.id}"
+    target = SaveTarget(storage, group, request.key, "", claim, messages, options.save_timeout_s, request.overwrite)
+    try:
+        result = run_protocol(target, SnapshotWork(request, target, options))
+    finally:
+        request.release()
     if result.error is not None:
-        if not isinstance(result.error, CommitUnknown):
-            _drop_own(storage, item, writer, group.index)
-        if isinstance(own_error, HoldfastError) and group.count == 1:
-            raise own_error
-        raise result.error from own_error
+        raise result.error
 
 
 def _refuse_existing(storage: Storage) -> None:
     if any(entry.name == RECORD_NAME for entry in storage.list("")):
         message = f"{storage.root} holds a checkpoint already; save to another folder, or pass overwrite=True"
         raise StepExists(message, path=storage.root)
-
-
-def _commit(
-    storage: Storage,
-    writer: Writer,
-    item: str,
-    plan: Plan | None,
-    gathered: Sequence[bytes],
-    step: int,
-    metadata: Any,
-    started_s: float,
-    overwrite: bool,
-) -> SaveResult:
-    try:
-        reports = [SaveReport.from_bytes(data) for data in gathered]
-        check_save_reports(reports, 0, step)
-        assert plan is not None
-        items = [report.items[item] for report in reports]
-        check_reports(item, plan, items)
-        record = build_record(
-            step,
-            {item: (plan, items)},
-            writer=writer.id,
-            processes=len(reports),
-            started_s=started_s,
-            finished_s=time.time(),
-            metadata=metadata,
-        )
-        old = _old_names(storage) if overwrite else []
-        commit_record(storage, "", record, f"{FOLDER}/{writer.id}", writer.id, replace=overwrite)
-        try:
-            storage.delete([name for name in old if f"-{writer.id}." not in name])
-        except OSError as error:  # it is saved; what it was before may lie beside it
-            log.warning("what %s held before could not be deleted: %s", storage.root, error)
-        return SaveResult(step)
-    except Exception as error:
-        return SaveResult(step, failure_of(error, step, 0))
-
-
-def _old_names(storage: Storage) -> list[str]:
-    try:
-        return read_record(storage, "").file_names()
-    except CheckpointError:
-        return []
-
-
-def _drop_own(storage: Storage, item: str, writer: Writer, rank: int) -> None:
-    """Deletes what this process wrote of a save that failed."""
-    start, end = f"{item}/{rank:05d}-", f"-{writer.id}.safetensors"
-    names = [entry.name for entry in storage.list(item) if entry.name.startswith(start) and entry.name.endswith(end)]
-    storage.delete([*names, f"{item}/"])
 
 
 def load(

@@ -18,9 +18,14 @@ from ..errors import CheckpointError, UnsupportedLeaf
 
 @dataclass(frozen=True)
 class Json:
-    """Marks an item of `save(items=...)` as JSON: `Json({"learning_rate": 1e-3})`. It comes back as the value itself."""
+    """Marks an item of `save(items=...)` as JSON: `Json({"learning_rate": 1e-3})`. It comes back as the value itself.
+
+    In a group it is one value, equal on all processes, and the primary writes it; with `per_process` each process writes its own, which
+    `restore(..., process=i)` gives back.
+    """
 
     value: Any
+    per_process: bool = False
 
 
 @runtime_checkable

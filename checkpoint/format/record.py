@@ -114,6 +114,15 @@ def read_record(storage: Storage, step_dir: str) -> Record:
         return parse_record(data, path)
 
 
+def check_record(data: bytes, path: str) -> None:
+    """Reads a record that is about to be committed as every reader will. Raises HostileCheckpoint, Corrupt."""
+    if len(data) > RECORD_LIMIT_BYTES:
+        message = f"{path}: its record would have {len(data):,} bytes, and readers take at most {RECORD_LIMIT_BYTES:,}"
+        raise HostileCheckpoint(f"{message}; save fewer leaves, or shorter names, values and metadata", path=path)
+    with paused_gc():
+        parse_record(data, path)
+
+
 def find_item(record: Record, item: str) -> ItemRecord:
     if item not in record.items:
         message = f"{record.path}: there is no item {item!r}; it has {sorted(record.items)}"

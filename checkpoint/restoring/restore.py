@@ -204,11 +204,12 @@ def _on_host(request: LeafRequest, value: Any) -> Any:
 
 
 def read_json(storage: Storage, step_dir: str, record: Record, item: str, process: int = 0) -> Any:
-    """Returns the value that a process wrote for a JSON item; StepNotFound when that item or process has none."""
+    """Returns the value that a process wrote for a JSON item, or the one that is all processes'; StepNotFound where there is none."""
     found = find_item(record, item)
     reader = ItemReader(storage, step_dir, found)
+    is_shared = len(found.files) == 1 < record.processes
     for file in found.files:
-        if found.kind == "json" and file.name.startswith(f"{item}/{process:05d}-j-"):
+        if found.kind == "json" and (is_shared or file.name.startswith(f"{item}/{process:05d}-j-")):
             data = reader.read_whole(file)
             try:
                 return json.loads(data)

@@ -11,8 +11,9 @@ from concurrent.futures import Future
 from holdfast.coordination import HoldfastError
 
 from ..errors import SaveFailed
-from .commit import RESULT_WAIT_S, SaveContext, run_save
+from .commit import RESULT_WAIT_S
 from .protocol import SaveResult
+from .save import SaveContext, run_save
 from .stager import SaveRequest
 
 

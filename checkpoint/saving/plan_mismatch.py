@@ -1,6 +1,6 @@
 """Says why the plans of a save differ: asked for only when their hashes do, so that a save of equal ones stays one gather.
 
-The primary broadcasts a question instead of the result; every process answers with its leaves; then the primary sends the result.
+The primary broadcasts a question instead of the result; the process that is asked answers with its leaves; then the result is sent.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
@@ -48,19 +49,33 @@ def check_reports(item: str, plan: Plan, reports: Sequence[ItemReport]) -> None:
             raise SaveFailed(message, process=others[0], leaf=name)
 
 
+def check_json(item: str, reports: Sequence[ItemReport]) -> None:
+    """Raises SaveFailed when a JSON item that is one for all processes is not equal on all."""
+    others = [report.process for report in reports if report.local != reports[0].local]
+    if others:
+        message = (
+            f"item {item!r}: its JSON on processes {others} differs from that of process 0; "
+            "make it equal, or let each process keep its own: Json(value, per_process=True)"
+        )
+        raise SaveFailed(message, process=others[0])
+
+
 QUESTION = b"leaves of "
 
 ANSWER_S = 20.0  # for all to answer: they have just reported, and wait
 
 
 def explain(group: Group, name: str, error: PlansDiffer, plan: Plan | None) -> SaveFailed:
-    """Does the primary's part: asks all, and returns the error with the first leaf that differs, where it can be known."""
-    message, leaf = error.message, ""
+    """Does the primary's part: asks the first process that differs, and returns the error with the first leaf that does, where it can.
+
+    All processes answer, so that the calls of all stay in step; only the one that is asked, and the primary, send their leaves.
+    """
+    message, leaf, asked = error.message, "", error.process or 0
     try:
-        group.broadcast(f"{name}/outcome", QUESTION + error.item.encode(), timeout_s=ANSWER_S)
-        answers = group.gather(f"{name}/leaves", _answer(plan), timeout_s=ANSWER_S)
+        group.broadcast(f"{name}/outcome", QUESTION + json.dumps([asked, error.item]).encode(), timeout_s=ANSWER_S)
+        answers = group.gather(f"{name}/leaves", b"", timeout_s=ANSWER_S)
         assert answers is not None
-        leaf, difference = first_difference([json.loads(zlib.decompress(answer)) for answer in answers])
+        leaf, difference = first_difference(_shown_leaves(plan), json.loads(zlib.decompress(answers[asked])), asked)
         message = f"{message}. {difference}" if leaf else message
     except HoldfastError as lost:
         message = f"{message} (which leaf it is could not be asked: {lost})"
@@ -71,14 +86,18 @@ def receive_result(group: Group, name: str, plans: Mapping[str, Plan], timeout_s
     """Does the part of the others: returns the result, having answered the question if there was one."""
     message = group.broadcast(f"{name}/outcome", None, timeout_s=timeout_s)
     if message.startswith(QUESTION):
-        group.gather(f"{name}/leaves", _answer(plans.get(message.removeprefix(QUESTION).decode())), timeout_s=ANSWER_S)
+        asked, item = json.loads(message.removeprefix(QUESTION))
+        answer = zlib.compress(json.dumps(_shown_leaves(plans.get(item))).encode()) if group.index == asked else b""
+        group.gather(f"{name}/leaves", answer, timeout_s=ANSWER_S)
         message = group.broadcast(f"{name}/outcome", None, timeout_s=2 * ANSWER_S)
     return SaveResult.from_bytes(message)
 
 
-def _answer(plan: Plan | None) -> bytes:
-    leaves = [(leaf.path, _shown(leaf), leaf.sharding) for leaf in plan.leaves] if plan is not None else []
-    return zlib.compress(json.dumps(leaves).encode())
+ShownLeaves: TypeAlias = Sequence[Sequence[Any]]  # (path, how it is shown, description of its sharding) of each leaf
+
+
+def _shown_leaves(plan: Plan | None) -> ShownLeaves:
+    return [(leaf.path, _shown(leaf), leaf.sharding) for leaf in plan.leaves] if plan is not None else []
 
 
 def _shown(leaf: Leaf) -> str:
@@ -89,18 +108,18 @@ def _shown(leaf: Leaf) -> str:
     return f"{leaf.dtype}{list(leaf.shape)} ({leaf.kind}{sharding})"
 
 
-def first_difference(answers: Sequence[Sequence[Sequence[object]]]) -> tuple[str, str]:
-    """Returns the first leaf that another process has otherwise than process 0, and a sentence; ("", "") when only structure differs."""
-    first = {str(path): (shown, sharding) for path, shown, sharding in answers[0]}
-    for process, answer in enumerate(answers[1:], 1):
-        other = {str(path): (shown, sharding) for path, shown, sharding in answer}
-        for path in [*first, *other]:
-            if path not in other or path not in first:
-                here, there = (0, process) if path in first else (process, 0)
-                return path, f"The leaf {path!r} is on process {here} and not on process {there}"
-            if first[path] != other[path]:
-                ours, theirs = first[path][0], other[path][0]
-                if ours == theirs:
-                    ours, theirs = f"{ours} {json.dumps(first[path][1])}", f"{theirs} {json.dumps(other[path][1])}"
-                return path, f"The leaf {path!r} is {ours} on process 0 and {theirs} on process {process}"
+def first_difference(ours: ShownLeaves, theirs: ShownLeaves, process: int) -> tuple[str, str]:
+    """Returns the first leaf that `process` has otherwise than process 0, and a sentence; ("", "") when only structure differs."""
+    first = {path: (shown, sharding) for path, shown, sharding in ours}
+    other = {path: (shown, sharding) for path, shown, sharding in theirs}
+    for path in [*first, *other]:
+        if path not in other or path not in first:
+            here, there = (0, process) if path in first else (process, 0)
+            return path, f"The leaf {path!r} is on process {here} and not on process {there}"
+        here_shown, there_shown = first[path][0], other[path][0]
+        here_sharding, there_sharding = json.dumps(first[path][1]), json.dumps(other[path][1])
+        if (here_shown, here_sharding) != (there_shown, there_sharding):
+            if here_shown == there_shown:
+                here_shown, there_shown = f"{here_shown} {here_sharding}", f"{there_shown} {there_sharding}"
+            return path, f"The leaf {path!r} is {here_shown} on process 0 and {there_shown} on process {process}"
     return "", ""

@@ -15,7 +15,16 @@ from ..options import Options
 from ..storage.base import Storage
 from .plan import Plan
 from .planner import Planner
+from .protocol import SaveKey
 from .snapshot import Snapshot, take_snapshot
+
+
+@dataclass(frozen=True)
+class JsonValue:
+    """An item that is JSON, encoded: one for all processes, or this process's own."""
+
+    data: bytes
+    per_process: bool
 
 
 @dataclass(frozen=True)
@@ -30,12 +39,17 @@ class SaveRequest:
     save_id: str
     overwrite: bool = False
     trees: Mapping[str, tuple[Plan, Snapshot]] = field(default_factory=dict)
-    values: Mapping[str, bytes] = field(default_factory=dict)  # JSON
+    values: Mapping[str, JsonValue] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     metadata: Any = None
     broken: Exception | None = None
     started_s: float = field(default_factory=time.time)  # Unix time, for the record
     began: float = field(default_factory=time.monotonic)  # what the save's time is counted from
+
+    @property
+    def key(self) -> SaveKey:
+        """What every message of the save carries."""
+        return SaveKey(self.save_id, self.counter, self.step)
 
     @property
     def total_bytes(self) -> int:
@@ -65,15 +79,15 @@ class SaveStager:
     def stage(self, request: SaveRequest, items: Mapping[str, Any], metrics: Mapping[str, Any] | None, metadata: Any) -> SaveRequest:
         """Returns the request with items, metrics and metadata. Raises UnsupportedLeaf, TypeError, ValueError, holding nothing then."""
         trees: dict[str, tuple[Plan, Snapshot]] = {}
-        values: dict[str, bytes] = {}
+        values: dict[str, JsonValue] = {}
         staged = replace(request, trees=trees, values=values, metadata=copy_json(metadata, "the metadata"))
         try:
             for name, value in items.items():
                 check_item_name(name)
                 if isinstance(value, Json):
-                    values[name] = encode_json(value.value, f"the item {name!r}")
+                    values[name] = JsonValue(encode_json(value.value, f"the item {name!r}"), value.per_process)
                 elif is_iterator(value):
-                    values[name] = encode_json(state_of(name, value), f"the state of the iterator {name!r}")
+                    values[name] = JsonValue(encode_json(state_of(name, value), f"the state of the iterator {name!r}"), per_process=True)
                 else:
                     plan = self._planner(name).plan(value)
                     trees[name] = (plan, take_snapshot(plan, value, host_memory_bytes=self._options.host_memory_bytes))

@@ -19,7 +19,7 @@ from ..errors import CheckpointError, StepNotFound
 from ..format.files import step_folders
 from ..format.record import read_record
 from ..storage.base import Storage
-from ..storage.path import open_storage
+from ..storage.path import join, open_storage
 from .claims import Claims, Writer, may_fence, this_writer
 from .object_claims import open_claims
 
@@ -28,21 +28,11 @@ KEPT_FAILURES = 16  # jobs of a worker; what more there is the next manager swee
 _PACK = re.compile(r"\d{5,}-(?:\d{5}|j)-([0-9a-f]{8})(?:[0-9a-f]{8})?\.(?:safetensors|json)")
 
 
-def delete_files(storage: Storage, step: int, names: Sequence[str]) -> None:
-    """Deletes files of a step, by names relative to it, and then its folders where they are empty."""
+def delete_files(storage: Storage, folder: str, names: Sequence[str]) -> None:
+    """Deletes files of a step, by names relative to its folder ("" for the root), and then its folders where they are empty."""
     items = {name.rpartition("/")[0] for name in names} - {""}
-    storage.delete([f"{step}/{name}" for name in names] + [f"{step}/{item}/" for item in sorted(items)] + [f"{step}/"])
-
-
-def delete_save(storage: Storage, step: int, items: Sequence[str], process: int, save_id: str) -> None:
-    """Deletes what one process wrote of a save that failed. Never call it while a commit may be under way."""
-    prefix, written = f"{process:05d}-", []
-    for item in items:
-        for entry in storage.list(f"{step}/{item}"):
-            name = entry.name.rpartition("/")[2]
-            if name.startswith(prefix) and name.partition(".")[0].endswith(f"-{save_id}"):
-                written.append(f"{item}/{name}")
-    delete_files(storage, step, written or [f"{item}/" for item in items])
+    own = [f"{folder}/"] if folder else []
+    storage.delete([join(folder, name) for name in names] + [join(folder, item) + "/" for item in sorted(items)] + own)
 
 
 def pack_names(storage: Storage, step: int) -> list[str]:
@@ -92,7 +82,7 @@ def sweep_files(storage: Storage, claims: Claims) -> list[str]:
         if suspects and (named := _named(storage, step)) is not None:
             names = [name for name, _ in suspects if name not in named]
             names = claims.bury(step, names, {writer for name, writer in suspects if name in names}) if names else []
-            delete_files(storage, step, names)
+            delete_files(storage, str(step), names)
             deleted += [f"{step}/{name}" for name in names]
         if not packs or suspects:
             _delete_empty(storage, step)

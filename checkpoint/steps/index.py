@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
+from crc32c import crc32c
+
 from ..errors import CheckpointError
 from ..format.record import read_record
 from ..options import Statistics
@@ -55,6 +57,15 @@ class StepIndex:
         with self._lock:
             self._facts[committed.step] = committed
 
+    def crc(self) -> int:
+        """Returns the CRC of the known steps: processes whose CRCs are equal know the same."""
+        return crc32c(",".join(map(str, self.steps())).encode())
+
+    def adopt(self, steps: Iterable[int]) -> None:
+        """Knows these steps from now on, and no others: the primary's list."""
+        with self._lock:
+            self._facts = {step: self._facts.get(step) for step in steps}
+
     def superfluous(self, new: StepFacts) -> list[int]:
         """Returns the steps that the keep policy lets go once `new` is committed, which stays. Reads the store: for the primary."""
         if isinstance(self._keep_policy, KeepAll):
@@ -100,5 +111,5 @@ class StepIndex:
 
     def _delete_files(self, step: int, names: Sequence[str]) -> None:
         began = time.perf_counter()
-        delete_files(self._storage, step, names)
+        delete_files(self._storage, str(step), names)
         self._statistics.add(steps_deleted=1, delete_s=time.perf_counter() - began)

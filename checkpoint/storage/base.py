@@ -46,11 +46,15 @@ class NotCommitted(OSError):
     """Says that a commit was refused for certain: its name does not exist, and never will by this call."""
 
 
+class NameTaken(NotCommitted):
+    """Says that a commit was refused for certain, because another file has the name."""
+
+
 class Storage(Protocol):
     """The whole of what the checkpoint room asks of a store.
 
-    Errors are the operating system's: FileNotFoundError for a missing name, FileExistsError from `commit`, OSError for the rest; `commit`
-    alone may also raise `Fenced`. `root` is how messages show the store. A file longer than `max_file_bytes` cannot be written (None: no
+    Errors are the operating system's: FileNotFoundError for a missing name, OSError for the rest; `commit` alone raises `NotCommitted` and
+    `Fenced` too. `root` is how messages show the store. A file longer than `max_file_bytes` cannot be written (None: no
     bound), and `max_concurrency` is how many reads or writes are worth running side by side.
     """
 
@@ -81,9 +85,10 @@ class Storage(Protocol):
         """Returns a whole small file; raises OverflowError, having read nothing, when it is longer than `limit_bytes`."""
 
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
-        """Makes `name` exist with `data`, whole and durable, if no such file is there (FileExistsError) and the claim stands (Fenced).
+        """Makes `name` exist with `data`, whole and durable, if no such file is there (NameTaken) and the claim stands (Fenced).
 
         Raises NotCommitted where it was refused for certain; after any other OSError the name may exist, now or later, durable or not.
+        FileExistsError is one of these: a file is there, and whether a try of this call put it there, for a while, is not known.
 
         With `replace` a file that is there is replaced in one step. `claim` is the folder of the writer's claim; on POSIX the data is
         written and fsynced inside it and linked from there, so that a claim that was renamed away stops the commit.

@@ -16,7 +16,7 @@ from typing import TypeVar
 from holdfast.coordination import Fenced
 
 from ..errors import Corrupt
-from .base import Entry, NotCommitted, Part
+from .base import Entry, NameTaken, NotCommitted, Part
 
 IOV_MAX = 1000  # buffers in one vectored call; Linux allows 1,024
 FOLDER_TRIES = 16
@@ -123,9 +123,9 @@ class LocalStorage:
                 os.link(source, path)
             except FileExistsError:
                 if not os.path.samefile(source, path):  # else it is our own link: an NFS client may lose the first answer
-                    raise
+                    raise NameTaken(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
         elif path.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+            raise NameTaken(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         else:
             os.rename(source, path)
 
@@ -210,7 +210,7 @@ def _refusing(certain: Callable[[OSError], bool]) -> Iterator[None]:
     """Raises NotCommitted for an OSError that is a refusal for certain."""
     try:
         yield
-    except FileExistsError:
+    except (NotCommitted, FileExistsError):
         raise
     except OSError as error:
         if not certain(error):
@@ -268,6 +268,11 @@ def _in_folder(path: Path, make: Callable[[], T]) -> T:
             return make()
     _make_folders(path.parent)
     return make()
+
+
+def make_durable(storage: LocalStorage, folder: str) -> None:
+    """Makes the names in a folder of a store durable: for who finds a name there that another process has just made."""
+    sync_folder(Path(storage.root) / folder)
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:

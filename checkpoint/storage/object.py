@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from holdfast.coordination import Fenced
 
 from ..errors import CheckpointError
-from .base import Entry, NotCommitted, Part
+from .base import Entry, NameTaken, Part
 from .local import fenced
 from .tombstone import RECORD_NAME, TOMBSTONE, fenced_writers, tombstone
 
@@ -106,17 +106,22 @@ class ObjectStorage:
         return data
 
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
-        for _ in range(COMMIT_TRIES):
-            found, generation = self._before_commit(name, data, claim, replace)
+        for attempt in range(COMMIT_TRIES):
+            try:
+                found, generation = self._before_commit(name, data, claim, replace)
+            except NameTaken as error:
+                if attempt:  # a try of ours may have been applied, replaced, and be applied again
+                    raise FileExistsError(error.errno, error.strerror, error.filename) from None
+                raise
             if found == data:
                 return  # an earlier try went through though its answer was lost
             if self.put(name, data, generation):
                 self._take_back_if_swept(name, data, claim)
                 return
-        raise NotCommitted(errno.EAGAIN, f"lost the race for it {COMMIT_TRIES} times", f"{self._url}/{name}")
+        raise OSError(errno.EAGAIN, f"lost the race for it {COMMIT_TRIES} times", f"{self._url}/{name}")
 
     def _before_commit(self, name: str, data: bytes, claim: str, replace: bool) -> tuple[bytes | None, bytes]:
-        """Returns what stands at the name and its generation, once it may be replaced. Raises Fenced, FileExistsError."""
+        """Returns what stands at the name and its generation, once it may be replaced. Raises Fenced, NameTaken."""
         writer_id = claim.rpartition("/")[2]
         if self.get(f"{claim}/claim.json")[0] is None:
             raise fenced(f"{self._url}/{claim}")
@@ -125,7 +130,7 @@ class ObjectStorage:
             if writer_id in fenced_writers(found):
                 raise Fenced(f"writer {writer_id} was fenced from {self._url}/{name}; open a new manager to write again")
             if not found.startswith(TOMBSTONE) and not replace:
-                raise FileExistsError(errno.EEXIST, "Object exists", f"{self._url}/{name}")
+                raise NameTaken(errno.EEXIST, "Object exists", f"{self._url}/{name}")
         return found, generation
 
     def _take_back_if_swept(self, name: str, data: bytes, claim: str) -> None:

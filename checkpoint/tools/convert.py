@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from crc32c import crc32c
 
+from holdfast.coordination import HoldfastError
 from holdfast.multihost import Solo
 
-from ..errors import CommitUnknown, StepExists, StepNotFound, TreeMismatch, UnsupportedLeaf
+from ..errors import StepExists, StepNotFound, TreeMismatch, UnsupportedLeaf
 from ..format.dtypes import dtype_named
-from ..format.files import FileReport, ItemReport, encode_value, pack_name
+from ..format.files import FileReport, ItemReport, encode_value, json_name, pack_name
 from ..format.grid import Chunk
 from ..format.limits import encode_json
 from ..format.pack_header import HEADER_BYTES
@@ -29,12 +30,12 @@ from ..options import Options
 from ..restoring.devices import Region
 from ..restoring.per_process import PerProcessReader, PerProcessSelection, leaves_of_process
 from ..restoring.reader import ArrayReader, ReadRequest
-from ..saving.commit import commit_record
+from ..saving.commit import SaveTarget, run_protocol
 from ..saving.pack_writer import pack_parts, plan_pack, write_json
 from ..saving.plan import CHUNK_BYTES, Leaf, Plan, ShardPlacement, make_plan
+from ..saving.protocol import SaveKey, SaveReport, Superfluous
 from ..saving.record_builder import build_record
 from ..steps.claims import FOLDER, Claims
-from ..steps.garbage import delete_save
 from ..steps.object_claims import open_claims
 from ..steps.opening import give_up_claim, open_root
 from ..storage.base import Part, Storage, count_parts, run_side_by_side
@@ -247,37 +248,70 @@ def _to_holdfast(
     storage, step = root.storage, checkpoint.info.step or 0
     claims = claims or open_claims(storage)
     opened = open_root(storage, claims, Solo(), Options())
+    writer_id = opened.writer.id
     try:
         if step in opened.steps or step in opened.foreign:
             raise StepExists(f"step {step} is already in {root}; choose another place or delete it first", path=str(root), step=step)
-        names = [*chosen, *(name for name, kind in checkpoint.info.items.items() if kind == "json")]
-        try:
-            _write_step(checkpoint, chosen, storage, step, opened.writer.id, progress)
-        except CommitUnknown:
-            raise
-        except BaseException:
-            delete_save(storage, step, names, 0, opened.writer.id)
-            raise
+        key = SaveKey(writer_id, 0, step)
+        target = SaveTarget(storage, Solo(), key, str(step), f"{FOLDER}/{writer_id}", f"checkpoint/convert/{writer_id}", timeout_s=math.inf)
+        result = run_protocol(target, _ConversionWork(checkpoint, chosen, target, progress))
+        if result.error is not None:
+            cause = result.error.__cause__
+            raise cause if isinstance(cause, HoldfastError) and result.deletable else result.error
     finally:
         give_up_claim(storage, claims, opened.writer)
     return str(root / str(step))
 
 
-def _write_step(
-    checkpoint: CheckpointReader, chosen: Mapping[str, Selected], storage: Storage, step: int, writer_id: str, progress: Progress
-) -> None:
-    started_s, info = time.time(), checkpoint.info
-    items: dict[str, tuple[Plan | None, list[ItemReport]]] = {}
-    for name, (item, reader) in chosen.items():
-        items[name] = write_item(item, reader, storage, str(step), writer_id, progress)
-    for name, kind in info.items.items():
-        if kind == "json":
-            items[name] = (None, [write_json(storage, str(step), name, writer_id, 0, _json_data(name, checkpoint.json(name)))])
-    metrics = {name: value for name, value in info.metrics.items() if isinstance(value, (int, float))}
-    processes = max([len(reports) for _, reports in items.values()], default=1)
-    facts = {"started_s": started_s, "finished_s": time.time(), "metrics": metrics, "metadata": info.metadata}
-    record = build_record(step, items, writer=writer_id, processes=processes, **facts)
-    commit_record(storage, str(step), record, f"{FOLDER}/{writer_id}", writer_id)
+class _ConversionWork:
+    """Writes the chosen items of a checkpoint, and its JSON items, as this one process."""
+
+    def __init__(self, checkpoint: CheckpointReader, chosen: Mapping[str, Selected], target: SaveTarget, progress: Progress) -> None:
+        self._checkpoint, self._chosen, self._target, self._progress = checkpoint, chosen, target, progress
+        self._started_s = time.time()
+        self._items: dict[str, tuple[Plan | None, list[ItemReport]]] = {}
+        self._names: list[str] = []
+
+    def write(self) -> Mapping[str, ItemReport]:
+        """Writes the packs while their chunks are read, durably."""
+        checkpoint, storage, folder, save_id = self._checkpoint, self._target.storage, self._target.folder, self._target.key.save_id
+        for name, (item, reader) in self._chosen.items():
+            self._items[name] = write_item(item, reader, storage, folder, save_id, self._progress, self._names)
+        for name, kind in checkpoint.info.items.items():
+            if kind == "json":
+                self._names.append(f"{name}/{json_name(0, save_id)}")
+                self._items[name] = (None, [write_json(storage, folder, name, save_id, 0, _json_data(name, checkpoint.json(name)))])
+        return {name: reports[0] for name, (_, reports) in self._items.items()}
+
+    def build(self, reports: Sequence[SaveReport]) -> bytes:
+        """Returns the record: the one report of the save is this work's own."""
+        info = self._checkpoint.info
+        return build_record(
+            self._target.key.step,
+            self._items,
+            writer=self._target.key.save_id,
+            processes=max([len(shares) for _, shares in self._items.values()], default=1),
+            started_s=self._started_s,
+            finished_s=time.time(),
+            metrics={name: value for name, value in info.metrics.items() if isinstance(value, (int, float))},
+            metadata=info.metadata,
+        )
+
+    def plans(self) -> Mapping[str, Plan]:
+        """Returns nothing: nobody's plan can differ."""
+        return {}
+
+    def own_files(self) -> list[str]:
+        """Returns the files that were begun."""
+        return self._names
+
+    def steps_crc(self) -> int:
+        """Returns a constant: nobody asks."""
+        return 0
+
+    def superfluous(self, *, list_steps: bool) -> Superfluous:
+        """Returns nothing: no keep policy is at work."""
+        return Superfluous()
 
 
 def _json_data(item: str, value: Any) -> bytes:
@@ -288,9 +322,12 @@ def _json_data(item: str, value: Any) -> bytes:
 
 
 def write_item(
-    item: ItemRecord, reader: ArrayReader, storage: Storage, step_dir: str, writer_id: str, progress: Progress
+    item: ItemRecord, reader: ArrayReader, storage: Storage, step_dir: str, writer_id: str, progress: Progress, names: list[str]
 ) -> tuple[Plan, list[ItemReport]]:
-    """Writes the packs of one item; returns the plan and the reports that the record is made of. At most a few chunks are in memory."""
+    """Writes the packs of one item; returns the plan and the reports that the record is made of. At most a few chunks are in memory.
+
+    `names` gets each file, relative to the step's folder, before it is begun.
+    """
     tree, found = _in_order(item)
     placements: dict[Any, ShardPlacement | None] = {}
     plan = make_plan(tree, [_leaf(leaf, path, placements) for leaf, path in found], max_file_bytes=storage.max_file_bytes)
@@ -302,6 +339,7 @@ def write_item(
         stream = _ChunkStream(reader, [_chunk_region(plan, chunk, leaves[chunk.leaf]) for chunk in plan.own[pack]])
         name = pack_name(0, pack, writer_id)
         parts = count_parts(pack_parts(planned, stream.chunks(), crcs), progress)
+        names.append(f"{item.name}/{name}")
         storage.write(join(step_dir, item.name, name), planned.size, parts)
         return FileReport(name, planned.size, planned.head_bytes, crc32c(planned.header(crcs)))
 

@@ -13,7 +13,7 @@ from ..layouts.orbax import metadata as orbax
 from ..restoring.restore import verify_step
 from ..steps.claims import FOLDER, Claims, this_writer
 from ..steps.garbage import fence_others
-from ..storage.base import Part, run_side_by_side
+from ..storage.base import NameTaken, Part, run_side_by_side
 from ..storage.path import StorePath
 from ..storage.tombstone import RECORD_NAME
 from .repack import CopyJob, repack
@@ -67,7 +67,7 @@ def _copy_ours(source: StorePath, target: StorePath, claims: Claims, progress: P
         if not is_there:
             try:
                 target.storage.commit((target / RECORD_NAME).name, data, claim)
-            except FileExistsError:
+            except (NameTaken, FileExistsError):
                 _refuse_other(target, source, data)
             done.written.append(RECORD_NAME)
     return done

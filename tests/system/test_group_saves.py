@@ -228,3 +228,90 @@ def test_a_group_of_some_processes_saves_what_is_theirs(tmp_path: Path) -> None:
         tmp_path / "run",
     )
     assert len([name for name in files(tmp_path / "run") if name.endswith(".safetensors")]) == 2
+
+
+def test_the_next_save_has_the_same_number_on_all(tmp_path: Path) -> None:
+    """Whatever `save` raises on one process (a bad step, a bad name, an interrupt), the others fail at once and the next save is good."""
+    run_together(
+        """
+        import time
+        with CheckpointManager(root, options=Options(save_timeout_s=60)) as manager:
+            def interrupted(*_):
+                raise KeyboardInterrupt
+            mistakes = [
+                (lambda: manager.save("7", state(7)), TypeError),
+                (lambda: manager.save(7, items={"a/b": state(7)}), ValueError),
+                (lambda: manager.save(7, state(7), metadata={1, 2}), TypeError),
+                (lambda: manager.save(7), ValueError),
+            ]
+            began = time.monotonic()
+            for step, (mistake, kind) in enumerate(mistakes, 1):
+                if index == 1:
+                    goes(mistake, kind)
+                else:
+                    manager.save(7, state(7))
+                    error = goes(manager.wait_until_finished, SaveFailed)
+                    assert error.process == 1 and kind.__name__ in str(error), error
+                manager.save(step, state(step))
+                manager.wait_until_finished()
+            if index == 1:
+                stage, manager._stager.stage = manager._stager.stage, interrupted
+                goes(lambda: manager.save(7, state(7)), KeyboardInterrupt)
+                manager._stager.stage = stage
+            else:
+                manager.save(7, state(7))
+                assert "interrupted" in str(goes(manager.wait_until_finished, SaveFailed))
+            manager.save(9, state(9))
+            manager.wait_until_finished()
+            assert manager.all_steps() == [1, 2, 3, 4, 9] and time.monotonic() - began < 45
+        """,
+        3,
+        tmp_path,
+    )
+
+
+def test_processes_that_know_other_steps_learn_them_with_the_next_save(tmp_path: Path) -> None:
+    """A process that was not told of a commit, and could not read its record either, lists it again after the next save."""
+    run_together(
+        """
+        from holdfast.checkpoint.saving import commit
+        from holdfast.checkpoint.saving.protocol import Hear, ReadRecord, RecordUnreadable, Failed
+        with CheckpointManager(root) as manager:
+            manager.save(1, state(1))
+            manager.wait_until_finished()
+            perform = commit._Part.perform
+            def deaf(part, effect):
+                event = perform(part, effect)
+                if isinstance(effect, Hear):
+                    return Failed(TimeoutError("nothing came"))
+                return RecordUnreadable() if isinstance(effect, ReadRecord) else event
+            if index == 1:
+                commit._Part.perform = deaf
+            manager.save(2, state(2))
+            if index == 1:
+                goes(manager.wait_until_finished, CommitUnknown)
+                commit._Part.perform = perform
+                assert manager.all_steps() == [1]
+            manager.save(3, state(3))
+            manager.wait_until_finished()
+            assert manager.all_steps() == [1, 2, 3], manager.all_steps()
+        """,
+        2,
+        tmp_path,
+    )
+
+
+def test_a_mistake_of_one_process_in_a_single_save_is_known_to_all(tmp_path: Path) -> None:
+    """One-shot `save` of a group ends alike where one process passes a bad step or name: at once, naming it, and nothing is left."""
+    run_together(
+        """
+        for number, more in enumerate([{"step": -1}, {"item": "a/b"}, {"metadata": {1}}]):
+            path = f"{root}/{number}"
+            error = goes(lambda: save(path, state(1), **(more if index == 1 else {})), HoldfastError)
+            assert error.process == 1, error
+            save(path, state(2))
+            assert same(load(path, state(0)), 2)
+        """,
+        2,
+        tmp_path,
+    )

@@ -114,13 +114,18 @@ def test_the_state_of_each_reader(tmp_path: Path) -> None:
     """An iterator's state is each process's own too: on another number of processes it is an error, unless one is chosen."""
     script = inspect.getsource(Reader) + textwrap.dedent("""
     with CheckpointManager(root) as manager:
-        manager.save(1, items={"data": Reader(70 + index), "note": Json({"of": index})})
+        manager.save(1, items={"data": Reader(70 + index), "note": Json({"of": index}, per_process=True), "same": Json([1])})
         manager.wait_until_finished()
+        assert manager.restore(1, item="same") == manager.restore(1, item="same", process=1) == [1]
+        manager.save(2, items={"data": Reader(70 + index), "note": Json({"of": index})})
+        error = goes(manager.wait_until_finished, SaveFailed)
+        assert error.process == 1 and "'note': its JSON on processes [1] differs from that of process 0" in str(error), error
         assert manager.restore(1, like=Reader(0), item="data").at == 70 + index
         assert manager.restore(1, like=Reader(0), item="data", process=1).at == 71
         assert manager.restore(1, item="note") == {"of": 0} and manager.restore(1, item="note", process=1) == {"of": 1}
     """)
     run_together(script, 2, tmp_path)
+    assert [path.name[:7] for path in (tmp_path / "1/same").iterdir()] == ["00000-j"]  # the primary's alone
     with CheckpointManager(tmp_path, options=Options(read_only=True)) as manager:
         with pytest.raises(TreeMismatch, match=r"'data' has a state for each of 2 processes, and this job has 1; .* process=0 to 1"):
             manager.restore(1, like=Reader(0), item="data")

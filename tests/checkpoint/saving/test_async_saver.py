@@ -15,7 +15,7 @@ from holdfast.checkpoint.options import Statistics
 from holdfast.checkpoint.policy import KeepAll
 from holdfast.checkpoint.saving import async_saver
 from holdfast.checkpoint.saving.async_saver import AsyncSaver
-from holdfast.checkpoint.saving.commit import SaveContext
+from holdfast.checkpoint.saving.save import SaveContext
 from holdfast.checkpoint.saving.stager import SaveRequest, SaveStager
 from holdfast.checkpoint.steps.claims import LocalClaims, this_writer
 from holdfast.checkpoint.steps.garbage import BackgroundWorker

@@ -1,183 +1,130 @@
-"""One save, from a staged request to its result: what is on disk and in the index when it returns, and what a failure leaves."""
+"""What an unclear answer to a commit may mean: a record that has its name is never robbed of its packs, nor is the one before it lost."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointManager, CommitUnknown, KeepLast, Options, SaveFailed, StepExists, UnsupportedLeaf
-from holdfast.checkpoint.format.files import list_steps
-from holdfast.checkpoint.format.record import read_record
-from holdfast.checkpoint.options import Statistics
-from holdfast.checkpoint.saving import commit
-from holdfast.checkpoint.saving.commit import SaveContext, run_save
-from holdfast.checkpoint.saving.protocol import SaveResult
-from holdfast.checkpoint.saving.stager import SaveRequest, SaveStager
-from holdfast.checkpoint.steps.claims import LocalClaims, Writer, this_writer
-from holdfast.checkpoint.steps.garbage import BackgroundWorker
-from holdfast.checkpoint.steps.index import StepIndex
-from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.coordination import Fenced
-from holdfast.multihost import Group, Solo
-from tests.support.checkpointing import at_once, groups
+from holdfast.checkpoint import CheckpointError, CheckpointManager, CommitUnknown, StepExists, load, save, verify
+from holdfast.checkpoint.layouts.detect import open_checkpoint
+from holdfast.checkpoint.storage import local
+from holdfast.checkpoint.storage.path import StorePath, open_storage
+from holdfast.checkpoint.tools.convert import convert
+
+OLD, NEW = {"x": np.arange(3.0)}, {"x": np.arange(3.0) + 10}
 
 
-def made(root: Path, group: Group | None = None, writer: Writer | None = None, **options: float) -> SaveContext:
-    """Returns the context of a manager that keeps two steps; the claim is the primary's to take."""
-    storage, worker, statistics, group = LocalStorage(root), BackgroundWorker(), Statistics(), group or Solo()
-    claims, writer = LocalClaims(storage), writer or this_writer()
-    if group.index == 0:
-        claims.take(writer)
-    index = StepIndex(storage, KeepLast(2), list_steps(storage), worker, statistics, deletes=group.index == 0)
-    return SaveContext(storage, group, claims, writer, Options(**options), index, worker, statistics)  # type: ignore[arg-type]
+@contextmanager
+def _failing_sync(monkeypatch: pytest.MonkeyPatch, times: int) -> Iterator[None]:
+    """Lets the fsync of a folder that holds a record fail with EIO, after the record has got its name."""
+    real, spared = local.sync_folder, [times]
+
+    def sync(folder: Path) -> None:
+        if (folder / "checkpoint.json").exists() and spared[0]:
+            spared[0] -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
+        real(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "sync_folder", sync)
+        yield
 
 
-def staged(context: SaveContext, step: int, counter: int = 1, *, overwrite: bool = False, value: int = 0) -> SaveRequest:
-    request = SaveRequest(counter, step, f"{context.writer.id}{counter:08x}", overwrite)
-    tree = {"w": np.arange(1000) + value, "step": step}
-    return SaveStager(context.storage, context.group, context.options).stage(request, {"state": tree}, {"loss": 1.0}, None)
+@contextmanager
+def _link_answers_twice(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lets link() do its work and then fail with EEXIST, as an NFS client does whose first answer was lost."""
+    real = os.link
+
+    def link(source: Any, target: Any, **more: Any) -> None:
+        real(source, target, **more)
+        if str(target).endswith("checkpoint.json"):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(source), None, str(target))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", link)
+        yield
 
 
-@pytest.fixture
-def context(tmp_path: Path) -> Iterator[SaveContext]:
-    context = made(tmp_path)
-    yield context
-    context.worker.wait(60)
-    context.claims.fence(context.writer.id)
+def _one_shot(path: Path, state: Any, overwrite: bool = False) -> None:
+    save(path, state, overwrite=overwrite)
 
 
-def test_all_is_up_to_date_when_it_returns(context: SaveContext) -> None:
-    """The step is listed with its metrics, the superfluous one is not, and the statistics count them."""
-    for counter, step in enumerate((1, 2, 3), 1):
-        result = run_save(staged(context, step, counter), context)
-        assert result == SaveResult(step, None, (1,) if step == 3 else ())
-        assert step in context.index
-    assert context.index.steps() == list_steps(context.storage) == [2, 3]
-    assert read_record(context.storage, "3").metrics == {"loss": 1.0}
-    found = context.statistics.to_dict()
-    assert found["saves"] == 3 and found["save_bytes"] == 3 * 8000 and found["save_s"] > 0
-    assert context.worker.wait(60) and context.statistics.to_dict()["steps_deleted"] == 1
-
-
-def test_a_step_that_another_writer_saved_meanwhile(context: SaveContext, tmp_path: Path) -> None:
-    """The first commit wins: the second is StepExists, changes nothing, and leaves none of its files."""
-    with CheckpointManager(tmp_path) as other:
-        other.save(1, {"w": np.zeros(3)})
-    before = sorted(tmp_path.glob("1/**/*"))
-    result = run_save(staged(context, 1), context)
-    assert isinstance(result.error, StepExists) and "saved by another writer meanwhile; nothing was changed" in str(result.error)
-    assert sorted(tmp_path.glob("1/**/*")) == before and 1 not in context.index
-    assert run_save(staged(context, 1, 2, overwrite=True), context).error is None
-    assert len([*tmp_path.glob("1/state/*")]) == 1 and read_record(context.storage, "1").writer_id == f"{context.writer.id}00000002"
-
-
-def test_a_writer_whose_claim_is_gone(context: SaveContext, tmp_path: Path) -> None:
-    """A save by a fenced writer is Fenced, and leaves nothing."""
-    context.claims.fence(context.writer.id)
-    result = run_save(staged(context, 1), context)
-    assert isinstance(result.error, Fenced) and not (tmp_path / "1").exists()
-
-
-def test_a_process_that_is_broken_says_why(context: SaveContext, tmp_path: Path) -> None:
-    """A request that cannot be saved fails with its cause, and is counted."""
-    broken = UnsupportedLeaf("the leaf 'f' is a function", leaf="f")
-    result = run_save(SaveRequest(1, 1, f"{context.writer.id}00000001", broken=broken), context)
-    assert isinstance(result.error, SaveFailed) and result.error.__cause__ is broken and not (tmp_path / "1").exists()
-    assert str(result.error) == "step 1 was not saved: process 0 failed: UnsupportedLeaf: the leaf 'f' is a function"
-    assert context.statistics.to_dict()["saves_failed"] == 1
-
-
-def test_a_save_that_takes_too_long_is_not_committed(tmp_path: Path) -> None:
-    """Past save_timeout_s the primary commits nothing, and says what was exceeded."""
-    context = made(tmp_path, save_timeout_s=1e-9)
-    result = run_save(staged(context, 1), context)
-    assert str(result.error) == "step 1 was not saved: it took longer than save_timeout_s=1e-09"
-    assert list_steps(context.storage) == [] and not (tmp_path / "1").exists()
-    context.claims.fence(context.writer.id)
-
-
-class _ClaimsOfABusyStore(LocalClaims):
-    """Claims that are taken once and cannot be renewed."""
-
-    def take(self, writer: Writer) -> None:
-        raise OSError(5, "the store is busy")
-
-
-def test_a_claim_that_cannot_be_renewed_does_not_lose_the_step(tmp_path: Path) -> None:
-    """The step is saved and listed, the superfluous one goes, and the next save works: the claim is renewed after a later one."""
-    first = made(tmp_path)
-    context = SaveContext(**{**vars(first), "claims": _ClaimsOfABusyStore(first.storage)})
-    for counter, step in enumerate((1, 2, 3), 1):
-        assert run_save(staged(context, step, counter), context).error is None
-    assert context.index.steps() == [2, 3]
-    context.worker.wait(60)
-    first.claims.fence(first.writer.id)
-
-
-def test_too_little_space_is_reported_before_a_byte_is_written(tmp_path: Path) -> None:
-    """A save larger than what is free fails with both numbers."""
-    with CheckpointManager(tmp_path) as manager:
-        manager.save(1, {"w": np.broadcast_to(np.int8(0), 1)})
+def _managed(path: Path, state: Any, overwrite: bool = False) -> None:
+    with CheckpointManager(path.parent) as manager:
+        manager.save(int(path.name), state, overwrite=overwrite)
         manager.wait_until_finished()
-        spare, commit.SPARE_BYTES = commit.SPARE_BYTES, 1 << 60
-        try:
-            manager.save(2, {"w": np.zeros(100)})
-            with pytest.raises(SaveFailed, match=r"step 2 needs 1,152,921,504,606,\d{3},\d{3} bytes, [\d,]+ are free"):
+
+
+def _converted(path: Path, state: Any, overwrite: bool = False) -> None:
+    source = path.parent.parent / "source"
+    if not source.exists():
+        save(source, state, step=int(path.name))
+    convert(open_checkpoint(source), StorePath(open_storage(path.parent)), "holdfast")
+
+
+WRITERS = [_one_shot, _managed, _converted]
+
+
+@pytest.mark.parametrize("times", [1, 2, 1000])
+@pytest.mark.parametrize("write", WRITERS)
+def test_an_error_after_the_record_has_its_name_deletes_nothing(
+    write: Callable[..., None], times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EIO of the folder's fsync: the save is not known to be durable, and what is there is whole."""
+    path = tmp_path / "root" / "7"
+    path.parent.mkdir()
+    if write is _converted:
+        save(tmp_path / "source", NEW, step=7)
+    with _failing_sync(monkeypatch, times), pytest.raises(CheckpointError) as caught:
+        write(path, NEW)
+    assert isinstance(caught.value, CommitUnknown), caught.value
+    assert load(path)["x"].tolist() == [10, 11, 12]
+    verify(path)
+
+
+@pytest.mark.parametrize("times", [1, 1000])
+@pytest.mark.parametrize("write", [_one_shot, _managed])
+def test_an_overwrite_that_ends_unclear_keeps_one_of_the_two(
+    write: Callable[..., None], times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With overwrite=True the old checkpoint goes only once the new one is known to be there."""
+    path = tmp_path / "root" / "7"
+    write(path, OLD)
+    with _failing_sync(monkeypatch, times), pytest.raises(CommitUnknown):
+        write(path, NEW, overwrite=True)
+    assert load(path)["x"].tolist() in ([0, 1, 2], [10, 11, 12])
+    verify(path)
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_eexist_for_our_own_link_is_a_success(write: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit whose answer was lost is settled by reading whose record is there."""
+    path = tmp_path / "root" / "7"
+    path.parent.mkdir()
+    if write is _converted:
+        save(tmp_path / "source", NEW, step=7)
+    with _link_answers_twice(monkeypatch):
+        write(path, NEW)
+    assert load(path)["x"].tolist() == [10, 11, 12]
+
+
+def test_eexist_for_anothers_link_is_step_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record that is there is another writer's: it stays, whole, and ours is refused."""
+    path = tmp_path / "root" / "7"
+    with CheckpointManager(tmp_path / "root") as manager:
+        manager.save(7, NEW)  # its existence was looked for before
+        with monkeypatch.context() as patch:
+            patch.setattr(manager, "_refuse_existing", lambda *_: None)
+            manager.wait_until_finished()
+            manager.save(7, OLD)
+            with pytest.raises(StepExists, match="meanwhile"):
                 manager.wait_until_finished()
-        finally:
-            commit.SPARE_BYTES = spare
-    assert [path.name for path in sorted(tmp_path.iterdir())] == [".holdfast", "1"]
-
-
-def test_files_that_cannot_be_deleted_yet_are_deleted_later(context: SaveContext, tmp_path: Path) -> None:
-    """What a failed save could not delete goes with the next job of the background worker."""
-
-    class StuckStorage(LocalStorage):
-        stuck = True
-
-        def delete(self, names: list[str]) -> None:  # type: ignore[override]
-            if self.stuck:
-                raise OSError(16, "busy")
-            super().delete(names)
-
-    storage = StuckStorage(tmp_path)
-    stuck = SaveContext(**{**vars(context), "storage": storage})
-    request = staged(stuck, 1)
-    context.claims.fence(context.writer.id)  # so that the commit fails, after the packs are written
-    assert run_save(request, stuck).error is not None
-    assert stuck.worker.wait(60) and len([*tmp_path.glob("1/state/*")]) == 1
-    storage.stuck = False
-    stuck.worker.put("something else", lambda: None)
-    assert stuck.worker.wait(60) and not (tmp_path / "1").exists()
-
-
-def test_who_receives_no_result_reads_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process whose primary is silent after the reports knows the step by its record; without one it cannot know."""
-    monkeypatch.setattr(commit, "RESULT_WAIT_S", 0.1)
-    with groups(2) as both:
-        writer = this_writer()
-        primary, follower = (made(tmp_path, group, writer, save_timeout_s=1) for group in both)
-
-        def lead_without_a_result(counter: int) -> None:
-            """Commits, as the primary does, and dies before it sends the result."""
-            request = staged(primary, counter, counter)
-            report, _ = commit._write(request, primary)
-            gathered = both[0].gather(f"{primary.message_name(request)}/report", report.to_bytes(), timeout_s=60)
-            assert gathered is not None
-            commit._commit(request, primary, [commit.SaveReport.from_bytes(data) for data in gathered])
-
-        _, result = at_once([lambda: lead_without_a_result(1), lambda: run_save(staged(follower, 1, 1), follower)])
-        assert result == SaveResult(1) and 1 in follower.index
-
-        def be_silent() -> None:
-            both[0].gather(f"{primary.message_name(staged(primary, 2, 2))}/report", b"", timeout_s=60)
-
-        _, result = at_once([be_silent, lambda: run_save(staged(follower, 2, 2), follower)])
-        assert result is not None and isinstance(result.error, CommitUnknown)
-        assert str(result.error).startswith("whether step 2 was saved is not known here: ")
-    primary.claims.fence(writer.id)
-    shutil.rmtree(tmp_path)
+    assert load(path)["x"].tolist() == [10, 11, 12]
+    verify(path)

@@ -1,43 +1,57 @@
-"""The messages of a save: what each process reports, how the primary judges, what it sends to all."""
+"""The agreement of a save: its messages, how the primary judges them, and each end that primary and followers can come to."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 
 from holdfast.checkpoint import CheckpointError, CommitUnknown, SaveFailed, StepExists
 from holdfast.checkpoint.errors import failure_of
 from holdfast.checkpoint.format.files import FileReport, ItemReport
-from holdfast.checkpoint.saving.protocol import SaveReport, SaveResult, check_save_reports
+from holdfast.checkpoint.saving import protocol as p
+from holdfast.checkpoint.saving.protocol import Event, SaveKey, SaveReport, SaveResult, Saving, check_save_reports, drive, follow, lead
 from holdfast.coordination import BarrierTimeout, Fenced, HoldfastError, ProcessLost
 
+KEY = SaveKey("0a0b0c0d00000003", 3, 100)
+ITEMS = {"state": ItemReport(0, "hash", (FileReport("00000-00000-0a.safetensors", 10, 8, 7),))}
 
-def report(process: int, counter: int = 3, step: int = 100, **more: str) -> SaveReport:
-    item = ItemReport(process, "hash", (FileReport(f"0000{process}-00000-0a.safetensors", 10, 8, 7),))
-    return SaveReport(process, counter, step, {} if more else {"state": item}, **more)
+
+def report(process: int, key: SaveKey = KEY, **more: str) -> SaveReport:
+    return SaveReport(process, key, {} if more else ITEMS, **more)  # type: ignore[arg-type]
 
 
 def test_reports_come_back_as_they_were() -> None:
     """A report of files and one of an error survive the wire."""
-    for sent in (report(1), report(2, error="OSError: full", kind="OSError")):
+    for sent in (SaveReport(1, KEY, ITEMS, steps=5), report(2, error="OSError: full", kind="OSError")):
         assert SaveReport.from_bytes(sent.to_bytes()) == sent
 
 
 @pytest.mark.parametrize(
     ("other", "kind", "message", "process"),
     [
-        (report(1, counter=4), SaveFailed, "process 1 is at its save 4 of step 100, the primary at its save 3 of step 100", 1),
-        (report(1, step=90), SaveFailed, "process 1 is at its save 3 of step 90", 1),
+        (report(1, SaveKey("", 4, 100)), SaveFailed, "process 1 is at its save 4 of step 100, the primary at its save 3 of step 100", 1),
+        (report(1, SaveKey("", 3, 90)), SaveFailed, "process 1 is at its save 3 of step 90", 1),
+        (report(1, SaveKey("", 3, 0), error="ValueError: 'x' is no step"), SaveFailed, "It failed: ValueError: 'x' is no step", 1),
         (report(1, error="OSError: full", kind="OSError"), SaveFailed, "process 1 failed: OSError: full", 1),
         (report(1, error="step 100 is already in /x", kind="StepExists"), StepExists, "step 100 is already in /x", None),
-        (SaveReport(1, 3, 100, {"ema": report(1).items["state"]}), SaveFailed, "saves the items ['ema'], the primary ['state']", 1),
+        (SaveReport(1, KEY, {"ema": ITEMS["state"]}), SaveFailed, "saves the items ['ema'], the primary ['state']", 1),
     ],
 )
 def test_one_process_that_differs_fails_the_save(other: SaveReport, kind: type[Exception], message: str, process: int | None) -> None:
     """It is named, with what was expected and found."""
-    check_save_reports([report(0), report(1)], 3, 100)
+    check_save_reports([report(0), report(1)], KEY, range(2))
     with pytest.raises(kind) as caught:
-        check_save_reports([report(0), other], 3, 100)
+        check_save_reports([report(0), other], KEY, range(2))
     assert message in str(caught.value) and getattr(caught.value, "process", None) == process
+
+
+def test_only_those_who_write_are_needed() -> None:
+    """A process that has no share may fail or be missing; one that has a share may not."""
+    check_save_reports([report(0), report(1, error="OSError: full", kind="OSError")], KEY, {0})
+    check_save_reports([report(0)], KEY, {0})
+    with pytest.raises(SaveFailed, match="there is no report of process 2, which has a share in it"):
+        check_save_reports([report(0), report(1)], KEY, {0, 2})
 
 
 @pytest.mark.parametrize(
@@ -54,11 +68,102 @@ def test_one_process_that_differs_fails_the_save(other: SaveReport, kind: type[E
 )
 def test_what_the_primary_sends_is_what_the_others_raise(error: Exception, kind: type[HoldfastError], process: int | None) -> None:
     """Any error becomes one of the tree that names the process, and crosses the wire with its facts."""
-    sent = SaveResult.from_bytes(SaveResult(100, failure_of(error, 100, 0)).to_bytes())
-    assert type(sent.error) is kind and getattr(sent.error, "process", None) == process
+    sent = SaveResult.from_bytes(SaveResult(KEY, failure_of(error, 100, 0), deletable=True).to_bytes())
+    assert type(sent.error) is kind and getattr(sent.error, "process", None) == process and sent.deletable
     assert str(error) in str(sent.error)
 
 
 def test_a_commit_is_sent_with_the_steps_that_go() -> None:
-    """All processes forget the same steps."""
-    assert SaveResult.from_bytes(SaveResult(100, None, (1, 2)).to_bytes()) == SaveResult(100, None, (1, 2))
+    """All processes forget the same steps, and know the same where they did not."""
+    for sent in (SaveResult(KEY, superfluous=(1, 2)), SaveResult(KEY, steps=(1, 2, 90))):
+        assert SaveResult.from_bytes(sent.to_bytes()) == sent
+
+
+GATHERED = [p.Prepared(ITEMS), p.Gathered([report(0), report(1)])]
+READY = [*GATHERED, p.Built(b"{}"), p.Parsed()]
+FAILED = p.Failed(OSError(5, "no"))
+UNCLEAR = p.Unclear(OSError(110, "timed out"))
+OURS, HALF, OTHERS = p.RecordFound(KEY.save_id), p.RecordFound(KEY.save_id, durable=False), p.RecordFound("ffffffff00000001")
+BLIND = [p.RecordUnreadable()] * p.READ_TRIES
+
+
+def run(saving: Saving, events: Sequence[Event]) -> tuple[SaveResult, list[str]]:
+    """Answers each effect with the next event, and a result that is told or a question for steps with None."""
+    answers, effects = iter(events), list[str]()
+
+    def perform(effect: p.Effect) -> Event:
+        effects.append(type(effect).__name__)
+        return None if isinstance(effect, p.Tell | p.DecideSuperfluous) else next(answers)
+
+    result = drive(saving, perform)
+    assert next(answers, None) is None, "not all was asked for"
+    return result, effects
+
+
+@pytest.mark.parametrize(
+    ("events", "kind", "deletable"),
+    [
+        ([*READY, p.Committed()], None, False),
+        ([FAILED, p.Gathered([report(0, error="x", kind="OSError"), report(1)])], SaveFailed, True),
+        ([p.Prepared(ITEMS), FAILED], SaveFailed, True),
+        ([p.Prepared(ITEMS), p.Gathered([report(0)])], SaveFailed, True),
+        ([*GATHERED, FAILED], SaveFailed, True),
+        ([*GATHERED, p.Built(b"{"), FAILED], SaveFailed, True),
+        ([*READY, p.Refused(Fenced("fenced"))], Fenced, True),
+        ([*READY, UNCLEAR, OURS], None, False),
+        ([*READY, UNCLEAR, HALF], CommitUnknown, False),
+        ([*READY, UNCLEAR, p.RecordAbsent()], CommitUnknown, False),
+        ([*READY, UNCLEAR, OTHERS], CommitUnknown, False),
+        ([*READY, UNCLEAR, *BLIND], CommitUnknown, False),
+        ([*READY, UNCLEAR, *BLIND[1:], OURS], None, False),
+    ],
+)
+def test_each_end_of_the_primary(events: Sequence[Event], kind: type[Exception] | None, deletable: bool) -> None:
+    """What is said, and whether packs may go; the others are told each time, and the keep policy is asked only after a commit."""
+    result, effects = run(lead(KEY, range(2)), events)
+    assert (type(result.error) if result.error else None) is kind and result.deletable == deletable
+    assert effects[-1] == "Tell" and ("DecideSuperfluous" in effects) == (kind is None)
+    assert effects.count("Commit") == (len(events) > 4)
+
+
+TOLD = SaveResult(KEY, superfluous=(90,))
+
+
+@pytest.mark.parametrize(
+    ("events", "kind", "deletable"),
+    [
+        ([p.Prepared(ITEMS), p.Sent(), p.Heard(TOLD)], None, False),
+        ([p.Prepared(ITEMS), FAILED, p.Heard(SaveResult(KEY, SaveFailed("no"), deletable=True))], SaveFailed, True),
+        ([p.Prepared(ITEMS), p.Sent(), FAILED, OURS], None, False),
+        ([p.Prepared(ITEMS), p.Sent(), FAILED, HALF], CommitUnknown, False),
+        ([p.Prepared(ITEMS), p.Sent(), FAILED, p.RecordAbsent()], CommitUnknown, False),
+        ([p.Prepared(ITEMS), p.Sent(), FAILED, OTHERS], CommitUnknown, False),
+        ([p.Prepared(ITEMS), p.Sent(), FAILED, *BLIND], CommitUnknown, False),
+        ([p.Prepared(ITEMS), p.Sent(), p.Heard(SaveResult(SaveKey("", 2, 90), SaveFailed("no"), True)), OURS], None, False),
+        ([p.Prepared(ITEMS), p.Sent(), p.Heard(SaveResult(SaveKey("", 2, 90))), p.RecordAbsent()], CommitUnknown, False),
+        ([FAILED, FAILED, FAILED], SaveFailed, True),
+    ],
+)
+def test_each_end_of_the_others(events: Sequence[Event], kind: type[Exception] | None, deletable: bool) -> None:
+    """They believe what is of this save, read the record where nothing is, and know by themselves that it failed where they failed."""
+    result, _ = run(follow(KEY, 1, range(2)), events)
+    assert (type(result.error) if result.error else None) is kind and result.deletable == deletable
+    assert result.key == KEY
+
+
+def test_a_failure_of_one_without_a_share_proves_nothing() -> None:
+    """A process that writes nothing cannot tell by its own failure that the others committed nothing."""
+    result, _ = run(follow(KEY, 1, {0}), [FAILED, FAILED, FAILED, p.RecordAbsent()])
+    assert isinstance(result.error, CommitUnknown) and not result.deletable
+
+
+def test_processes_that_know_other_steps_are_told_all() -> None:
+    """The primary is asked for its list where a report's CRC of steps differs from its own, and only there."""
+    for steps, asked in ((7, False), (8, True)):
+        saving = lead(KEY, range(2))
+        events: list[Event] = [None, p.Prepared(ITEMS, 7), p.Gathered([SaveReport(0, KEY, ITEMS, 7), SaveReport(1, KEY, ITEMS, steps)])]
+        for event in [*events, p.Built(b"{}"), p.Parsed()]:
+            saving.send(event)
+        assert saving.send(p.Committed()) == p.DecideSuperfluous(asked)
+        told = saving.send(p.Superfluous((1,), (1, 90) if asked else None))
+        assert isinstance(told, p.Tell) and told.result == SaveResult(KEY, superfluous=(1,), steps=(1, 90) if asked else None)

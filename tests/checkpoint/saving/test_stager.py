@@ -9,7 +9,7 @@ import pytest
 from holdfast.checkpoint import Json, Options, UnsupportedLeaf
 from holdfast.checkpoint.saving import stager
 from holdfast.checkpoint.saving.snapshot import Snapshot
-from holdfast.checkpoint.saving.stager import SaveRequest, SaveStager
+from holdfast.checkpoint.saving.stager import JsonValue, SaveRequest, SaveStager
 from holdfast.checkpoint.storage.object import ObjectStorage
 from holdfast.multihost import Solo
 
@@ -34,7 +34,11 @@ def test_items_are_told_apart(save_stager: SaveStager) -> None:
     asked = SaveRequest(3, 10, "0a0b0c0d00000003", overwrite=True)
     items = {"state": {"w": jnp.zeros(4), "mine": np.arange(2)}, "config": Json([1, None]), "data": Reader()}
     staged = save_stager.stage(asked, items, {"loss": np.float32(0.5)}, {"run": "a"})
-    assert set(staged.trees) == {"state"} and staged.values["config"] == b"[1,null]" and set(staged.values) == {"config", "data"}
+    assert (
+        set(staged.trees) == {"state"}
+        and staged.values["config"] == JsonValue(b"[1,null]", per_process=False)
+        and set(staged.values) == {"config", "data"}
+    )
     assert staged.metrics == {"loss": 0.5} and type(staged.metrics["loss"]) is float and staged.metadata == {"run": "a"}
     assert staged.total_bytes == staged.own_bytes == 16 + 16
     assert (staged.counter, staged.step, staged.save_id, staged.overwrite) == (3, 10, "0a0b0c0d00000003", True)

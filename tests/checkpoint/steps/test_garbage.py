@@ -16,9 +16,7 @@ from holdfast.checkpoint.steps.garbage import (
     KEPT_FAILURES,
     BackgroundWorker,
     delete_files,
-    delete_save,
     fence_others,
-    pack_names,
     sweep_files,
 )
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -40,20 +38,10 @@ def names_in(root: Path) -> list[str]:
 def test_files_go_with_their_empty_folders(tmp_path: Path) -> None:
     """Named files go, and folders that are then empty; what else is there stays, with its folder."""
     put(tmp_path, "3/state/a", "3/state/b", "3/ema/c", "4/state/a")
-    delete_files(LocalStorage(tmp_path), 3, ["state/a", "ema/c"])
+    delete_files(LocalStorage(tmp_path), "3", ["state/a", "ema/c"])
     assert names_in(tmp_path) == ["3/state/b", "4/state/a"] and not (tmp_path / "3/ema").exists()
-    delete_files(LocalStorage(tmp_path), 3, ["state/b", "state/missing"])
+    delete_files(LocalStorage(tmp_path), "3", ["state/b", "state/missing"])
     assert not (tmp_path / "3").exists()
-
-
-def test_a_failed_save_deletes_its_own_files_alone(tmp_path: Path) -> None:
-    """What this process wrote of that save goes; other processes' files, and those of the save before, stay."""
-    mine = [f"3/state/00001-0000{pack}-{WRITER}00000002.safetensors" for pack in range(2)] + [f"3/note/00001-j-{WRITER}00000002.json"]
-    others = [f"3/state/00000-00000-{WRITER}00000002.safetensors", f"3/state/00001-00000-{WRITER}00000001.safetensors"]
-    put(tmp_path, *mine, *others)
-    delete_save(LocalStorage(tmp_path), 3, ["state", "note", "never"], 1, f"{WRITER}00000002")
-    assert names_in(tmp_path) == sorted(others) and not (tmp_path / "3/note").exists()
-    assert pack_names(LocalStorage(tmp_path), 3) == [name.removeprefix("3/") for name in sorted(others)]
 
 
 def test_a_sweep_spares_writers_that_stand(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint.storage.base import NameTaken
 from holdfast.checkpoint.storage.local import FOLDER_TRIES, IOV_MAX, LocalStorage
 from holdfast.coordination import Fenced
 
@@ -28,11 +29,11 @@ def test_more_buffers_than_one_call_takes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("single_writer", [False, True])
 def test_a_commit_makes_whole_files_once(single_writer: bool, tmp_path: Path) -> None:
-    """By link or by rename: the second commit is FileExistsError, `replace` replaces, and the claim's folder is left empty."""
+    """By link or by rename: the second commit is refused, `replace` replaces, and the claim's folder is left empty."""
     storage = LocalStorage(tmp_path, single_writer=single_writer)
     (tmp_path / "claim").mkdir()
     storage.commit("1/record", b"one", "claim")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(NameTaken):
         storage.commit("1/record", b"two", "claim")
     assert (tmp_path / "1/record").read_bytes() == b"one"
     storage.commit("1/record", b"three", "claim", replace=True)

@@ -14,7 +14,7 @@ from holdfast.checkpoint import CheckpointError, CheckpointManager, KeepLast, Op
 from holdfast.checkpoint.steps.claims import Claims, Writer, this_writer
 from holdfast.checkpoint.steps.garbage import sweep_files
 from holdfast.checkpoint.steps.object_claims import open_claims
-from holdfast.checkpoint.storage.base import Storage
+from holdfast.checkpoint.storage.base import NameTaken, Storage
 from holdfast.checkpoint.storage.object import ObjectStorage
 from holdfast.checkpoint.storage.path import open_storage
 from holdfast.coordination import Fenced
@@ -124,7 +124,7 @@ def test_listing_and_deleting(opened: tuple[Storage, Claims, Writer]) -> None:
 
 
 def test_a_commit_happens_once(opened: tuple[Storage, Claims, Writer]) -> None:
-    """The first of many commits of a name wins, all others are FileExistsError; `replace` replaces."""
+    """The first of many commits of a name wins, all others are refused; `replace` replaces."""
     storage, _, writer = opened
     claim, name = f".holdfast/{writer.id}", "1/checkpoint.json"
     outcomes: list[str] = []
@@ -134,7 +134,7 @@ def test_a_commit_happens_once(opened: tuple[Storage, Claims, Writer]) -> None:
         try:
             storage.commit(name, data, claim)
             outcomes.append(data.decode())
-        except FileExistsError:
+        except (NameTaken, FileExistsError):
             outcomes.append("")
 
     threads = [threading.Thread(target=commit, args=(str(number).encode(),)) for number in range(several)]

@@ -143,7 +143,7 @@ def test_what_can_be_read_only_whole_is_read_once(tmp_path: Path) -> None:
             for read, filled in zip(reads, inner, strict=True):
                 read.array = filled.array
 
-    plan, (report,) = write_item(whole, Reader(), LocalStorage(tmp_path / "b"), "1", "00c0ffee", lambda done: None)
+    plan, (report,) = write_item(whole, Reader(), LocalStorage(tmp_path / "b"), "1", "00c0ffee", lambda done: None, [])
     assert plan.total_bytes == leaf.nbytes == 120 << 20
     assert set(sizes) == {leaf.nbytes} and len(sizes) <= len(report.files)
     for file in report.files:
@@ -172,7 +172,7 @@ def test_values_of_three_processes(tmp_path: Path) -> None:
     n, rows, w = item.leaves
     own = (replace(n, value=(5, 6, 7), per_process=True), replace(rows, per_process=True), w)
     plan, reports = write_item(
-        replace(item, leaves=own), checkpoint.reader("state"), LocalStorage(tmp_path / "b"), "1", "00c0ffee", lambda done: None
+        replace(item, leaves=own), checkpoint.reader("state"), LocalStorage(tmp_path / "b"), "1", "00c0ffee", lambda done: None, []
     )
     data = build_record(1, {"state": (plan, reports)}, writer="00c0ffee", processes=3, started_s=0.0, finished_s=0.0)
     found = parse_record(data, "x").items["state"].leaves

@@ -1,0 +1,199 @@
+"""The save of a tree that is in memory, a manager's or a single one: what it writes, and what the manager brings up to date after it."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.multihost import Group
+
+from ..errors import CheckpointError, CommitUnknown, failure_of
+from ..format.files import ItemReport, has_record, json_name, pack_name
+from ..options import Options, ProgressMeter, Statistics
+from ..policy import StepFacts
+from ..steps.claims import FOLDER, Claims, Writer
+from ..steps.garbage import BackgroundWorker
+from ..steps.index import StepIndex
+from ..storage.base import Storage
+from ..storage.local import LocalStorage, fenced
+from .commit import SaveTarget, run_protocol
+from .pack_writer import report_json, write_json, write_snapshot
+from .plan import Plan
+from .plan_mismatch import check_json, check_reports
+from .protocol import SaveReport, SaveResult, Superfluous
+from .record_builder import build_record
+from .stager import SaveRequest
+
+_log = logging.getLogger(__name__)
+MESSAGE_NAMES = 64  # saves take turns at this many names: a process that is late for one save never meets the others in the next
+SPARE_BYTES = 1 << 20  # for headers, the record and folders, when free space is checked
+
+
+class SnapshotWork:
+    """Writes the snapshots and values of a request. `index` is the manager's, if there is one."""
+
+    def __init__(self, request: SaveRequest, target: SaveTarget, options: Options, index: StepIndex | None = None) -> None:
+        self._request, self._target, self._options, self._index = request, target, options, index
+        self._process = target.group.index
+
+    def write(self) -> Mapping[str, ItemReport]:
+        """Writes this process's share, durably; reports it."""
+        request, storage, listener = self._request, self._target.storage, self._options.progress
+        if request.broken is not None:
+            raise request.broken
+        self._check_space()
+        progress = None if listener is None else ProgressMeter(request.step, request.own_bytes, listener).add
+        items = {}
+        try:
+            for name, (_, snapshot) in request.trees.items():
+                items[name] = write_snapshot(snapshot, storage, self._target.folder, name, request.save_id, progress=progress)
+            for name, value in request.values.items():
+                if value.per_process or not self._process:
+                    items[name] = write_json(storage, self._target.folder, name, request.save_id, self._process, value.data)
+                else:
+                    items[name] = report_json(self._process, value.data)
+        except FileNotFoundError as error:
+            if storage.list(self._target.claim):
+                raise
+            raise fenced(f"{storage.root}/{self._target.claim}") from error  # and what it was writing has been swept
+        return items
+
+    def _check_space(self) -> None:
+        """Refuses, at the primary and before a byte is written, a save that the disk has no room for."""
+        storage = self._target.storage
+        if not self._options.check_free_space or self._process or not isinstance(storage, LocalStorage):
+            return
+        root, need = storage.root, self._request.total_bytes + SPARE_BYTES
+        free = shutil.disk_usage(root).free
+        if need > free:
+            raise OSError(28, f"step {self._request.step} needs {need:,} bytes, {free:,} are free; delete old steps or keep fewer", root)
+
+    def build(self, reports: Sequence[SaveReport]) -> bytes:
+        """Returns the record, at the primary. Raises SaveFailed where the reports do not fit together."""
+        request = self._request
+        items: dict[str, tuple[Plan | None, list[Any]]] = {}
+        for name in [*request.trees, *request.values]:
+            plan = request.trees[name][0] if name in request.trees else None
+            shares = [report.items[name] for report in reports]
+            if plan is not None:
+                check_reports(name, plan, shares)
+            elif not request.values[name].per_process:
+                check_json(name, shares)
+            items[name] = (plan, shares)
+        return build_record(
+            request.step,
+            items,
+            writer=request.save_id,
+            processes=self._target.group.count,
+            started_s=request.started_s,
+            finished_s=time.time(),
+            metrics=request.metrics,
+            metadata=request.metadata,
+        )
+
+    def plans(self) -> Mapping[str, Plan]:
+        """Returns the plans of the trees."""
+        return {item: plan for item, (plan, _) in self._request.trees.items()}
+
+    def own_files(self) -> list[str]:
+        """Returns the files that this process writes, by names relative to the step's folder."""
+        save_id = self._request.save_id
+        packs = [f"{item}/{pack_name(self._process, pack, save_id)}" for item, plan in self.plans().items() for pack in plan.own]
+        values = [item for item, value in self._request.values.items() if value.per_process or not self._process]
+        return packs + [f"{item}/{json_name(self._process, save_id)}" for item in values]
+
+    def steps_crc(self) -> int:
+        """Returns what tells the steps that this process knows from others."""
+        return self._index.crc() if self._index is not None else 0
+
+    def superfluous(self, *, list_steps: bool) -> Superfluous:
+        """Returns what the save makes superfluous, at the primary, once it is committed."""
+        if self._index is None:
+            return Superfluous()
+        steps = tuple(self._index.steps()) if list_steps else None
+        try:
+            return Superfluous(tuple(self._index.superfluous(StepFacts(self._request.step, self._request.metrics))), steps)
+        except Exception as error:  # the step is saved; what should go may go after the next save
+            _log.warning("which steps to delete after step %d could not be decided: %s", self._request.step, error)
+            return Superfluous((), steps)
+
+
+@dataclass(frozen=True)
+class SaveContext:
+    """What all saves of a manager share: store, group and claim, and what is brought up to date when one ends."""
+
+    storage: Storage
+    group: Group
+    claims: Claims
+    writer: Writer
+    options: Options
+    index: StepIndex
+    worker: BackgroundWorker
+    statistics: Statistics
+
+    def target(self, request: SaveRequest) -> SaveTarget:
+        """Returns where a save goes."""
+        return SaveTarget(
+            self.storage,
+            self.group,
+            request.key,
+            folder=str(request.step),
+            claim=f"{FOLDER}/{self.writer.id}",
+            messages=f"checkpoint/{self.writer.id}/{request.counter % MESSAGE_NAMES}",
+            timeout_s=self.options.save_timeout_s,
+            overwrite=request.overwrite,
+            worker=self.worker,
+            began=request.began,
+        )
+
+
+def run_save(request: SaveRequest, context: SaveContext) -> SaveResult:
+    """Does the whole save. Blocks for its time and RESULT_WAIT_S at most; a failure is in the result.
+
+    When it returns, the step is in the index, superfluous ones are not, and the statistics count it.
+    """
+    target = context.target(request)
+    try:
+        result = run_protocol(target, SnapshotWork(request, target, context.options, context.index))
+    except Exception as error:  # a defect; whatever it is, the caller learns of it at its next call
+        failure = failure_of(error, request.step, context.group.index)
+        failure.__cause__ = error if failure is not error else error.__cause__
+        result = SaveResult(request.key, failure)
+    finally:
+        request.release()
+    _take_note(request, result, context)
+    return result
+
+
+def _take_note(request: SaveRequest, result: SaveResult, context: SaveContext) -> None:
+    """Brings statistics, claim and index up to date after a save."""
+    if result.error is not None:
+        context.statistics.add(saves_failed=1)
+        if isinstance(result.error, CommitUnknown) and context.group.index == 0:
+            _look_again(request, context)
+        return
+    context.statistics.add(saves=1, save_s=time.monotonic() - request.began, save_bytes=request.total_bytes)
+    context.group.report(saved_step=request.step)
+    if result.steps is not None:
+        context.index.adopt(result.steps)
+    context.index.add(StepFacts(request.step, request.metrics))
+    context.index.remove(result.superfluous)
+    if context.group.index == 0:
+        try:
+            context.claims.take(context.writer)
+        except (OSError, CheckpointError) as error:
+            _log.warning("the claim on %s could not be renewed, it is tried again after the next save: %s", context.storage.root, error)
+
+
+def _look_again(request: SaveRequest, context: SaveContext) -> None:
+    """Knows the step, at the primary, if its record is there after all; the others learn it with the next save."""
+
+    def look() -> None:
+        if has_record(context.storage, request.step):
+            context.index.add(StepFacts(request.step, request.metrics))
+
+    context.worker.put(f"looking whether step {request.step} was saved", look)

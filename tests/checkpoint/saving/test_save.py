@@ -1,0 +1,185 @@
+"""One save, from a staged request to its result: what is on disk and in the index when it returns, and what a failure leaves."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.checkpoint import CheckpointManager, CommitUnknown, KeepLast, Options, SaveFailed, StepExists, UnsupportedLeaf
+from holdfast.checkpoint.format.files import list_steps
+from holdfast.checkpoint.format.record import read_record
+from holdfast.checkpoint.options import Statistics
+from holdfast.checkpoint.saving import commit, protocol, save
+from holdfast.checkpoint.saving.protocol import SaveResult
+from holdfast.checkpoint.saving.save import SaveContext, run_save
+from holdfast.checkpoint.saving.stager import SaveRequest, SaveStager
+from holdfast.checkpoint.steps.claims import LocalClaims, Writer, this_writer
+from holdfast.checkpoint.steps.garbage import BackgroundWorker
+from holdfast.checkpoint.steps.index import StepIndex
+from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.coordination import Fenced
+from holdfast.multihost import Group, Solo
+from tests.support.checkpointing import at_once, groups
+
+
+def made(root: Path, group: Group | None = None, writer: Writer | None = None, **options: float) -> SaveContext:
+    """Returns the context of a manager that keeps two steps; the claim is the primary's to take."""
+    storage, worker, statistics, group = LocalStorage(root), BackgroundWorker(), Statistics(), group or Solo()
+    claims, writer = LocalClaims(storage), writer or this_writer()
+    if group.index == 0:
+        claims.take(writer)
+    index = StepIndex(storage, KeepLast(2), list_steps(storage), worker, statistics, deletes=group.index == 0)
+    return SaveContext(storage, group, claims, writer, Options(**options), index, worker, statistics)  # type: ignore[arg-type]
+
+
+def staged(context: SaveContext, step: int, counter: int = 1, *, overwrite: bool = False, value: int = 0) -> SaveRequest:
+    request = SaveRequest(counter, step, f"{context.writer.id}{counter:08x}", overwrite)
+    tree = {"w": np.arange(1000) + value, "step": step}
+    return SaveStager(context.storage, context.group, context.options).stage(request, {"state": tree}, {"loss": 1.0}, None)
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Iterator[SaveContext]:
+    context = made(tmp_path)
+    yield context
+    context.worker.wait(60)
+    context.claims.fence(context.writer.id)
+
+
+def test_all_is_up_to_date_when_it_returns(context: SaveContext) -> None:
+    """The step is listed with its metrics, the superfluous one is not, and the statistics count them."""
+    for counter, step in enumerate((1, 2, 3), 1):
+        result = run_save(staged(context, step, counter), context)
+        assert result == SaveResult(result.key, superfluous=(1,) if step == 3 else ()) and result.key.step == step
+        assert step in context.index
+    assert context.index.steps() == list_steps(context.storage) == [2, 3]
+    assert read_record(context.storage, "3").metrics == {"loss": 1.0}
+    found = context.statistics.to_dict()
+    assert found["saves"] == 3 and found["save_bytes"] == 3 * 8000 and found["save_s"] > 0
+    assert context.worker.wait(60) and context.statistics.to_dict()["steps_deleted"] == 1
+
+
+def test_a_step_that_another_writer_saved_meanwhile(context: SaveContext, tmp_path: Path) -> None:
+    """The first commit wins: the second is StepExists, changes nothing, and leaves none of its files."""
+    with CheckpointManager(tmp_path) as other:
+        other.save(1, {"w": np.zeros(3)})
+    before = sorted(tmp_path.glob("1/**/*"))
+    result = run_save(staged(context, 1), context)
+    assert isinstance(result.error, StepExists) and "saved by another writer meanwhile; nothing was changed" in str(result.error)
+    assert sorted(tmp_path.glob("1/**/*")) == before and 1 not in context.index
+    assert run_save(staged(context, 1, 2, overwrite=True), context).error is None
+    assert len([*tmp_path.glob("1/state/*")]) == 1 and read_record(context.storage, "1").writer_id == f"{context.writer.id}00000002"
+
+
+def test_a_writer_whose_claim_is_gone(context: SaveContext, tmp_path: Path) -> None:
+    """A save by a fenced writer is Fenced, and leaves nothing."""
+    context.claims.fence(context.writer.id)
+    result = run_save(staged(context, 1), context)
+    assert isinstance(result.error, Fenced) and not (tmp_path / "1").exists()
+
+
+def test_a_process_that_is_broken_says_why(context: SaveContext, tmp_path: Path) -> None:
+    """A request that cannot be saved fails with its cause, and is counted."""
+    broken = UnsupportedLeaf("the leaf 'f' is a function", leaf="f")
+    result = run_save(SaveRequest(1, 1, f"{context.writer.id}00000001", broken=broken), context)
+    assert isinstance(result.error, SaveFailed) and result.error.__cause__ is broken and not (tmp_path / "1").exists()
+    assert str(result.error) == "step 1 was not saved: process 0 failed: UnsupportedLeaf: the leaf 'f' is a function"
+    assert context.statistics.to_dict()["saves_failed"] == 1
+
+
+def test_a_save_that_takes_too_long_is_not_committed(tmp_path: Path) -> None:
+    """Past save_timeout_s the primary commits nothing, and says what was exceeded."""
+    context = made(tmp_path, save_timeout_s=1e-9)
+    result = run_save(staged(context, 1), context)
+    assert str(result.error) == "step 1 was not saved: it took longer than save_timeout_s=1e-09"
+    assert list_steps(context.storage) == [] and not (tmp_path / "1").exists()
+    context.claims.fence(context.writer.id)
+
+
+class _ClaimsOfABusyStore(LocalClaims):
+    """Claims that are taken once and cannot be renewed."""
+
+    def take(self, writer: Writer) -> None:
+        raise OSError(5, "the store is busy")
+
+
+def test_a_claim_that_cannot_be_renewed_does_not_lose_the_step(tmp_path: Path) -> None:
+    """The step is saved and listed, the superfluous one goes, and the next save works: the claim is renewed after a later one."""
+    first = made(tmp_path)
+    context = SaveContext(**{**vars(first), "claims": _ClaimsOfABusyStore(first.storage)})
+    for counter, step in enumerate((1, 2, 3), 1):
+        assert run_save(staged(context, step, counter), context).error is None
+    assert context.index.steps() == [2, 3]
+    context.worker.wait(60)
+    first.claims.fence(first.writer.id)
+
+
+def test_too_little_space_is_reported_before_a_byte_is_written(tmp_path: Path) -> None:
+    """A save larger than what is free fails with both numbers."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"w": np.broadcast_to(np.int8(0), 1)})
+        manager.wait_until_finished()
+        spare, save.SPARE_BYTES = save.SPARE_BYTES, 1 << 60
+        try:
+            manager.save(2, {"w": np.zeros(100)})
+            with pytest.raises(SaveFailed, match=r"step 2 needs 1,152,921,504,606,\d{3},\d{3} bytes, [\d,]+ are free"):
+                manager.wait_until_finished()
+        finally:
+            save.SPARE_BYTES = spare
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [".holdfast", "1"]
+
+
+def test_files_that_cannot_be_deleted_yet_are_deleted_later(context: SaveContext, tmp_path: Path) -> None:
+    """What a failed save could not delete goes with the next job of the background worker."""
+
+    class StuckStorage(LocalStorage):
+        stuck = True
+
+        def delete(self, names: list[str]) -> None:  # type: ignore[override]
+            if self.stuck:
+                raise OSError(16, "busy")
+            super().delete(names)
+
+    storage = StuckStorage(tmp_path)
+    stuck = SaveContext(**{**vars(context), "storage": storage})
+    request = staged(stuck, 1)
+    context.claims.fence(context.writer.id)  # so that the commit fails, after the packs are written
+    assert run_save(request, stuck).error is not None
+    assert stuck.worker.wait(60) and len([*tmp_path.glob("1/state/*")]) == 1
+    storage.stuck = False
+    stuck.worker.put("something else", lambda: None)
+    assert stuck.worker.wait(60) and not (tmp_path / "1").exists()
+
+
+def test_who_receives_no_result_reads_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process whose primary is silent after the reports knows the step by its record; without one it cannot know."""
+    monkeypatch.setattr(commit, "RESULT_WAIT_S", 0.1)
+    with groups(2) as both:
+        writer = this_writer()
+        primary, follower = (made(tmp_path, group, writer, save_timeout_s=1) for group in both)
+
+        def lead_without_a_result(counter: int) -> None:
+            """Commits, as the primary does, and dies before it sends the result."""
+            request = staged(primary, counter, counter)
+            target = primary.target(request)
+            part = commit._Part(target, save.SnapshotWork(request, target, primary.options))
+            protocol.drive(
+                protocol.lead(request.key, range(2)), lambda effect: None if isinstance(effect, protocol.Tell) else part.perform(effect)
+            )
+
+        _, result = at_once([lambda: lead_without_a_result(1), lambda: run_save(staged(follower, 1, 1), follower)])
+        assert result is not None and result.error is None and 1 in follower.index
+
+        def be_silent() -> None:
+            both[0].gather(f"{primary.target(staged(primary, 2, 2)).messages}/report", b"", timeout_s=60)
+
+        _, result = at_once([be_silent, lambda: run_save(staged(follower, 2, 2), follower)])
+        assert result is not None and isinstance(result.error, CommitUnknown) and not result.deletable
+        assert str(result.error).startswith("whether step 2 was saved is not known: process 1 was not told how it ended: ")
+        assert len([*tmp_path.glob("2/state/00001-*")]) == len(staged(follower, 2, 2).trees["state"][0].own)
+    primary.claims.fence(writer.id)
+    shutil.rmtree(tmp_path)
