@@ -24,12 +24,14 @@ from holdfast.proto import coordination_b_pb2, coordination_pb2, distributed_run
 
 from ..client.unary import CHANNEL_OPTIONS
 from ..credentials import Credentials
-from ..names import PROFILE_A, PROFILE_B, PROFILE_D, SESSION, STATUS_DETAILS
+from ..names import PROFILE_A, PROFILE_B, PROFILE_D, SESSION, STACKS, STATUS, STATUS_DETAILS
 from .spawn import PROGRAM, SpawnedServer, start
 
 MESSAGES = {PROFILE_A: coordination_pb2, PROFILE_B: coordination_b_pb2, PROFILE_D: distributed_runtime_pb2}
 ID_FIELDS = ("source_task_id", "requesting_task_id", "node_id", "process_id")
 TASK_FIELDS = ("source_task", "requesting_task", "error_origin")
+FOR_ALL = frozenset({STATUS, STACKS})
+"""What every member may ask, in nobody's name."""
 _UNIX = "unix:"
 _LONGEST_FOLDER = 70  # characters: a socket's path has at most 107
 _SERVER_OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
@@ -102,6 +104,15 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, what)
 
     async def _unary(self, path: str, body: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        if path not in FOR_ALL:
+            await self._check_unary(path, body, context)
+        call = self._channel.unary_unary(path)(body, timeout=context.time_remaining(), metadata=self._metadata)
+        try:
+            return bytes(await call)
+        except grpc.aio.AioRpcError as error:
+            await self._pass_on(error, context)
+
+    async def _check_unary(self, path: str, body: bytes, context: grpc.aio.ServicerContext) -> None:
         try:
             message = request_of(path, body)
         except Exception:  # DecodeError, whose class differs between protobuf's implementations
@@ -109,11 +120,6 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
         if message is None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{path} is not relayed")
         await self._check(message, context)
-        call = self._channel.unary_unary(path)(body, timeout=context.time_remaining(), metadata=self._metadata)
-        try:
-            return bytes(await call)
-        except grpc.aio.AioRpcError as error:
-            await self._pass_on(error, context)
 
     async def _stream(self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         first = session_pb2.ClientFrame.FromString(await anext(frames))
