@@ -82,7 +82,8 @@ class JobFolder:
         return Credentials(**found, **({} if key is None else {"key": key}))
 
     def remove(self) -> None:
-        """Removes the folder with all that is in it."""
+        """Removes the folder with all that is in it: first what says that there is a job."""
+        (self.path / "job").unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)
 
 
