@@ -8,9 +8,12 @@ their payloads. It lets through the task ids that it was started for, and ends w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -33,6 +36,7 @@ TASK_FIELDS = ("source_task", "requesting_task", "error_origin")
 FOR_ALL = frozenset({STATUS, STACKS})
 """What every member may ask, in nobody's name."""
 _UNIX = "unix:"
+_END_S = 2.0
 _LONGEST_FOLDER = 70  # characters: a socket's path has at most 107
 _SERVER_OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
@@ -55,6 +59,11 @@ class Relay(SpawnedServer):
 
     def close(self) -> None:
         """Ends the relay, at once. Does nothing where it has ended."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # where others hold its input too, it is killed
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        self._process.kill()
         super().close()
         shutil.rmtree(Path(self.address.removeprefix(_UNIX)).parent, ignore_errors=True)
 
@@ -159,7 +168,12 @@ async def _serve(coordinator: str, process_ids: Sequence[int], credentials: Cred
 
 @click.command()
 def relay() -> None:
-    """Runs a relay. The first line of its input holds its settings, as JSON; it ends with its input."""
+    """Runs a relay. The first line of its input holds its settings, as JSON; it ends with its input.
+
+    No signal ends it but SIGKILL: launchers send theirs to whole groups and job steps, whose processes need it to save and leave.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     settings = json.loads(sys.stdin.buffer.readline())
     base = tempfile.gettempdir()
     with tempfile.TemporaryDirectory(prefix="holdfast-", dir=base if len(base) <= _LONGEST_FOLDER else "/tmp") as folder:  # for us alone
