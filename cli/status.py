@@ -61,8 +61,7 @@ def status(address: str | None, as_json: bool, watch: bool, stacks: bool, interv
 
 def _running() -> list[tuple[RunningJob, Credentials]]:
     """Returns this user's jobs whose coordinators run on this machine, oldest first."""
-    found = [(folder.job(), folder.credentials()) for folder in job_folders()]
-    return [(job, credentials) for job, credentials in found if job is not None and job.runs]
+    return [(job, folder.credentials()) for folder in job_folders() if (job := folder.job()) is not None and job.runs]
 
 
 def _own_job() -> tuple[RunningJob, Credentials]:

@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -18,6 +19,7 @@ from ..credentials import Credentials
 from ..errors import CoordinationError
 
 _LONGEST_BASE = 60  # characters: a socket's path has at most 107
+_UNPUBLISHED_S = 3600.0  # after which a folder without a job is nobody's
 _CREDENTIAL_FILES = {"token_file": "token", "tls_cert": "client.crt", "tls_key": "client.key", "tls_ca": "ca.crt"}
 
 
@@ -51,7 +53,7 @@ class JobFolder:
         """Makes a new folder, and removes those of the dead. Raises CoordinationError, saying where and why, where there can be none."""
         parent = user_folder(create=True)
         for folder in job_folders():
-            if (job := folder.job()) is not None and not job.runs:
+            if folder.is_left():
                 folder.remove()
         try:
             return cls(Path(tempfile.mkdtemp(prefix="job-", dir=parent)))
@@ -76,13 +78,22 @@ class JobFolder:
         except (OSError, ValueError, TypeError):
             return None
 
+    def is_left(self) -> bool:
+        """Returns whether its coordinator, or who made it and never came to publish, is gone."""
+        job = self.job()
+        try:
+            return not job.runs if job is not None else time.time() - self.path.lstat().st_mtime > _UNPUBLISHED_S
+        except OSError:
+            return False
+
     def credentials(self, key: str | None = None) -> Credentials:
         """Returns what a client of this user shows to the coordinator: the files that are there, and the key of the job's processes."""
         found = {field: str(self.path / name) for field, name in _CREDENTIAL_FILES.items() if (self.path / name).exists()}
         return Credentials(**found, **({} if key is None else {"key": key}))
 
     def remove(self) -> None:
-        """Removes the folder with all that is in it."""
+        """Removes the folder with all that is in it: first what says that there is a job."""
+        (self.path / "job").unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)
 
 

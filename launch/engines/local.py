@@ -89,8 +89,15 @@ class LocalEngine(BaseEngine):
         self._open_watch(address, attempt)
         self._coordinator.on_end(lambda code: self._on_coordinator_end(attempt, code))
         for process in range(num_processes):
-            spec = ProcessSpec(job_id=self._job_id, attempt=attempt, process_id=process, num_processes=num_processes, coordinator=address)
-            env, lines = worker_env(self._env, spec)
+            spec = ProcessSpec(
+                job_id=self._job_id,
+                attempt=attempt,
+                process_id=process,
+                num_processes=num_processes,
+                coordinator=address,
+                local_rank=process,
+            )
+            env, lines = worker_env(self._env, spec, share_of=num_processes)
             for line in lines if process == 0 else ():
                 self._output.say(line)
             self._workers[process] = self._start(attempt, process, env)

@@ -29,6 +29,7 @@ from .base import BaseEngine, run_job
 
 _LABELLED = re.compile(r"\s*(\d+): (.*)", re.DOTALL)
 _REQUEUE_WAIT_S = 120.0
+_COMMAND_TIMEOUT_S = 60.0
 
 
 class SlurmEngine(BaseEngine):
@@ -122,13 +123,19 @@ class SlurmEngine(BaseEngine):
             self._srun.kill()
 
     def _scancel(self, name: str) -> bool:
-        """Sends a signal to all tasks; returns False where no step is known to run."""
+        """Sends a signal to all tasks, by a thread of its own: scancel may take long. Returns False where no step is known to run."""
         with self._lock:
             step = self._step
         running = bool(step) and self._srun is not None and self._srun.alive
         if running:
-            slurm("scancel", f"--signal={name}", f"{self._env['SLURM_JOB_ID']}.{step}")
+            target = f"{self._env['SLURM_JOB_ID']}.{step}"
+            threading.Thread(target=self._run_scancel, args=(name, target), name="holdfast-scancel", daemon=True).start()
         return running
+
+    def _run_scancel(self, name: str, target: str) -> None:
+        done = slurm("scancel", f"--signal={name}", target)
+        if done.returncode:
+            self._output.say(f"scancel --signal={name} {target} failed: {done.stderr.strip()}")
 
     def _release(self) -> None:
         self._close_watch()
@@ -203,5 +210,10 @@ def _hand_back(slurm_job: str, output: Output) -> None:
 
 
 def slurm(*command: str) -> subprocess.CompletedProcess[str]:
-    """Runs one of Slurm's commands; it has a minute."""
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    """Runs one of Slurm's commands; it has a minute, and ends with 124 after it."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_COMMAND_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 124, "", f"no answer within {_COMMAND_TIMEOUT_S:g} s")
+    except OSError as error:
+        return subprocess.CompletedProcess(command, 127, "", f"{command[0]}: {error.strerror}")

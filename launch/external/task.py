@@ -70,8 +70,9 @@ def run_task(
         slice_id=detected.slice_id,
         num_slices=detected.num_slices,
         slice_address=(detected.first_host or None) if detected.num_slices > 1 else None,
+        local_rank=detected.local_rank,
     )
-    env, lines = worker_env(environment, spec)
+    env, lines = worker_env(environment, spec, share_of=detected.local_size)
     for line in lines:
         print(f"holdfast: {line}", file=sys.stderr, flush=True)
     if not report:

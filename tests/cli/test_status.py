@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -78,6 +79,9 @@ def test_status_without_an_address_finds_this_users_jobs() -> None:
             return popen
 
         assert "no job of this user runs on this machine" in status().stderr
+        folder = Path(base) / f"holdfast-{os.getuid()}" / "job-half"
+        folder.mkdir(parents=True, mode=0o700)
+        (folder / "client.crt").write_text("of one that is being made")
         first = start("one")
         assert "job one attempt 1, 1 processes, gathering" in status().stdout
         start("two")

@@ -219,6 +219,7 @@ class RayEngine(BaseEngine):
             slice_id=placement.slice_of[rank],
             num_slices=placement.num_slices,
             slice_address=placement.nodes[0].address if placement.num_slices > 1 else None,
+            local_rank=[node.node_id for node in placement.nodes[:rank]].count(placement.nodes[rank].node_id),
         )
 
     def _request_update(self, rank: int) -> None:
@@ -284,7 +285,7 @@ class RayEngine(BaseEngine):
         self._report_exit(Exited(self._attempt, rank, update.code, self._why(update)))
 
     def _why(self, update: WorkerUpdate) -> str:
-        kind, value = pickle.loads(update.outcome) if update.outcome else ("", None)
+        kind, value = _unpickled(update.outcome)
         return f"{type(value).__name__}: {value}" if kind == "error" else ""
 
     # ---- The cluster
@@ -335,8 +336,7 @@ class RayEngine(BaseEngine):
     def values(self) -> tuple[Any, ...]:
         """Returns what the calls of the last attempt returned, by rank."""
         outcomes = [self._outcomes.get(rank) for rank in range(len(self._placement.nodes))]
-        pairs = [pickle.loads(data) if data else ("", None) for data in outcomes]
-        return tuple(value if kind == "value" else None for kind, value in pairs)
+        return tuple(value if kind == "value" else None for kind, value in map(_unpickled, outcomes))
 
     def close(self) -> None:
         """Ends whatever still runs: what was asked to end has the grace time, then its actor is killed, and its process with it."""
@@ -358,6 +358,17 @@ def _actor(kind: type, *, group: Any = None, bundle: int = 0, resources: Mapping
         options |= {"num_cpus": (resources or {}).get("CPU", 0), "num_gpus": (resources or {}).get("GPU", 0), "resources": others}
         options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
     return ray.remote(**options)(kind)
+
+
+def _unpickled(outcome: bytes | None) -> tuple[str, Any]:
+    """Returns ("value", what a call returned) or ("error", what it raised); what only its process can read is an error that says so."""
+    if not outcome:
+        return "", None
+    try:
+        kind, value = pickle.loads(outcome)
+    except Exception as error:  # whatever a class of the user's does here
+        return "error", TypeError(f"what the call left cannot be read here: {type(error).__name__}: {error}")
+    return kind, value
 
 
 def _with(node: Node, resources: Mapping[str, float], count: int) -> Node:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +20,14 @@ from tests.support.cluster import run_processes
 from tests.support.jax_program import BIND, JAX_PROGRAM, preempted_at
 
 
-@pytest.fixture(scope="module")
-def coordinator() -> Iterator[Coordinator]:
+@pytest.fixture(autouse=True)
+def own_folder(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
+    """Coordinators of other tests lie elsewhere."""
+    monkeypatch.setattr(tempfile, "tempdir", str(short_path))
+
+
+@pytest.fixture
+def coordinator(own_folder: None) -> Iterator[Coordinator]:
     """The secured coordinator of a job of four."""
     found = Coordinator("j", 1, 4, host="127.0.0.1", secured=True)
     yield found
@@ -35,13 +42,12 @@ def test_unmodified_jax_runs_on_two_hosts_with_a_relay_each(coordinator: Coordin
             spawn_relay(coordinator.address, coordinator.secrets, [0, 1]) as one,
             spawn_relay(coordinator.address, coordinator.secrets, [2, 3]) as two,
         ):
-            before = len(job_folders())
             script = JAX_PROGRAM.replace("sys.argv[3]", "os.environ['JAX_COORDINATOR_ADDRESS']")
             outputs = run_processes(
                 script, 4, env=BIND, env_of=lambda index: {"JAX_COORDINATOR_ADDRESS": (one if index < 2 else two).address}
             )
             assert len(preempted_at(outputs)) == 1, outputs
-            assert len(job_folders()) == before
+            assert len(job_folders()) == 1, "the coordinator's"
         watch.refresh()
         assert watch.joined == {0, 1, 2, 3}
 
@@ -122,6 +128,8 @@ def _look_for_secrets(coordinator: Coordinator) -> None:
     secrets = coordinator.secrets
     assert secrets is not None
     with spawn_relay(coordinator.address, secrets, [0]) as relay:
+        with StatusClient(relay.address) as client:
+            assert client.status().job == "j", "its own user asks by the relay"
         (folder,) = [each.path for each in job_folders() if (job := each.job()) is not None and job.pid == coordinator.pid]
         pids = f"{coordinator.pid},{relay.pid}"
         seen = subprocess.run([sys.executable, "-c", LOOK, pids, str(folder.parent)], capture_output=True, text=True, check=True).stdout
@@ -138,10 +146,9 @@ def test_without_cryptography_the_line_that_installs_it_is_said(monkeypatch: pyt
         JobSecrets.create(["h"])
 
 
-def test_a_relay_that_cannot_reach_files_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_relay_that_cannot_start_leaves_no_folder() -> None:
     """Nothing of the secrets stays on the disk of a host, whether its relay started or not."""
-    before = {folder.path for folder in job_folders()}
     secrets = JobSecrets("", "", "", "", "", "", "")
     with pytest.raises(CoordinationError, match="is empty"):
         spawn_relay("127.0.0.1:1", secrets, [0])
-    assert {folder.path for folder in job_folders()} - before == set()
+    assert job_folders() == []

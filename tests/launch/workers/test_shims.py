@@ -174,6 +174,26 @@ def test_an_error_of_a_call_is_its_exit_code(call_runner: types.ModuleType, kind
     assert call_runner.exit_code_of(kind("said so")) == code
 
 
+class Picky(Exception):
+    """Cannot be made again from its message alone, as many exceptions of libraries."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+
+
+def picky() -> None:
+    raise Picky(7, "no")
+
+
+def test_an_error_that_cannot_be_unpickled_is_told_as_text(call_runner: types.ModuleType, tmp_path: Path) -> None:
+    """The launcher reads its type and message, and does not fail itself."""
+    call, result = tmp_path / "call", tmp_path / "result"
+    call.write_bytes(pickle.dumps((picky, (), {})))
+    assert call_runner.main(str(call), str(result)) == 1
+    kind, error = pickle.loads(result.read_bytes())
+    assert kind == "error" and str(error) == "the error cannot be pickled; it was Picky: 7: no"
+
+
 def test_a_call_leaves_its_value_or_its_error(call_runner: types.ModuleType, tmp_path: Path) -> None:
     """The result file holds what the call returned or raised, and TypeError where that cannot be pickled."""
     call, result = tmp_path / "call", tmp_path / "result"
