@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import CheckpointError, HostileCheckpoint
+from ..errors import CheckpointError, Corrupt, HostileCheckpoint
 from ..storage.base import Storage, run_side_by_side
 from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME, TOMBSTONE
@@ -159,6 +159,10 @@ def read_step_names(storage: Storage) -> StepNames:
             raise ValueError(f"prefix {prefix!r}, width {width!r}")
     except (FileNotFoundError, NotADirectoryError):
         return StepNames()
+    except Corrupt:
+        if not _is_listed(storage, STEP_NAMES):  # it is not the file that is no file, but a folder above it
+            return StepNames()
+        raise
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         path = join(storage.root, STEP_NAMES)
         message = f"{path}: this does not say how the folders of steps are called: {error!r}; expected a prefix and a width of 1 to 18"
@@ -170,6 +174,13 @@ def other_step(step: int, folder: str) -> int | None:
     """Returns the step that a folder is called after, if that is another than `step`; 0 fits everywhere, as one-shot saves have it."""
     number = step_of(folder.rstrip("/").rpartition("/")[2])
     return number if number != step and step else None
+
+
+def _is_listed(storage: Storage, name: str) -> bool:
+    try:
+        return any(entry.name == name for entry in storage.list(name.rpartition("/")[0]))
+    except OSError:
+        return False
 
 
 def step_folders(storage: Storage) -> list[int]:

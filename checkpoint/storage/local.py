@@ -173,8 +173,8 @@ class LocalStorage:
                 found_stat = item.stat()
             except FileNotFoundError:
                 continue
-            except OSError:  # a link that leads in circles: its name is there, and opening it says what is wrong
-                yield Entry(name, 0)
+            except OSError:  # a link that leads in circles, or somewhere forbidden: its name is there, and opening it says what is wrong
+                yield Entry(name, None)
             else:
                 yield Entry(name, found_stat.st_size, found_stat.st_mtime, found_stat.st_nlink)
 
