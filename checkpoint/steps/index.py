@@ -110,7 +110,7 @@ class StepIndex:
     def _delete(self, step: int) -> OSError | None:
         """Deletes a step's record; one that cannot be deleted stays a step, for the policy's next turn.
 
-        It is gone once a listing shows its packs alone, or, where a sweep was faster, nothing at all: a client of a shared file system may not
+        It is gone once a listing shows its packs alone, or nothing, where a sweep was faster: a client of a shared file system may not
         find, and so not delete, what is there.
         """
         record = f"{step}/{RECORD_NAME}"
