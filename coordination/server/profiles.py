@@ -100,6 +100,8 @@ def _insert(machine: Machine, call: Any, request: Any, caller: Caller, now: floa
 
 def _get(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
     machine.keys.get(call, caller.task_id, request.key, now, caller.deadline, caller.depends_on)
+    for lost in machine.task_table.missing(caller.depends_on & machine.task_table.lost, now):
+        machine.keys.fail_dependents(lost)
 
 
 def _try_get(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
