@@ -67,11 +67,11 @@ def progress_at(address: str, credentials: Credentials) -> dict[int, str]:
 
 
 def _start(spec: ProcessSpec, heartbeat_timeout_s: float) -> None:
-    host, _, port = spec.coordinator.rpartition(":") if not spec.coordinator.startswith("unix:") else (spec.coordinator, "", "0")
+    host, _, port = spec.coordinator.rpartition(":")
     service = CoordinationService.spawn(
         spec.num_processes,
-        host=host.strip("[]"),
-        port=int(port),
+        host=spec.coordinator if host == "unix" else host.strip("[]"),
+        port=0 if host == "unix" else int(port),
         job=spec.job_id,
         attempt=spec.attempt,
         recoverable=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -48,6 +49,15 @@ def test_only_process_0_starts_a_coordinator() -> None:
     find_coordinator(spec_at(address, 0), Deadline(30.0), 10.0)
     assert phase_at(address) == "gathering"
     leave(connected(address, 2))  # it ends by itself
+
+
+def test_process_0_starts_one_at_a_socket_too() -> None:
+    """An address unix:PATH is listened at as it is."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        address = f"unix:{folder}/coordinator"
+        find_coordinator(spec_at(address, 0), Deadline(60), 5)
+        assert phase_at(address) == "gathering"
+        leave(connected(address, 2))
 
 
 def test_one_that_gathers_is_joined_and_not_started_again() -> None:
