@@ -163,7 +163,8 @@ def serve(config: Config, options: Options, tls: Tls | None = None, token: str |
     listening = Listening(at, tls, token)
     service = Service(_machine(config, journal), listening.clock, journal, secured=listening.secured)
     stop = _StopCondition(service, options)
-    _warn_if_open(options.host, listening)
+    if not _is_socket(options.host):
+        _warn_if_open(options.host, listening)
     if options.metrics_port is not None:
         service.publish_status()
         port = serve_metrics(service.published_status, options.metrics_port, options.metrics_host)
@@ -195,7 +196,7 @@ def _allow_many_connections() -> None:
 
 
 def _warn_if_open(host: str, listening: Listening) -> None:
-    if not listening.secured and not _is_socket(host) and host not in ("127.0.0.1", "localhost", "::1", "[::1]"):
+    if not listening.secured and host not in ("127.0.0.1", "localhost", "::1", "[::1]"):
         text = f"listening at {host} without TLS or token: whoever reaches this port can disturb the job"
         print(f"holdfast coordinator: {text}", file=sys.stderr, flush=True)
 

@@ -51,6 +51,13 @@ def test_only_process_0_starts_a_coordinator() -> None:
     leave(connected(address, 2))  # it ends by itself
 
 
+def test_one_that_gathers_is_joined_and_not_started_again() -> None:
+    """A coordinator that somebody has started already is taken as it is, by process 0 too."""
+    with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
+        find_coordinator(spec_at(service.address, 0), Deadline(5.0), 10.0)
+        assert phase_at(service.address) == "gathering"
+
+
 def test_process_0_starts_one_at_a_socket_too() -> None:
     """An address unix:PATH is listened at as it is."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
@@ -58,13 +65,6 @@ def test_process_0_starts_one_at_a_socket_too() -> None:
         find_coordinator(spec_at(address, 0), Deadline(60), 5)
         assert phase_at(address) == "gathering"
         leave(connected(address, 2))
-
-
-def test_one_that_gathers_is_joined_and_not_started_again() -> None:
-    """A coordinator that somebody has started already is taken as it is, by process 0 too."""
-    with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
-        find_coordinator(spec_at(service.address, 0), Deadline(5.0), 10.0)
-        assert phase_at(service.address) == "gathering"
 
 
 def test_one_of_an_earlier_start_is_waited_for_and_then_named() -> None:
