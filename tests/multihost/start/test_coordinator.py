@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -58,13 +58,12 @@ def test_one_that_gathers_is_joined_and_not_started_again() -> None:
         assert phase_at(service.address) == "gathering"
 
 
-def test_process_0_starts_one_at_a_socket_too() -> None:
+def test_process_0_starts_one_at_a_socket_too(tmp_path: Path) -> None:
     """An address unix:PATH is listened at as it is."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        address = f"unix:{folder}/coordinator"
-        find_coordinator(spec_at(address, 0), Deadline(60), 5)
-        assert phase_at(address) == "gathering"
-        leave(connected(address, 2))
+    address = f"unix:{tmp_path}/c"
+    find_coordinator(spec_at(address, 0), Deadline(60), 5)
+    assert phase_at(address) == "gathering"
+    leave(connected(address, 2))
 
 
 def test_one_of_an_earlier_start_is_waited_for_and_then_named() -> None:
