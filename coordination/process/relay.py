@@ -67,6 +67,11 @@ class Relay(SpawnedServer):
         super().close()
         shutil.rmtree(Path(self.address.removeprefix(_UNIX)).parent, ignore_errors=True)
 
+    def abandon(self) -> None:
+        """Lets go of the relay in a forked child, so that it still ends with its parent."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
 
 def task_ids(message: Any) -> list[int]:
     """Returns the tasks that a request names as its caller."""

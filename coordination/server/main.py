@@ -163,8 +163,7 @@ def serve(config: Config, options: Options, tls: Tls | None = None, token: str |
     listening = Listening(at, tls, token)
     service = Service(_machine(config, journal), listening.clock, journal, secured=listening.secured)
     stop = _StopCondition(service, options)
-    if not _is_socket(options.host):
-        _warn_if_open(options.host, listening)
+    _warn_if_open(options.host, listening)
     if options.metrics_port is not None:
         service.publish_status()
         port = serve_metrics(service.published_status, options.metrics_port, options.metrics_host)
@@ -196,9 +195,14 @@ def _allow_many_connections() -> None:
 
 
 def _warn_if_open(host: str, listening: Listening) -> None:
-    if not listening.secured and host not in ("127.0.0.1", "localhost", "::1", "[::1]"):
+    if listening.tls is not None or _is_socket(host) or host in ("127.0.0.1", "localhost", "::1", "[::1]"):
+        return
+    if listening.token is None:
         text = f"listening at {host} without TLS or token: whoever reaches this port can disturb the job"
-        print(f"holdfast coordinator: {text}", file=sys.stderr, flush=True)
+    else:
+        cure = "add --tls-cert, --tls-key and --tls-ca"
+        text = f"listening at {host} with a token, without TLS: whoever reads this network can take the token; {cure}"
+    print(f"holdfast coordinator: {text}", file=sys.stderr, flush=True)
 
 
 async def _serve_aio(service: Service, listening: Listening, options: Options, stop: _StopCondition, journal: SqliteJournal | None) -> str:
