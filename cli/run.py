@@ -78,6 +78,8 @@ def run(
     holdfast run -n 4 --max-restarts 3 --max-preemptions 100 -- python train.py
     holdfast run --ray auto -n 8 --min-processes 4 --resource GPU=1 -- python train.py
     """
+    if ray is not None and log_dir is not None:
+        raise click.UsageError("--log-dir is for processes of this machine: with --ray, redirect the output, which holds the lines of all")
     from holdfast.launch import LiveView, RestartPolicy, run_local
     from holdfast.launch import ray as ray_engine
 

@@ -14,6 +14,7 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
+_NOT_FOR_US = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)  # sent to a group or a job step
 _LINUX = sys.platform == "linux"
 _KILL_AGAIN_S = 0.05  # for what was started while others were being killed
 
@@ -29,7 +30,7 @@ def execute(command: list[str], hangup: signal.Handlers) -> None:
     signal.set_wakeup_fd(-1)
     os.setsid()
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):  # the last two are Python's doing
+    for number in (*_NOT_FOR_US, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):  # the last two are Python's doing
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, hangup)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -59,15 +60,15 @@ def descendants() -> list[int]:
 class Subreaper:
     """The command's process, and how it ended."""
 
-    def __init__(self, pid: int, woken: int) -> None:
-        self._pid, self._woken = pid, woken
+    def __init__(self, pid: int, parent: int, woken: int) -> None:
+        self._pid, self._parent, self._woken = pid, parent, woken
         self._input = b""
         self._over = False
         self.status: int | None = None
 
     def hang_up(self, *_: object) -> None:
-        """Notes that the process that started this one is gone."""
-        self._over = True
+        """Takes the kernel's word that the process that started this one is gone; from anybody else it is none."""
+        self._over = self._over or os.getppid() != self._parent
 
     def reap(self) -> bool:
         """Takes the exit status of every child that has ended; returns whether any child is left."""
@@ -116,22 +117,20 @@ def main() -> None:
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    early: list[int] = []
-    hangup = signal.signal(signal.SIGHUP, lambda number, frame: early.append(number))
-    for number in (signal.SIGTERM, signal.SIGINT):
+    hangup = signal.signal(signal.SIGHUP, lambda number, frame: None)
+    for number in _NOT_FOR_US:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
     prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
-    if os.getppid() != parent or early:  # it died before prctl
+    if os.getppid() != parent:  # it died before prctl
         os._exit(127)
     pid = os.fork()
     if pid == 0:
         execute(command, hangup if isinstance(hangup, signal.Handlers) else signal.SIG_DFL)
-    subreaper = Subreaper(pid, woken)
+    subreaper = Subreaper(pid, parent, woken)
     signal.signal(signal.SIGHUP, subreaper.hang_up)
-    if early:
-        subreaper.hang_up()
+    subreaper.hang_up()  # for what came before the handler
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)

@@ -135,7 +135,7 @@ child.wait()
 
 
 def test_signals_that_end_its_parent_do_not_end_it() -> None:
-    """SIGTERM and SIGINT to the subreaper itself change nothing; `signal` reaches the command alone."""
+    """SIGTERM, SIGINT, SIGHUP, SIGUSR1 to the subreaper itself change nothing; `signal` reaches the command alone."""
     code = (
         "import signal; signal.signal(15, lambda *_: print('15', flush=True)); print('ready', flush=True); signal.pause(); signal.pause()"
     )
@@ -143,8 +143,8 @@ def test_signals_that_end_its_parent_do_not_end_it() -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as popen:
         assert popen.stdin is not None and popen.stdout is not None
         assert popen.stdout.readline() == "ready\n"
-        popen.send_signal(signal.SIGTERM)
-        popen.send_signal(signal.SIGINT)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            popen.send_signal(number)
         popen.stdin.write("signal 15\n")
         popen.stdin.flush()
         assert popen.stdout.readline() == "15\n"

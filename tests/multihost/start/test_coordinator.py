@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,14 @@ def test_one_that_gathers_is_joined_and_not_started_again() -> None:
     with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
         find_coordinator(spec_at(service.address, 0), Deadline(5.0), 10.0)
         assert phase_at(service.address) == "gathering"
+
+
+def test_process_0_starts_one_at_a_socket_too(tmp_path: Path) -> None:
+    """An address unix:PATH is listened at as it is."""
+    address = f"unix:{tmp_path}/c"
+    find_coordinator(spec_at(address, 0), Deadline(60), 5)
+    assert phase_at(address) == "gathering"
+    leave(connected(address, 2))
 
 
 def test_one_of_an_earlier_start_is_waited_for_and_then_named() -> None:
