@@ -4,17 +4,18 @@ A barrier has a name, its participants (fixed by the first to arrive) and a coun
 (passed), when its time is over, when a participant is lost, or when it is cancelled (failed); its result stays, and is replayed to
 a caller that asks again with its counter.
 
-    call with counter          no such barrier   instance `have` open   instance `have` over
-    have                       -                 arrives                replays the result
-    have - 1, arrived at it    -                 replays that result    replays that result
-    above have                 opens             arrives, if it has not opens the next
+Callers count their calls. One whose earlier calls were lost is ahead of the others: its call is for what comes now, and no number may be
+used twice, so an instance takes up all counters from the one after the last instance's to the highest that it was called with.
+
+    call with counter          no such barrier   instance open          instance over
+    among the instance's       -                 arrives                replays the result
+    the one's before, arrived  -                 replays that result    replays that result
+    above                      opens             arrives, if it has not opens the next
     below                      -                 refused                refused
     0, recoverable, new life   opens             arrives                opens the next
 
-A counter above is of a caller whose earlier calls were lost or refused, or of a name that has been forgotten: never a late sending, so it
-is a call for what comes now. "refused" is INTERNAL with a BarrierError that holds the service's counter, from which the caller
-resynchronises: the next counter fits. So no name becomes unusable. A bad request harms its sender alone: it never fails the barrier for
-the others.
+"refused" is INTERNAL with a BarrierError that holds the highest counter, from which the caller resynchronises: the next one fits. So no
+name becomes unusable. A bad request harms its sender alone: it never fails the barrier for the others.
 
 Thousands of results of thousands of tasks are kept, so what is over holds sets of tasks as the bits of an int, and no time or
 incarnation of each: a task's life began at a version of the task table, and so an instance that was over earlier was not its.
@@ -34,6 +35,8 @@ from .task_table import TaskTable
 from .timers import Timers
 
 _SHOWN_CHARACTERS = 200  # of a name, in a sentence
+_MOST_LOST = 1_000_000  # calls of one task, in a row; a counter that is further ahead is nonsense
+_MOST_FORGOTTEN = 2**48  # the highest counter of a name that the service does not know; one of 63 bits is far
 
 
 def bits_of(task_ids: Iterable[int]) -> int:
@@ -56,6 +59,7 @@ def tasks_of(bits: int) -> frozenset[int]:
 class Outcome:
     """How an instance ended. Sets of tasks are bits."""
 
+    first: int
     counter: int
     status: Status | None  # without those that were missing
     members: int
@@ -74,7 +78,8 @@ class Barrier:
 
     name: str
     participants: frozenset[int]
-    counter: int
+    first: int
+    counter: int  # the highest that it was called with
     owner: Barriers
     deadline: float = math.inf
     opened: float = 0.0
@@ -85,6 +90,7 @@ class Barrier:
     told: int = 0  # tasks that learned the result without having arrived
     previous: Outcome | None = None
     outcome: Outcome | None = None
+    renumbered: bool = True  # the journal has yet to write its row
     unwritten: list[int] = field(default_factory=list)  # arrivals that the journal has yet to write
     parts: int = 0  # rows of arrivals that the journal has
 
@@ -150,8 +156,8 @@ class Barriers:
     def _belongs(self, barrier: Barrier, arrival: Arrival) -> bool:
         """Returns whether a call is for the open instance."""
         if arrival.counter > barrier.counter:
-            return arrival.task_id not in barrier.arrived
-        return arrival.counter == barrier.counter or self._is_new_life(barrier, arrival)
+            return arrival.task_id not in barrier.arrived and arrival.counter <= barrier.counter + _MOST_LOST
+        return arrival.counter >= barrier.first or self._is_new_life(barrier, arrival)
 
     def _enter(self, barrier: Barrier, arrival: Arrival, now: float) -> None:
         task_id = arrival.task_id
@@ -163,6 +169,8 @@ class Barriers:
             barrier.arrived[task_id] = (arrival.life, now)
             barrier.unwritten.append(task_id)
             self.dirty.add(barrier.name)
+            if arrival.counter > barrier.counter:
+                barrier.counter, barrier.renumbered = arrival.counter, True
         barrier.waiting[task_id] = arrival.call
         if len(barrier.arrived) == len(barrier.participants):
             self._finish(barrier, None)
@@ -200,8 +208,9 @@ class Barriers:
         return self._open(finished, arrival, now)
 
     def _open(self, finished: Barrier | None, arrival: Arrival, now: float) -> Barrier | None:
-        counter = 0 if finished is None else finished.counter + 1
-        barrier = Barrier(arrival.name, self._named(arrival), counter, self, arrival.deadline, now, self._task_table.version)
+        first = 0 if finished is None else finished.counter + 1
+        counter, version = max(first, arrival.counter), self._task_table.version
+        barrier = Barrier(arrival.name, self._named(arrival), first, counter, self, arrival.deadline, now, version)
         self._succeed(finished, barrier)
         if not self._task_table.lost.isdisjoint(barrier.participants):
             barrier.arrived[arrival.task_id], barrier.waiting[arrival.task_id] = (arrival.life, now), arrival.call
@@ -220,9 +229,9 @@ class Barriers:
             return _not_among(arrival, named, arrival.counter)
         if not named <= self._task_table.everyone:
             return _unknown(arrival, named - self._task_table.everyone, len(self._task_table))
-        first = 0 if finished is None else finished.counter
-        if arrival.counter < first and not (finished is not None and self._is_new_life(finished, arrival)):
-            return _counter_mismatch(arrival.name, first, arrival.counter)
+        first, most = (0, _MOST_FORGOTTEN) if finished is None else (finished.first, finished.counter + _MOST_LOST)
+        if not first <= arrival.counter <= most and not (finished is not None and self._is_new_life(finished, arrival)):
+            return _counter_mismatch(arrival.name, 0 if finished is None else finished.counter, arrival.counter)
         return self._too_much(arrival.name) if finished is None else None
 
     def _succeed(self, finished: Barrier | None, barrier: Barrier) -> None:
@@ -240,7 +249,7 @@ class Barriers:
 
     def _is_replay(self, finished: Barrier, arrival: Arrival) -> bool:
         assert finished.outcome is not None
-        if arrival.counter == finished.counter:
+        if finished.first <= arrival.counter <= finished.counter:
             return not self._recoverable or arrival.life <= finished.outcome.ended
         # what a new life sent as 0 was counted here
         return self._is_new_life(finished, arrival) and finished.outcome.includes(arrival.task_id, arrival.life)
@@ -262,9 +271,9 @@ class Barriers:
     def _replay_previous(self, barrier: Barrier, arrival: Arrival, now: float) -> bool:
         """Replays the instance before to a task that arrived at it; in a recoverable job it may have arrived as a new life, with 0."""
         previous = barrier.previous
-        if previous is None or arrival.counter == barrier.counter or not previous.includes(arrival.task_id, arrival.life):
+        if previous is None or arrival.counter >= barrier.first or not previous.includes(arrival.task_id, arrival.life):
             return False
-        if arrival.counter != previous.counter and not (self._recoverable and arrival.counter == 0):
+        if not previous.first <= arrival.counter <= previous.counter and not (self._recoverable and arrival.counter == 0):
             return False
         self._completions.append(self._answer(previous, arrival.call, now))
         return True
@@ -306,7 +315,7 @@ class Barriers:
         came = members if status is None else bits_of(barrier.arrived)
         absent = 0 if status is None else bits_of(missing.task_id for missing in status.missing)
         kept = None if status is None else replace(status, missing=())
-        barrier.outcome = Outcome(counter, kept, members, came, absent, self._task_table.version)
+        barrier.outcome = Outcome(barrier.first, counter, kept, members, came, absent, self._task_table.version)
         barrier.waiting, barrier.arrived, barrier.unwritten, barrier.participants = {}, {}, [], frozenset()
         self.open.pop(barrier.name, None)
         self.finished[barrier.name] = barrier
@@ -343,9 +352,10 @@ class Barriers:
         """Fails an instance for all its participants, including those that have yet to arrive."""
         barrier = self.open.get(name) or self.finished.get(name)
         if barrier is None or (barrier.outcome is not None and counter > barrier.counter):
-            finished, following = barrier, 0 if barrier is None else barrier.counter + 1
+            finished, first = barrier, 0 if barrier is None else barrier.counter + 1
             participants = tasks_of(finished.outcome.members) if finished and finished.outcome else self._task_table.everyone
-            barrier = Barrier(name, participants, following, self, opened=now, began=self._task_table.version)
+            following = min(max(first, counter), first + _MOST_LOST)
+            barrier = Barrier(name, participants, first, following, self, opened=now, began=self._task_table.version)
             self._succeed(finished, barrier)
         status = self._no_cancel(barrier, task_id, counter)
         if status is None:
@@ -354,7 +364,7 @@ class Barriers:
         self._completions.append(Completion(call, None, status))
 
     def _no_cancel(self, barrier: Barrier, task_id: int, counter: int) -> Status | None:
-        if counter < barrier.counter:
+        if counter < barrier.first:
             return _counter_mismatch(barrier.name, barrier.counter, counter)
         if barrier.done:
             sentence = f"barrier {_shown(barrier.name)} is over already"

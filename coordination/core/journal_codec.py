@@ -102,7 +102,7 @@ def _load_task(machine: Machine, kept: dict[str, Any], now: float) -> None:
 
 
 def _part(barrier: Barrier, number: int) -> str:
-    return f"{barrier.counter}/{number}/{barrier.name}"
+    return f"{barrier.first}/{number}/{barrier.name}"
 
 
 def _barrier_rows(name: str, machine: Machine, wall_offset_s: float) -> list[Row]:
@@ -110,7 +110,8 @@ def _barrier_rows(name: str, machine: Machine, wall_offset_s: float) -> list[Row
     barrier = machine.barriers.open.get(name) or machine.barriers.finished.get(name)
     if barrier is None:
         return [Row(BARRIER, name, None)]
-    rows = [Row(BARRIER, name, _barrier(barrier, machine, wall_offset_s))] if barrier.done or not barrier.parts else []
+    rows = [Row(BARRIER, name, _barrier(barrier, machine, wall_offset_s))] if barrier.done or barrier.renumbered else []
+    barrier.renumbered = False
     if barrier.unwritten:
         arrived = [(task_id, barrier.arrived[task_id][0], barrier.arrived[task_id][1] + wall_offset_s) for task_id in barrier.unwritten]
         rows.append(Row(ARRIVED, _part(barrier, barrier.parts), _json({"name": name, "arrived": arrived})))
@@ -124,6 +125,7 @@ def _barrier(barrier: Barrier, machine: Machine, wall_offset_s: float) -> bytes:
     kept = {
         "name": barrier.name,
         "participants": None if everyone else sorted(barrier.participants),
+        "first": barrier.first,
         "counter": barrier.counter,
         "deadline": None if barrier.deadline == math.inf else barrier.deadline + wall_offset_s,
         "opened": barrier.opened + wall_offset_s,
@@ -138,7 +140,8 @@ def _barrier(barrier: Barrier, machine: Machine, wall_offset_s: float) -> bytes:
 
 def _load_barrier(machine: Machine, kept: dict[str, Any], wall_offset_s: float) -> Barrier:
     participants = machine.task_table.everyone if kept["participants"] is None else frozenset(kept["participants"])
-    barrier = Barrier(kept["name"], participants, kept["counter"], machine.barriers, opened=kept["opened"] - wall_offset_s)
+    counters, opened = (kept["first"], kept["counter"]), kept["opened"] - wall_offset_s
+    barrier = Barrier(kept["name"], participants, *counters, machine.barriers, opened=opened, renumbered=False)
     barrier.deadline = math.inf if kept["deadline"] is None else kept["deadline"] - wall_offset_s
     barrier.began, barrier.former, barrier.told = kept["began"], int(kept["former"], 16), int(kept["told"], 16)
     barrier.previous, barrier.outcome = _load_outcome(kept["previous"]), _load_outcome(kept["outcome"])
@@ -153,14 +156,14 @@ def _outcome(outcome: Outcome | None) -> list[Any] | None:
     if outcome is None:
         return None
     sets = [_bits(bits) for bits in (outcome.members, outcome.came, outcome.absent)]
-    return [outcome.counter, _status(outcome.status), *sets, outcome.ended]
+    return [outcome.first, outcome.counter, _status(outcome.status), *sets, outcome.ended]
 
 
 def _load_outcome(kept: list[Any] | None) -> Outcome | None:
     if kept is None:
         return None
-    counter, status, members, came, absent, ended = kept
-    return Outcome(counter, _load_status(status), int(members, 16), int(came, 16), int(absent, 16), ended)
+    first, counter, status, members, came, absent, ended = kept
+    return Outcome(first, counter, _load_status(status), int(members, 16), int(came, 16), int(absent, 16), ended)
 
 
 def _status(status: Status | None) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..limits import Config
-from .status import Code, Completion, Status, name_processes
+from .status import Code, Completion, Missing, Status, name_processes
 from .task_table import Task, TaskState, TaskTable
 from .timers import Timers, Wait
 
@@ -40,6 +40,7 @@ class Registration:
         self.gathered = False
         self._registering: dict[int, Wait] = {}
         self._gathering: dict[Any, Wait] = {}
+        self._latest: tuple[object, tuple[Missing, ...]] = (None, ())
 
     def _complete(self, call: Any, value: Any = None, status: Status | None = None) -> None:
         self._completions.append(Completion(call, value, status))
@@ -186,12 +187,20 @@ class Registration:
 
     def time_out(self, wait: Wait, now: float) -> None:
         """Ends a wait with the names of those that have not come."""
-        absent = [t.task_id for t in self._task_table.tasks if t.state is not TaskState.CONNECTED and t.task_id not in self._registering]
-        missing = self._task_table.missing(absent, now)
+        missing = self._missing(now)
         total = len(self._task_table)
         self._end(wait)
         sentence = f"{total - len(missing)} of {total} registered, missing {name_processes(missing)}; waited {now - wait.since:.1f} s"
         self._complete(wait.call, status=Status(Code.DEADLINE_EXCEEDED, sentence, missing=missing))
+
+    def _missing(self, now: float) -> tuple[Missing, ...]:
+        """Returns those that have not come; a thousand waits that end at one moment share one look."""
+        seen = now, self._task_table.version, len(self._registering)
+        if self._latest[0] != seen:
+            here, tasks = self._registering, self._task_table.tasks
+            absent = [task.task_id for task in tasks if task.state is not TaskState.CONNECTED and task.task_id not in here]
+            self._latest = seen, self._task_table.missing(absent, now)
+        return self._latest[1]
 
     def waiting(self) -> list[int]:
         """Returns the task of each call that waits."""

@@ -171,9 +171,14 @@ def _allow_many_connections() -> None:
 
 
 def _warn_if_open(host: str, listening: Listening) -> None:
-    if not listening.secured and host not in ("127.0.0.1", "localhost", "::1", "[::1]"):
+    if listening.tls is not None or host in ("127.0.0.1", "localhost", "::1", "[::1]"):
+        return
+    if listening.token is None:
         text = f"listening at {host} without TLS or token: whoever reaches this port can disturb the job"
-        print(f"holdfast coordinator: {text}", file=sys.stderr, flush=True)
+    else:
+        cure = "add --tls-cert, --tls-key and --tls-ca"
+        text = f"listening at {host} with a token, without TLS: whoever reads this network can take the token; {cure}"
+    print(f"holdfast coordinator: {text}", file=sys.stderr, flush=True)
 
 
 async def _serve_aio(service: Service, listening: Listening, options: Options, stop: _StopCondition, journal: SqliteJournal | None) -> None:

@@ -123,9 +123,8 @@ class Service:
         if self._owners is not None:
             named = self.machine.task_table.by_agent.get(incarnation) if task_id is None else task_id
             if named is not None:
-                status = (
-                    self._owners.may_join(named, writer.key, writer.names()) if rpc.registers else self._owners.may_call(named, writer.key)
-                )
+                key, names, owners = writer.key, writer.names, self._owners
+                status = owners.may_join(named, key, names()) if rpc.registers else owners.may_call(named, key, names)
                 if status is not None:
                     return status
         if service_incarnation is not None:

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from holdfast.coordination.core.barriers import Arrival
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.core.status import Code, Status
+from holdfast.coordination.core.task_table import Task
 from holdfast.coordination.limits import Config
+
+
+class CountedLooks(list[Task]):
+    """A list of tasks that counts how often somebody looks through it."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Task]:
+        self.looks += 1
+        return super().__iter__()
 
 
 class Driver:

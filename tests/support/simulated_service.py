@@ -220,7 +220,7 @@ class SimulatedService:
         life = machine.task_table.life_of(client.task_id, machine.task_table.tasks[client.task_id].session)
         machine.barrier(Arrival(call, client.task_id, life, name, request.sent_counter, now + limit_s, who), now)
         if not any(completion.call is call for completion in machine.completions):
-            call.deadline = self._truth.waits(name, machine.barriers.open[name].counter, now + limit_s)
+            call.deadline = self._truth.waits(name, machine.barriers.open[name].first, now + limit_s)
 
 
 class Disk:

@@ -62,6 +62,8 @@ class Truth:
         name, participants, _ = request.argument
         outcome = self._outcome(name, completion)
         if outcome is None:
+            if completion.status is not None and completion.status.barrier is not None:  # refused: it has come nowhere
+                self.arrivals[name].pop(request.number, None)
             return
         counter, result = outcome
         self.answered.setdefault(request.number, counter)
@@ -85,10 +87,10 @@ class Truth:
         return status.barrier[1], status.code.name
 
     def _all_had_come(self, name: str, counter: int, participants: frozenset[int]) -> None:
+        first = 1 + max((known for about, known in self.results if about == name and known < counter), default=-1)
         comings = self.arrivals[name].items()
-        came = {
-            task for number, (task, sent) in comings if (sent >= counter or sent == 0) and self.answered.get(number, counter) == counter
-        }
+        meant = {number: task for number, (task, sent) in comings if first <= sent <= counter or sent == 0}
+        came = {task for number, task in meant.items() if self.answered.get(number, counter) == counter}
         if not participants <= came:
             self._world.fail(f"barrier {name} {counter} released, but {sorted(participants - came)} had not come")
 

@@ -7,7 +7,7 @@ import math
 from holdfast.coordination.core.status import Code, Status
 from holdfast.coordination.core.task_table import TaskState
 from holdfast.coordination.limits import Limits
-from tests.support.driver import Driver
+from tests.support.driver import CountedLooks, Driver
 
 
 def test_an_error_reaches_every_poll_and_the_heartbeat_of_the_failed() -> None:
@@ -210,3 +210,27 @@ def test_a_job_that_was_left_before_it_gathered_is_deserted() -> None:
     driver.machine.task_table.tasks[1].attached = False
     driver.wait(12)
     assert driver.machine.deserted()
+
+
+def test_an_arrival_looks_at_no_other_task() -> None:
+    """300 arrivals each at three kinds of barrier, and 300 waits that end at one moment: a few looks at all tasks."""
+    count = 300
+    driver = Driver(count)
+    machine = driver.machine
+    machine.task_table.tasks = looked = CountedLooks(machine.task_table.tasks)
+    members = list(range(count))
+    for task_id in members:
+        driver.barrier(task_id)
+        driver.make(lambda call, t=task_id: machine.liveness.arrive(call, t, members, driver.now))  # type: ignore[misc]
+    assert machine.barriers.passed == 1 and looked.looks == 0
+    for task_id in members:
+        driver.make(lambda call, t=task_id: machine.shut_down(call, t, True, driver.now))  # type: ignore[misc]
+    assert machine.all_shut_down() and looked.looks <= 2
+    gathering = Driver(count + 1, sessions=False)
+    tasks = gathering.machine.task_table.tasks = CountedLooks(gathering.machine.task_table.tasks)
+    for task_id in members:
+        gathering.open(task_id)
+        gathering.make(lambda call, t=task_id: gathering.machine.registration.wait_for_all(call, t, gathering.now, 5.0))  # type: ignore[misc]
+    gathering.now = 5.0
+    gathering.machine.timers.expire(gathering.now)
+    assert len(gathering.machine.completions) == count and tasks.looks <= 1
