@@ -50,6 +50,7 @@ def load(machine: Machine, rows: Iterable[Row], now: float, wall_offset_s: float
     keys: dict[str, bytes] = {}
     barriers: dict[str, Barrier] = {}
     parts: list[bytes] = []
+    version, task_table = 0, machine.task_table
     for table, key, value in rows:
         assert value is not None
         if table == KEY:
@@ -63,7 +64,9 @@ def load(machine: Machine, rows: Iterable[Row], now: float, wall_offset_s: float
         elif key == "state":
             meta = json.loads(value)
             machine.registration.gathered, machine.error = meta["gathered"], _load_status(meta["error"])
-            machine.task_table.version = meta["version"]
+            version = meta["version"]
+    task_table.version = version  # last: agents that are set raise it
+    task_table.latest_life = max(max(task.agent_since, task.session_since) for task in task_table.tasks)
     machine.keys.load(keys)
     for part in parts:
         kept = json.loads(part)
@@ -95,7 +98,6 @@ def _load_task(machine: Machine, kept: dict[str, Any], now: float) -> None:
         setattr(task.progress, name, value)
     machine.task_table.set_agent(task, kept["agent"])
     task.agent_since, task.session_since = kept["agent_since"], kept["session_since"]
-    machine.task_table.latest_life = max(machine.task_table.latest_life, task.agent_since, task.session_since)
     machine.task_table.set_owner(task, kept["owner"])
     if task.state in (TaskState.DISCONNECTED, TaskState.ERROR):
         machine.task_table.lost.add(task.task_id)

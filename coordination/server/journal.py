@@ -20,7 +20,7 @@ from ..core.journal_codec import META, Row
 from ..core.machine import Machine
 from ..limits import Config
 
-FORMAT = "holdfast/journal/1"
+FORMAT = "holdfast/journal/2"
 
 
 class JournalError(Exception):

@@ -54,7 +54,7 @@ def phase_at(address: str) -> str | None:
 
 
 def _start(spec: ProcessSpec, heartbeat_timeout_s: float | None) -> None:
-    host, _, port = spec.coordinator.rpartition(":")
+    host, _, port = spec.coordinator.rpartition(":") if not spec.coordinator.startswith("unix:") else (spec.coordinator, "", "0")
     service = CoordinationService.spawn(
         spec.num_processes,
         host=host.strip("[]"),

@@ -52,7 +52,7 @@ def restarted(driver: Driver, rows: dict[tuple[str, str], bytes], wall_offset_s:
         else:
             rows[row.table, row.key] = row.value
     machine = Machine(driver.config, driver.now)
-    journal_codec.load(machine, [journal_codec.Row(*key, value) for key, value in rows.items()], driver.now, wall_offset_s)
+    journal_codec.load(machine, [journal_codec.Row(*key, value) for key, value in sorted(rows.items())], driver.now, wall_offset_s)
     return machine
 
 
@@ -75,6 +75,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("barrier"), st.integers(0, 2), st.integers(0, 2)),
     st.tuples(st.just("set"), st.integers(0, 4), st.integers(0, 255)),
     st.tuples(st.just("delete"), st.integers(0, 4), st.just(0)),
+    st.tuples(st.just("register"), st.integers(0, 2), st.integers(2, 4)),
     st.tuples(st.just("restart"), st.integers(0, 2), st.integers(2, 4)),
     st.tuples(st.just("error"), st.integers(0, 2), st.integers(0, 20)),
     st.tuples(st.just("silence"), st.integers(0, 2), st.integers(1, 12)),
@@ -94,6 +95,8 @@ def test_whatever_happens_the_rows_hold_the_state(recoverable: bool, events: lis
             driver.set(f"k/{who}", bytes([number]), overwrite=True)
         elif what == "delete":
             driver.make(lambda call, who=who: driver.machine.keys.delete(call, f"k/{who}"))  # type: ignore[misc]
+        elif what == "register":
+            driver.register(who, 1_000 * number + who)
         elif what == "restart":
             driver.open(who, life=number)
         elif what == "error":
