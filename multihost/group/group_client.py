@@ -190,6 +190,11 @@ class GroupClient:
     def _take(self, infos: Sequence[Any]) -> None:
         with self._changed:
             self._pushed = infos
+        self.note_change()
+
+    def note_change(self) -> None:
+        """Wakes whoever waits for a change of the processes."""
+        with self._changed:
             self._changed.notify_all()
             listeners = list(self._listeners)
         for listener in listeners:

@@ -140,6 +140,7 @@ class Health:
                     listener.update_global_process_info(infos)
                 except Exception:
                     _log.exception("a listener to the health of processes failed")
+        self._group_client.note_change()  # a life that ended shows here, and not in a list in which the process is back
 
     def _translated(self, info: Any) -> ProcessInfo:
         error = info.message or ("" if info.code == "OK" else info.code)

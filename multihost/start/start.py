@@ -84,9 +84,10 @@ def initialize(
     it (default 100) where process 0 starts the coordinator, and must be left out or equal where a launcher did. On CPU a collective ends
     with an error when a peer has not come for `collective_timeout_s` (default: the heartbeat timeout), unless XLA_FLAGS says otherwise.
 
-    Raises StartupTimeout naming the missing processes, StartupFailed for a job that is smaller than asked for, CoordinatorLost, Fenced when
-    the coordinator belongs to another job or attempt, CoordinationError (FAILED_PRECONDITION) when it has another heartbeat timeout, and
-    RuntimeError when called twice or too late.
+    Raises StartupTimeout naming the missing processes, ProcessLost naming one that died on the way, StartupFailed for a job that is smaller
+    than asked for, CoordinatorLost, Fenced when the coordinator belongs to another job or attempt, CoordinationError (FAILED_PRECONDITION)
+    when it has another heartbeat timeout, and RuntimeError when called twice or too late. A signal that means preemption ends the process
+    until all have come, and is a notice from then on.
     """
     if _job is not None or distributed.global_state.client is not None:
         raise RuntimeError("this process has joined a job already: call initialize() once, and jax.distributed.initialize() never")

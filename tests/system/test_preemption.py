@@ -7,6 +7,7 @@ import random
 import re
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -441,7 +442,7 @@ multihost.initialize(address, count, index, timeout_s=60)
 assert not multihost.reached_preemption(10 if index == 0 else 0)
 if index == 0:
     print("leaving", flush=True)
-    multihost.shutdown()
+    multihost.shutdown(timeout_s=float(sys.argv[4]))
     print("left", flush=True)
     raise SystemExit
 print("asking", flush=True)
@@ -458,14 +459,26 @@ multihost.shutdown()
 @pytest.mark.parametrize("notified", [0, 1])
 def test_a_notice_while_some_leave_is_agreed_on_by_those_who_still_ask(notified: int) -> None:
     """Process 0 waits in shutdown(), 1 and 2 still ask: a SIGTERM to one that waits, or asks, stops both at one step; nobody dies of it."""
-    with Processes(LEAVING, 3, arguments=[f"127.0.0.1:{free_port()}"]) as processes:
-        for index, text in enumerate(("leaving", "asking", "asking")):
+    outputs = notify_while_leaving(notified, ("leaving", "asking", "asking"), shutdown_s=60)
+    assert "left" in outputs[0]
+
+
+def test_a_notice_after_some_have_left_is_agreed_on_by_the_rest() -> None:
+    """Process 0 did not wait for the others, and is gone: the agreement does not wait for it."""
+    notify_while_leaving(1, ("left", "asking", "asking"), shutdown_s=0.1)
+
+
+def notify_while_leaving(notified: int, marks: Sequence[str], shutdown_s: float) -> list[str]:
+    """Sends SIGTERM once each process has printed its mark, and returns what all have printed: those that ask stop at one step."""
+    with Processes(LEAVING, 3, arguments=[f"127.0.0.1:{free_port()}", shutdown_s]) as processes:
+        for index, text in enumerate(marks):
             processes.wait_for(index, text)
         processes.kill(notified, signal.SIGTERM)
         finished = processes.wait()
-    assert [f.code for f in finished] == [0, 0, 0], "\n".join(f.output for f in finished)
-    assert stopped_at(finished[1].output) == stopped_at(finished[2].output) != []
-    assert "left" in finished[0].output and 10 < stopped_at(finished[1].output)[0] < 200
+    outputs = [each.output for each in finished]
+    assert [each.code for each in finished] == [0, 0, 0], "\n".join(outputs)
+    assert stopped_at(outputs[1]) == stopped_at(outputs[2]) != [] and 10 < stopped_at(outputs[1])[0] < 200, outputs
+    return outputs
 
 
 def status_of(service: CoordinationService) -> list[Any]:

@@ -82,6 +82,20 @@ def test_listeners_get_complete_lists_in_order_with_runtime_numbers() -> None:
     assert second.lists[2] == [ProcessInfo(0, "CONNECTED", 8), ProcessInfo(1, "DISCONNECTED", 7, "it has left the job")]
 
 
+def test_whoever_waits_for_a_change_finds_it_in_the_health() -> None:
+    """Also where the list itself shows no loss, because the process is back: the last call to a waiter comes after the health knows."""
+    client = PushedClient()
+    group_client = GroupClient(client)  # type: ignore[arg-type]
+    seen: list[list[int]] = []
+    with group_client.on_change(lambda: seen.append(sorted(health.failed()))):
+        health = Health(group_client)
+        client.push(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "CONNECTED", 8))
+        client.push(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "CONNECTED", 9))
+    assert seen[-1] == [1] and list(group_client.lost_tasks()) == []
+    with pytest.raises(ProcessLost, match="it was started again"):
+        group_client.raise_if_lost([0, 1], "a computation")
+
+
 def test_a_health_without_a_telling_client_knows_nothing() -> None:
     """Over jaxlib's own client the list is empty and nothing is refused."""
     health = Health(GroupClient(threading))  # type: ignore[arg-type]  # any object without watch_processes

@@ -108,6 +108,17 @@ def test_a_process_that_is_known_to_be_dead_is_left_out(clients: list[Coordinati
         assert [point.ask(0).value for point in points] == ["raised"] * 2
 
 
+def test_of_a_thousand_one_gathers() -> None:
+    """The announcer; the lowest that lives where it is lost; and one more for each time that nothing came of it."""
+
+    def gathering(lost: list[int], take_overs: int) -> list[int]:
+        points = [SyncPoint(None, "stop", process_id=task, tasks=range(1000), lost=lambda: lost) for task in range(1000)]
+        return [point._process_id for point in points if point._gathers(500, take_overs)]
+
+    assert gathering([], 0) == [500] and gathering([0, 500], 0) == [1]
+    assert gathering([], 2) == [0, 1, 500] and gathering([0, 500], 2) == [1, 2]
+
+
 def test_a_closed_sync_point_still_answers(clients: list[CoordinationClient]) -> None:
     """After `close()` questions are answered from what is known, also twice closed."""
     point = SyncPoint(clients[0], "stop", process_id=0, tasks=TASKS)
