@@ -29,7 +29,7 @@ from .object_claims import open_claims
 
 _log = logging.getLogger(__name__)
 KEPT_FAILURES = 16  # jobs of a worker; what more there is the next manager sweeps
-_PACK = re.compile(r"\d{5,}-(?:\d{5}|j)-([0-9a-f]{8}(?:[0-9a-f]{8})?)\.(?:safetensors|json)")
+_PACK = re.compile(r"\d{5,}-(?:\d{5}|j)-([0-9a-f]{8}(?:[0-9a-f]{8})?)\.(?:safetensors|json|bin)")
 _WRITER_DIGITS = 8  # of a save's id, which begins with its writer's
 
 

@@ -21,6 +21,7 @@ from .garbage import BackgroundWorker, delete_files, pack_names
 from .holds import held_steps
 
 _log = logging.getLogger(__name__)
+LOOKS = 64  # at a folder that a sweep may be about to remove
 
 
 class StepIndex:
@@ -109,20 +110,29 @@ class StepIndex:
     def _delete(self, step: int) -> OSError | None:
         """Deletes a step's record; one that cannot be deleted stays a step, for the policy's next turn.
 
-        It is gone once a listing shows its packs alone: a client of a shared file system may not find, and so not delete, what is there.
+        It is gone once a listing shows its packs alone, or nothing, where a sweep was faster: a client of a shared file system may not
+        find, and so not delete, what is there.
         """
         record = f"{step}/{RECORD_NAME}"
         try:
             names = self._file_names(step)
             self._storage.delete([record])
-            left = [entry.name for entry in self._storage.list(str(step))]
-            if record in left or (names and not left):
+            if not self._is_without(step, record, names):
                 raise OSError(errno.EIO, "its record does not go", record)
         except OSError as error:
             _log.warning("step %d could not be deleted, it is tried again after the next save: %s", step, error)
             return error
         self._worker.put(f"deleting step {step}", lambda: self._delete_files(step, names))
         return None
+
+    def _is_without(self, step: int, record: str, names: Sequence[str]) -> bool:
+        for _ in range(LOOKS):
+            left = [entry.name for entry in self._storage.list(str(step))]
+            if left or not names:
+                return record not in left
+            if f"{step}/" not in [entry.name for entry in self._storage.list("")]:
+                return True
+        return False
 
     def _file_names(self, step: int) -> list[str]:
         """Returns the files of a step, by its record; where that does not read, all that look like ours."""

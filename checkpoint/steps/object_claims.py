@@ -15,7 +15,7 @@ from ..storage.base import Storage
 from ..storage.local import LocalStorage
 from ..storage.object import ObjectStorage
 from ..storage.path import join
-from ..storage.tombstone import RECORD_NAME, TOMBSTONE, fenced_writers, marked_record, tombstone
+from ..storage.tombstone import RECORD_NAME, TOMBSTONE, fenced_writers, marked_record, read_tombstone, tombstone
 from .claims import FOLDER, Claims, LocalClaims, Writer, parse_writer
 
 RACES, RACERS = 3, 4  # of the probe: writes to one name that begin at the same time
@@ -124,9 +124,10 @@ class ObjectClaims:
         for step_dir in step_dirs if self._storage.deletes_on_condition else ():
             name = join(step_dir, RECORD_NAME)
             found, generation = self._storage.get(name)
-            if found is None or not found.startswith(TOMBSTONE) or fenced_writers(found) & standing:
+            if found is None or not found.startswith(TOMBSTONE):
                 continue
-            if time.time() - float(json.loads(found).get("since_s", 0.0)) > self._age_s:
+            writers, since_s = read_tombstone(found)
+            if not writers & standing and time.time() - since_s > self._age_s:
                 self._storage.remove(name, generation)
 
 

@@ -14,7 +14,7 @@ from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, ProcessSpec
 
 from ..errors import CheckpointError, error_from_message, error_text, error_to_message
-from ..format.files import list_steps
+from ..format.files import StepNames, list_steps, read_step_names
 from ..options import Options
 from ..storage.base import Storage
 from .claims import FOLDER, FULL_ERRORS, Claims, Writer, this_writer
@@ -116,9 +116,19 @@ def _open(
 ) -> Opened:
     spec = ProcessSpec.from_env(os.environ)
     writer = this_writer(spec.job_id, spec.attempt) if spec else this_writer()
+    if not options.read_only:
+        _check_step_names(storage)
     has_claim = not options.read_only and _claim(storage, claims, writer, needs_claim)
     steps, foreign = _list(storage, find_foreign)
     return Opened(writer, tuple(steps), foreign, has_claim)
+
+
+def _check_step_names(storage: Storage) -> None:
+    """Raises CheckpointError where a root calls its steps by names that this version reads and does not write."""
+    names = read_step_names(storage)
+    if names != StepNames():
+        message = f"{storage.root} calls its steps like {names.name_of(7)}, and this version writes them as 7: open it with read_only=True"
+        raise CheckpointError(message, path=storage.root)
 
 
 def _claim(storage: Storage, claims: Claims, writer: Writer, needs_claim: bool) -> bool:

@@ -101,12 +101,13 @@ def count_parts(parts: Iterable[Part], on_bytes: Callable[[int], None]) -> Itera
 class Entry:
     """One name in a listing. A folder's name ends in `/` and its size is 0. A file's size is None where a listing has none.
 
-    `modified_s` is by the store's clock, 0.0 where unknown.
+    `modified_s` is by the store's clock, 0.0 where unknown. `links` is how many names the file has, 1 where a store knows of one only.
     """
 
     name: str
     size: int | None
     modified_s: float = 0.0
+    links: int = 1
 
 
 class NotCommitted(OSError):

@@ -57,8 +57,7 @@ class LocalStorage:
 
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
         path = self._to_change(name)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        file = _in_folder(path, lambda: os.open(path, flags, 0o666))
+        file = _in_folder(path, lambda: _create(path))
         try:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise OSError(errno.EEXIST, "a pipe or a device of that name is there; expected a file or none", str(path))
@@ -75,6 +74,14 @@ class LocalStorage:
         finally:
             os.close(file)
         sync_folder(path.parent)
+
+    def link(self, source: str, name: str, size: int) -> None:
+        """Gives a file a second name, which is durable once its folder is (`make_durable`). Raises OSError unless it has `size` bytes."""
+        old, new = self._root / source, self._to_change(name)
+        found = old.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+            raise OSError(errno.ESTALE, f"it is no file of {size} bytes", str(old))
+        _in_folder(new, lambda: os.link(old, new, follow_symlinks=False))
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
         file = open_to_read(self._root / name)
@@ -97,7 +104,7 @@ class LocalStorage:
             size = os.fstat(file.fileno()).st_size
             if size > limit_bytes:
                 raise OverflowError(f"{self._root / name} has {size} bytes; at most {limit_bytes} are read")
-            return file.read(limit_bytes)
+            return file.read(size)
 
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
         name_in_claim = f"{claim}/{uuid.uuid4().hex}.record"
@@ -166,10 +173,10 @@ class LocalStorage:
                 found_stat = item.stat()
             except FileNotFoundError:
                 continue
-            except OSError:  # a link that leads in circles: its name is there, and opening it says what is wrong
-                yield Entry(name, 0)
+            except OSError:  # a link that leads in circles, or somewhere forbidden: its name is there, and opening it says what is wrong
+                yield Entry(name, None)
             else:
-                yield Entry(name, found_stat.st_size, found_stat.st_mtime)
+                yield Entry(name, found_stat.st_size, found_stat.st_mtime, found_stat.st_nlink)
 
     def delete(self, names: Sequence[str]) -> None:
         folders: dict[Path, None] = {}
@@ -191,6 +198,19 @@ class LocalStorage:
         for folder in folders:
             with contextlib.suppress(FileNotFoundError):
                 sync_folder(folder)
+
+
+def _create(path: Path) -> int:
+    """Returns a new file's descriptor. One that is there is replaced, never written over: other steps may have a name for it too."""
+    for _ in range(FOLDER_TRIES):
+        try:
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError:
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISREG(os.lstat(path).st_mode):  # a link, a pipe: nobody's to replace
+                    raise
+                os.unlink(path)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
 def is_gone(path: Path) -> bool:

@@ -13,9 +13,11 @@ from holdfast.checkpoint import CheckpointError
 from holdfast.checkpoint.format.files import list_steps
 from holdfast.checkpoint.saving.record_builder import build_record
 from holdfast.checkpoint.steps.claims import FOLDER, LocalClaims, this_writer
+from holdfast.checkpoint.steps.garbage import sweep_files
 from holdfast.checkpoint.steps.object_claims import ObjectClaims, open_claims
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.object import ObjectStorage
+from holdfast.checkpoint.storage.tombstone import TOMBSTONE
 from holdfast.coordination import Fenced
 from tests.support.object_servers import BUCKET, s3_server
 
@@ -117,6 +119,21 @@ def test_a_buried_writer_cannot_commit(storage: ObjectStorage) -> None:
     claims.take(living)
     storage.commit("3/checkpoint.json", record(3, living.id), f"{FOLDER}/{living.id}")
     assert list_steps(storage) == [3]
+
+
+def test_a_damaged_tombstone_stops_neither_sweep_nor_save(storage: ObjectStorage) -> None:
+    """It is swept like an old one, or replaced by the next save of its step."""
+    claims, living = ObjectClaims(storage), this_writer()
+    claims.take(living)
+    for step in "34":
+        storage.put(f"{step}/checkpoint.json", TOMBSTONE)
+        storage.put(f"{step}/state/00000-00000-0a0b0c0d.safetensors", b"pack")
+    assert len(sweep_files(storage, claims)) == 2 and list_steps(storage) == []
+    storage.put("3/checkpoint.json", TOMBSTONE)
+    storage.commit("3/checkpoint.json", record(3, living.id), f"{FOLDER}/{living.id}")
+    assert list_steps(storage) == [3]
+    storage.put("5/checkpoint.json", TOMBSTONE)
+    assert sweep_files(storage, claims) == [] and storage.get("5/checkpoint.json")[0] is None
 
 
 def test_a_record_is_marked_and_says_the_same(storage: ObjectStorage) -> None:

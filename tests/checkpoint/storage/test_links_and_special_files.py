@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, KeepLast, load, sweep, verify
+from holdfast.checkpoint import CheckpointError, CheckpointManager, KeepLast, Options, load, sweep, verify
 from holdfast.checkpoint.storage.base import NameTaken
 from holdfast.checkpoint.storage.local import LocalStorage
 
@@ -237,3 +237,17 @@ def test_a_file_is_not_written_into_a_pipe(make: Callable[[Path], None], tmp_pat
         if make is _fifo:
             assert os.read(reader, 3) == b""
         os.close(reader)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", [_fifo, _socket, _circle, _device])
+def test_a_root_whose_claims_have_no_folder(make: Callable[[Path], None], tmp_path: Path) -> None:
+    """Opening for writing is an error at once that says how to only read; reading and sweeping go."""
+    root = _saved(tmp_path / "root")
+    os.rmdir(root / ".holdfast")
+    make(root / ".holdfast")
+    with pytest.raises(CheckpointError, match=r"cannot write a checkpoint in .*\.holdfast.*Options\(read_only=True\)"):
+        CheckpointManager(root)
+    with CheckpointManager(root, options=Options(read_only=True)) as manager:
+        assert manager.restore()["x"].tolist() == [0, 1, 2]
+    assert sweep(root).fenced == []
