@@ -7,22 +7,15 @@ may come from several threads at once.
 from __future__ import annotations
 
 import _thread
+import collections
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 LOOK_S = 1.0  # how often a wait looks for itself
-
-
-def run_side_by_side(work: Callable[[Any], Any], items: list[Any], max_concurrency: int) -> list[Any]:
-    """Does `work` on each item, on up to `max_concurrency` threads that end with the call; raises the first error after all have ended."""
-    if len(items) <= 1:
-        return [work(item) for item in items]
-    with ThreadPoolExecutor(min(max_concurrency, len(items)), thread_name_prefix="holdfast-io") as pool:
-        return list(pool.map(work, items))
 
 
 class Latch:
@@ -50,9 +43,7 @@ class Latch:
         """Blocks until the event comes; returns whether it has."""
         end = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not self._is_set and (remaining := end - time.monotonic()) > 0:
-            if self._lock.acquire(
-                timeout=min(remaining, LOOK_S)
-            ):  # another that waits may have been interrupted before it passed the lock on
+            if self._lock.acquire(timeout=min(remaining, LOOK_S)):  # another who waits may be interrupted before it passes the lock on
                 self._lock.release()
         return self._is_set
 
@@ -60,6 +51,40 @@ class Latch:
 def start_thread(work: Callable[..., object], *arguments: object) -> None:
     """Starts a daemon thread, in one operation: see Latch."""
     _thread.start_new_thread(work, arguments)
+
+
+def run_side_by_side(work: Callable[[Any], Any], items: list[Any], max_concurrency: int) -> list[Any]:
+    """Does `work` on each item, on up to `max_concurrency` threads that end with the call; raises the first error after all have ended."""
+    if len(items) <= 1:
+        return [work(item) for item in items]
+    todo, results, errors = collections.deque(enumerate(items)), [None] * len(items), dict[int, BaseException]()
+    begun: list[Latch] = []
+
+    def serve(ended: Latch) -> None:
+        begun.append(ended)
+        while todo:
+            with contextlib.suppress(IndexError):  # another thread took the last
+                index, item = todo.popleft()
+                try:
+                    results[index] = work(item)
+                except BaseException as error:
+                    errors[index] = error
+        ended.set()
+
+    threads = [Latch() for _ in range(min(max_concurrency, len(items)))]
+    try:
+        for ended in threads:
+            start_thread(serve, ended)
+        for ended in threads:
+            ended.wait()
+    except BaseException:  # Ctrl-C: what has begun ends first; who begins later finds nothing to do
+        todo.clear()
+        for ended in list(begun):
+            ended.wait()
+        raise
+    if errors:
+        raise errors[min(errors)]
+    return results
 
 
 Part: TypeAlias = tuple[int, Sequence[memoryview]]

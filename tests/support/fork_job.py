@@ -1,12 +1,13 @@
 """The job of test_fork_saves.py: forks a child in every phase of a save, as a DataLoader does, while killpoint.c holds the save there.
 
-Each child ends in one of three ways; it has to end at once, and what it leaves behind must not be seen by the parent.
+A child has to end at once, whatever it does with the manager that it inherits, and the parent must not notice it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import itertools
 import json
 import logging
@@ -15,13 +16,15 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import pytest
 
 from holdfast.checkpoint import CheckpointManager, KeepLast, load, save, verify
 from holdfast.multihost import Solo
@@ -42,17 +45,21 @@ def check(found: Any, step: int) -> None:
     assert found["n"] == step and np.array_equal(found["a"], state(step)["a"]), (step, found)
 
 
-def end_by_exit() -> None:
-    """Ends as a script does: with its finalizers, and the `with` statements on the stack."""
-    sys.exit(0)
+def end_tidily(manager: CheckpointManager | None) -> None:
+    """Does what a child may do with a manager that it has inherited: none of it is an act upon the root."""
+    if manager is not None:
+        with pytest.raises(ValueError, match="forked"):
+            manager.save(1 << 20, state(0))
+        manager.close()
+    gc.collect()
 
 
-def end_at_once() -> None:
-    """Ends as a worker of multiprocessing does."""
-    os._exit(0)
+def end_at_once(manager: CheckpointManager | None) -> None:
+    """Ends as a worker of multiprocessing does that has not heard of managers."""
 
 
-ENDS = (end_by_exit, end_at_once)
+End: TypeAlias = Callable[[CheckpointManager | None], None]
+ENDS: tuple[End, ...] = (end_tidily, end_at_once)
 
 
 def ends_at_once(pid: int) -> None:
@@ -69,26 +76,35 @@ def ends_at_once(pid: int) -> None:
     raise AssertionError("the child did not end")
 
 
-def fork(end: Callable[[], None]) -> None:
-    """Forks a child that ends in this way, and waits for it; in the child it does not return."""
+def fork(end: End, manager: CheckpointManager | None = None) -> None:
+    """Forks a child that ends in this way, and waits for it.
+
+    By os._exit, as multiprocessing ends its workers: to finalize an interpreter that was forked beside other threads is not ours to mend.
+    """
     pid = os.fork()
     if pid == 0:
-        end()
+        sys.settrace(None)
+        try:
+            end(manager)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(3)
+        os._exit(0)
     ends_at_once(pid)
 
 
-def forks_while_it_saves(root: Path) -> int:
+def forks_while_it_saves(root: Path, every: int) -> int:
     """Forks at every system call that the save's threads make below the root, while the thread that makes it stands still there."""
     with CheckpointManager(root, keep_policy=KeepLast(2), group=Solo()) as manager:
         for step in itertools.count(1):
-            LIBRARY.killpoint_hold(os.fsencode(root), step - 1)
+            LIBRARY.killpoint_hold(os.fsencode(root), (step - 1) * every)
             manager.save(step, state(step))
             held = False
             while not held and (manager._saver.busy() or not manager._worker.wait(0)):
                 held = bool(LIBRARY.killpoint_held(0.01))
             if held:
                 for end in ENDS:
-                    fork(end)
+                    fork(end, manager)
                 LIBRARY.killpoint_release()
             manager.wait_until_finished(HANG_S / 2)
             manager._worker.wait()
@@ -103,8 +119,8 @@ def forks_while_it_saves(root: Path) -> int:
 class _ForkAtLine:
     """Forks in the main thread at the nth line that it runs of a save's beginning, in the middle of whatever it holds there."""
 
-    def __init__(self, line: int, end: Callable[[], None]) -> None:
-        self._remaining, self._end = line, end
+    def __init__(self, line: int, end: End, manager: CheckpointManager) -> None:
+        self._remaining, self._end, self._manager = line, end, manager
         self.reached = False
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
@@ -114,15 +130,15 @@ class _ForkAtLine:
             self._remaining -= 1
             if self._remaining < 0:
                 self.reached = True
-                fork(self._end)
+                fork(self._end, self._manager)
         return self
 
 
-def forks_while_it_begins(root: Path) -> int:
+def forks_while_it_begins(root: Path, every: int) -> int:
     """Forks at every line of `save` in the caller's thread."""
     with CheckpointManager(root, keep_policy=KeepLast(2), group=Solo()) as manager:
         for step in itertools.count(1):
-            at_line = _ForkAtLine(step - 1, ENDS[step % len(ENDS)])
+            at_line = _ForkAtLine((step - 1) * every, ENDS[step % len(ENDS)], manager)
             sys.settrace(at_line)
             try:
                 manager.save(step, state(step))
@@ -135,7 +151,7 @@ def forks_while_it_begins(root: Path) -> int:
     raise AssertionError
 
 
-def forks_beside_one_shots(root: Path) -> int:
+def forks_beside_one_shots(root: Path, every: int) -> int:
     """Forks at every system call of a one-shot save that another thread makes, an overwrite of the one before."""
     failed: list[BaseException] = []
 
@@ -146,7 +162,7 @@ def forks_beside_one_shots(root: Path) -> int:
             failed.append(error)
 
     for number in itertools.count():
-        LIBRARY.killpoint_hold(os.fsencode(root), number)
+        LIBRARY.killpoint_hold(os.fsencode(root), number * every)
         thread = threading.Thread(target=saves, args=(number,))
         thread.start()
         held = False
@@ -173,7 +189,7 @@ def main() -> None:
     logging.disable(logging.ERROR)
     faulthandler.enable()
     warnings.filterwarnings("ignore", message=".*fork.*")  # what Python says of every fork beside threads
-    phases = WAYS[sys.argv[1]](Path(sys.argv[2]))
+    phases = WAYS[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))
     print(json.dumps(phases))
 
 

@@ -29,6 +29,7 @@ from holdfast.checkpoint.tools.convert import convert
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Solo
 
+TRIES = 8
 HANG_S = 20.0  # of one save, which takes some milliseconds
 ENDS: Counter[str] = Counter()
 
@@ -88,14 +89,14 @@ class Interrupter:
         return end
 
 
-def delays(rng: random.Random, work: Callable[[int], None], first: int) -> Callable[[], float]:
-    """Returns what draws a delay within the time that the work takes (it is done thrice, as `first` and the two that follow)."""
+def delays(rng: random.Random, work: Callable[[int], None], first: int = 0) -> Callable[[], float]:
+    """Returns what draws a delay within the time that the work takes; for that it is done, as `first` and those that follow."""
     times = []
-    for number in range(first, first + 3):
+    for number in range(first, first + TRIES):
         began = time.perf_counter()
         work(number)
         times.append(time.perf_counter() - began)
-    longest = 1.3 * sorted(times)[1]
+    longest = sorted(times)[TRIES // 4]  # the first ones are slow
     return lambda: rng.uniform(0, longest)
 
 
@@ -107,8 +108,8 @@ def manager_saves(root: Path, saves: int, rng: random.Random, interrupter: Inter
             manager.save(step, state(step))
             manager.wait_until_finished()
 
-        delay = delays(rng, one, 0)
-        for step in range(3, 3 + 2 * saves, 2):
+        delay = delays(rng, one)
+        for step in range(TRIES, TRIES + 2 * saves, 2):
             faulthandler.dump_traceback_later(HANG_S, exit=True)
             end = interrupter.run(lambda step=step: one(step), delay())
             manager.wait_until_finished(HANG_S / 2)
@@ -129,8 +130,8 @@ def managers(root: Path, saves: int, rng: random.Random, interrupter: Interrupte
             if acknowledged is not None:
                 acknowledged.append(step)
 
-    delay = delays(rng, one, 0)
-    for step in range(3, 3 + 2 * saves, 2):
+    delay = delays(rng, one)
+    for step in range(TRIES, TRIES + 2 * saves, 2):
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         acknowledged: list[int] = []
         interrupter.run(lambda step=step, acknowledged=acknowledged: one(step, acknowledged), delay())
@@ -145,7 +146,7 @@ def managers(root: Path, saves: int, rng: random.Random, interrupter: Interrupte
 
 def one_shots(root: Path, saves: int, rng: random.Random, interrupter: Interrupter) -> None:
     """Each is interrupted: the first of a folder leaves none or all of it, an overwrite the old or the new."""
-    delay = delays(rng, lambda number: save(root / f"try{number}", state(number), group=Solo()), 0)
+    delay = delays(rng, lambda number: save(root / f"try{number}", state(number), group=Solo()))
     for number in range(saves):
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         folder, there, overwrite = root / str(number // 4), number - 1, number % 4 > 0
