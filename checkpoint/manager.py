@@ -28,6 +28,8 @@ from .format.files import has_record, list_steps
 from .format.limits import check_step
 from .format.record import read_record
 from .layouts.detect import ForeignSteps, find_foreign_steps, restore_checkpoint
+from .layouts.holdfast import HoldfastCheckpoint
+from .layouts.inspection import Structure, structure_of
 from .options import Options, Statistics
 from .policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule
 from .restoring.per_process import PerProcessSelection
@@ -41,7 +43,7 @@ from .steps.holds import add_hold
 from .steps.index import StepIndex
 from .steps.object_claims import open_claims
 from .steps.opening import open_root
-from .storage.path import open_storage
+from .storage.path import StorePath, open_storage
 
 _log = logging.getLogger(__name__)
 
@@ -256,6 +258,12 @@ class CheckpointManager:
             return self._foreign.open(step).info.metadata
         return read_record(self._storage, str(check_step(step))).metadata
 
+    def structure(self, step: int) -> Structure:
+        """Returns what a step holds, without reading an array: each item's tree is what `like` accepts. Raises StepNotFound, Corrupt."""
+        if step in self._foreign:
+            return structure_of(self._foreign.open(step))
+        return structure_of(HoldfastCheckpoint(StorePath(self._storage, str(check_step(step)))))
+
     def restore(
         self,
         step: int | None = None,
@@ -265,6 +273,7 @@ class CheckpointManager:
         partial: bool | Callable[[str], bool] = False,
         cast: bool = False,
         types: Sequence[type] = (),
+        plain: bool = False,
         read_once: bool = False,
         fallback: bool = False,
         hold_s: float = 0.0,
@@ -273,10 +282,10 @@ class CheckpointManager:
         """Restores an item of a step; `step=None` is the newest, by the primary's answer.
 
         `like` is a tree of arrays or jax.ShapeDtypeStructs with shardings, of any topology (None: numpy; SAVED: the saved shardings); for
-        an iterator's item the iterator, which takes its state back. `fallback=True` goes to the newest whole step, on all processes
-        alike, when a newer one cannot be read. `hold_s` keeps the step from the keep policy for so many seconds. Of iterators, and
-        of leaves that were kept per process, each process gets its own back, on as many processes as saved; `process` is the one whose to
-        take instead.
+        an iterator's item the iterator, which takes its state back. Without one, a class that is not among `types` comes back as `Node`,
+        with `plain=True` as dict or list. `fallback=True` goes to the newest whole step, on all processes alike, when a newer one cannot
+        be read. `hold_s` keeps the step from the keep policy for so many seconds. Of iterators, and of leaves that were kept per process,
+        each process gets its own back, on as many processes as saved; `process` is the one whose to take instead.
 
         Blocks. Raises StepNotFound, StepGone, TreeMismatch, Corrupt, HostileCheckpoint.
         """
@@ -286,6 +295,7 @@ class CheckpointManager:
             partial=partial,
             cast=cast,
             types=types,
+            plain=plain,
             read_once=read_once,
             per_process=PerProcessSelection(*selected),
             host_memory_bytes=self._options.host_memory_bytes,

@@ -15,6 +15,7 @@ from .errors import StepExists
 from .format.limits import check_item_name, check_step
 from .format.rename import Names
 from .layouts.detect import open_checkpoint, restore_checkpoint
+from .layouts.inspection import Structure, structure_of
 from .options import Options
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, VerifyReport
@@ -111,6 +112,7 @@ def load(
     partial: bool | Callable[[str], bool] = False,
     cast: bool = False,
     types: Sequence[type] = (),
+    plain: bool = False,
     rename: Names = None,
     host_memory_bytes: int | None = None,
     process: int | None = None,
@@ -123,10 +125,20 @@ def load(
     TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
     """
     selection = PerProcessSelection(jax.process_index(), jax.process_count()) if process is None else PerProcessSelection(process)
-    options = RestoreOptions(partial=partial, cast=cast, types=types, per_process=selection, host_memory_bytes=host_memory_bytes)
+    options = RestoreOptions(
+        partial=partial, cast=cast, types=types, plain=plain, per_process=selection, host_memory_bytes=host_memory_bytes
+    )
     return restore_checkpoint(open_checkpoint(path), item, like, options, rename=rename)
 
 
 def verify(path: str | os.PathLike[str]) -> VerifyReport:
     """Reads every byte of the checkpoint in `path` (of a root: its latest step) and checks it; raises as `load` does."""
     return open_checkpoint(path).verify()
+
+
+def structure(path: str | os.PathLike[str], step: int | None = None) -> Structure:
+    """Returns what the checkpoint in `path` holds (of a root: the step `step`, None: the latest), without reading an array; blocks.
+
+    `load(path, structure(path).items["state"].tree)` restores as saved, where the devices allow it. Raises as `load` does.
+    """
+    return structure_of(open_checkpoint(path, step))
