@@ -174,6 +174,10 @@ class CheckpointManager:
         self._saver.join(timeout_s)
         self._saver.raise_error()
 
+    def is_saving_in_progress(self) -> bool:
+        """Says whether a save is in flight on this process."""
+        return self._saver.busy()
+
     def check_for_errors(self) -> None:
         """Raises the error of a save that failed in the background, once. Does not block."""
         self._saver.raise_error()

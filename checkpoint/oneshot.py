@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -32,9 +32,10 @@ from .storage.tombstone import RECORD_NAME
 
 def save(
     path: str | os.PathLike[str],
-    state: Any,
+    state: Any = None,
     *,
     item: str = "state",
+    items: Mapping[str, Any] | None = None,
     step: int = 0,
     metadata: Any = None,
     overwrite: bool = False,
@@ -45,6 +46,7 @@ def save(
 ) -> None:
     """Saves a tree as a checkpoint in the folder `path`, durably; blocks until it is there. Every process of the group calls it.
 
+    It is the item `item`; `items` instead of a state names several, as in `CheckpointManager.save`.
     `per_process` says which leaves each process keeps for itself (see Options).
 
     With `layout="orbax"` it is a checkpoint of Orbax's, which its v0 manager (as a step folder of a root) and its v1 functions restore.
@@ -53,26 +55,29 @@ def save(
     for a folder that cannot be written; on every process alike. `group=None` is the job's processes, or this one alone.
     """
     group = group if group is not None else default_group()
+    if (state is None) == (items is None):
+        raise ValueError("save: give either a state or items")
+    chosen = {item: state} if items is None else dict(items)
     if layout == "orbax":
         from .layouts.orbax.write import save_orbax
 
-        save_orbax(StorePath.of(path), {item: state}, metadata=metadata, group=group, timeout_s=timeout_s)
+        save_orbax(StorePath.of(path), chosen, metadata=metadata, group=group, timeout_s=timeout_s)
         return
     if group.count == 1:
-        check_item_name(item), check_step(step)
+        check_step(step), [check_item_name(name) for name in chosen]
     storage = open_storage(path)
     claims = open_claims(storage)
     options = Options(save_timeout_s=timeout_s, per_process=per_process)
     writer = open_root(storage, claims, group, options).writer
     try:
-        _save(_stage(storage, group, options, writer, item, state, step, metadata, overwrite), storage, group, options, writer)
+        _save(_stage(storage, group, options, writer, chosen, step, metadata, overwrite), storage, group, options, writer)
     finally:
         if group.index == 0:
             give_up_claim(storage, claims, writer)
 
 
 def _stage(
-    storage: Storage, group: Group, options: Options, writer: Writer, item: str, state: Any, step: int, metadata: Any, overwrite: bool
+    storage: Storage, group: Group, options: Options, writer: Writer, items: dict[str, Any], step: int, metadata: Any, overwrite: bool
 ) -> SaveRequest:
     """Returns the request with the tree; in a group an error is in it, so that all learn of it."""
     request = SaveRequest(0, 0, writer.id, overwrite)
@@ -80,7 +85,7 @@ def _stage(
         request = replace(request, step=check_step(step))
         if group.index == 0 and not overwrite:
             _refuse_existing(storage)
-        return SaveStager(storage, group, options).stage(request, {item: state}, None, metadata)
+        return SaveStager(storage, group, options).stage(request, items, None, metadata)
     except Exception as error:
         if group.count == 1:
             raise

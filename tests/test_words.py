@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-ROOMS = ("coordination", "multihost", "checkpoint", "launch", "cli")
+ROOMS = ("coordination", "multihost", "checkpoint", "launch", "compat", "cli")
 
 # Names of classes, functions and parameters that had to be learnt; CONTRIBUTING.md says what stands for them.
 _GIVEN_UP = """
@@ -56,6 +56,9 @@ PUBLIC = {
     "launch": """
         DONE DO_NOT_RESTART HANG PREEMPTED Fatal Hang JobError JobResult KubernetesJob LiveView Preempted RestartPolicy
         StartupFailed StartupTimeout WorkerFailed ray render_kubernetes run_local run_slurm run_task
+    """,
+    "compat": """
+        orbax
     """,
     "cli": """
         main
