@@ -16,7 +16,7 @@ Looked on PATH for python3.13, python3.12, python3.11 and python3.
 Install one (on Debian with python3-venv), activate one (pyenv shell 3.13), or name one: make PYTHON=/path/to/python3.13
 endef
 
-.PHONY: demo test slow lint types proto docs clean setup same-python
+.PHONY: demo test slow accelerator lint types proto docs clean setup same-python
 
 setup: $(STAMP)
 
@@ -46,6 +46,10 @@ test: $(STAMP)
 slow: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[slow]'
 	$(BIN)/python -m pytest -m slow -n $(WORKERS)
+
+# What can be checked on one GPU or TPU: skips where there is none. The jax of .venv has to be one that finds it (jax[cuda12], jax[tpu]).
+accelerator: $(STAMP)
+	$(BIN)/python -m pytest tests/system/test_accelerator.py -s -rs
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -3,9 +3,10 @@
     python benchmarks/versus_orbax.py [--repeats 5] [--disk FOLDER] [--memory /dev/shm] [--only NAME ...] [--write]
 
 Each workload runs in processes of its own, every system once before the clock starts. "blocked" is how long the call of `save` keeps the
-caller, "total" ends when the step is durable and committed; "restore" is from a warm page cache, "cold" after the kernel was told to
-drop the files' pages (disk only); "delete" is the deletion of one old step, off the timed path of all the others. `--write` draws the
-plot versus_orbax.svg. Run it on a quiet machine: the load is printed with the figures.
+caller, "total" ends when the step is durable and committed; "restore" is from a warm page cache into memory that this process had before,
+"fresh" the same as the first thing that a new process does, as a job that starts again, "cold" after the kernel was told to drop the files'
+pages (disk only); "delete" is the deletion of one old step, off the timed path of all the others. `--write` draws the plot
+versus_orbax.svg. Run it on a quiet machine: the load is printed with the figures.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import ctypes
 import gc
 import io
+import itertools
 import json
 import math
 import os
@@ -29,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-FIGURES = ("total", "blocked", "restore", "cold", "delete")
-# name: (processes, devices each, on disk, what it is, wanted ratios of save total, blocked and restore to Orbax's)
+FIGURES = ("total", "blocked", "restore", "fresh", "cold", "delete")
+# name: (processes, devices each, on disk, what it is, wanted ratios of save total, blocked and warm restore to Orbax's)
 WORKLOADS: dict[str, tuple[int, int, bool, str, tuple[float, float, float]]] = {
     "disk": (1, 4, True, "64 x 16 MiB f32, sharded over 4 devices, disk with fsync", (3.5, 10, 3)),
     "memory": (1, 4, False, "the same in memory (tmpfs)", (8, 10, 3)),
@@ -39,28 +41,43 @@ WORKLOADS: dict[str, tuple[int, int, bool, str, tuple[float, float, float]]] = {
 }
 
 
-def make_state(name: str) -> dict[str, Any]:
+def make_like(name: str) -> dict[str, Any]:
+    """Returns the tree of a workload, as shapes with shardings."""
     import jax
     import jax.numpy as jnp
-    import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
 
     mesh = jax.make_mesh((jax.device_count(),), ("x",))
     spread, everywhere = NamedSharding(mesh, PartitionSpec("x")), NamedSharding(mesh, PartitionSpec())
-
-    def fill(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
-        def part(index: Any) -> Any:
-            rows = range(*index[0].indices(shape[0]))
-            return np.random.default_rng((seed, rows[0])).standard_normal((len(rows), *shape[1:]), np.float32).astype(dtype)
-
-        return jax.make_array_from_callback(shape, spread, part)
-
     if name == "small":
-        return {f"leaf{i:04d}": jax.device_put(np.full(256, i, np.float32), everywhere) for i in range(4000)}
+        return {f"leaf{i:04d}": jax.ShapeDtypeStruct((256,), jnp.float32, sharding=everywhere) for i in range(4000)}
     if name == "adam":
         kinds = {"params": jnp.bfloat16, "mu": jnp.float32, "nu": jnp.float32}
-        return {kind: {f"layer{i:02d}": fill((3072, 4096), dtype, i) for i in range(24)} for kind, dtype in kinds.items()}
-    return {f"layer{i:02d}": fill((2048, 2048), np.float32, i) for i in range(64)}
+        shape = (3072, 4096)
+        return {
+            kind: {f"layer{i:02d}": jax.ShapeDtypeStruct(shape, dtype, sharding=spread) for i in range(24)} for kind, dtype in kinds.items()
+        }
+    return {f"layer{i:02d}": jax.ShapeDtypeStruct((2048, 2048), jnp.float32, sharding=spread) for i in range(64)}
+
+
+def make_state(like: dict[str, Any]) -> dict[str, Any]:
+    """Returns arrays of random numbers, as `like` says."""
+    import jax
+    import numpy as np
+
+    seeds = itertools.count()
+
+    def fill(leaf: Any) -> Any:
+        seed = next(seeds)
+
+        def part(index: Any) -> Any:
+            rows = range(*index[0].indices(leaf.shape[0]))
+            return np.random.default_rng((seed, rows[0])).standard_normal((len(rows), *leaf.shape[1:]), np.float32).astype(leaf.dtype)
+
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, part)
+
+    filled: dict[str, Any] = jax.tree.map(fill, like)
+    return filled
 
 
 class Holdfast:
@@ -120,20 +137,21 @@ class Floor:
         import jax
         import numpy as np
 
-        self._shards = [shard for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards if shard.replica_id == 0]
-        arrays = [np.asarray(shard.data).reshape(-1).view(np.uint8) for shard in self._shards]
-        self._sizes = [array.nbytes for array in arrays]
-        floor.write(self._folder / str(step), arrays)
+        shards = [shard for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards if shard.replica_id == 0]
+        floor.write(self._folder / str(step), [np.asarray(shard.data).reshape(-1).view(np.uint8) for shard in shards])
         return lambda: None
 
     def restore(self, step: int, like: Any) -> Any:
         import floor
         import jax
 
-        self._memory = self._memory or [floor.aligned(size) for size in self._sizes]  # warm from the second time on, as our pool is
-        floor.read(self._folder / str(step), self._sizes, self._memory)
-        views = [m.view(s.data.dtype).reshape(s.data.shape) for m, s in zip(self._memory, self._shards, strict=True)]
-        return jax.device_put(views, [shard.device for shard in self._shards])
+        leaves = jax.tree.leaves(like)
+        parts = [(leaf.dtype, leaf.sharding.shard_shape(leaf.shape), device) for leaf in leaves for device in _own_devices(leaf)]
+        sizes = [math.prod(shape) * dtype.itemsize for dtype, shape, _ in parts]
+        self._memory = self._memory or [floor.aligned(size) for size in sizes]  # warm from the second time on, as our pool is
+        floor.read(self._folder / str(step), sizes, self._memory)
+        views = [memory.view(dtype).reshape(shape) for memory, (dtype, shape, _) in zip(self._memory, parts, strict=True)]
+        return jax.device_put(views, [device for *_, device in parts])
 
     def delete(self, step: int) -> None:
         shutil.rmtree(self._folder / str(step))
@@ -142,24 +160,58 @@ class Floor:
         self._memory.clear()
 
 
-def work(name: str, folder: Path, repeats: int, index: int, count: int, port: int) -> None:
-    """Is one process of one workload: prints a JSON object of times."""
+def _own_devices(leaf: Any) -> list[Any]:
+    """Returns this process's devices that have a part of an array, in the order of its shards."""
+    return list(leaf.sharding.addressable_devices_indices_map(leaf.shape))
+
+
+def _open(system: str, folder: Path, index: int) -> Any:
+    """Opens a system on its folder."""
+    if system == "floor":
+        return Floor(folder / f"floor{index}")
+    return Holdfast(folder / system) if system == "holdfast" else Orbax(folder / system)
+
+
+def _systems(name: str) -> list[str]:
+    return ["holdfast", "orbax"] + ["floor"] * (name != "small")
+
+
+def _start(count: int, index: int, port: int) -> Callable[[str], None]:
+    """Joins the job; returns the barrier of its processes."""
     import jax
 
     if count > 1:
         jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
     from jax.experimental.multihost_utils import sync_global_devices
 
-    def together(point: str) -> None:
-        if count > 1:
-            sync_global_devices(point)
+    return sync_global_devices if count > 1 else lambda point: None
 
-    state = make_state(name)
+
+def restore_fresh(name: str, folder: Path, system: str, step: int, index: int, count: int, port: int) -> None:
+    """Is one process of a job that starts again: prints how long its first restore takes."""
+    import jax
+
+    together, like = _start(count, index, port), make_like(name)
+    opened = _open(system, folder, index)
+    together("opened")
+    began = time.perf_counter()
+    found = opened.restore(step, like)
+    jax.block_until_ready(found)
+    print("RESULT " + json.dumps(time.perf_counter() - began), flush=True)
+    together("restored")
+    opened.close()
+    if count > 1:
+        jax.distributed.shutdown()
+
+
+def work(name: str, folder: Path, repeats: int, index: int, count: int, port: int) -> None:
+    """Is one process of one workload: prints a JSON object of times, and leaves a step for fresh restores."""
+    import jax
+
+    together, like = _start(count, index, port), make_like(name)
+    state = make_state(like)
     jax.block_until_ready(state)
-    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
-    systems: dict[str, Any] = {"holdfast": Holdfast(folder / "holdfast"), "orbax": Orbax(folder / "orbax")}
-    if name != "small":
-        systems["floor"] = Floor(folder / f"floor{index}")
+    systems: dict[str, Any] = {system: _open(system, folder, index) for system in _systems(name)}
     times: dict[str, Any] = {system: {key: [] for key in FIGURES} | {"peak_extra_bytes": 0} for system in systems}
     for step in range(repeats + 1):
         for kind, system in systems.items():
@@ -195,6 +247,7 @@ def work(name: str, folder: Path, repeats: int, index: int, count: int, port: in
                     times[kind][key].append(seconds)
                 times[kind]["peak_extra_bytes"] = max(peak, times[kind]["peak_extra_bytes"])
     for system in systems.values():
+        system.save(repeats + 1, state)()
         system.close()
     print("RESULT " + json.dumps(times), flush=True)
     if count > 1:
@@ -240,34 +293,45 @@ def _status(key: str) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key + ":"))
 
 
-def run(name: str, root: Path, repeats: int) -> dict[str, Any]:
-    """Runs the processes of one workload; returns, for each figure, the slowest process's times."""
+def run_job(name: str, *words: object) -> list[Any]:
+    """Runs the processes of one job of a workload, with these words and their places in it; returns what each printed."""
     count, devices, *_ = WORKLOADS[name]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    folder = Path(tempfile.mkdtemp(prefix="versus-", dir=root))
     env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-    command = [sys.executable, __file__, "--worker", name, str(folder), str(repeats)]
+    command = [sys.executable, __file__, *map(str, words)]
     processes = [
         subprocess.Popen([*command, str(index), str(count), str(port)], env=env, stdout=subprocess.PIPE, text=True, cwd=HERE)
         for index in range(count)
     ]
     outputs = [process.communicate()[0] for process in processes]
-    shutil.rmtree(folder)
     if any(process.returncode for process in processes):
         raise SystemExit(f"{name} failed:\n" + "\n".join(outputs))
-    found = [json.loads(line.removeprefix("RESULT ")) for output in outputs for line in output.splitlines() if line.startswith("RESULT")]
-    merged: dict[str, Any] = {}
-    for system in found[0]:
-        merged[system] = {key: [max(times) for times in zip(*(one[system][key] for one in found), strict=True)] for key in FIGURES}
-        merged[system]["peak_extra_bytes"] = max(one[system]["peak_extra_bytes"] for one in found)
-    return merged
+    return [json.loads(line.removeprefix("RESULT ")) for output in outputs for line in output.splitlines() if line.startswith("RESULT")]
+
+
+def run(name: str, root: Path, repeats: int) -> dict[str, Any]:
+    """Runs one workload; returns, for each figure, the slowest process's times."""
+    folder = Path(tempfile.mkdtemp(prefix="versus-", dir=root))
+    try:
+        found = run_job(name, "--worker", name, folder, repeats)
+        merged: dict[str, Any] = {}
+        for system in found[0]:
+            merged[system] = {key: [max(times) for times in zip(*(one[system][key] for one in found), strict=True)] for key in FIGURES}
+            merged[system]["peak_extra_bytes"] = max(one[system]["peak_extra_bytes"] for one in found)
+        for _ in range(repeats):
+            for system in merged:
+                merged[system]["fresh"].append(max(run_job(name, "--fresh", name, folder, system, repeats + 1)))
+        return merged
+    finally:
+        shutil.rmtree(folder)
 
 
 def table(results: dict[str, Any]) -> str:
     """Returns the medians, in seconds, and how many times Orbax's they are."""
-    heads = ["work", "system", "save, total", "save, blocked", "restore", "restore, cold", "delete", "peak extra host memory"]
+    heads = ["work", "system", "save, total", "save, blocked", "restore, warm", "restore, fresh", "restore, cold", "delete"]
+    heads += ["peak extra host memory"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, found in results.items():
         *_, label, wanted = WORKLOADS[name]
@@ -277,9 +341,10 @@ def table(results: dict[str, Any]) -> str:
             if system == "holdfast":
                 for key, want in zip(FIGURES, wanted, strict=False):
                     cells[key] += f" (**{medians['orbax'][key] / figures[key]:.1f}x**, wanted {want:g}x)"
+                cells["fresh"] += f" (**{medians['orbax']['fresh'] / figures['fresh']:.1f}x**)"
             if system == "floor":
                 cells["blocked"] = cells["delete"] = ""
-                for key in ("total", "restore"):
+                for key in ("total", "restore", "fresh"):
                     cells[key] += f" (holdfast takes {medians['holdfast'][key] / figures[key]:.2f} of it)"
             lines.append(f"| {label} | {system} | {' | '.join(cells.values())} | {found[system]['peak_extra_bytes'] >> 20} MiB |")
     return "\n".join(lines)
@@ -339,5 +404,8 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
         sys.path.insert(0, str(HERE))
         work(sys.argv[2], Path(sys.argv[3]), *map(int, sys.argv[4:]))
+    elif sys.argv[1:2] == ["--fresh"]:
+        sys.path.insert(0, str(HERE))
+        restore_fresh(sys.argv[2], Path(sys.argv[3]), sys.argv[4], *map(int, sys.argv[5:]))
     else:
         main()

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import errno
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from holdfast.coordination import BarrierTimeout, Fenced, HoldfastError, ProcessLost
 
 
 class CheckpointError(HoldfastError):
-    """The root of all that can go wrong with a checkpoint. `path` is the root, step folder or file that it is about."""
+    """The root of all that can go wrong with a checkpoint. `path` is the root, step folder or file that it is about.
+
+    `process`: the one that ran into it, where all processes of a group raise it.
+    """
 
     path: str = ""
     step: int | None = None
+    process: int | None = None
 
 
 class StepExists(CheckpointError):
@@ -24,13 +30,12 @@ class StepNotFound(CheckpointError):
 
 
 class StepGone(CheckpointError):
-    """Says that the step was deleted while it was being read."""
+    """Says that the step was deleted, or overwritten, while it was being read."""
 
 
 class SaveFailed(CheckpointError):
     """Says that a save did not commit, on which process it failed and, where a leaf is to blame, the leaf."""
 
-    process: int | None = None
     leaf: str = ""
 
 
@@ -81,6 +86,26 @@ def failure_of(error: Exception, step: int, process: int) -> HoldfastError:
         missing = error.missing if isinstance(error, BarrierTimeout) else (error.process,)
         return SaveFailed(f"step {step} was not saved: {error}", step=step, process=next(iter(missing), None))
     return SaveFailed(f"step {step} was not saved: process {process} failed: {error_text(error)}", step=step, process=process)
+
+
+_ADVICE = {
+    errno.EACCES: "this process lacks the permission: see its user and the mode of the folders above",
+    errno.EPERM: "this process lacks the permission: see its user and the mode of the folders above",
+    errno.EMFILE: "this process has too many files open: raise its limit (ulimit -n)",
+}
+
+
+@contextlib.contextmanager
+def naming_path(path: str) -> Iterator[None]:
+    """Raises a CheckpointError for an error of the store, naming the file, or `path` where the error names none."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, HoldfastError):
+            raise
+        where = error.filename if isinstance(error.filename, str) else path
+        advice = _ADVICE.get(error.errno or 0, "look at the disk or the mount, then call it again")
+        raise CheckpointError(f"{where} cannot be read: {error.strerror or error}; {advice}", path=where) from error
 
 
 def error_text(error: BaseException) -> str:

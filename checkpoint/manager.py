@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
+import functools
 import logging
 import operator
 import os
@@ -23,18 +23,22 @@ import jax
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, Watchdog, default_group
 
-from .errors import CheckpointError, SaveFailed, StepExists, StepNotFound, TreeMismatch, error_text
+from .errors import CheckpointError, SaveFailed, StepExists, StepGone, StepNotFound, error_text, naming_path
 from .format.files import has_record, list_steps
 from .format.limits import check_step
-from .format.record import read_record
+from .format.record import Record, read_record
+from .layouts.base import CheckpointInfo
 from .layouts.detect import ForeignSteps, find_foreign_steps, restore_checkpoint
 from .layouts.holdfast import HoldfastCheckpoint
 from .layouts.inspection import Structure, structure_of
 from .options import Options, Statistics
 from .policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule
+from .restoring.agreement import RestoreAgreement, Verdict, ask_primary
+from .restoring.group_record import read_record_together
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, restore_any
 from .saving.async_saver import AsyncSaver
+from .saving.incremental import SaveHistory, load_digest
 from .saving.save import SaveContext
 from .saving.scheduler import SaveScheduler
 from .saving.stager import SaveRequest, SaveStager
@@ -42,10 +46,13 @@ from .steps.garbage import BackgroundWorker, sweep_files
 from .steps.holds import add_hold
 from .steps.index import StepIndex
 from .steps.object_claims import open_claims
-from .steps.opening import open_root
-from .storage.path import StorePath, open_storage
+from .steps.opening import claim_root, list_root, open_root
+from .storage.base import Storage
+from .storage.local import LocalStorage
+from .storage.path import StorePath, join, open_storage
 
 _log = logging.getLogger(__name__)
+MOST_GONE = 64  # steps that one restore with `fallback` sees deleted while it reads them, before it gives up
 
 
 class CheckpointManager:
@@ -56,7 +63,8 @@ class CheckpointManager:
 
     Opening it for writing takes a claim on the root, fences writers that are surely dead, and sweeps what they left unfinished. A context
     manager; `close()` waits for the save in flight. Methods are for one thread at a time; saves run in the background.
-    Raises CheckpointError when the root cannot be written (pass `Options(read_only=True)` to only read).
+    Raises CheckpointError when the root cannot be written (pass `Options(read_only=True)` to only read). On a full disk it opens, so that
+    steps can be restored and deleted; `save` raises CheckpointError there until there is room.
     """
 
     def __init__(
@@ -74,17 +82,28 @@ class CheckpointManager:
         self._keep_policy = keep_policy or KeepAll()
         single_writer = self._options.single_writer
         self._storage = open_storage(directory, single_writer=single_writer)
+        self._history = _history_of(self._storage, self._options)
         self._claims = open_claims(self._storage, single_writer=single_writer, claim_age_s=self._options.claim_age_s)
-        opened = open_root(self._storage, self._claims, self._group, self._options, find_foreign=find_foreign_steps)
-        self._writer = opened.writer
+        opened = open_root(self._storage, self._claims, self._group, self._options, find_foreign=find_foreign_steps, needs_claim=False)
+        self._writer, self._has_claim = opened.writer, opened.has_claim
         self._foreign = ForeignSteps(self._storage, opened.foreign)
         self._statistics = Statistics()
         self._worker = BackgroundWorker()
         is_primary = self._is_writing_primary
         self._index = StepIndex(self._storage, self._keep_policy, opened.steps, self._worker, self._statistics, deletes=is_primary)
-        self._stager = SaveStager(self._storage, self._group, self._options)
+        self._stager = SaveStager(self._storage, self._group, self._options, self._history)
         self._saver = AsyncSaver(
-            SaveContext(self._storage, self._group, self._claims, self._writer, self._options, self._index, self._worker, self._statistics)
+            SaveContext(
+                self._storage,
+                self._group,
+                self._claims,
+                self._writer,
+                self._options,
+                self._index,
+                self._worker,
+                self._statistics,
+                self._history,
+            )
         )
         self._counter = 0
         self._has_policy = save_policy is not None
@@ -125,7 +144,7 @@ class CheckpointManager:
         `state` is the tree of the item "state"; `items` names several: trees, `Json(value)`, data iterators. Returns when the caller may
         donate or overwrite its arrays; writing goes on in the background. Blocks while the last save is in flight (see Options.on_busy).
         `metrics` are numbers, for KeepBest and `best_step`; `metadata` is a JSON value. `force` saves whatever the policy says;
-        `overwrite` replaces a step that exists.
+        `overwrite` replaces a step that exists; one that a restore with `fallback` has passed over is replaced without.
 
         Raises StepExists, UnsupportedLeaf, ValueError before anything is written. The error of an earlier save that failed in the
         background is raised here too, after this save has begun: every process then begins the same saves, whenever it learns of a
@@ -137,10 +156,14 @@ class CheckpointManager:
         if not force and (known or self._has_policy) and not self.should_save(step):
             self._statistics.add(saves_skipped=1)
             return False
+        overwrite = overwrite or (known and self._index.was_passed_over(step))
         called = time.perf_counter()
         self._counter += 1  # before all that can fail: the next save has the same number on all processes
         request = SaveRequest(self._counter, check_step(step) if known else 0, f"{self._writer.id}{self._counter:08x}", overwrite)
         earlier: HoldfastError | None = None
+        if not self._has_claim:
+            claim_root(self._storage, self._claims, self._writer, self._group, self._options)
+            self._has_claim = True
         try:
             self._saver.join()
             earlier = self._saver.take_error()
@@ -224,19 +247,34 @@ class CheckpointManager:
                 f"step {step} of {self._storage.root} was written by another library; holdfast deletes only its own", step=step
             )
         self._saver.join()
+        if self._history is not None:
+            self._history.forget()
         if not self._exists(step):
             raise StepNotFound(f"there is no step {step} in {self._storage.root}, which has {self.all_steps()}", step=step)
-        if self._index.remove([step]):
-            raise CheckpointError(f"step {step} of {self._storage.root} could not be deleted; see the log", step=step)
+        if error := self._index.remove([step]).get(step):
+            root = self._storage.root
+            message = f"step {step} of {root} could not be deleted and is still there: {error}; look at the disk or the mount, then"
+            raise CheckpointError(f"{message} delete it again", step=step, path=root) from error
         self._worker.wait(self._options.save_timeout_s)
 
     # --- restoring
 
     def all_steps(self) -> list[int]:
-        """Returns the steps that are there, ascending: the store's listing; in a group what all processes know alike."""
+        """Returns the steps that are there, ascending: the store's listing; in a group what all processes know alike (see `reload`)."""
         if self._group.count == 1:
-            return sorted([*list_steps(self._storage), *self._foreign])
+            return sorted(self._list_steps())
         return sorted([*self._index.steps(), *self._foreign])
+
+    def reload(self) -> None:
+        """Lists the store again, so that all processes of a group know the steps that others have saved or deleted meanwhile.
+
+        Every process calls it; the primary lists. Blocks, first for the save in flight. Alone it is not needed: each call lists then.
+        """
+        self._saver.join()
+        name = f"{self._message_name}/reload"
+        steps, foreign = list_root(self._storage, self._group, self._options, name, find_foreign=find_foreign_steps)
+        self._index.adopt(steps)
+        self._foreign = ForeignSteps(self._storage, foreign)
 
     def latest_step(self) -> int | None:
         """Returns the newest step, or None. The last acknowledged save, or a newer one."""
@@ -252,21 +290,28 @@ class CheckpointManager:
 
     def metrics(self, step: int) -> dict[str, float]:
         """Returns the metrics of a step. Raises StepNotFound, Corrupt."""
-        if step in self._foreign:
-            return dict(self._foreign.open(step).info.metrics)
-        return dict(read_record(self._storage, str(check_step(step))).metrics)
+        return dict(self._facts(step).metrics)
 
     def metadata(self, step: int) -> Any:
         """Returns the user's metadata of a step. Raises StepNotFound, Corrupt."""
-        if step in self._foreign:
-            return self._foreign.open(step).info.metadata
-        return read_record(self._storage, str(check_step(step))).metadata
+        return self._facts(step).metadata
+
+    def _facts(self, step: int) -> Record | CheckpointInfo:
+        with naming_path(join(self._storage.root, str(step))):
+            if step in self._foreign:
+                return self._foreign.open(step).info
+            return read_record(self._storage, str(check_step(step)))
+
+    def _list_steps(self) -> list[int]:
+        with naming_path(self._storage.root):
+            return [*list_steps(self._storage), *self._foreign]
 
     def structure(self, step: int) -> Structure:
         """Returns what a step holds, without reading an array: each item's tree is what `like` accepts. Raises StepNotFound, Corrupt."""
-        if step in self._foreign:
-            return structure_of(self._foreign.open(step))
-        return structure_of(HoldfastCheckpoint(StorePath(self._storage, str(check_step(step)))))
+        with naming_path(join(self._storage.root, str(step))):
+            if step in self._foreign:
+                return structure_of(self._foreign.open(step))
+            return structure_of(HoldfastCheckpoint(StorePath(self._storage, str(check_step(step)))))
 
     def restore(
         self,
@@ -283,7 +328,7 @@ class CheckpointManager:
         hold_s: float = 0.0,
         process: int | None = None,
     ) -> Any:
-        """Restores an item of a step; `step=None` is the newest, by the primary's answer.
+        """Restores an item of a step; `step=None` is the newest, by the primary's answer. In a group it ends alike on all processes.
 
         `like` is a tree of arrays or jax.ShapeDtypeStructs with shardings, of any topology (None: numpy; SAVED: the saved shardings); for
         an iterator's item the iterator, which takes its state back. Without one, a class that is not among `types` comes back as `Node`,
@@ -291,7 +336,9 @@ class CheckpointManager:
         be read. `hold_s` keeps the step from the keep policy for so many seconds. Of iterators, and of leaves that were kept per process,
         each process gets its own back, on as many processes as saved; `process` is the one whose to take instead.
 
-        Blocks. Raises StepNotFound, StepGone, TreeMismatch, Corrupt, HostileCheckpoint.
+        Blocks, in a group until all processes are done, at most Options.restore_timeout_s after this one. Raises StepNotFound, StepGone,
+        TreeMismatch, Corrupt, HostileCheckpoint, CheckpointError where the store cannot be read; where one process fails, all raise it, and
+        `error.process` says which. Raises BarrierTimeout or ProcessLost naming the process that did not come to the end.
         """
         chosen = None if step is None else check_step(step)
         selected = (self._group.index, self._group.count) if process is None else (operator.index(process),)
@@ -308,17 +355,32 @@ class CheckpointManager:
         if fallback:
             value = self._restore_newest_whole(chosen, like, item, options, hold_s)
         else:
-            value = self._restore_step(self._agreed_latest() if chosen is None else chosen, like, item, options, hold_s)
+            value, verdict = self._restore_alike(self._agreed_latest() if chosen is None else chosen, like, item, options, hold_s)
+            if verdict.error is not None:
+                raise verdict.error
         size = sum(int(getattr(leaf, "nbytes", 0)) for leaf in jax.tree_util.tree_leaves(value))
         self._statistics.add(restores=1, restore_s=time.perf_counter() - began, restore_bytes=size)
         return value
 
-    def _restore_step(self, step: int, like: Any, item: str, options: RestoreOptions, hold_s: float) -> Any:
+    def _restore_alike(self, step: int, like: Any, item: str, options: RestoreOptions, hold_s: float) -> tuple[Any, Verdict]:
+        """Returns the value and how the restore ended on all processes."""
+        name, call = f"{self._message_name}/restore", f"the item {item!r} of step {step}"
+        agreement = RestoreAgreement(self._group, name, call, self._options.restore_timeout_s)
+        options = replace(options, before_collective=agreement.before_collective)
+        restore = functools.partial(self._restore_step, step, like, item, options, hold_s, agreement)
+        return agreement.run(restore, join(self._storage.root, str(step)))
+
+    def _restore_step(self, step: int, like: Any, item: str, options: RestoreOptions, hold_s: float, agreement: RestoreAgreement) -> Any:
+        name, timeout_s = f"{self._message_name}/record", self._options.restore_timeout_s
+        record = None if step in self._foreign else read_record_together(self._storage, str(step), self._group, name, timeout_s=timeout_s)
         if hold_s > 0 and self._group.index == 0:
             add_hold(self._storage, step, hold_s)
-        if step in self._foreign:
-            return restore_checkpoint(self._foreign.open(step), item, like, options)
-        return restore_any(self._storage, str(step), read_record(self._storage, str(step)), item, like, options)
+        if record is None:
+            checkpoint = self._foreign.open(step)
+            agreement.opened(checkpoint.info.save_id)
+            return restore_checkpoint(checkpoint, item, like, options)
+        agreement.opened(record.writer_id)
+        return restore_any(self._storage, str(step), record, item, like, options)
 
     def _restore_newest_whole(self, newest: int | None, like: Any, item: str, options: RestoreOptions, hold_s: float) -> Any:
         """Tries the steps from the newest (or `newest`) down until one restores on every process.
@@ -327,51 +389,34 @@ class CheckpointManager:
         come back in silence. The steps are listed again before each try, since a writer may delete old ones and add new ones meanwhile.
         """
         failures: dict[int, str] = {}
+        gone = 0
         while candidates := [step for step in self._agreed_steps() if step not in failures and (newest is None or step <= newest)]:
-            step, value, error = max(candidates), None, None
-            try:
-                value = self._restore_step(step, like, item, options, hold_s)
-            except (CheckpointError, OSError) as found:
-                error = found
-            mistaken = error is not None and self._does_not_fit(error, step)
-            kind, failure = self._first_failure("" if error is None else error_text(error), mistaken)
-            if kind == "mistaken":
-                raise (
-                    error if error is not None and mistaken else TreeMismatch(f"step {step} of {self._storage.root}: {failure}", step=step)
-                )
-            if not failure:
+            step = max(candidates)
+            value, verdict = self._restore_alike(step, like, item, options, hold_s)
+            if verdict.error is None:
                 return value
-            failures[step] = failure
+            if verdict.is_mistake:
+                raise verdict.error
+            _log.warning("step %d of %s is passed over: %s", step, self._storage.root, verdict.error)
+            if not isinstance(verdict.error, StepGone):
+                failures[step] = error_text(verdict.error)
+                self._index.pass_over(step)
+            elif (gone := gone + 1) == MOST_GONE:
+                verdict.error.add_note(f"so were {MOST_GONE - 1} steps before it; hold_s keeps a step while it is read")
+                raise verdict.error
         tried = "; ".join(f"step {step}: {failure}" for step, failure in failures.items())
         raise StepNotFound(f"no step of {self._storage.root} restores: {tried or 'there is none'}", path=self._storage.root)
 
-    def _does_not_fit(self, error: Exception, step: int) -> bool:
-        """Says whether the caller is mistaken: another tree, or an item that the step, which is there, does not have."""
-        is_there = isinstance(error, StepNotFound) and (step in self._foreign or has_record(self._storage, step))
-        return isinstance(error, TreeMismatch) or is_there
-
     def _agreed_steps(self) -> list[int]:
         """Returns the primary's listing, on every process."""
-        listing = json.dumps([*list_steps(self._storage), *self._foreign]).encode() if self._group.index == 0 else None
-        agreed = self._group.broadcast(f"{self._message_name}/steps", listing, timeout_s=self._options.save_timeout_s)
-        return [int(step) for step in json.loads(agreed)]
+        found: list[int] = ask_primary(self._group, f"{self._message_name}/steps", self._list_steps, self._options.restore_timeout_s)
+        return found
 
     def _agreed_latest(self) -> int:
         steps = self._agreed_steps()
         if not steps:
             raise StepNotFound(f"there is no step in {self._storage.root}", path=self._storage.root)
         return max(steps)
-
-    def _first_failure(self, failure: str, mistaken: bool) -> tuple[str, str]:
-        """Returns the first process's failure and its kind, alike on every process, a mistaken caller's before others; "" for none."""
-        name, timeout_s = f"{self._message_name}/whole", self._options.save_timeout_s
-        own = json.dumps(["mistaken" if mistaken else "damaged", failure]).encode()
-        gathered, verdict = self._group.gather(f"{name}/trouble", own, timeout_s=timeout_s), None
-        if gathered is not None:
-            told = [(kind, f"process {rank}: {text}") for rank, (kind, text) in enumerate(map(json.loads, gathered)) if text]
-            verdict = json.dumps(min(told, key=lambda each: each[0] != "mistaken", default=("", ""))).encode()
-        kind, first = json.loads(self._group.broadcast(f"{name}/verdict", verdict, timeout_s=timeout_s))
-        return kind, first
 
     # --- the end
 
@@ -431,6 +476,17 @@ class CheckpointManager:
 
     def __repr__(self) -> str:
         return f"CheckpointManager({self._storage.root!r})"
+
+
+def _history_of(storage: Storage, options: Options) -> SaveHistory | None:
+    """Returns the history of incremental saves, where they are wanted. Raises CheckpointError where the store has no hard links."""
+    if not options.incremental:
+        return None
+    load_digest()
+    if not isinstance(storage, LocalStorage) or options.single_writer:
+        message = f"{storage.root} cannot be saved to incrementally: it has no hard links; expected a POSIX folder, without single_writer"
+        raise CheckpointError(f"{message}. Leave out Options(incremental=True)", path=storage.root)
+    return SaveHistory(options.full_every)
 
 
 def _is_step(step: Any) -> bool:

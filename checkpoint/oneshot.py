@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,12 +12,16 @@ import jax
 
 from holdfast.multihost import Group, default_group
 
-from .errors import StepExists
+from .errors import StepExists, naming_path
+from .format.files import has_record, other_step
 from .format.limits import check_item_name, check_step
 from .format.rename import Names
-from .layouts.detect import open_checkpoint, restore_checkpoint
+from .layouts.base import CheckpointReader
+from .layouts.detect import find_checkpoint, is_single_file, open_checkpoint, open_found, restore_checkpoint
 from .layouts.inspection import Structure, structure_of
 from .options import Options
+from .restoring.agreement import RestoreAgreement, ask_primary
+from .restoring.match import spans_processes
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, VerifyReport
 from .saving.commit import SaveTarget, run_protocol
@@ -26,8 +31,7 @@ from .steps.claims import FOLDER, Writer
 from .steps.object_claims import open_claims
 from .steps.opening import give_up_claim, open_root
 from .storage.base import Storage
-from .storage.path import StorePath, open_storage
-from .storage.tombstone import RECORD_NAME
+from .storage.path import StorePath, join, open_storage, split
 
 
 def save(
@@ -49,22 +53,26 @@ def save(
     It is the item `item`; `items` instead of a state names several, as in `CheckpointManager.save`.
     `per_process` says which leaves each process keeps for itself (see Options).
 
-    With `layout="orbax"` it is a checkpoint of Orbax's, which its v0 manager (as a step folder of a root) and its v1 functions restore.
+    With `layout="orbax"` it is a checkpoint of Orbax's, which its v0 manager (as a step folder of a root) and its v1 functions restore. It
+    has no place for `step`, `overwrite` and `per_process`: they are a ValueError.
 
     Raises StepExists where one is there (unless `overwrite`), UnsupportedLeaf, SaveFailed naming the process that failed, CheckpointError
     for a folder that cannot be written; on every process alike. `group=None` is the job's processes, or this one alone.
     """
     group = group if group is not None else default_group()
+    if layout not in ("holdfast", "orbax"):
+        raise ValueError(f"save: layout={layout!r}: expected 'holdfast' or 'orbax'")
     if (state is None) == (items is None):
         raise ValueError("save: give either a state or items")
     chosen = {item: state} if items is None else dict(items)
     if layout == "orbax":
+        _refuse_for_orbax(step, overwrite, per_process)
         from .layouts.orbax.write import save_orbax
 
         save_orbax(StorePath.of(path), chosen, metadata=metadata, group=group, timeout_s=timeout_s)
         return
     if group.count == 1:
-        check_step(step), [check_item_name(name) for name in chosen]
+        _check_step(step, path), [check_item_name(name) for name in chosen]
     storage = open_storage(path)
     claims = open_claims(storage)
     options = Options(save_timeout_s=timeout_s, per_process=per_process)
@@ -76,13 +84,25 @@ def save(
             give_up_claim(storage, claims, writer)
 
 
+def _refuse_for_orbax(step: int, overwrite: bool, per_process: Callable[[str], bool] | None) -> None:
+    """Raises ValueError for what Orbax's layout cannot say or do."""
+    refused = {
+        "step": (step != 0, "its step is the name of its folder: expected a path that ends in it"),
+        "overwrite": (overwrite, "it cannot be replaced in one step: expected a new folder, or delete the old one first"),
+        "per_process": (per_process is not None, "it keeps one copy of each leaf: expected a tree that is alike on all processes"),
+    }
+    for name, (given, why) in refused.items():
+        if given:
+            raise ValueError(f"save: layout='orbax' does not take {name}=: {why}")
+
+
 def _stage(
     storage: Storage, group: Group, options: Options, writer: Writer, items: dict[str, Any], step: int, metadata: Any, overwrite: bool
 ) -> SaveRequest:
     """Returns the request with the tree; in a group an error is in it, so that all learn of it."""
     request = SaveRequest(0, 0, writer.id, overwrite)
     try:
-        request = replace(request, step=check_step(step))
+        request = replace(request, step=_check_step(step, storage.root))
         if group.index == 0 and not overwrite:
             _refuse_existing(storage)
         return SaveStager(storage, group, options).stage(request, items, None, metadata)
@@ -103,8 +123,16 @@ def _save(request: SaveRequest, storage: Storage, group: Group, options: Options
         raise result.error
 
 
+def _check_step(step: int, path: str | os.PathLike[str]) -> int:
+    """Returns the step; raises ValueError also where the folder is called as another: no reader would take it."""
+    step, name = check_step(step), split(os.fspath(path))[1]
+    if other_step(step, name) is not None:
+        raise ValueError(f"save: the folder {name} is called as step {name} is, and step={step}; call it otherwise, or leave `step` out")
+    return step
+
+
 def _refuse_existing(storage: Storage) -> None:
-    if any(entry.name == RECORD_NAME for entry in storage.list("")):
+    if has_record(storage, ""):
         message = f"{storage.root} holds a checkpoint already; save to another folder, or pass overwrite=True"
         raise StepExists(message, path=storage.root)
 
@@ -121,24 +149,71 @@ def load(
     rename: Names = None,
     host_memory_bytes: int | None = None,
     process: int | None = None,
+    group: Group | None = None,
+    timeout_s: float = 600.0,
 ) -> Any:
     """Restores one item of the checkpoint in the folder `path`, or of the latest step where it is a root of steps (the log says which).
 
     The checkpoint may be holdfast's, Orbax's, or a safetensors file or folder. The arguments mean what they mean for
     `CheckpointManager.restore`; `rename` turns the paths of stored leaves into those of `like`: a mapping, rules of (pattern,
-    replacement), or a function. Each process of a job may call it, with shardings of its own devices or of all. Raises StepNotFound,
-    TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
+    replacement), or a function.
+
+    Without a `group` each process of a job may call it by itself, with shardings of its own devices or of all; of a root only with those of
+    its own, since each takes the latest step that it sees. With a group every process calls it: all take the step that the primary finds,
+    and end alike (see `CheckpointManager.restore`), waiting for each other for at most `timeout_s`. Blocks. Raises StepNotFound,
+    TreeMismatch, Corrupt, HostileCheckpoint, StepGone, CheckpointError where the store cannot be read, ValueError for a root and a `like`
+    that spans processes without a group.
     """
-    selection = PerProcessSelection(jax.process_index(), jax.process_count()) if process is None else PerProcessSelection(process)
+    rank, count = (jax.process_index(), jax.process_count()) if group is None else (group.index, group.count)
+    selection = PerProcessSelection(rank, count) if process is None else PerProcessSelection(process)
     options = RestoreOptions(
         partial=partial, cast=cast, types=types, plain=plain, per_process=selection, host_memory_bytes=host_memory_bytes
     )
-    return restore_checkpoint(open_checkpoint(path), item, like, options, rename=rename)
+    if group is not None:
+        return _load_alike(path, item, like, options, rename, group, timeout_s)
+    with naming_path(os.fspath(path)):
+        return restore_checkpoint(_open_alone(path, like), item, like, options, rename=rename)
+
+
+def _open_alone(path: str | os.PathLike[str], like: Any) -> CheckpointReader:
+    if spans_processes(like) and not is_single_file(path):
+        folder, _ = find_checkpoint(open_storage(path))
+        if folder.name:
+            raise ValueError(
+                f"load: {os.fspath(path)} is a root of steps, and `like` spans processes: each would take the latest step that it sees, "
+                f"here {folder}; pass group=holdfast.multihost.default_group(), or the folder of one step"
+            )
+    return open_checkpoint(path)
+
+
+def _load_alike(
+    path: str | os.PathLike[str], item: str, like: Any, options: RestoreOptions, rename: Names, group: Group, timeout_s: float
+) -> Any:
+    """Loads on all processes of a group what the primary finds; it ends alike on all."""
+    where = os.fspath(path)
+    name = f"checkpoint/load/{hashlib.sha256(where.encode()).hexdigest()[:16]}"
+
+    def find() -> str:
+        with naming_path(where):
+            return "" if is_single_file(path) else find_checkpoint(open_storage(path))[0].name
+
+    def restore() -> Any:
+        checkpoint = open_checkpoint(path) if is_single_file(path) else open_found(StorePath(open_storage(path), folder))
+        agreement.opened(checkpoint.info.save_id)
+        return restore_checkpoint(checkpoint, item, like, options, rename=rename)
+
+    folder = ask_primary(group, f"{name}/folder", find, timeout_s)
+    agreement = RestoreAgreement(group, name, f"the item {item!r} of {join(where, folder)}", timeout_s)
+    value, verdict = agreement.run(restore, where)
+    if verdict.error is not None:
+        raise verdict.error
+    return value
 
 
 def verify(path: str | os.PathLike[str]) -> VerifyReport:
     """Reads every byte of the checkpoint in `path` (of a root: its latest step) and checks it; raises as `load` does."""
-    return open_checkpoint(path).verify()
+    with naming_path(os.fspath(path)):
+        return open_checkpoint(path).verify()
 
 
 def structure(path: str | os.PathLike[str], step: int | None = None) -> Structure:
@@ -146,4 +221,5 @@ def structure(path: str | os.PathLike[str], step: int | None = None) -> Structur
 
     `load(path, structure(path).items["state"].tree)` restores as saved, where the devices allow it. Raises as `load` does.
     """
-    return structure_of(open_checkpoint(path, step))
+    with naming_path(os.fspath(path)):
+        return structure_of(open_checkpoint(path, step))

@@ -22,6 +22,9 @@ def _pairs(context: click.Context, parameter: click.Parameter, values: tuple[str
     "--resource", "resources", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="Limit of each pod, e.g. google.com/tpu=4."
 )
 @click.option("--node-selector", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="Label that nodes must have.")
+@click.option(
+    "--insecure", is_flag=True, help="No Secret with a token and certificates: any pod that reaches the coordinator can disturb the job."
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def kubernetes(
     name: str,
@@ -31,9 +34,12 @@ def kubernetes(
     namespace: str,
     resources: dict[str, str],
     node_selector: dict[str, str],
+    insecure: bool,
     command: tuple[str, ...],
 ) -> None:
     """Write the manifest of COMMAND as an Indexed Job (or a JobSet, with --slices) to stdout, for `kubectl apply -f -`.
+
+    The manifest holds a Secret that was made for this job: run the command again for another.
 
     \b
     holdfast kubernetes --name train -n 4 --image registry.example/train:1 -- python train.py
@@ -50,7 +56,9 @@ def kubernetes(
             namespace=namespace,
             resources=resources,
             node_selector=node_selector,
+            insecure=insecure,
         )
-    except ValueError as error:
+        manifest = render_kubernetes(job)
+    except (ValueError, ImportError) as error:
         raise click.UsageError(str(error)) from error
-    click.echo(render_kubernetes(job), nl=False)
+    click.echo(manifest, nl=False)

@@ -30,15 +30,17 @@ def ls(root: str, as_json: bool) -> None:
         print_json(rows)
         return
     table = Table(title=escape(root), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("step", "state", "layout", "saved", "size", "items", "metrics"):
-        narrow = column in ("items", "metrics")
-        table.add_column(column, justify="right" if column in ("step", "size") else "left", overflow="fold", no_wrap=not narrow)
+    shares = any(row.get("frees_bytes", row["bytes"]) != row["bytes"] for row in rows)  # steps of incremental saves
+    for column in ("step", "state", "layout", "saved", "size", *(["frees"] if shares else []), "items", "metrics"):
+        narrow, is_number = column in ("items", "metrics"), column in ("step", "size", "frees")
+        table.add_column(column, justify="right" if is_number else "left", overflow="fold", no_wrap=not narrow)
     for row in rows:
         metrics = ", ".join(
             f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}" for name, value in row["metrics"].items()
         )
         shown = (row["state"], row["layout"], shown_time(row["saved_s"])[:-3], decimal(row["bytes"]))
-        table.add_row(escape(str(row["name"])), *shown, escape(", ".join(row["items"])), escape(metrics))
+        frees = (decimal(row.get("frees_bytes", row["bytes"])),) if shares else ()
+        table.add_row(escape(str(row["name"])), *shown, *frees, escape(", ".join(row["items"])), escape(metrics))
     console().print(table)
     for row in rows:
         if row["note"]:
@@ -80,14 +82,14 @@ def _row(folder: Any, name: str, step: int | None) -> dict[str, Any]:
     from holdfast.checkpoint import CheckpointError
     from holdfast.checkpoint.layouts.detect import open_if_finished
     from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
-    from holdfast.checkpoint.tools.copy import file_sizes
+    from holdfast.checkpoint.tools.copy import file_sizes, shared_bytes
 
     try:
-        sizes = list(file_sizes(folder).values())
+        sizes, shared = list(file_sizes(folder).values()), shared_bytes(folder)
     except CheckpointError:
-        sizes = []
+        sizes, shared = [], 0
     row: dict[str, Any] = {"name": name, "step": step, "state": "whole", "layout": "", "saved_s": None, "bytes": sum(sizes)}
-    row |= {"files": len(sizes), "items": [], "metrics": {}, "note": ""}
+    row |= {"frees_bytes": sum(sizes) - shared, "files": len(sizes), "items": [], "metrics": {}, "note": ""}
     try:
         checkpoint = open_if_finished(folder)
         if checkpoint is None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+_SECONDS = click.FloatRange(0)
+
 
 def _amounts(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
     try:
@@ -22,8 +24,14 @@ def _amounts(context: click.Context, parameter: click.Parameter, values: tuple[s
 @click.option("--max-preemptions", type=click.IntRange(0), help="Restarts after a preemption.  [default: as --max-restarts]")
 @click.option("--min-processes", type=click.IntRange(1), help="Go on with that many where there is no room for more.  [default: -n]")
 @click.option("--capacity-file", type=click.Path(path_type=Path), help="Holds how many processes there is room for, read twice a second.")
-@click.option("--grace-s", type=float, default=5.0, show_default=True, help="From SIGTERM to SIGKILL for what is left after a failure.")
-@click.option("--preemption-grace-s", type=float, default=120.0, show_default=True, help="To save and leave after a notice.")
+@click.option(
+    "--heartbeat-timeout-s", type=click.FloatRange(0.1), default=60.0, show_default=True, help="Silence after which a host is lost."
+)
+@click.option(
+    "--log-dir", type=click.Path(file_okay=False, path_type=Path), help="A rotated file for each process, and the coordinator's log."
+)
+@click.option("--grace-s", type=_SECONDS, default=5.0, show_default=True, help="From SIGTERM to SIGKILL for what is left after a failure.")
+@click.option("--preemption-grace-s", type=_SECONDS, default=120.0, show_default=True, help="To save and leave after a notice.")
 @click.option("--job-id", help="Of this job, the same in each run of it.  [default: a new one]")
 @click.option("--view/--no-view", default=None, help="A live table of the processes.  [default: on a terminal]")
 @click.option("--ray", metavar="ADDRESS", help='Run on the Ray cluster there ("auto": the one this machine belongs to).')
@@ -31,7 +39,10 @@ def _amounts(context: click.Context, parameter: click.Parameter, values: tuple[s
     "--resource", "resources", multiple=True, callback=_amounts, metavar="NAME=AMOUNT", help="Ray: of one process.  [default: CPU=1]"
 )
 @click.option("--slices", type=click.IntRange(1), default=1, show_default=True, help="Ray: TPU slices of equal size.")
-@click.option("--startup-timeout-s", type=float, default=600.0, show_default=True, help="Ray: for machines for all processes.")
+@click.option("--startup-timeout-s", type=_SECONDS, default=600.0, show_default=True, help="Ray: for machines for all processes.")
+@click.option(
+    "--insecure", is_flag=True, help="Ray: no token and certificates; whoever reaches the coordinator's port can disturb the job."
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     num_processes: int,
@@ -39,6 +50,8 @@ def run(
     max_preemptions: int | None,
     min_processes: int | None,
     capacity_file: Path | None,
+    heartbeat_timeout_s: float,
+    log_dir: Path | None,
     grace_s: float,
     preemption_grace_s: float,
     job_id: str | None,
@@ -47,9 +60,13 @@ def run(
     resources: dict[str, float],
     slices: int,
     startup_timeout_s: float,
+    insecure: bool,
     command: tuple[str, ...],
 ) -> None:
     """Run COMMAND as N processes of one job, under a coordinator of their own.
+
+    \b
+    The first line on stderr names the coordinator's address; `holdfast status` finds it by itself on this machine.
 
     \b
     Ends with 0 when all are done, 75 when preempted (saved; run it again), 93 when a process said that a restart
@@ -76,7 +93,16 @@ def run(
     try:
         with output or contextlib.nullcontext():
             if ray is not None:
-                spec = ray_engine.JobSpec(num_processes, min_processes, resources or {"CPU": 1.0}, slices, restart, job_id)
+                spec = ray_engine.JobSpec(
+                    num_processes,
+                    min_processes,
+                    resources or {"CPU": 1.0},
+                    slices,
+                    restart,
+                    job_id,
+                    heartbeat_timeout_s=heartbeat_timeout_s,
+                    insecure=insecure,
+                )
                 result = ray_engine.run_command(command, spec, output=output, address=ray).job
             else:
                 result = run_local(
@@ -87,7 +113,9 @@ def run(
                     job_id=job_id,
                     capacity_file=capacity_file,
                     output=output,
+                    heartbeat_timeout_s=heartbeat_timeout_s,
+                    log_dir=log_dir,
                 )
-    except (ValueError, ImportError, ConnectionError) as error:
+    except (ValueError, ImportError, OSError) as error:
         raise click.UsageError(str(error)) from error
     sys.exit(130 if result.interrupted else result.exit_code)

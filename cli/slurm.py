@@ -11,11 +11,24 @@ import click
 @click.option("--max-restarts", type=click.IntRange(0), default=3, show_default=True, help="Restarts after a death; progress refills them.")
 @click.option("--requeue/--no-requeue", default=True, show_default=True, help="Requeue the Slurm job when it is preempted.")
 @click.option("--coordinator-host", help="Where tasks reach the coordinator.  [default: this node's name]")
-@click.option("--grace-s", type=float, default=5.0, show_default=True, help="From SIGTERM to SIGKILL for what is left after a failure.")
-@click.option("--preemption-grace-s", type=float, default=120.0, show_default=True, help="To save and leave after a notice.")
+@click.option(
+    "--grace-s", type=click.FloatRange(0), default=5.0, show_default=True, help="From SIGTERM to SIGKILL for what is left after a failure."
+)
+@click.option("--preemption-grace-s", type=click.FloatRange(0), default=120.0, show_default=True, help="To save and leave after a notice.")
+@click.option(
+    "--heartbeat-timeout-s", type=click.FloatRange(0.1), default=60.0, show_default=True, help="Silence after which a host is lost."
+)
+@click.option("--insecure", is_flag=True, help="No token and certificates: whoever reaches the coordinator's port can disturb the job.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def slurm(
-    max_restarts: int, requeue: bool, coordinator_host: str | None, grace_s: float, preemption_grace_s: float, command: tuple[str, ...]
+    max_restarts: int,
+    requeue: bool,
+    coordinator_host: str | None,
+    grace_s: float,
+    preemption_grace_s: float,
+    heartbeat_timeout_s: float,
+    insecure: bool,
+    command: tuple[str, ...],
 ) -> None:
     """Run COMMAND as the tasks of this Slurm allocation; the last line of an sbatch script, after `exec`.
 
@@ -30,7 +43,9 @@ def slurm(
 
     restart = RestartPolicy(max_failures=max_restarts, grace_s=grace_s, preemption_grace_s=preemption_grace_s)
     try:
-        result = run_slurm(command, restart=restart, host=coordinator_host, requeue=requeue)
-    except ValueError as error:
+        result = run_slurm(
+            command, restart=restart, host=coordinator_host, requeue=requeue, heartbeat_timeout_s=heartbeat_timeout_s, insecure=insecure
+        )
+    except (ValueError, ImportError) as error:
         raise click.UsageError(str(error)) from error
     sys.exit(130 if result.interrupted else result.exit_code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from typing import Any
 
@@ -13,15 +14,17 @@ from rich.live import Live
 from rich.table import Table
 
 from holdfast.coordination import CoordinationError, Credentials, HoldfastError, StatusClient
+from holdfast.coordination.process.job_folder import RunningJob, job_folders, user_folder
 from holdfast.proto import coordination_pb2, session_pb2
 
 _FILE = click.Path(exists=True, dir_okay=False)
 _COLOURS = {"CONNECTED": "green", "ERROR": "red", "DISCONNECTED": "yellow"}
 _MAX_MISSING = 20
+_CONNECT_TIMEOUT_S = 2.0
 
 
 @click.command()
-@click.argument("address")
+@click.argument("address", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--watch", is_flag=True, help="Stay and show changes, until interrupted.")
 @click.option("--stacks", is_flag=True, help="Print where each thread of every process is, and what watchdogs have left.")
@@ -31,20 +34,77 @@ _MAX_MISSING = 20
 @click.option("--tls-cert", type=_FILE, help="PEM certificate for a secured coordinator.")
 @click.option("--tls-key", type=_FILE, help="PEM key of --tls-cert.")
 @click.option("--tls-ca", type=_FILE, help="PEM certificate of the authority of the coordinator's certificate.")
-def status(address: str, as_json: bool, watch: bool, stacks: bool, interval_s: float, timeout_s: float, **files: Any) -> None:
-    """Shows the job that the coordinator at ADDRESS (host:port) serves: processes, barriers and who is missing, keys."""
+def status(address: str | None, as_json: bool, watch: bool, stacks: bool, interval_s: float, timeout_s: float, **files: str | None) -> None:
+    """Shows the job that the coordinator at ADDRESS (host:port or unix:PATH) serves: processes, barriers and who is missing, keys.
+
+    Without ADDRESS, this user's job on this machine; where there are several, lists them.
+    """
+    began = time.monotonic()
     try:
-        with StatusClient(address, Credentials(**files), timeout_s=timeout_s, wait_for_ready=True) as client:
+        if address is None:
+            job, credentials = _own_job()
+            address = job.address
+        else:
+            credentials = _credentials(address, files)
+        with StatusClient(address, credentials, timeout_s=timeout_s, wait_for_ready=True) as client:
             if stacks:
                 _print_stacks(client)
             else:
                 _show(client, as_json, watch, interval_s)
     except CoordinationError as error:
-        raise click.ClickException(f"{address}: {error}") from None
+        raise click.ClickException(_explain(address, error, time.monotonic() - began)) from None
     except (HoldfastError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     except KeyboardInterrupt:
         pass
+
+
+def _running() -> list[tuple[RunningJob, Credentials]]:
+    """Returns this user's jobs whose coordinators run on this machine, oldest first."""
+    return [(job, folder.credentials()) for folder in job_folders() if (job := folder.job()) is not None and job.runs]
+
+
+def _own_job() -> tuple[RunningJob, Credentials]:
+    running = _running()
+    if not running:
+        where = user_folder()
+        raise click.ClickException(
+            f"no job of this user runs on this machine ({where} has none): give the address that the launcher printed"
+        )
+    if len(running) > 1:
+        lines = [f"  holdfast status {job.address}    # {job.job_id}, attempt {job.attempt}" for job, _ in running]
+        raise click.ClickException("\n".join([f"{len(running)} jobs of this user run on this machine: choose one", *lines]))
+    return running[0]
+
+
+def _credentials(address: str, files: dict[str, Any]) -> Credentials:
+    """Returns what was given; else, for a job that was started on this machine, what its launcher left there."""
+    if any(files.values()):
+        return Credentials(**files)
+    return next((credentials for job, credentials in _running() if job.address == address), Credentials())
+
+
+def _explain(address: str | None, error: CoordinationError, tried_s: float) -> str:
+    """Returns what was tried, for how long, and what the operating system says to one more connection."""
+    if address is None or error.code not in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
+        return f"{address}: {error}" if address else str(error)
+    return f"{address}: no coordinator answered a status request within {tried_s:.1f} s; connecting: {_connect(address)}"
+
+
+def _connect(address: str) -> str:
+    try:
+        if address.startswith("unix:"):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(_CONNECT_TIMEOUT_S)
+                connection.connect(address.removeprefix("unix:"))
+        else:
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+    except ValueError:
+        return "this is no address; expected HOST:PORT or unix:PATH"
+    except OSError as error:
+        return str(error.strerror or error)
+    return "accepted, but whoever listens there speaks another protocol, or wants TLS (--tls-ca) or is stopped"
 
 
 def _print_stacks(client: StatusClient) -> None:

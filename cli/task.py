@@ -15,6 +15,9 @@ import click
 @click.option("--rendezvous", type=click.Path(path_type=Path), help="A folder all see, where process 0 leaves the coordinator's address.")
 @click.option("--job-id", help="Of this job.  [default: the launcher's]")
 @click.option("--attempt", type=click.IntRange(1), help="Number of this start of the job.  [default: the launcher's]")
+@click.option(
+    "--secrets", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Folder with a secured job's token and certificates."
+)
 @click.option("--report", is_flag=True, hidden=True, help="Stay as the parent and report to `holdfast slurm` how the command ended.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def task(
@@ -23,6 +26,7 @@ def task(
     rendezvous: Path | None,
     job_id: str | None,
     attempt: int | None,
+    secrets: Path | None,
     report: bool,
     command: tuple[str, ...],
 ) -> None:
@@ -43,6 +47,7 @@ def task(
             job_id=job_id,
             attempt=attempt,
             report=report,
+            secrets_dir=secrets,
         )
     except (ValueError, JobError, OSError) as error:
         raise click.ClickException(str(error)) from error

@@ -58,11 +58,15 @@ class CoordinationError(HoldfastError):
 
 
 class BarrierTimeout(CoordinationError, TimeoutError):
-    """Says that a barrier's time ran out before all its processes had arrived; `missing` holds those that had not."""
+    """Says that a barrier's time ran out before all its processes had arrived.
+
+    `missing` holds those that had not, `progress` what each of them last reported, such as "step 40, saved_step 30", where it did.
+    """
 
     code: str = "DEADLINE_EXCEEDED"
     name: str = ""
     missing: tuple[int, ...] = ()
+    progress: dict[int, str] = {}  # noqa: RUF012  # a fact's default, never changed
 
 
 class ProcessLost(CoordinationError):

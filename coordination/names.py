@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any, NamedTuple
 
 import grpc
@@ -10,6 +12,8 @@ from holdfast.proto import coordination_pb2 as pb
 from holdfast.proto import session_pb2 as spb
 
 from .errors import BarrierTimeout, CoordinationError, ProcessLost
+
+log = logging.getLogger("holdfast.coordination")
 
 PROFILE_A = "/xla.coordination.CoordinationService/"
 PROFILE_B = "/tensorflow.CoordinationService/"
@@ -31,14 +35,20 @@ SERVICE_ERROR_TYPE = f"{_TYPES}tensorflow.CoordinationServiceError"
 BARRIER_ERROR_TYPE = f"{_TYPES}tensorflow.BarrierError"
 MISMATCH_TYPE = f"{_TYPES}tensorflow.ServiceMismatchError"
 
-TESTED_GRPC = ((1, 66), (1, 90))
+TESTED_GRPC = ((1, 66), (1, 86))
 """Releases of grpcio, from the first to before the second, whose private module was tested. Outside it gRPC's public API serves."""
 
 
-def is_tested_grpc() -> bool:
-    """Returns whether the private module of the installed grpcio was tested."""
-    version = tuple(int(part) for part in grpc.__version__.split(".")[:2])
-    return TESTED_GRPC[0] <= version < TESTED_GRPC[1]
+@functools.cache
+def is_tested_grpc(version: str = grpc.__version__) -> bool:
+    """Returns whether the private module of the installed grpcio was tested; logs a warning, once, where it was not."""
+    release = tuple(int(part) for part in version.split(".")[:2])
+    tested = TESTED_GRPC[0] <= release < TESTED_GRPC[1]
+    if not tested:
+        first, last = (".".join(map(str, each)) for each in TESTED_GRPC)
+        what = f"grpcio {version} was not tested, only {first} to before {last}: calls go through gRPC's public API, which is slower"
+        log.warning("%s; for the fast path install 'grpcio>=%s,<%s'", what, first, last)
+    return tested
 
 
 class Method(NamedTuple):
@@ -84,7 +94,8 @@ def make_error(code: str, message: str, payloads: dict[str, bytes], request: Any
     error: CoordinationError
     if code == "DEADLINE_EXCEEDED" and (missing or isinstance(request, pb.BarrierRequest)):
         name = getattr(request, "barrier_id", "") or _GATHERINGS.get(type(request), "")
-        error = BarrierTimeout(message, name=name, missing=tuple(task.task_id for task in missing))
+        progress = {task.task_id: line for task in missing if (line := _report_line(task.progress))}
+        error = BarrierTimeout(message, name=name, missing=tuple(task.task_id for task in missing), progress=progress)
     elif lost:
         silent_s = lost[0].silent_s if lost[0].silent_s >= 0 else None
         error = ProcessLost(message, code=code, process=lost[0].task_id, host=lost[0].host or None, silent_s=silent_s)
@@ -95,6 +106,11 @@ def make_error(code: str, message: str, payloads: dict[str, bytes], request: Any
     if MISMATCH_TYPE in payloads:
         error.__dict__["_service_mismatch"] = True
     return error
+
+
+def _report_line(report: spb.ReportRequest) -> str:
+    """Returns a report in words, such as "step 40, saved_step 30"."""
+    return ", ".join(f"{field.name} {value}" for field, value in report.ListFields() if field.name != "values")
 
 
 def barrier_counter(error: CoordinationError) -> int | None:

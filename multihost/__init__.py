@@ -22,6 +22,13 @@ from .group.ids import (
     runtime_to_distributed_process_id,
     unique_processes_from_devices,
 )
+from .group.replica_broadcast import (
+    broadcast_one_replica_to_all,
+    get_available_memory,
+    get_device_memory,
+    get_leaf_memory_per_device,
+    tree_memory_per_device,
+)
 from .group.runtime import (
     current_client,
     current_spec,
@@ -44,9 +51,11 @@ from .group.slices import (
 from .liveness.health import Health, HealthListener, ProcessInfo, health, live_devices, live_processes
 from .liveness.watchdog import HANG_EXIT_CODE, Watchdog, watchdog
 from .pathways import (
+    is_native_pathways_backend,
     is_pathways_backend,
     is_pathways_colocated_runtime_active,
     is_pathways_controller,
+    is_proxy_pathways_backend,
     mark_pathways_colocated_runtime_active,
 )
 from .preemption.preemption import add_preemption_source, notify_preemption, preemption_notice, reached_preemption
@@ -84,14 +93,18 @@ __all__ = [
     "WorkerFailed",
     "add_preemption_source",
     "agree_on_step",
+    "broadcast_one_replica_to_all",
     "broadcast_one_to_all",
     "coordination_timeout",
     "current_client",
     "current_spec",
     "default_group",
     "distributed_to_device_ids",
+    "get_available_memory",
     "get_barrier_sync_fn",
+    "get_device_memory",
     "get_jax_distributed_client",
+    "get_leaf_memory_per_device",
     "global_max",
     "health",
     "in_replica",
@@ -101,10 +114,12 @@ __all__ = [
     "is_distributed_to_device_ids_initialized",
     "is_initialized",
     "is_jax_distributed_client_initialized",
+    "is_native_pathways_backend",
     "is_pathways_backend",
     "is_pathways_colocated_runtime_active",
     "is_pathways_controller",
     "is_primary_host",
+    "is_proxy_pathways_backend",
     "is_runtime_to_distributed_ids_initialized",
     "live_devices",
     "live_processes",
@@ -126,6 +141,7 @@ __all__ = [
     "shutdown",
     "slice_count",
     "sync_global_processes",
+    "tree_memory_per_device",
     "unique_barrier_key",
     "unique_processes_from_devices",
     "use_experimental_distributed_process_id",

@@ -11,9 +11,20 @@ def _runtime_type() -> str:
     return str(jax.local_devices()[0].client.runtime_type)
 
 
+def is_native_pathways_backend() -> bool:
+    """Returns whether this process is a Pathways client itself."""
+    client = jax.devices()[0].client
+    return hasattr(client, "pathways") or client.runtime_type == "pathways"
+
+
+def is_proxy_pathways_backend() -> bool:
+    """Returns whether the devices are reached through a proxy of Pathways."""
+    return bool(jax.devices()[0].client.runtime_type == "proxy/pathways")
+
+
 def is_pathways_backend() -> bool:
     """Returns whether the devices are reached through Pathways, natively or by proxy."""
-    return hasattr(jax.devices()[0].client, "pathways") or jax.devices()[0].client.runtime_type in ("pathways", "proxy/pathways")
+    return is_native_pathways_backend() or is_proxy_pathways_backend()
 
 
 def is_pathways_controller() -> bool:

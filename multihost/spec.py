@@ -12,6 +12,7 @@ from typing import Any, Self
 # Where libtpu's slices meet unless the launcher says otherwise; not the coordinator's port.
 _MEGASCALE_PORT = 8081
 
+_UNIX = "unix:"
 _IDLE_SERVICE = "127.0.0.1:0"
 _SLICE_KEYS = ("MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_PORT")
 
@@ -20,8 +21,10 @@ _SLICE_KEYS = ("MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINA
 class ProcessSpec:
     """Who a process of a job is. A value: immutable, comparable, without I/O.
 
-    `coordinator` is HOST:PORT of the coordination service of this (job_id, attempt); `slice_address` is HOST or HOST:PORT where the slices
-    of a TPU job meet: the host of rank 0, port 8081 unless given. Ranks are contiguous in a slice, and all slices are of one size.
+    `coordinator` is HOST:PORT, or unix:PATH on one machine, of the coordination service of this (job_id, attempt); `slice_address` is HOST
+    or HOST:PORT where the slices of a TPU job meet: the host of rank 0, port 8081 unless given. Ranks are contiguous in a slice, and all
+    slices are of one size. `local_rank` counts the job's processes on this machine, from 0, where the launcher knows it.
+
     Raises ValueError, naming field and value, for numbers that do not fit together.
     """
 
@@ -33,6 +36,7 @@ class ProcessSpec:
     slice_id: int = 0
     num_slices: int = 1
     slice_address: str | None = None
+    local_rank: int | None = None
     token_file: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -43,9 +47,9 @@ class ProcessSpec:
         _check_range("slice_id", self.slice_id, self.num_slices, "num_slices")
         if self.attempt < 0:
             raise ValueError(f"attempt={self.attempt}: expected 0 or more")
-        host, _, port = self.coordinator.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ValueError(f"coordinator={self.coordinator!r}: expected HOST:PORT")
+        _check_address(self.coordinator)
+        if self.num_slices > 1 and self.slice_address is None and self.coordinator.startswith(_UNIX):
+            raise ValueError(f"coordinator={self.coordinator!r} with num_slices={self.num_slices}: slices need a slice_address to meet at")
         per_slice, rest = divmod(self.num_processes, self.num_slices)
         if rest:
             raise ValueError(
@@ -110,11 +114,22 @@ _KEYS: dict[str, tuple[str, type]] = {
     "HOLDFAST_SLICE_ID": ("slice_id", int),
     "HOLDFAST_NUM_SLICES": ("num_slices", int),
     "HOLDFAST_SLICE_ADDRESS": ("slice_address", str),
+    "HOLDFAST_LOCAL_RANK": ("local_rank", int),
     "HOLDFAST_TOKEN_FILE": ("token_file", str),
     "HOLDFAST_TLS_CERT": ("tls_cert", str),
     "HOLDFAST_TLS_KEY": ("tls_key", str),
     "HOLDFAST_TLS_CA": ("tls_ca", str),
 }
+
+
+def _check_address(address: str) -> None:
+    if address.startswith(_UNIX):
+        if not address.removeprefix(_UNIX).startswith("/"):
+            raise ValueError(f"coordinator={address!r}: expected unix: and an absolute path")
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"coordinator={address!r}: expected HOST:PORT or unix:PATH")
 
 
 def _host_and_port(address: str) -> tuple[str, int | None]:

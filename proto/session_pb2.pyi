@@ -150,16 +150,18 @@ class Missing(_message.Message):
     def __init__(self, tasks: _Optional[_Iterable[_Union[MissingTask, _Mapping]]] = ...) -> None: ...
 
 class MissingTask(_message.Message):
-    __slots__ = ("task_id", "host", "silent_s", "lost")
+    __slots__ = ("task_id", "host", "silent_s", "lost", "progress")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SILENT_S_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     host: str
     silent_s: float
     lost: bool
-    def __init__(self, task_id: _Optional[int] = ..., host: _Optional[str] = ..., silent_s: _Optional[float] = ..., lost: bool = ...) -> None: ...
+    progress: ReportRequest
+    def __init__(self, task_id: _Optional[int] = ..., host: _Optional[str] = ..., silent_s: _Optional[float] = ..., lost: bool = ..., progress: _Optional[_Union[ReportRequest, _Mapping]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("step", "saved_step", "values")

@@ -8,8 +8,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ..storage.base import Storage
-from ..storage.tombstone import RECORD_NAME
+from ..errors import CheckpointError, Corrupt, HostileCheckpoint
+from ..storage.base import Storage, run_side_by_side
+from ..storage.path import join
+from ..storage.tombstone import RECORD_NAME, TOMBSTONE
 
 
 def pack_name(process: int, pack: int, writer_id: str) -> str:
@@ -39,6 +41,7 @@ class ItemReport:
 
     `plan` is the plan's hash ("" for a JSON item). `local` are the CRCs, as this process sees them, of the host-local arrays and then of
     the Python values, each in leaf order. `values` are the Python values themselves, encoded; from the other ranks those kept per process.
+    `where` says which of the files has each chunk of this process, in the plan's order, as runs (None: as planned, a file a pack).
     """
 
     process: int
@@ -46,11 +49,13 @@ class ItemReport:
     files: tuple[FileReport, ...]
     local: tuple[int, ...] = ()
     values: tuple[tuple[str, str], ...] = ()
+    where: tuple[tuple[int, int, int], ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns what `from_json` takes: JSON types only, to be put into a larger message."""
         files = [[file.name, file.size, file.head, file.crc] for file in self.files]
-        return {"process": self.process, "plan": self.plan, "files": files, "local": list(self.local), "values": [*map(list, self.values)]}
+        body = {"process": self.process, "plan": self.plan, "files": files, "local": list(self.local), "values": [*map(list, self.values)]}
+        return body if self.where is None else body | {"where": [*map(list, self.where)]}
 
     @classmethod
     def from_json(cls, data: Any) -> ItemReport:
@@ -58,7 +63,9 @@ class ItemReport:
         try:
             files = tuple(FileReport(str(name), int(size), int(head), int(crc)) for name, size, head, crc in data["files"])
             values = tuple((str(kind), str(text)) for kind, text in data["values"])
-            return cls(int(data["process"]), str(data["plan"]), files, tuple(map(int, data["local"])), values)
+            runs = data.get("where")
+            where = None if runs is None else tuple((int(first), int(step), int(count)) for first, step, count in runs)
+            return cls(int(data["process"]), str(data["plan"]), files, tuple(map(int, data["local"])), values, where)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this is no report of an item: {error!r}") from error
 
@@ -87,6 +94,13 @@ def encode_value(value: Any) -> tuple[str, str]:
     return "str", value
 
 
+def count_value_bytes(value: Any) -> int:
+    """Returns how many bytes a Python value takes in a record, type and all; of a short one the most that it may take."""
+    if isinstance(value, str | bytes):
+        return 6 * len(value) + 20 if len(value) < 1000 else len(json.dumps(encode_value(value)))
+    return value.bit_length() // 4 + 20 if isinstance(value, int) else 100
+
+
 def decode_value(kind: str, text: str) -> Any:
     """Returns the value that `encode_value` encoded; raises ValueError for anything else."""
     match kind:
@@ -106,12 +120,67 @@ def decode_value(kind: str, text: str) -> Any:
     raise ValueError(f"no value of kind {kind!r}")
 
 
+LOOKS = 64  # at a root whose steps change meanwhile
 _STEP_FOLDER = re.compile(r"0|[1-9][0-9]{0,17}")
+_STEP_PREFIX = re.compile(r"[A-Za-z0-9_.-]{0,63}[A-Za-z_.-]|")  # that does not end in a digit
+STEP_NAMES = ".holdfast/steps.json"
 
 
 def step_of(name: str) -> int | None:
     """Returns the step that a folder of this name holds; None for a name that is not a step's."""
     return int(name) if _STEP_FOLDER.fullmatch(name) else None
+
+
+@dataclass(frozen=True)
+class StepNames:
+    """How a root calls the folders of its steps: a prefix, and the number with zeros before it up to `width` digits."""
+
+    prefix: str = ""
+    width: int = 1
+
+    def name_of(self, step: int) -> str:
+        return f"{self.prefix}{step:0{self.width}d}"
+
+    def step_of(self, name: str) -> int | None:
+        """Returns the step that a folder of this name holds; None for a name that is not a step's."""
+        step = step_of(name.removeprefix(self.prefix).lstrip("0") or "0")
+        return step if step is not None and self.name_of(step) == name else None
+
+
+def read_step_names(storage: Storage) -> StepNames:
+    """Returns how a root calls the folders of its steps, a fact that stands in STEP_NAMES; without it they are plain numbers.
+
+    Raises HostileCheckpoint where that file is not one that holdfast writes.
+    """
+    try:
+        found = json.loads(storage.fetch(STEP_NAMES, 1 << 16))
+        prefix, width = found["prefix"], found["width"]
+        if not _STEP_PREFIX.fullmatch(prefix) or prefix.startswith(".") or type(width) is not int or not 1 <= width <= 18:
+            raise ValueError(f"prefix {prefix!r}, width {width!r}")
+    except (FileNotFoundError, NotADirectoryError):
+        return StepNames()
+    except Corrupt:
+        if not _is_listed(storage, STEP_NAMES):  # it is not the file that is no file, but a folder above it
+            return StepNames()
+        raise
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        path = join(storage.root, STEP_NAMES)
+        message = f"{path}: this does not say how the folders of steps are called: {error!r}; expected a prefix and a width of 1 to 18"
+        raise HostileCheckpoint(message, path=path, file=path) from error
+    return StepNames(prefix, width)
+
+
+def other_step(step: int, folder: str) -> int | None:
+    """Returns the step that a folder is called after, if that is another than `step`; 0 fits everywhere, as one-shot saves have it."""
+    number = step_of(folder.rstrip("/").rpartition("/")[2])
+    return number if number != step and step else None
+
+
+def _is_listed(storage: Storage, name: str) -> bool:
+    try:
+        return any(entry.name == name for entry in storage.list(name.rpartition("/")[0]))
+    except OSError:
+        return False
 
 
 def step_folders(storage: Storage) -> list[int]:
@@ -120,12 +189,28 @@ def step_folders(storage: Storage) -> list[int]:
     return sorted(step for name in folders if (step := step_of(name)) is not None)
 
 
-def has_record(storage: Storage, step: int) -> bool:
-    """Returns whether a step is there: whether its record is."""
-    name = f"{step}/{RECORD_NAME}"
-    return any(entry.name == name for entry in storage.list(str(step)))
+def has_record(storage: Storage, step: int | str) -> bool:
+    """Returns whether a step, or the checkpoint in a folder, is there: whether its record is, readable or not. One small read."""
+    head = bytearray(len(TOMBSTONE))
+    try:
+        storage.read(join(str(step), RECORD_NAME), 0, [memoryview(head)])
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False
+    except (CheckpointError, OSError):  # whoever opens the step is told what is wrong with it
+        return True
+    return head != TOMBSTONE
 
 
 def list_steps(storage: Storage) -> list[int]:
-    """Returns the steps of a root, ascending; a folder without a record is no step."""
-    return [step for step in step_folders(storage) if has_record(storage, step)]
+    """Returns the steps of a root, ascending; a folder without a record is no step.
+
+    Beside a writer that keeps one step, all may be deleted between the two looks, each for a newer one: then it looks again.
+    """
+    folders: list[int] = []
+    for _ in range(LOOKS):
+        before, folders = folders, step_folders(storage)
+        there = run_side_by_side(lambda step: has_record(storage, step), folders, storage.max_concurrency)
+        steps = [step for step, is_there in zip(folders, there, strict=True) if is_there]
+        if steps or folders == before:
+            return steps
+    return []

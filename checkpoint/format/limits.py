@@ -8,7 +8,9 @@ import re
 from typing import Any
 
 STEP_LIMIT = 10**18
-JSON_LIMIT_BYTES = 100_000_000  # of a JSON item, and of a user's metadata
+JSON_LIMIT_BYTES = 100_000_000  # of a JSON item, of a user's metadata, and of a tree's Python values
+HEADER_LIMIT_BYTES = 100_000_000  # of a pack, as in the safetensors library
+RECORD_LIMIT_BYTES = 256 << 20
 ITEM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 

@@ -20,18 +20,19 @@ from ..storage.base import Storage
 from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME, body_of, sealed
 from .dtypes import dtype_named
-from .files import FileReport, decode_value
+from .files import FileReport, decode_value, other_step
 from .grid import Grid, Ints
-from .limits import ITEM_NAME
+from .limits import HEADER_LIMIT_BYTES, ITEM_NAME, RECORD_LIMIT_BYTES
 from .sharding import parse_sharding
 from .tree import check_description, paused_gc
 
 FORMAT = "holdfast/1"
-RECORD_LIMIT_BYTES = 256 << 20
-MAX_CHUNKS = 1 << 24
+MAX_CHUNKS = 1 << 24  # in the table of an item
+MIN_ENTRY_BYTES = 50  # of a chunk in the header of its pack
 _MAX_RANK = 64
 _MAX_BYTES = 1 << 60
-_FILE_NAME = re.compile(r"(\d{5,})-(\d{5,}|j)-([0-9A-Za-z_-]{1,64})\.(safetensors|json)")
+_FILE_NAME = re.compile(r"(\d{5,})-(\d{5,}|j)-([0-9A-Za-z_-]{1,64})\.(safetensors|json|bin)")
+_OWN_NAME_LIMIT = 1024  # characters of the name that a file of an item of files has for its owner
 _VALUE_KINDS = ("bool", "int", "float", "complex", "str", "bytes")
 _ARRAY_KINDS = ("array", "key", "numpy", "scalar")
 
@@ -70,18 +71,25 @@ class LeafRecord:
 
 @dataclass(frozen=True)
 class ItemRecord:
-    """One item of a step: kind "tree" or "json", and its files (names relative to the step's folder)."""
+    """One item of a step: kind "tree", "json" or "files", and its files (names relative to the step's folder).
+
+    `names` are what the files of an item of files are called by their owner, with `/` between parts; a name is never a path here.
+    """
 
     name: str
     kind: str
     files: tuple[FileReport, ...]
     tree: Any = None
     leaves: tuple[LeafRecord, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Record:
-    """A parsed, validated record. `path` is where it was read, for messages. Times are Unix seconds."""
+    """A parsed, validated record. `path` is where it was read, for messages. Times are Unix seconds.
+
+    `opening` counts the openings of the root for writing, up to the one that saved this, where the writer counted them.
+    """
 
     path: str
     step: int
@@ -93,6 +101,7 @@ class Record:
     metrics: Mapping[str, Any]
     metadata: Any
     versions: Mapping[str, str]
+    opening: int | None = None
 
     def file_names(self) -> list[str]:
         """Returns every file that the record names, relative to the step's folder."""
@@ -100,27 +109,50 @@ class Record:
 
 
 def read_record(storage: Storage, step_dir: str) -> Record:
-    """Reads `<step_dir>/checkpoint.json`; raises StepNotFound where there is none, Corrupt or HostileCheckpoint where it is damaged."""
+    """Reads `<step_dir>/checkpoint.json`; raises StepNotFound where there is none, Corrupt or HostileCheckpoint where it is damaged.
+
+    A record that was copied into the folder of another step is Corrupt: who asks for that step is not to get this one's numbers.
+    """
+    return parse_fetched(fetch_record(storage, step_dir), storage, step_dir)
+
+
+def parse_fetched(data: bytes, storage: Storage, step_dir: str) -> Record:
+    """Parses a record that was read from `step_dir`; raises as `read_record`."""
+    path = join(storage.root, step_dir, RECORD_NAME)
+    with paused_gc():
+        record = parse_record(data, path)
+    number = other_step(record.step, join(storage.root, step_dir))
+    if number is not None:
+        message = f"{path}: this is the record of step {record.step}, in the folder of step {number}; call the folder {record.step} again"
+        raise Corrupt(f"{message}, or by a name that is no number", path=path, file=path, step=number)
+    return record
+
+
+def fetch_record(storage: Storage, step_dir: str) -> bytes:
+    """Returns the bytes of a record, unchecked; raises as `read_record` where there are none."""
     path = join(storage.root, step_dir, RECORD_NAME)
     try:
-        data = storage.fetch(join(step_dir, RECORD_NAME), RECORD_LIMIT_BYTES)
+        return storage.fetch(join(step_dir, RECORD_NAME), RECORD_LIMIT_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StepNotFound(f"there is no checkpoint at {join(storage.root, step_dir)}: {path} is missing", path=path) from error
     except IsADirectoryError as error:
         raise Corrupt(f"{path}: the record is a folder", path=path, file=path) from error
     except OverflowError as error:
         raise HostileCheckpoint(f"{path}: {error}", path=path, file=path) from error
-    with paused_gc():
-        return parse_record(data, path)
 
 
 def check_record(data: bytes, path: str) -> None:
     """Reads a record that is about to be committed as every reader will. Raises HostileCheckpoint, Corrupt."""
+    check_record_size(data, path)
+    with paused_gc():
+        parse_record(data, path)
+
+
+def check_record_size(data: bytes, path: str) -> None:
+    """Raises HostileCheckpoint for a record that is longer than readers take."""
     if len(data) > RECORD_LIMIT_BYTES:
         message = f"{path}: its record would have {len(data):,} bytes, and readers take at most {RECORD_LIMIT_BYTES:,}"
         raise HostileCheckpoint(f"{message}; save fewer leaves, or shorter names, values and metadata", path=path)
-    with paused_gc():
-        parse_record(data, path)
 
 
 def find_item(record: Record, item: str) -> ItemRecord:
@@ -145,10 +177,13 @@ def chunk_runs(where: Ints) -> list[list[int]]:
     return runs
 
 
-def expand_runs(table: Any, files: int) -> list[Ints]:
-    """Returns the file of each chunk, for each entry of a table of `chunk_runs`; raises ValueError where there is no such file."""
-    if sum(count for runs in table for _, _, count in runs) > MAX_CHUNKS or any(count < 1 for runs in table for _, _, count in runs):
-        raise ValueError(f"the runs of chunks do not add up to at most {MAX_CHUNKS}")
+def expand_runs(table: Any, files: int, limit: int = MAX_CHUNKS) -> list[Ints]:
+    """Returns the file of each chunk, for each entry of a table of `chunk_runs`.
+
+    Raises ValueError where there is no such file, or more chunks than `limit`.
+    """
+    if sum(whole(count) for runs in table for _, _, count in runs) > limit or any(count < 1 for runs in table for _, _, count in runs):
+        raise ValueError(f"the runs of chunks do not add up to at most {limit}")
     expanded = []
     for runs in table:
         found = np.concatenate([whole(first) + int(step) * np.arange(count, dtype=np.int64) for first, step, count in runs])
@@ -188,6 +223,7 @@ def _parse(data: dict[str, Any], path: str) -> Record:
         metrics={name: float(value) if isinstance(value, str) else value for name, value in data["metrics"].items()},
         metadata=data["metadata"],
         versions=dict(data["versions"]),
+        opening=whole(data["opening"]) if "opening" in data else None,
     )
 
 
@@ -205,15 +241,36 @@ def _parse_item(name: str, data: dict[str, Any], path: str) -> ItemRecord:
         raise ValueError("a file is named twice")
     if data["kind"] == "json":
         return ItemRecord(name, "json", files)
+    if data["kind"] == "files":
+        return ItemRecord(name, "files", files, names=_parse_own_names(data["names"], len(files)))
     if data["kind"] != "tree":
         raise ValueError(f"no item of kind {data['kind']!r}")
     values = iter(data["values"])
-    parser = _LeafParser(expand_runs(data["cells"], len(files)), data["shardings"])
+    room = sum(min(file.head, HEADER_LIMIT_BYTES) for file in files) // MIN_ENTRY_BYTES
+    parser = _LeafParser(expand_runs(data["cells"], len(files), min(room, MAX_CHUNKS)), data["shardings"])
     leaves = tuple(_parse_value(leaf, values) if leaf["kind"] in _VALUE_KINDS else parser.parse(leaf) for leaf in data["leaves"])
+    claimed = sum(len(leaf.files) for leaf in leaves if leaf.files is not None)
+    if claimed > room:
+        raise ValueError(f"the leaves have {claimed} chunks, and the headers of the files have room for {room}")
     if next(values, None) is not None or len({leaf.path for leaf in leaves}) != len(leaves):
         raise ValueError("leaves and values do not belong together")
     check_description(data["tree"], len(leaves), path)
     return ItemRecord(name, "tree", files, data["tree"], leaves)
+
+
+def _parse_own_names(names: list[Any], count: int) -> tuple[str, ...]:
+    for name in names:
+        if not _is_own_name(name):
+            raise ValueError(f"{name!r} is no name for a file")
+    if len(set(names)) != len(names) or len(names) != count:
+        raise ValueError(f"{count} files have the names {names[:4]}")
+    return tuple(names)
+
+
+def _is_own_name(name: Any) -> bool:
+    if type(name) is not str or not 0 < len(name) <= _OWN_NAME_LIMIT or not name.isprintable() or "\\" in name:
+        return False
+    return not {"", ".", ".."} & set(name.split("/"))
 
 
 def _parse_file(item: str, name: str, size: Any, head: Any, crc: Any, *, path: str) -> FileReport:

@@ -27,7 +27,10 @@ VERIFY_BATCH_BYTES = 128 << 20  # enough to keep every thread of tensorstore at 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """The facts that a checkpoint states of itself. Times are Unix seconds; `items` are kinds by item name: "tree", "json" or "unknown"."""
+    """The facts that a checkpoint states of itself. Times are Unix seconds; `items` are kinds by item name: "tree", "json" or "unknown".
+
+    `save_id` tells a checkpoint from the one that overwrites it, where the layout has such an id.
+    """
 
     layout: str
     path: str
@@ -37,6 +40,7 @@ class CheckpointInfo:
     finished_s: float | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     metadata: Any = None
+    save_id: str = ""
 
 
 class CheckpointReader(Protocol):

@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..errors import StepGone, StepNotFound, TreeMismatch
+from ..format.files import LOOKS, read_step_names
 from ..format.record import ItemRecord
 from ..format.rename import Names
 from ..format.tree import describe, escape
 from ..restoring.match import SAVED
 from ..restoring.restore import RestoreOptions, restore_tree
 from ..storage.base import Entry, Storage
-from ..storage.path import StorePath, join, open_storage, split
+from ..storage.path import StorePath, open_storage, split
 from .base import CheckpointInfo, CheckpointLayout, CheckpointReader, RenamedReader, renamed
 from .holdfast import HoldfastLayout
 
@@ -56,17 +57,31 @@ def find_steps(storage: Storage) -> dict[int, tuple[str, CheckpointLayout]]:
     return dict(sorted(found.items()))
 
 
-def find_foreign_steps(storage: Storage) -> dict[int, str]:
-    """Returns the finished steps of a root that are in other people's layouts, ascending: the folders' names."""
-    return dict(sorted((step, name) for step, name, layout in _finished_steps(storage) if layout.name != "holdfast"))
+def find_foreign_steps(storage: Storage, ours: Collection[int] = ()) -> dict[int, str]:
+    """Returns the finished steps of a root in other people's layouts, or under names of its own, ascending: the folders' names.
+
+    `ours` are steps that are known to be holdfast's: they are not looked into.
+    """
+    found = _finished_steps(storage, {str(step) for step in ours})
+    return dict(sorted((step, name) for step, name, layout in found if layout.name != "holdfast" or name != str(step)))
 
 
-def _finished_steps(storage: Storage) -> Iterator[tuple[int, str, CheckpointLayout]]:
+def _finished_steps(storage: Storage, known: Collection[str] = ()) -> Iterator[tuple[int, str, CheckpointLayout]]:
     for name in _numbered_folders(storage):
+        if name in known:
+            continue
         layout = layout_of(StorePath(storage, name))
-        step = layout.step_of(name) if layout is not None else None
+        step = _step_in(StorePath(storage, name), layout) if layout is not None else None
         if layout is not None and step is not None:
             yield step, name, layout
+
+
+def _step_in(folder: StorePath, layout: CheckpointLayout) -> int | None:
+    """Returns the step that a folder of a root is, by its name; None for a name that is not a step's."""
+    step = layout.step_of(folder.basename)
+    if step is None and layout.name == "holdfast":
+        return read_step_names(folder.storage).step_of(folder.basename)
+    return step
 
 
 def _numbered_folders(storage: Storage) -> dict[str, int]:
@@ -75,14 +90,14 @@ def _numbered_folders(storage: Storage) -> dict[str, int]:
     return {name: int(match[1]) for name, match in matches.items() if match}
 
 
-def _latest_step(storage: Storage, numbers: Mapping[str, int]) -> tuple[str, CheckpointLayout] | None:
+def _latest_of(storage: Storage, numbers: Mapping[str, int]) -> tuple[str, CheckpointLayout] | None:
     """Returns folder and layout of the last of `find_steps`, without going through all of its numbered folders."""
     best: tuple[str, CheckpointLayout] | None = None
     for name in sorted(numbers, key=lambda name: -numbers[name]):
         if best is not None and numbers[name] != numbers[best[0]]:
             break
         layout = layout_of(StorePath(storage, name))
-        if layout is not None and layout.step_of(name) is not None and (best is None or layout.name == "holdfast"):
+        if layout is not None and _step_in(StorePath(storage, name), layout) is not None and (best is None or layout.name == "holdfast"):
             best = (name, layout)
     return best
 
@@ -103,11 +118,7 @@ class ForeignSteps:
         """Opens one; raises StepNotFound, or StepGone where it was there before."""
         if step not in self._folders:
             raise StepNotFound(f"there is no step {step} in {self._storage.root}", path=self._storage.root, step=step)
-        folder = StorePath(self._storage, self._folders[step])
-        checkpoint = open_if_finished(folder)
-        if checkpoint is None:
-            raise StepGone(f"{folder} was there when the root was opened and is gone", path=str(folder), step=step)
-        return checkpoint
+        return open_found(StorePath(self._storage, self._folders[step]))
 
 
 def open_checkpoint(
@@ -119,27 +130,62 @@ def open_checkpoint(
     Raises StepNotFound saying what is there instead, Corrupt, HostileCheckpoint.
     """
     folder, file = split(os.fspath(path))
-    if file.endswith(".safetensors"):
+    if is_single_file(path):
         from .safetensors import SafetensorsCheckpoint
 
         return SafetensorsCheckpoint(StorePath(wrap(open_storage(folder))), file)
     storage = wrap(open_storage(path))
-    if step is not None:
-        steps = find_steps(storage)
-        if step not in steps:
-            raise StepNotFound(nothing_at(storage, step, list(steps)), path=storage.root, step=step)
-        name, layout = steps[step]
-        return layout.open(StorePath(storage, name))
-    checkpoint = open_if_finished(StorePath(storage))
-    if checkpoint is not None:
-        return checkpoint
-    numbers = _numbered_folders(storage)
-    latest = _latest_step(storage, numbers)
-    if latest is None:
-        raise StepNotFound(nothing_at(storage), path=storage.root)
-    name, layout = latest
-    log.info("%s is a root of %d steps: taking the latest, %s", storage.root, len(numbers), join(storage.root, name))
+    if step is None:
+        return _open_latest(storage)
+    steps = find_steps(storage)
+    if step not in steps:
+        raise StepNotFound(nothing_at(storage, step, list(steps)), path=storage.root, step=step)
+    name, layout = steps[step]
     return layout.open(StorePath(storage, name))
+
+
+def is_single_file(path: str | os.PathLike[str]) -> bool:
+    """Says whether a path means one file, of safetensors, and no folder."""
+    return split(os.fspath(path))[1].endswith(".safetensors")
+
+
+def find_checkpoint(storage: Storage) -> tuple[StorePath, CheckpointLayout]:
+    """Returns where a store has its checkpoint, at its root or in the folder of the latest step, and in which layout. Raises StepNotFound.
+
+    A writer may delete steps and add newer ones meanwhile: then it looks again.
+    """
+    numbers: dict[str, int] = {}
+    for _ in range(LOOKS):
+        layout = layout_of(StorePath(storage))
+        if layout is not None:
+            return StorePath(storage), layout
+        before, numbers = numbers, _numbered_folders(storage)
+        latest = _latest_of(storage, numbers)
+        if latest is not None:
+            folder = StorePath(storage, latest[0])
+            log.info("%s is a root of %d steps: taking the latest, %s", storage.root, len(numbers), folder)
+            return folder, latest[1]
+        if numbers == before:
+            break
+    raise StepNotFound(nothing_at(storage), path=storage.root)
+
+
+def _open_latest(storage: Storage) -> CheckpointReader:
+    for _ in range(LOOKS):
+        folder, layout = find_checkpoint(storage)
+        try:
+            return layout.open(folder)
+        except StepNotFound:  # deleted in between
+            continue
+    raise StepGone(f"{folder} was deleted while it was being opened, and so were {LOOKS - 1} steps before it", path=str(folder))
+
+
+def open_found(folder: StorePath) -> CheckpointReader:
+    """Opens the checkpoint in a folder where one was found before, by another process too; raises StepGone where it is gone."""
+    checkpoint = open_if_finished(folder)
+    if checkpoint is None:
+        raise StepGone(f"{folder} was there when the root was listed and is gone; list it again", path=str(folder))
+    return checkpoint
 
 
 def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] = ()) -> str:

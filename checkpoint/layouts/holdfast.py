@@ -36,9 +36,10 @@ class HoldfastCheckpoint:
     def __init__(self, folder: StorePath) -> None:
         self._folder = folder
         self.record: Record = read_record(folder.storage, folder.name)
-        items = {name: item.kind for name, item in self.record.items.items()}
-        times = (self.record.started_s, self.record.finished_s)
-        self.info = CheckpointInfo("holdfast", str(folder), items, self.record.step, *times, self.record.metrics, self.record.metadata)
+        items = {name: "unknown" if item.kind == "files" else item.kind for name, item in self.record.items.items()}
+        record = self.record
+        times, user = (record.started_s, record.finished_s), (record.metrics, record.metadata)
+        self.info = CheckpointInfo("holdfast", str(folder), items, record.step, *times, *user, record.writer_id)
 
     def item(self, name: str) -> ItemRecord:
         found: ItemRecord = find_named(self.info, self.record.items, name)

@@ -19,7 +19,8 @@ import numpy as np
 
 from ..errors import Corrupt, HostileCheckpoint, StepNotFound
 from ..format.dtypes import SAFETENSORS_NAMES, dtype_named
-from ..format.pack_header import ALIGN_BYTES, HEADER_LIMIT_BYTES
+from ..format.limits import HEADER_LIMIT_BYTES
+from ..format.pack_header import ALIGN_BYTES
 from ..format.record import ItemRecord, LeafRecord
 from ..restoring.reader import Allocate, ReadRequest
 from ..restoring.restore import VerifyReport

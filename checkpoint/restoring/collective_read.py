@@ -36,16 +36,24 @@ def read_once(
     requests: Sequence[LeafRequest],
     read: Callable[[ArrayReader, Sequence[LeafRequest]], list[Any]],
     allocate: Allocate,
+    before_collective: Callable[[], None],
 ) -> list[Any]:
-    """Returns the values of the requests; every process of the job calls it alike. `read` is a restore without collectives."""
-    values: dict[int, Any] = {}
-    for bundle in _bundles(requests):
-        values.update(zip(bundle, _read_bundle(reader, [requests[index] for index in bundle], allocate), strict=True))
-    rest = [index for index in range(len(requests)) if index not in values]
+    """Returns the values of the requests; every process of the job calls it alike. `read` is a restore without collectives.
+
+    All that may fail for one process alone, above all the reading, comes before `before_collective`, which is called once.
+    """
+    bundles = list(_bundles(requests))
+    bundled = [_read_bundle(reader, [requests[index] for index in bundle], allocate) for bundle in bundles]
+    found_in = {index for bundle in bundles for index in bundle}
+    rest = [index for index in range(len(requests)) if index not in found_in]
     routed = [requests[index] for index in rest]
     load: dict[tuple[Any, ...], Ints] = {}  # of the rows, on each mesh and set of axes: the work is shared evenly
     routes = [_route(request, load) for request in routed]
     found = read(_RouteReader(reader, routed, routes), [route.request for route in routes])
+    before_collective()
+    values: dict[int, Any] = {}
+    for bundle, rows in zip(bundles, bundled, strict=True):
+        values.update(zip(bundle, _spread(rows, [requests[index] for index in bundle]), strict=True))
     values.update(zip(rest, _move_all(found, routes, routed), strict=True))
     return [values[index] for index in range(len(requests))]
 
@@ -69,8 +77,18 @@ def _bundles(requests: Sequence[LeafRequest]) -> Iterator[list[int]]:
         yield from group
 
 
-def _read_bundle(reader: ArrayReader, requests: Sequence[LeafRequest], allocate: Allocate) -> list[jax.Array]:
-    """Returns the arrays of one bundle: a collective of the processes of their mesh."""
+class _Rows(NamedTuple):
+    """A bundle as rows of bytes, one for each device of its mesh: `memory` has those of this process, None if it has no device there."""
+
+    devices: list[Any]
+    rows: Ints
+    starts: Ints
+    width: int
+    memory: dict[int, np.ndarray[Any, Any]] | None
+
+
+def _read_bundle(reader: ArrayReader, requests: Sequence[LeafRequest], allocate: Allocate) -> _Rows:
+    """Reads this process's rows of a bundle."""
     sharding = requests[0].sharding
     assert isinstance(sharding, NamedSharding)
     devices = list(sharding.mesh.devices.flat)
@@ -78,7 +96,7 @@ def _read_bundle(reader: ArrayReader, requests: Sequence[LeafRequest], allocate:
     rows, starts, width = _share_bytes(sizes, len(devices))
     mine = [row for row, device in enumerate(devices) if device.process_index == jax.process_index()]
     if not mine:
-        return _put_all(requests, [np.zeros(0)] * len(requests))
+        return _Rows(devices, rows, starts, width, None)
     memory = {row: allocate(width) for row in mine}
     reads = {
         index: ReadRequest(requests[index].leaf, tuple((0, size) for size in requests[index].leaf.shape))
@@ -88,6 +106,14 @@ def _read_bundle(reader: ArrayReader, requests: Sequence[LeafRequest], allocate:
     for index, read in reads.items():
         data: Any = read.array
         memory[int(rows[index])][starts[index] : starts[index] + data.nbytes] = data.reshape(-1).view(np.uint8)
+    return _Rows(devices, rows, starts, width, memory)
+
+
+def _spread(bundle: _Rows, requests: Sequence[LeafRequest]) -> list[jax.Array]:
+    """Returns the arrays of one bundle: a collective of the processes of their mesh."""
+    devices, rows, starts, width, memory = bundle
+    if memory is None:
+        return _put_all(requests, [np.zeros(0)] * len(requests))
     everywhere = np.asarray(_gather(devices, width, memory).addressable_data(0))
     return _put_all(
         requests, [everywhere[row, start : start + request.leaf.nbytes] for request, row, start in zip(requests, rows, starts, strict=True)]

@@ -182,6 +182,14 @@ def _sharding_of(like: Any) -> Sharding | None:
     return sharding
 
 
+def spans_processes(like: Any) -> bool:
+    """Says whether a `like` has arrays of several processes, by their shardings; SAVED has them in a job of several."""
+    if like is SAVED:
+        return bool(jax.process_count() > 1)
+    shardings = map(_sharding_of, jax.tree_util.tree_leaves(like))
+    return any(sharding is not None and not sharding.is_fully_addressable for sharding in shardings)
+
+
 def show_leaf(leaf: LeafRecord) -> str:
     """Returns dtype and shape, or the type of a value, for people."""
     if leaf.grid is None:

@@ -1,22 +1,26 @@
-"""Reads chunks of one item, verified: coalesced ranges, side by side, into aligned memory."""
+"""Reads chunks of one item, verified: coalesced ranges, side by side, into aligned memory.
+
+Small chunks are read whole, several at a time. Of a large one, the rows that are needed are read, and what lies between them and the
+nearest ends of the prefixes that have a checksum (see pack_header).
+"""
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from crc32c import crc32c
 
-from ..errors import Corrupt, HostileCheckpoint, StepGone
+from ..errors import CheckpointError, Corrupt, HostileCheckpoint, StepGone
 from ..format.dtypes import stored_as
 from ..format.files import FileReport
-from ..format.grid import chunk_name
-from ..format.pack_header import HEADER_LIMIT_BYTES, ChunkEntry, parse_header
+from ..format.grid import Ints, chunk_name
+from ..format.limits import HEADER_LIMIT_BYTES
+from ..format.pack_header import LARGE_BYTES, PREFIX_BYTES, ChunkEntry, parse_header
 from ..format.record import ItemRecord, LeafRecord
 from ..storage.base import Storage, run_side_by_side
 from ..storage.path import join
@@ -25,8 +29,7 @@ from .devices import Region
 
 RANGE_BYTES = 16 << 20  # one read of small chunks, with what lies between them
 GAP_BYTES = 64 << 10  # read over rather than asking twice
-LARGE_BYTES = 1 << 20  # chunks from here on are read straight to where they go
-STEP_BYTES = 4 << 20  # of a large chunk, read and checksummed in turn
+STEP_BYTES = 16 * PREFIX_BYTES  # of a large chunk, read and checksummed in turn
 
 
 Allocate: TypeAlias = Callable[[int], np.ndarray[Any, Any]]  # makes 64-aligned memory of so many bytes
@@ -58,12 +61,20 @@ class ArrayReader(Protocol):
 
 @dataclass(eq=False, slots=True)
 class ChunkRead:
-    """A chunk that is needed, and the requests that need some of it."""
+    """A chunk, or some rows of it, and the requests that need some of that.
+
+    `region` lies in the chunk's bytes in one stretch, from `first` on.
+    """
 
     leaf: LeafRecord
     region: Region
     entry: ChunkEntry
     reads: list[ReadRequest] = field(default_factory=list)
+    first: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(stop - start for start, stop in self.region) * self.leaf.numpy_dtype.itemsize
 
     @property
     def is_whole(self) -> bool:
@@ -94,30 +105,38 @@ class ItemReader:
         brought = {id(chunk.reads[0]) for found in chunks.values() for chunk in found if chunk.is_whole and chunk.is_small}
         for read in reads:
             if id(read) not in brought:
-                read.array = _as_array(read, allocate(read.nbytes))
+                read.array = _as_array(read, self._allocate(read, allocate))
         groups = [(file, group) for file, found in sorted(chunks.items()) for group in _groups(found)]
         work = [(file, group, allocate(_span(group)) if group[0].is_small else None) for file, group in groups]
         run_side_by_side(lambda args: self._read(*args), work, self._storage.max_concurrency)
 
+    def _allocate(self, read: ReadRequest, allocate: Allocate) -> np.ndarray[Any, Any]:
+        try:
+            return allocate(read.nbytes)
+        except MemoryError as error:
+            path = join(self._storage.root, self._step_dir)
+            message = f"{path}: there is no memory for the {read.nbytes:,} bytes of {read.leaf.path!r} that this process is to have"
+            raise CheckpointError(f"{message}; restore it divided over more processes", path=path) from error
+
     def _chunks_of(self, reads: Iterable[ReadRequest]) -> dict[int, list[ChunkRead]]:
-        """Returns what must be read, by file, in the order of the file."""
-        needed: dict[tuple[int, int], tuple[LeafRecord, int, list[ReadRequest]]] = {}
-        for read in reads:
-            leaf = read.leaf
-            assert leaf.files is not None
-            for index in _chunk_indices(read) if read.nbytes else ():
-                key = (id(leaf), index)
-                if key in needed:
-                    needed[key][2].append(read)
-                else:
-                    needed[key] = (leaf, int(leaf.files[index]), [read])
-        self.load_headers({file for _, file, _ in needed.values()})
+        """Returns what must be read, by file, in the order of the file.
+
+        Headers come first: from then on the work is bounded by the chunks that are there, whatever the record claims.
+        """
+        wanted = [read for read in reads if read.nbytes]
+        self.load_headers({file for read in wanted for file in _files_of(read)})
+        needed: dict[tuple[int, int], ChunkRead] = {}
         found: dict[int, list[ChunkRead]] = {}
-        for (_, index), (leaf, file, users) in needed.items():
-            found.setdefault(file, []).append(self.chunk_read(leaf, index, file, users))
-        for chunks in found.values():
-            chunks.sort(key=_position)
-        return found
+        for read in wanted:
+            assert read.leaf.files is not None
+            for index in _chunk_indices(read).tolist():
+                chunk = needed.get((id(read.leaf), index))
+                if chunk is None:
+                    file = int(read.leaf.files[index])
+                    chunk = needed[id(read.leaf), index] = self.chunk_read(read.leaf, index, file, [])
+                    found.setdefault(file, []).append(chunk)
+                chunk.reads.append(read)
+        return {file: sorted((part for chunk in chunks for part in _parts(chunk)), key=_position) for file, chunks in found.items()}
 
     def chunk_read(self, leaf: LeafRecord, index: int, file: int, reads: list[ReadRequest]) -> ChunkRead:
         """Returns one chunk, having checked that the pack describes it as the record does."""
@@ -145,16 +164,12 @@ class ItemReader:
         return found
 
     def check_all(self) -> None:
-        """Reads every chunk of every leaf, several at a time, and keeps none; the headers must list these chunks and no others."""
+        """Reads every chunk of every leaf, several at a time, and keeps none. Chunks that no leaf names are nothing of this step."""
         self.load_headers(range(len(self._item.files)))
         chunks: dict[int, list[ChunkRead]] = {}
         for leaf in self._item.leaves:
             for index, file in enumerate(leaf.files if leaf.files is not None else ()):
                 chunks.setdefault(int(file), []).append(self.chunk_read(leaf, index, int(file), []))
-        named = sum(map(len, chunks.values()))
-        if named != sum(map(len, self._headers.values())):
-            path = join(self._storage.root, self._step_dir, self._item.name)
-            raise HostileCheckpoint(f"{path}: the packs hold other chunks than the {named} that the record names", path=path, file=path)
         for found in chunks.values():
             found.sort(key=_position)
         groups = [(file, group) for file, found in sorted(chunks.items()) for group in _groups(found)]
@@ -166,18 +181,13 @@ class ItemReader:
         if not hasattr(scratch, "memory"):
             scratch.memory = memoryview(bytearray(RANGE_BYTES + LARGE_BYTES))
         memory: memoryview = scratch.memory
-        if chunk.is_small:
-            first = chunk.entry.start
-            self.read_range(report, first, [memory[: _end(group[-1]) - first]], chunk.leaf.path)
-            for each in group:
-                self._check(report, each, crc32c(memory[each.entry.start - first : _end(each) - first]))
+        if not chunk.is_small:
+            self._read_steps(report, chunk, 0, chunk.entry.nbytes, lambda start, stop: [memory[: stop - start]])
             return
-        crc = 0
-        for start in range(0, chunk.entry.nbytes, STEP_BYTES):
-            step = memory[: min(STEP_BYTES, chunk.entry.nbytes - start)]
-            self.read_range(report, chunk.entry.start + start, [step], chunk.leaf.path)
-            crc = crc32c(step, crc)
-        self._check(report, chunk, crc)
+        first = chunk.entry.start
+        self.read_range(report, first, [memory[: _end(group[-1]) - first]], chunk.leaf.path)
+        for each in group:
+            self._check(report, each, crc32c(memory[each.entry.start - first : _end(each) - first]), each.entry.checksum.crc)
 
     def load_headers(self, files: Iterable[int]) -> dict[int, dict[str, ChunkEntry]]:
         """Reads and checks the headers of packs that are not known yet; returns all that are."""
@@ -197,22 +207,36 @@ class ItemReader:
 
     def read_checked(self, file: FileReport, size: int) -> bytes:
         """Returns the first bytes of a file, whose checksum is in the record, having checked that the file has its size, too."""
-        path, data = self._path(file), bytearray(size)
+        data = bytearray(size)
         self.read_range(file, 0, [memoryview(data)])
-        if crc32c(data) != file.crc:
+        self._check_file(file, crc32c(data))
+        return bytes(data)
+
+    def check_file(self, file: FileReport) -> None:
+        """Reads a file that has no header, of any size, and keeps nothing of it."""
+        crc, memory = 0, memoryview(bytearray(min(STEP_BYTES, file.size)))
+        for start in range(0, file.size, STEP_BYTES):
+            step = memory[: file.size - start]
+            self.read_range(file, start, [step])
+            crc = crc32c(step, crc)
+        self._check_file(file, crc)
+
+    def _check_file(self, file: FileReport, crc: int) -> None:
+        """Raises Corrupt where the checksum of what the record has one for is another, or the file has another size."""
+        path = self._path(file)
+        if crc != file.crc:
             what = "header" if file.head else "file"
             raise Corrupt(f"{path}: the checksum of the {what} does not fit; its bytes are not what was written", path=path, file=path)
         if self._try_read(file, file.size, [memoryview(bytearray(1))]):
             raise Corrupt(f"{path}: the file is longer than the {file.size} bytes that were written", path=path, file=path)
         if file.size and not self._try_read(file, file.size - 1, [memoryview(bytearray(1))]):
             raise Corrupt(f"{path}: the file is shorter than the {file.size} bytes that were written", path=path, file=path)
-        return bytes(data)
 
     def read_whole(self, file: FileReport) -> bytes:
         """Returns a file that has no header, checked."""
         if file.size > HEADER_LIMIT_BYTES:
             path = self._path(file)
-            raise HostileCheckpoint(f"{path}: a JSON item of {file.size} bytes is not one that holdfast writes", path=path, file=path)
+            raise HostileCheckpoint(f"{path}: a file of {file.size} bytes is not read whole, at most 100,000,000 are", path=path, file=path)
         return self.read_checked(file, file.size)
 
     def read_range(self, file: FileReport, offset: int, buffers: Sequence[memoryview], leaf: str = "") -> None:
@@ -230,31 +254,52 @@ class ItemReader:
         except FileNotFoundError as error:
             path = self._path(file)
             try:
-                self._storage.fetch(join(self._step_dir, RECORD_NAME), 1 << 30)
+                record = self._storage.fetch(join(self._step_dir, RECORD_NAME), 1 << 30)
             except FileNotFoundError:
                 raise StepGone(f"{path}: the step was deleted while it was being read", path=path) from error
+            if f'"{file.name}"'.encode() not in record:
+                raise StepGone(f"{path}: the step was overwritten while it was being read; restore it again", path=path) from error
             raise Corrupt(f"{path}: the file is missing, and the record names it", path=path, file=path) from error
         except (IsADirectoryError, NotADirectoryError) as error:
             path = self._path(file)
             raise Corrupt(f"{path}: this is not a file: {error.strerror}", path=path, file=path) from error
+        except OSError as error:
+            error.filename = error.filename or self._path(file)
+            raise
 
     def _path(self, file: FileReport) -> str:
         return join(self._storage.root, self._step_dir, file.name)
 
     def _read(self, file: int, group: Sequence[ChunkRead], memory: np.ndarray[Any, Any] | None) -> None:
-        report, chunk = self._item.files[file], group[0]
         if memory is not None:
-            self._read_small(report, group, memory)
-            return
+            self._read_small(self._item.files[file], group, memory)
+        else:
+            self._read_large(self._item.files[file], group[0])
+
+    def _read_large(self, report: FileReport, chunk: ChunkRead) -> None:
+        """Reads what is needed of a large chunk, straight to where it goes if that is one stretch."""
         straight = _straight(chunk)
-        data: Any = straight if straight is not None else np.empty(chunk.entry.nbytes, np.uint8)
-        crc = 0
-        for start in range(0, data.nbytes, STEP_BYTES):
-            step = memoryview(data[start : start + STEP_BYTES])
-            self.read_range(report, chunk.entry.start + start, [step], chunk.leaf.path)
-            crc = crc32c(step, crc)
-        self._check(report, chunk, crc)
+        data: Any = straight if straight is not None else np.empty(chunk.nbytes, np.uint8)
+        start, stop = _checked_range(chunk)
+        lead, tail = bytearray(chunk.first - start), bytearray(stop - chunk.first - data.nbytes)
+        buffers = _Joined([memoryview(lead), memoryview(data), memoryview(tail)])
+        self._read_steps(report, chunk, start, stop, lambda begin, end: buffers.range(begin - start, end - start))
         _deliver(chunk, data, skip_straight=straight is not None)
+
+    def _read_steps(
+        self, file: FileReport, chunk: ChunkRead, start: int, stop: int, buffers_of: Callable[[int, int], Sequence[memoryview]]
+    ) -> None:
+        """Reads a range of a chunk in steps, each checked at once where its end has a checksum."""
+        crc = chunk.entry.crc_until(start)
+        assert crc is not None
+        for begin in range(start, stop, STEP_BYTES):
+            end = min(begin + STEP_BYTES, stop)
+            buffers = buffers_of(begin, end)
+            self.read_range(file, chunk.entry.start + begin, buffers, chunk.leaf.path)
+            for buffer in buffers:
+                crc = crc32c(buffer, crc)
+            if (expected := chunk.entry.crc_until(end)) is not None:
+                self._check(file, chunk, crc, expected)
 
     def _read_small(self, report: FileReport, group: Sequence[ChunkRead], memory: Any) -> None:
         first = group[0].entry.start
@@ -263,32 +308,106 @@ class ItemReader:
         for chunk in group:
             start = lead + chunk.entry.start - first
             data = memory[start : start + chunk.entry.nbytes]
-            self._check(report, chunk, crc32c(data))
+            self._check(report, chunk, crc32c(data), chunk.entry.checksum.crc)
             if chunk.is_whole and chunk.reads[0].array is None:
                 chunk.reads[0].array = _as_array(chunk.reads[0], data)
             else:
                 _deliver(chunk, data)
 
-    def _check(self, file: FileReport, chunk: ChunkRead, crc: int) -> None:
-        if crc != chunk.entry.crc:
+    def _check(self, file: FileReport, chunk: ChunkRead, crc: int, expected: int) -> None:
+        if crc != expected:
             path, leaf = self._path(file), chunk.leaf.path
             name = chunk_name(leaf, chunk.region, chunk.leaf.shape)
             message = f"{path}: the checksum of {name!r} does not fit: its bytes are not what was written (leaf {leaf!r})"
             raise Corrupt(message, path=path, file=path, leaf=leaf)
 
 
-def _chunk_indices(read: ReadRequest) -> Iterable[int]:
+_ONLY: Ints = np.zeros(1, np.int64)
+
+
+def _files_of(read: ReadRequest) -> list[int]:
+    """Returns the files in which what a request touches lies."""
+    files = read.leaf.files
+    assert files is not None
+    found: list[int] = [int(files[0])] if len(files) == 1 else np.unique(files[_chunk_indices(read)]).tolist()
+    return found
+
+
+def _chunk_indices(read: ReadRequest) -> Ints:
     """Returns the indices of the chunks that a request touches."""
     grid = read.leaf.grid
     assert grid is not None
     if grid.num_chunks == 1:
-        return (0,)
-    spans = []
+        return _ONLY
+    indices = _ONLY
     for axis, (start, stop) in enumerate(read.region):
         starts = grid.starts(axis)
-        spans.append(range(int(np.searchsorted(starts, start, "right")) - 1, int(np.searchsorted(starts, stop, "left"))))
-    strides = [math.prod(grid.counts[axis + 1 :]) for axis in range(len(spans))]
-    return [sum(map(int.__mul__, index, strides)) for index in itertools.product(*spans)]
+        along = np.arange(np.searchsorted(starts, start, "right") - 1, np.searchsorted(starts, stop, "left"))
+        indices = (indices[:, None] * grid.counts[axis] + along).reshape(-1)
+    return indices
+
+
+def _parts(chunk: ChunkRead) -> Iterable[ChunkRead]:
+    """Yields what must be read of a chunk: the rows that are needed where the header can check them alone, else the whole."""
+    if not chunk.entry.checksum.prefixes:
+        yield chunk
+        return
+    itemsize = chunk.leaf.numpy_dtype.itemsize
+    for region, reads in _rows_of(chunk.region, chunk.reads, itemsize):
+        first = _offset_in(region, chunk.region)
+        assert first is not None
+        yield replace(chunk, region=region, reads=reads, first=first * itemsize)
+
+
+def _rows_of(region: Region, reads: Sequence[ReadRequest], itemsize: int) -> Iterable[tuple[Region, list[ReadRequest]]]:
+    """Yields stretches of a region that are needed, along its first axis of several rows (within a single row, along the next one).
+
+    Those between which less than two prefixes end are one, so that no byte is read twice.
+    """
+    axis = next((axis for axis, (start, stop) in enumerate(region) if stop - start > 1), None)
+    if axis is None:
+        yield region, list(reads)
+        return
+    row_bytes = math.prod(stop - start for start, stop in region[axis + 1 :]) * itemsize
+    first, last = region[axis]
+    stretches: list[tuple[int, int, list[ReadRequest]]] = []
+    for read in sorted(reads, key=lambda read: read.region[axis]):
+        start, stop = max(first, read.region[axis][0]), min(last, read.region[axis][1])
+        if stretches and (start - stretches[-1][1]) * row_bytes < 2 * PREFIX_BYTES:
+            before = stretches.pop()
+            stretches.append((before[0], max(before[1], stop), [*before[2], read]))
+        else:
+            stretches.append((start, stop, [read]))
+    for start, stop, users in stretches:
+        rows = (*region[:axis], (start, stop), *region[axis + 1 :])
+        if stop - start > 1:
+            yield rows, users
+        else:
+            yield from _rows_of(rows, users, itemsize)
+
+
+def _checked_range(chunk: ChunkRead) -> tuple[int, int]:
+    """Returns the bytes of a chunk, around those that are needed, of which the header has checksums."""
+    if not chunk.entry.checksum.prefixes:
+        return 0, chunk.entry.nbytes
+    start = chunk.first // PREFIX_BYTES * PREFIX_BYTES
+    return start, min(-(-(chunk.first + chunk.nbytes) // PREFIX_BYTES) * PREFIX_BYTES, chunk.entry.nbytes)
+
+
+class _Joined:
+    """Several buffers as if they were one."""
+
+    def __init__(self, buffers: Sequence[memoryview]) -> None:
+        self._buffers = buffers
+
+    def range(self, start: int, stop: int) -> list[memoryview]:
+        """Returns the pieces of the buffers that make up a range."""
+        found, at = [], 0
+        for buffer in self._buffers:
+            piece = buffer[max(0, start - at) : max(0, stop - at)]
+            found += [piece] if piece.nbytes else []
+            at += buffer.nbytes
+        return found
 
 
 def _groups(chunks: Sequence[ChunkRead]) -> Iterable[list[ChunkRead]]:
@@ -308,7 +427,7 @@ def _groups(chunks: Sequence[ChunkRead]) -> Iterable[list[ChunkRead]]:
 
 def _position(chunk: ChunkRead) -> tuple[int, int]:
     """The key to sort by position in the file; of two chunks that begin alike the first is empty."""
-    return chunk.entry.start, chunk.entry.nbytes
+    return chunk.entry.start + chunk.first, chunk.entry.nbytes
 
 
 def _end(chunk: ChunkRead) -> int:
@@ -323,30 +442,31 @@ def _span(group: Sequence[ChunkRead]) -> int:
 def _straight(chunk: ChunkRead) -> np.ndarray[Any, Any] | None:
     """Returns the bytes of a request's array where all of a chunk goes in one stretch, or None."""
     for read in chunk.reads:
-        offset = _offset_in(chunk.region, read)
+        offset = _offset_in(chunk.region, read.region)
         if offset is not None and read.array is not None:
-            return read.array.reshape(-1).view(np.uint8)[offset : offset + chunk.entry.nbytes]
+            start = offset * chunk.leaf.numpy_dtype.itemsize
+            return read.array.reshape(-1).view(np.uint8)[start : start + chunk.nbytes]
     return None
 
 
-def _offset_in(region: Region, read: ReadRequest) -> int | None:
-    """Returns where in the bytes of a request's array a region lies in one stretch, or None."""
+def _offset_in(region: Region, whole: Region) -> int | None:
+    """Returns at which item of an array of another region a region lies in one stretch, or None."""
     split = False
-    for (start, stop), (first, last) in zip(region, read.region, strict=True):
+    for (start, stop), (first, last) in zip(region, whole, strict=True):
         if start < first or stop > last or (split and (start, stop) != (first, last)):
             return None
         split = split or stop - start > 1
     offset = 0
-    for (start, _), (first, last) in zip(region, read.region, strict=True):
+    for (start, _), (first, last) in zip(region, whole, strict=True):
         offset = offset * (last - first) + start - first
-    return offset * read.leaf.numpy_dtype.itemsize
+    return offset
 
 
 def _deliver(chunk: ChunkRead, data: np.ndarray[Any, Any], *, skip_straight: bool = False) -> None:
     """Copies what each request needs of a chunk."""
     array = data.view(chunk.leaf.numpy_dtype).reshape([stop - start for start, stop in chunk.region])
     for read in chunk.reads:
-        if skip_straight and _offset_in(chunk.region, read) is not None:
+        if skip_straight and _offset_in(chunk.region, read.region) is not None:
             skip_straight = False
             continue
         assert read.array is not None

@@ -6,7 +6,7 @@ import gc
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -25,6 +25,7 @@ from .per_process import PerProcessReader, PerProcessSelection, leaves_of_proces
 from .reader import ArrayReader, ItemReader, ReadRequest
 
 WAVE_BYTES = 2 << 30  # of host memory for bytes on their way to devices with memory of their own
+_Placed: TypeAlias = tuple[LeafRequest, DevicePlacement | None]  # None: as one array on the host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +35,8 @@ class RestoreOptions:
     `partial=True` ignores saved leaves that `like` lacks; a predicate on leaf paths says which leaves to read, and without a `like` the
     others come back as None, with one as they are in it. `cast=True` allows another dtype. `types` are classes that may be rebuilt without
     a `like`; with `plain` all others become dicts and lists. `read_once=True` reads replicated arrays once in the whole job and spreads
-    them by a device collective: every process calls it alike. `per_process` says whose copies of leaves that were kept per process come
-    back (None: those of all, along a first axis).
+    them by a device collective: every process calls it alike; `before_collective` is called once it has read all that it reads, and may
+    raise. `per_process` says whose copies of leaves that were kept per process come back (None: those of all, along a first axis).
     """
 
     partial: bool | Callable[[str], bool] = False
@@ -45,6 +46,7 @@ class RestoreOptions:
     read_once: bool = False
     per_process: PerProcessSelection | None = None
     host_memory_bytes: int | None = None
+    before_collective: Callable[[], None] = lambda: None
 
     def check_like(self, like: Any) -> None:
         """Raises ValueError where the options do not go with the `like`."""
@@ -73,7 +75,7 @@ def restore_item(
     like: Any = None,
     options: RestoreOptions | None = None,
 ) -> Any:
-    """Restores one tree item (a JSON item comes back as rank 0's value; see `read_json`).
+    """Restores one tree item (a JSON item comes back as rank 0's value, one of files as {name: bytes}; see `read_json`, `read_files`).
 
     `like` is a tree of arrays, jax.ShapeDtypeStructs or values, None (numpy everywhere) or SAVED. Blocks; raises StepNotFound (no such
     item), TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
@@ -81,6 +83,8 @@ def restore_item(
     found = find_item(record, item)
     if found.kind == "json":
         return read_json(storage, step_dir, record, item)
+    if found.kind == "files":
+        return read_files(storage, step_dir, record, item)
     return restore_tree(ItemReader(storage, step_dir, found), found, like, options)
 
 
@@ -117,16 +121,18 @@ def _read_all(reader: ArrayReader, requests: Sequence[LeafRequest], options: Res
     def read(reader: ArrayReader, requests: Sequence[LeafRequest]) -> list[Any]:
         return _read(reader, requests, options.host_memory_bytes)
 
-    return read_once(reader, requests, read, allocate) if options.read_once else read(reader, requests)
+    return read_once(reader, requests, read, allocate, options.before_collective) if options.read_once else read(reader, requests)
 
 
 def _read(reader: ArrayReader, requests: Sequence[LeafRequest], host_memory_bytes: int | None) -> list[Any]:
     """Returns the values. Where devices have memory of their own they are read in waves, the next one while one is put."""
+    placements: dict[Any, DevicePlacement] = {}
+    placed = [(request, _placement_of(request, placements)) for request in requests]
     if not _any_copies(requests):
-        return _read_wave(reader, requests)
+        return _read_wave(reader, placed)
     values: list[Any] = []
     before: list[jax.Array] = []
-    for wave in _waves(requests, (host_memory_bytes or WAVE_BYTES) // 2):
+    for wave in _waves(placed, (host_memory_bytes or WAVE_BYTES) // 2):
         now = _read_wave(reader, wave)
         for array in before:
             array.block_until_ready()
@@ -141,24 +147,24 @@ def _any_copies(requests: Sequence[LeafRequest]) -> bool:
     return jax.default_backend() != "cpu" or any(device.platform != "cpu" for device in devices)
 
 
-def _waves(requests: Sequence[LeafRequest], limit_bytes: int) -> Iterator[list[LeafRequest]]:
-    wave: list[LeafRequest] = []
+def _waves(placed: Sequence[_Placed], limit_bytes: int) -> Iterator[list[_Placed]]:
+    """Yields the requests in turns of at most so many bytes that this process reads (one that has more comes alone)."""
+    wave: list[_Placed] = []
     held = 0
-    for request in requests:
-        if wave and held + request.leaf.nbytes > limit_bytes:
+    for request, placement in placed:
+        nbytes = sum(read.nbytes for read in _reads_of(request, placement))
+        if wave and held + nbytes > limit_bytes:
             yield wave
             wave, held = [], 0
-        wave.append(request)
-        held += request.leaf.nbytes
+        wave.append((request, placement))
+        held += nbytes
     yield wave
 
 
-def _read_wave(reader: ArrayReader, requests: Sequence[LeafRequest]) -> list[Any]:
-    placements: dict[Any, DevicePlacement] = {}
-    placed = [_placement_of(request, placements) for request in requests]
-    reads = [_reads_of(request, placement) for request, placement in zip(requests, placed, strict=True)]
+def _read_wave(reader: ArrayReader, placed: Sequence[_Placed]) -> list[Any]:
+    reads = [_reads_of(request, placement) for request, placement in placed]
     reader.fill([read for found in reads for read in found], allocate)
-    return _assemble(requests, placed, reads)
+    return _assemble(placed, reads)
 
 
 def _placement_of(request: LeafRequest, placements: dict[Any, DevicePlacement]) -> DevicePlacement | None:
@@ -183,10 +189,10 @@ def _reads_of(request: LeafRequest, placement: DevicePlacement | None) -> list[R
     return [ReadRequest(leaf, region) for region in regions]
 
 
-def _assemble(requests: Sequence[LeafRequest], placed: Sequence[DevicePlacement | None], reads: Sequence[list[ReadRequest]]) -> list[Any]:
-    values: list[Any] = [None] * len(requests)
+def _assemble(placed: Sequence[_Placed], reads: Sequence[list[ReadRequest]]) -> list[Any]:
+    values: list[Any] = [None] * len(placed)
     anywhere: dict[int, np.ndarray[Any, Any]] = {}
-    for index, (request, placement, found) in enumerate(zip(requests, placed, reads, strict=True)):
+    for index, ((request, placement), found) in enumerate(zip(placed, reads, strict=True)):
         if placement is not None:
             values[index] = placement.put({read.region: _cast(read, request) for read in found})
         elif request.form == "jax":
@@ -195,7 +201,7 @@ def _assemble(requests: Sequence[LeafRequest], placed: Sequence[DevicePlacement 
             values[index] = _on_host(request, _cast(found[0], request) if found else request.leaf.value)
     for index, array in zip(anywhere, jax.device_put(list(anywhere.values())), strict=True):
         values[index] = array
-    for index, request in enumerate(requests):
+    for index, (request, _) in enumerate(placed):
         if request.form == "jax" and request.leaf.kind == "key":
             values[index] = jax.random.wrap_key_data(values[index], impl=request.leaf.impl)
     return values
@@ -228,14 +234,23 @@ def read_json(storage: Storage, step_dir: str, record: Record, item: str, proces
     raise StepNotFound(f"{record.path}: process {process} wrote nothing for the item {item!r}", path=record.path, step=record.step)
 
 
+def read_files(storage: Storage, step_dir: str, record: Record, item: str) -> dict[str, bytes]:
+    """Returns the files of an item of files, checked, by their own names; StepNotFound when that item has none."""
+    found = find_item(record, item)
+    if found.kind != "files":
+        raise StepNotFound(f"{record.path}: the item {item!r} is of kind {found.kind!r}, not of files", path=record.path, step=record.step)
+    reader = ItemReader(storage, step_dir, found)
+    return {name: reader.read_whole(file) for name, file in zip(found.names, found.files, strict=True)}
+
+
 def verify_step(storage: Storage, step_dir: str, record: Record) -> VerifyReport:
     """Reads every byte of every file that the record names and checks it; raises Corrupt, HostileCheckpoint or StepGone."""
     leaves = total = 0
     for item in record.items.values():
         reader = ItemReader(storage, step_dir, item)
-        if item.kind == "json":
+        if item.kind != "tree":
             for file in item.files:
-                reader.read_whole(file)
+                reader.read_whole(file) if item.kind == "json" else reader.check_file(file)
         else:
             leaves += len(item.leaves)
             reader.check_all()

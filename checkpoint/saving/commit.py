@@ -16,7 +16,7 @@ from holdfast.multihost import Group
 
 from ..errors import CheckpointError, SaveFailed, StepExists, StepNotFound
 from ..format.files import ItemReport
-from ..format.record import check_record, parse_record, read_record
+from ..format.record import parse_record, read_record
 from ..steps.garbage import BackgroundWorker, delete_files
 from ..storage.base import NameTaken, NotCommitted, Storage
 from ..storage.local import LocalStorage, make_durable
@@ -102,6 +102,9 @@ class SaveWork(Protocol):
     def build(self, reports: Sequence[SaveReport]) -> bytes:
         """Returns the record, at the primary. Raises SaveFailed where the reports do not fit together."""
 
+    def check(self, record: bytes) -> None:
+        """Reads what `build` has built as every reader will. Raises HostileCheckpoint, Corrupt."""
+
     def plans(self) -> Mapping[str, Plan]:
         """Returns the plans of the items, to be explained where processes differ."""
 
@@ -168,7 +171,7 @@ class _Part:
             case BuildRecord(reports):
                 return self._build(reports)
             case ParseRecord(record):
-                check_record(record, self._target.where)
+                self._work.check(record)
                 return Parsed()
             case Commit(record):
                 return self._commit(record)

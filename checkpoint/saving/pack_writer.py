@@ -6,9 +6,10 @@ but the checksums is known from the plan. Packs of a process are written side by
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -16,42 +17,156 @@ from crc32c import crc32c
 from ..format.dtypes import dtype_named, stored_as
 from ..format.files import FileReport, ItemReport, encode_value, json_name, pack_name
 from ..format.grid import Chunk
-from ..format.pack_header import header_around, join_header
+from ..format.pack_header import LARGE_BYTES, PREFIX_BYTES, ChunkChecksum, HeaderFrame, count_prefixes
+from ..format.record import chunk_runs
+from ..options import Statistics
 from ..storage.base import Part, Storage, count_parts, run_side_by_side
+from ..storage.local import LocalStorage, make_durable
 from ..storage.path import join
+from .incremental import MAX_LINKS, NAMES, PackHistory, SaveHistory, WrittenFile, choose_links, link_name, load_digest
 from .plan import Plan, local_chunks
 from .snapshot import Snapshot
 
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WrittenPack:
+    """What became of one planned pack: its files, which of them has each chunk, and the chunks' CRCs; `linked` are bytes of old files."""
+
+    files: tuple[WrittenFile, ...]
+    where: tuple[int, ...]
+    crcs: tuple[int, ...]
+    digests: tuple[bytes, ...] = ()
+    linked_bytes: int = 0
+    written_bytes: int = 0
+
+
+class PackTarget(NamedTuple):
+    """Where the packs of one item go, and who hears of the bytes."""
+
+    storage: Storage
+    folder: str
+    save_id: str
+    progress: Callable[[int], None] | None
+
+    def write(self, plan: Plan, number: int, planned: PackPlan, shards: list[Any]) -> tuple[WrittenFile, list[int]]:
+        """Writes chunks as pack `number`, durably; returns the file, and the CRC of each chunk."""
+        found, name = list[ChunkChecksum](), pack_name(plan.process, number, self.save_id)
+        parts = pack_parts(planned, shards, found)
+        path = join(self.folder, name)
+        self.storage.write(path, planned.size, parts if self.progress is None else count_parts(parts, self.progress))
+        report = FileReport(name, planned.size, planned.frame.nbytes, crc32c(planned.frame.join(found)))
+        return WrittenFile(path, report, planned.size - planned.frame.nbytes), [each.crc for each in found]
+
+    def link(self, known: WrittenFile, name: str) -> bool:
+        """Gives a file of the last save a second name; says whether it could."""
+        assert isinstance(self.storage, LocalStorage)
+        try:
+            self.storage.link(known.name, join(self.folder, name), known.report.size)
+        except OSError as error:
+            _log.debug("%s/%s is written anew, since %s cannot be linked: %s", self.folder, name, known.name, error)
+            return False
+        return True
+
 
 def write_snapshot(
-    snapshot: Snapshot, storage: Storage, step_dir: str, item: str, save_id: str, *, progress: Callable[[int], None] | None = None
+    snapshot: Snapshot,
+    storage: Storage,
+    step_dir: str,
+    item: str,
+    save_id: str,
+    *,
+    progress: Callable[[int], None] | None = None,
+    history: SaveHistory | None = None,
+    statistics: Statistics | None = None,
 ) -> ItemReport:
     """Writes the packs of this process under `<step_dir>/<item>/`, durably, and reports them; blocks, and empties the snapshot.
 
     `step_dir` is relative to the store's root ("" for the root itself). `progress` is called, from several threads, with the bytes that
-    went out. A failure is the store's OSError (or the device's error); the caller turns it into SaveFailed and reports it to the group.
+    went out. With a `history` files of the last save are linked for what has not changed. A failure is the store's OSError (or the device's
+    error); the caller turns it into SaveFailed and reports it to the group.
     """
-    plan = snapshot.plan
-    crcs: dict[tuple[int, str], int] = {}
+    plan, target = snapshot.plan, PackTarget(storage, join(step_dir, item), save_id, progress)
+    previous = {} if history is None else history.of(item, plan)
 
-    def write(pack: int) -> FileReport:
-        planned, found = plan_pack(plan, pack), list[int]()
-        shards = snapshot.take_pack(pack)
-        name = pack_name(plan.process, pack, save_id)
-        parts = pack_parts(planned, shards, found)
-        storage.write(join(step_dir, item, name), planned.size, parts if progress is None else count_parts(parts, progress))
-        if plan.process == 0:
-            crcs.update({(chunk.leaf, chunk.name): crc for chunk, crc in zip(planned.chunks, found, strict=True) if chunk.slot < 0})
-        return FileReport(name, planned.size, planned.head_bytes, crc32c(planned.header(found)))
+    def write(pack: int) -> WrittenPack:
+        planned, shards = plan_pack(plan, pack), snapshot.take_pack(pack)
+        if history is not None:
+            return _write_changed(plan, pack, planned, shards, previous.get(pack), snapshot.unmoved.files.get(pack, set()), target)
+        file, crcs = target.write(plan, pack, planned, shards)
+        return WrittenPack((file,), (0,) * len(crcs), tuple(crcs), written_bytes=file.report.size)
 
     try:
-        files = run_side_by_side(write, list(plan.own), storage.max_concurrency)
+        packs = dict(zip(plan.own, run_side_by_side(write, list(plan.own), storage.max_concurrency), strict=True))
+        linked_bytes = sum(pack.linked_bytes for pack in packs.values())
+        if linked_bytes and isinstance(storage, LocalStorage):
+            make_durable(storage, target.folder)
+        crcs = {
+            (chunk.leaf, chunk.name): crc
+            for pack, chunks in plan.own.items()
+            for chunk, crc in zip(chunks, packs[pack].crcs, strict=True)
+            if chunk.slot < 0
+        }
         local = _local_crcs(snapshot, crcs)
     finally:
         snapshot.release()
+    if statistics is not None:
+        statistics.add(save_written_bytes=sum(pack.written_bytes for pack in packs.values()), save_linked_bytes=linked_bytes)
+    if history is not None:
+        known = {pack: PackHistory(found.files, found.where, found.digests, found.crcs) for pack, found in packs.items()}
+        history.begin(item, plan, known, snapshot.unmoved.arrays, linked=linked_bytes > 0)
     own = zip(snapshot.values, plan.value_leaves, strict=True)
     values = tuple(encode_value(value) for value, leaf in own if plan.process == 0 or leaf.per_process)
-    return ItemReport(plan.process, plan.hash, tuple(files), local, values)
+    files = tuple(file.report for pack in packs.values() for file in pack.files)
+    return ItemReport(plan.process, plan.hash, files, local, values, None if history is None else _runs(list(packs.values())))
+
+
+def _runs(packs: Sequence[WrittenPack]) -> tuple[tuple[int, int, int], ...]:
+    """Returns which of the process's files has each of its chunks, in the plan's order, as runs."""
+    first, where = 0, [np.zeros(0, np.int64)]
+    for pack in packs:
+        where.append(first + np.array(pack.where, np.int64))
+        first += len(pack.files)
+    return tuple((at, step, count) for at, step, count in chunk_runs(np.concatenate(where)))
+
+
+def _write_changed(
+    plan: Plan, pack: int, planned: PackPlan, shards: list[Any], old: PackHistory | None, linked: set[int], target: PackTarget
+) -> WrittenPack:
+    """Links the files of the last save that are worth it, and writes all other chunks as one more pack.
+
+    `linked` are those that have been linked already: their shards are None. Links come first, while the bytes are held: what cannot be
+    linked (deleted meanwhile, too many links, another project) is written.
+    """
+    old = old or PackHistory((), (), (), ())
+    digest, sizes = load_digest().xxh3_128_digest, [chunk.nbytes for chunk in planned.chunks]
+    digests = [
+        old.digests[index] if shard is None else digest(chunk_bytes(shard, chunk))
+        for index, (shard, chunk) in enumerate(zip(shards, planned.chunks, strict=True))
+    ]
+    unchanged = [bool(old.files) and old.digests[index] == found for index, found in enumerate(digests)]
+    files, where, crcs = list[WrittenFile](), [-1] * len(digests), [0] * len(digests)
+    worth = choose_links(old, unchanged, sizes)[: MAX_LINKS - len(linked)] if old.files else []
+    for file in sorted({*linked, *worth}):
+        known, name = old.files[file], link_name(plan, pack, file, target.save_id)
+        if file not in linked and not target.link(known, name):
+            continue
+        for index in [index for index, same in enumerate(unchanged) if same and old.where[index] == file]:
+            where[index], crcs[index], shards[index] = len(files), old.crcs[index], None
+        files.append(replace(known, name=join(target.folder, name), report=replace(known.report, name=name)))
+    changed, written_bytes = [index for index, file in enumerate(where) if file < 0], 0
+    linked_bytes = sum(sizes) - sum(sizes[index] for index in changed)
+    if target.progress is not None and linked_bytes:
+        target.progress(linked_bytes)
+    if changed:
+        some = planned if not files else _plan_pack(plan, tuple(planned.chunks[index] for index in changed))
+        written, found = target.write(plan, pack * NAMES + len(old.files), some, [shards[index] for index in changed])
+        for index, crc in zip(changed, found, strict=True):
+            where[index], crcs[index], shards[index] = len(files), crc, None
+        files.append(written)
+        written_bytes = written.report.size
+    return WrittenPack(tuple(files), tuple(where), tuple(crcs), tuple(digests), linked_bytes, written_bytes)
 
 
 def _local_crcs(snapshot: Snapshot, written: dict[tuple[int, str], int]) -> tuple[int, ...]:
@@ -82,26 +197,18 @@ def report_json(process: int, data: bytes) -> ItemReport:
     return ItemReport(process, "", (), (crc32c(data),))
 
 
-PIECE_BYTES = 1 << 20  # checksummed and written while it is in the cache
+PIECE_BYTES = 4 * PREFIX_BYTES  # checksummed and written while it is in the cache
 
 BATCH_BUFFERS = 1000
 
 
 @dataclass(frozen=True)
 class PackPlan:
-    """A pack before it is written: `head` and `tail` are the header around the checksums, `size` the whole file's bytes."""
+    """A pack before it is written: `size` is the whole file's, in bytes."""
 
     chunks: tuple[Chunk, ...]
-    head: bytes
-    tail: bytes
+    frame: HeaderFrame
     size: int
-
-    @property
-    def head_bytes(self) -> int:
-        return len(self.head) + 8 * len(self.chunks) + len(self.tail)
-
-    def header(self, crcs: Sequence[int]) -> bytes:
-        return join_header(self.head, crcs, self.tail)
 
 
 def plan_pack(plan: Plan, pack: int) -> PackPlan:
@@ -119,21 +226,21 @@ def _plan_pack(plan: Plan, chunks: tuple[Chunk, ...]) -> PackPlan:
         dtype = dtype_named(plan.leaves[chunk.leaf].dtype)
         assert dtype is not None
         entries.append((chunk.name, *stored_as(dtype, chunk.shape), chunk.nbytes))
-    head, tail = header_around(entries)
-    return PackPlan(chunks, head, tail, len(head) + 8 * len(chunks) + len(tail) + sum(chunk.nbytes for chunk in chunks))
+    frame = HeaderFrame.around(entries)
+    return PackPlan(chunks, frame, frame.nbytes + sum(chunk.nbytes for chunk in chunks))
 
 
-def pack_parts(pack: PackPlan, shards: list[Any], crcs: list[int]) -> Iterator[Part]:
-    """Yields the file's parts, each checksummed just before; appends the chunks' CRCs to `crcs`; the header comes last.
+def pack_parts(pack: PackPlan, shards: list[Any], checksums: list[ChunkChecksum]) -> Iterator[Part]:
+    """Yields the file's parts, each checksummed just before; appends those of the chunks to `checksums`; the header comes last.
 
     A chunk's shard is dropped from `shards` once it is written.
     """
-    offset, batch, held = pack.head_bytes, [], 0
+    offset, batch, held = pack.frame.nbytes, [], 0
     for index, chunk in enumerate(pack.chunks):
         data = chunk_bytes(shards[index], chunk)
         shards[index] = None
-        if data.nbytes < PIECE_BYTES:
-            crcs.append(crc32c(data))
+        if data.nbytes < LARGE_BYTES:
+            checksums.append(ChunkChecksum(crc32c(data)))
             batch.append(data)
             held += data.nbytes
             if held < PIECE_BYTES and len(batch) < BATCH_BUFFERS:
@@ -141,17 +248,18 @@ def pack_parts(pack: PackPlan, shards: list[Any], crcs: list[int]) -> Iterator[P
         if batch:
             yield offset, batch
             offset, batch, held = offset + held, [], 0
-        if data.nbytes >= PIECE_BYTES:
-            crc = 0
+        if data.nbytes >= LARGE_BYTES:
+            crcs = [0]
             for start in range(0, data.nbytes, PIECE_BYTES):
                 piece = data[start : start + PIECE_BYTES]
-                crc = crc32c(piece, crc)
+                for begin in range(0, piece.nbytes, PREFIX_BYTES):
+                    crcs.append(crc32c(piece[begin : begin + PREFIX_BYTES], crcs[-1]))
                 yield offset + start, [piece]
-            crcs.append(crc)
+            checksums.append(ChunkChecksum(crcs[-1], tuple(crcs[1 : 1 + count_prefixes(data.nbytes)])))
             offset += data.nbytes
     if batch:
         yield offset, batch
-    yield 0, [memoryview(pack.header(crcs))]
+    yield 0, [memoryview(pack.frame.join(checksums))]
 
 
 def chunk_bytes(shard: Any, chunk: Chunk) -> memoryview:

@@ -18,6 +18,7 @@ from ..format.dtypes import can_store, name_of
 from ..format.sharding import axes_of, describe_sharding
 from ..format.tree import VALUE_TYPES, describe, flatten, is_key, paused_gc, type_name
 from .plan import Leaf, Plan, ShardPlacement, make_plan
+from .record_builder import check_plan
 
 CACHED_PLANS = 8
 
@@ -73,7 +74,9 @@ class Planner:
         description, paths = describe(tree)
         assert len(paths) == len(leaves)
         described = [self._leaf(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
-        return make_plan(description, described, self._index, self._count, max_file_bytes=self._max_file_bytes)
+        plan = make_plan(description, described, self._index, self._count, max_file_bytes=self._max_file_bytes)
+        check_plan(plan)
+        return plan
 
     def _leaf(self, path: str, leaf: Any) -> Leaf:
         per_process = self._per_process is not None and self._per_process(path)

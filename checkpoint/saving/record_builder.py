@@ -1,4 +1,6 @@
-"""Builds the record of a save, at the primary, from the plan and the reports of all processes."""
+"""Builds the record of a save, at the primary, from the plan and the reports of all processes; and checks, before a byte is written, that
+readers will take it.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from ..format.files import ItemReport
-from ..format.record import FORMAT, chunk_runs
+from ..errors import CheckpointError, SaveFailed, UnsupportedLeaf
+from ..format.files import FileReport, ItemReport, count_value_bytes, encode_value, pack_name
+from ..format.grid import Ints
+from ..format.limits import HEADER_LIMIT_BYTES, JSON_LIMIT_BYTES, RECORD_LIMIT_BYTES
+from ..format.record import FORMAT, check_record, chunk_runs, expand_runs
 from ..storage.tombstone import sealed
+from .pack_writer import plan_pack
 from .plan import Plan
+
+FILE_BYTES = 220  # of a file's entry in a record, at most: names of items are short
+ENTRY_BYTES = 200  # of a chunk's entry in a header, at most, besides six for each character of its name and what its prefixes take
+_EXAMPLES = {kind.__name__: encode_value(kind()) for kind in (bool, int, float, complex, str, bytes)}
 
 
 def build_record(
@@ -38,11 +48,74 @@ def build_record(
         "finished_s": finished_s,
         "versions": _versions(),
         "metrics": {name: value if math.isfinite(value) else repr(float(value)) for name, value in (metrics or {}).items()},
-        "metadata": metadata,
     }
     bodies = [f"{json.dumps(name)}:{_item_text(name, plan, reports)}" for name, (plan, reports) in items.items()]
-    body = f'{_dump(head)[:-1]},"items":{{{",".join(bodies)}}}'.encode()
+    body = f'{_dump(head)[:-1]},"metadata":{_metadata_text(metadata)},"items":{{{",".join(bodies)}}}'.encode()
     return sealed(body)
+
+
+def check_plan(plan: Plan) -> None:
+    """Raises UnsupportedLeaf where no reader takes what a plan makes: headers of this process's packs and, at the primary, the record.
+
+    The record is read as readers will, with stand-ins for what a plan does not say. Cheap beside making the plan; once a plan.
+    """
+    for pack, chunks in plan.own.items():
+        if sum(6 * len(chunk.name) + ENTRY_BYTES + (chunk.nbytes >> 15) for chunk in chunks) > HEADER_LIMIT_BYTES:
+            nbytes = plan_pack(plan, pack).frame.nbytes
+            if nbytes > HEADER_LIMIT_BYTES:
+                longest = max(chunks, key=lambda chunk: len(chunk.name))
+                raise UnsupportedLeaf(
+                    f"the tree cannot be saved: the header of a pack would have {nbytes:,} bytes, a reader takes {HEADER_LIMIT_BYTES:,}, "
+                    f"and its {len(chunks):,} chunks have names of up to {len(longest.name):,} characters; shorten the keys",
+                    leaf=plan.leaves[longest.leaf].path,
+                )
+    if plan.process == 0:
+        try:
+            check_record(_draft(plan), "the tree")
+        except CheckpointError as error:
+            raise UnsupportedLeaf(f"the tree cannot be saved, no reader would take its record: {error}") from error
+
+
+def _draft(plan: Plan) -> bytes:
+    """Returns a record of a plan with files and values that stand for any."""
+    files: dict[int, list[FileReport]] = {rank: [] for rank in range(plan.process_count)}
+    for rank, pack in plan.files:
+        files[rank].append(FileReport(pack_name(rank, pack, "0" * 16), HEADER_LIMIT_BYTES, HEADER_LIMIT_BYTES, 0))
+    values = [(leaf.per_process, _EXAMPLES[leaf.kind]) for leaf in plan.value_leaves]
+    own = tuple(value for per_process, value in values if per_process)
+    everything = tuple(value for _, value in values)
+    reports = [ItemReport(rank, plan.hash, tuple(found), (), own if rank else everything) for rank, found in files.items()]
+    return build_record(0, {"state": (plan, reports)}, writer="0" * 16, processes=plan.process_count, started_s=0, finished_s=0)
+
+
+def check_sizes(trees: Mapping[str, tuple[Plan, Sequence[Any]]], json_items: int, metadata: Any) -> None:
+    """Raises UnsupportedLeaf where a tree's Python values are too large, ValueError where the record is, as this process knows it.
+
+    `trees` has each tree's plan and Python values. What the values of other processes add is known when the record is built.
+    """
+    parts = {"the metadata": len(_metadata_text(metadata).encode())}
+    for name, (plan, values) in trees.items():
+        sizes = [count_value_bytes(value) for value in values]
+        if sum(sizes) > JSON_LIMIT_BYTES:
+            largest, nbytes = max(zip(plan.value_leaves, sizes, strict=True), key=lambda pair: pair[1])
+            raise UnsupportedLeaf(
+                f"the Python values of the item {name!r} have {sum(sizes):,} bytes in the record, a reader takes {JSON_LIMIT_BYTES:,}; the "
+                f"largest is {largest.path!r} with {nbytes:,}: put it into an array",
+                leaf=largest.path,
+            )
+        parts[f"the Python values of the item {name!r}"] = sum(sizes)
+        parts[f"the tree of the item {name!r}"] = len(plan.cache.get("record", "")) + FILE_BYTES * len(plan.files)
+        parts["the names of JSON items"] = FILE_BYTES * json_items * plan.process_count
+    if sum(parts.values()) > RECORD_LIMIT_BYTES:
+        largest_part = max(parts, key=lambda part: parts[part])
+        raise ValueError(
+            f"the record would have about {sum(parts.values()):,} bytes, a reader takes {RECORD_LIMIT_BYTES:,}; {parts[largest_part]:,} of "
+            f"them are {largest_part}: save less of it, or put it into an array"
+        )
+
+
+def _metadata_text(metadata: Any) -> str:
+    return json.dumps(metadata, separators=(",", ":"), ensure_ascii=False)  # as it was measured when it was taken
 
 
 def _dump(value: Any) -> str:
@@ -58,11 +131,41 @@ def _item_text(name: str, plan: Plan | None, reports: Sequence[ItemReport]) -> s
     files = [[f"{name}/{file.name}", file.size, file.head, file.crc] for report in reports for file in report.files]
     if plan is None:
         return _dump({"kind": "json", "files": files})
-    expected = len(plan.files)
-    assert len(files) == expected, f"item {name}: {len(files)} files were reported, {expected} planned"
-    if "record" not in plan.cache:
-        plan.cache["record"] = _static_text(plan)
-    return f'{plan.cache["record"]},"values":{_dump(_values(plan, reports))},"files":{_dump(files)}}}'
+    if all(report.where is None for report in reports):
+        assert len(files) == len(plan.files), f"item {name}: {len(files)} files were reported, {len(plan.files)} planned"
+        if "record" not in plan.cache:
+            plan.cache["record"] = _static_text(plan, _planned_files(plan))
+        text = plan.cache["record"]
+    else:
+        text = _static_text(plan, _reported_files(plan, reports))
+    return f'{text},"values":{_dump(_values(plan, reports))},"files":{_dump(files)}}}'
+
+
+def _planned_files(plan: Plan) -> list[Ints]:
+    """Returns the file of each chunk of each array: a file a pack."""
+    files = np.array([rank << 32 | pack for rank, pack in plan.files], np.int64)
+    return [np.searchsorted(files, array.writers << 32 | array.packs) for array in plan.arrays if array is not None]
+
+
+def _reported_files(plan: Plan, reports: Sequence[ItemReport]) -> list[Ints]:
+    """Returns the file of each chunk of each array, as the processes say; theirs are in the order of their packs (see make_plan)."""
+    arrays = [array for array in plan.arrays if array is not None]
+    if not arrays:
+        return []
+    writers, packs = np.concatenate([array.writers for array in arrays]), np.concatenate([array.packs for array in arrays])
+    sizes = np.concatenate([array.grid.sizes for array in arrays])
+    itemsizes = np.concatenate([np.full(len(array.writers), array.leaf.itemsize) for array in arrays])
+    order = np.lexsort((-itemsizes, sizes % 64 != 0, packs, writers))  # by writer, then pack, then as they lie in the file
+    counts, first, found = np.bincount(writers, minlength=len(reports)), 0, list[Ints]()
+    for report, count in zip(reports, counts.tolist(), strict=True):
+        own = expand_runs([report.where], len(report.files))[0] if report.where else np.zeros(0, np.int64)
+        if len(own) != count:
+            raise SaveFailed(f"process {report.process} says where {len(own)} of its {count} chunks are", process=report.process)
+        found.append(first + own)
+        first += len(report.files)
+    where = np.empty(len(writers), np.int64)
+    where[order] = np.concatenate(found)
+    return np.split(where, np.cumsum([len(array.writers) for array in arrays])[:-1])
 
 
 def _values(plan: Plan, reports: Sequence[ItemReport]) -> list[Any]:
@@ -74,17 +177,16 @@ def _values(plan: Plan, reports: Sequence[ItemReport]) -> list[Any]:
     return values
 
 
-def _static_text(plan: Plan) -> str:
-    """Returns what a plan alone says of its item: the tree, the leaves, and where their chunks are; a JSON object without its end."""
-    files = np.array([rank << 32 | pack for rank, pack in plan.files], np.int64)
+def _static_text(plan: Plan, chunk_files: Sequence[Ints]) -> str:
+    """Returns an item's tree, its leaves, and where the chunks of each array are; a JSON object without its end."""
     known: dict[bytes, int] = {}  # what `runs` has, by its bytes
     runs: list[list[list[int]]] = []
     shardings: dict[str, int] = {}
-    leaves = []
+    leaves, files = [], iter(chunk_files)
     for leaf, array in zip(plan.leaves, plan.arrays, strict=True):
         entry: dict[str, Any] = {"path": leaf.path, "kind": leaf.kind}
         if array is not None:
-            where = np.searchsorted(files, array.writers << 32 | array.packs)
+            where = next(files)
             key = where.tobytes()
             if key not in known:
                 known[key] = len(runs)

@@ -7,12 +7,12 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from holdfast.multihost import Group
 
 from ..errors import CheckpointError, CommitUnknown, failure_of
-from ..format.files import ItemReport, has_record, json_name, pack_name
+from ..format.files import ItemReport, decode_value, has_record, json_name, pack_name
+from ..format.record import check_record, check_record_size
 from ..options import Options, ProgressMeter, Statistics
 from ..policy import StepFacts
 from ..steps.claims import FOLDER, Claims, Writer
@@ -21,6 +21,7 @@ from ..steps.index import StepIndex
 from ..storage.base import Storage
 from ..storage.local import LocalStorage, fenced
 from .commit import SaveTarget, run_protocol
+from .incremental import NAMES, SaveHistory
 from .pack_writer import report_json, write_json, write_snapshot
 from .plan import Plan
 from .plan_mismatch import check_json, check_reports
@@ -34,11 +35,13 @@ SPARE_BYTES = 1 << 20  # for headers, the record and folders, when free space is
 
 
 class SnapshotWork:
-    """Writes the snapshots and values of a request. `index` is the manager's, if there is one."""
+    """Writes the snapshots and values of a request. `context` is the manager's, if there is one."""
 
-    def __init__(self, request: SaveRequest, target: SaveTarget, options: Options, index: StepIndex | None = None) -> None:
-        self._request, self._target, self._options, self._index = request, target, options, index
+    def __init__(self, request: SaveRequest, target: SaveTarget, options: Options, context: SaveContext | None = None) -> None:
+        self._request, self._target, self._options, self._context = request, target, options, context
+        self._index = None if context is None else context.index
         self._process = target.group.index
+        self._items: Mapping[str, tuple[Plan | None, list[ItemReport]]] = {}
 
     def write(self) -> Mapping[str, ItemReport]:
         """Writes this process's share, durably; reports it."""
@@ -50,7 +53,16 @@ class SnapshotWork:
         items = {}
         try:
             for name, (_, snapshot) in request.trees.items():
-                items[name] = write_snapshot(snapshot, storage, self._target.folder, name, request.save_id, progress=progress)
+                items[name] = write_snapshot(
+                    snapshot,
+                    storage,
+                    self._target.folder,
+                    name,
+                    request.save_id,
+                    progress=progress,
+                    history=self._history,
+                    statistics=None if self._context is None else self._context.statistics,
+                )
             for name, value in request.values.items():
                 if value.per_process or not self._process:
                     items[name] = write_json(storage, self._target.folder, name, request.save_id, self._process, value.data)
@@ -62,12 +74,17 @@ class SnapshotWork:
             raise fenced(f"{storage.root}/{self._target.claim}") from error  # and what it was writing has been swept
         return items
 
+    @property
+    def _history(self) -> SaveHistory | None:
+        return None if self._context is None else self._context.history
+
     def _check_space(self) -> None:
         """Refuses, at the primary and before a byte is written, a save that the disk has no room for."""
         storage = self._target.storage
         if not self._options.check_free_space or self._process or not isinstance(storage, LocalStorage):
             return
-        root, need = storage.root, self._request.total_bytes + SPARE_BYTES
+        may_link = self._history is not None and self._history.is_known  # how much will be written is known once it is
+        root, need = storage.root, SPARE_BYTES + (0 if may_link else self._request.total_bytes)
         free = shutil.disk_usage(root).free
         if need > free:
             raise OSError(28, f"step {self._request.step} needs {need:,} bytes, {free:,} are free; delete old steps or keep fewer", root)
@@ -75,7 +92,7 @@ class SnapshotWork:
     def build(self, reports: Sequence[SaveReport]) -> bytes:
         """Returns the record, at the primary. Raises SaveFailed where the reports do not fit together."""
         request = self._request
-        items: dict[str, tuple[Plan | None, list[Any]]] = {}
+        items: dict[str, tuple[Plan | None, list[ItemReport]]] = {}
         for name in [*request.trees, *request.values]:
             plan = request.trees[name][0] if name in request.trees else None
             shares = [report.items[name] for report in reports]
@@ -84,6 +101,11 @@ class SnapshotWork:
             elif not request.values[name].per_process:
                 check_json(name, shares)
             items[name] = (plan, shares)
+        self._items = items
+        return self._record(items)
+
+    def _record(self, items: Mapping[str, tuple[Plan | None, list[ItemReport]]]) -> bytes:
+        request = self._request
         return build_record(
             request.step,
             items,
@@ -95,6 +117,17 @@ class SnapshotWork:
             metadata=request.metadata,
         )
 
+    def check(self, record: bytes) -> None:
+        """Reads the record as a reader will, but for what a plan alone says: that was read when the plan was made (see check_plan)."""
+        if self._history is not None:  # where the chunks are is not the plan's to say
+            check_record(record, self._target.where)
+            return
+        check_record_size(record, self._target.where)
+        check_record(self._record({name: (None, shares) for name, (_, shares) in self._items.items()}), self._target.where)
+        for _, shares in self._items.values():
+            for kind, text in (value for share in shares for value in share.values):
+                decode_value(kind, text)
+
     def plans(self) -> Mapping[str, Plan]:
         """Returns the plans of the trees."""
         return {item: plan for item, (plan, _) in self._request.trees.items()}
@@ -102,7 +135,9 @@ class SnapshotWork:
     def own_files(self) -> list[str]:
         """Returns the files that this process writes, by names relative to the step's folder."""
         save_id = self._request.save_id
-        packs = [f"{item}/{pack_name(self._process, pack, save_id)}" for item, plan in self.plans().items() for pack in plan.own]
+        each = range(NAMES) if self._history is not None else [0]
+        numbers = [(item, pack * len(each) + more) for item, plan in self.plans().items() for pack in plan.own for more in each]
+        packs = [f"{item}/{pack_name(self._process, number, save_id)}" for item, number in numbers]
         values = [item for item, value in self._request.values.items() if value.per_process or not self._process]
         return packs + [f"{item}/{json_name(self._process, save_id)}" for item in values]
 
@@ -134,6 +169,7 @@ class SaveContext:
     index: StepIndex
     worker: BackgroundWorker
     statistics: Statistics
+    history: SaveHistory | None = None  # of incremental saves
 
     def target(self, request: SaveRequest) -> SaveTarget:
         """Returns where a save goes."""
@@ -158,7 +194,7 @@ def run_save(request: SaveRequest, context: SaveContext) -> SaveResult:
     """
     target = context.target(request)
     try:
-        result = run_protocol(target, SnapshotWork(request, target, context.options, context.index))
+        result = run_protocol(target, SnapshotWork(request, target, context.options, context))
     except Exception as error:  # a defect; whatever it is, the caller learns of it at its next call
         failure = failure_of(error, request.step, context.group.index)
         failure.__cause__ = error if failure is not error else error.__cause__
@@ -170,7 +206,9 @@ def run_save(request: SaveRequest, context: SaveContext) -> SaveResult:
 
 
 def _take_note(request: SaveRequest, result: SaveResult, context: SaveContext) -> None:
-    """Brings statistics, claim and index up to date after a save."""
+    """Brings statistics, claim, index and history up to date after a save."""
+    if context.history is not None:
+        context.history.settle(committed=result.error is None)
     if result.error is not None:
         context.statistics.add(saves_failed=1)
         if isinstance(result.error, CommitUnknown) and context.group.index == 0:

@@ -1,14 +1,16 @@
 """Takes what a process owns of a tree off the caller's hands, as views where the host's memory is the device's.
 
 On CPU a snapshot of a jax.Array is a numpy view: XLA declines to reuse a buffer while a view lives, so the caller may donate. Elsewhere all
-shards are sent to pinned host memory at once, ordered before whatever the caller does next, and `save` need not wait for the bytes. What
-would take more host memory than allowed, or has no such memory to go to, stays on the device until it is written.
+shards are sent to the host's memory at once, ordered before whatever the caller does next, and `save` need not wait for the bytes. What
+would take more of it than allowed, or than there is, or has none to go to, stays on the device until it is written.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,9 +18,12 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from ..format.tree import flatten, is_key, paused_gc
+from ..storage.base import Latch
+from .incremental import Unmoved
 from .plan import Plan
 
-_PINNED = "pinned_host"
+_PINNED, _PAGEABLE = "pinned_host", "unpinned_host"
+_POOL_VARIABLE, _POOL_GB = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", 64
 
 
 class Shard:
@@ -43,18 +48,18 @@ class Shard:
 class Snapshot:
     """This process's share of a tree, held until it is written."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, unmoved: Unmoved | None = None) -> None:
         self.plan = plan
+        self.unmoved = unmoved or Unmoved({}, set(), {})
         self.local: list[np.ndarray[Any, Any]] = []  # host-local leaves that another rank writes
         self.values: list[Any] = []  # the Python values, in leaf order
         self.packs: dict[int, list[Any]] = {}
         self._on_device = 0  # shards that still need the caller's arrays
         self._lock = threading.Lock()
-        self._moved = threading.Event()
-        self._moved.set()
+        self._moved: Latch | None = None  # None: nothing is waited for
 
     def take_pack(self, pack: int) -> list[Any]:
-        """Hands over the shards of a pack's chunks, in their order: numpy arrays or Shards. The snapshot holds them no longer."""
+        """Hands over the shards of a pack's chunks, in their order: numpy arrays, Shards, or None for what has not moved."""
         return self.packs.pop(pack)
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -62,42 +67,56 @@ class Snapshot:
 
         `write_snapshot` must be running meanwhile: it frees the memory that the rest needs.
         """
-        return self._moved.wait(timeout_s)
+        moved = self._moved
+        return moved is None or moved.wait(timeout_s)
 
     def release(self) -> None:
         """Drops whatever is still held; for a snapshot that will not be written. May be called twice."""
         self.packs.clear()
         self.local.clear()
-        self._moved.set()
+        with self._lock:
+            self._let_go()
 
     def keep_on_device(self, array: jax.Array) -> Shard:
         """Returns a shard that `wait` waits for: the writer copies it when its turn comes."""
         self._on_device += 1
-        self._moved.clear()
+        self._moved = self._moved or Latch()
         return Shard(array, self._one_moved)
 
     def _one_moved(self) -> None:
         with self._lock:
             self._on_device -= 1
             if not self._on_device:
-                self._moved.set()
+                self._let_go()
+
+    def _let_go(self) -> None:
+        moved, self._moved = self._moved, None
+        if moved is not None:
+            moved.set()
 
 
-def take_snapshot(plan: Plan, tree: Any, *, host_memory_bytes: int | None = None, views: bool | None = None) -> Snapshot:
+def take_snapshot(
+    plan: Plan, tree: Any, *, host_memory_bytes: int | None = None, views: bool | None = None, unmoved: Unmoved | None = None
+) -> Snapshot:
     """Starts copying this process's chunks of `tree` to the host and returns; on CPU they are views, numpy leaves are copied.
 
     `tree` must be the one that `plan` was made of, or one with equal avals and shardings. Of arrays on devices with memory of their own
     at most `host_memory_bytes` are on the host at a time (None: all). `views` says whether shards may be views (None: by their device).
+    Chunks that are `unmoved` are not taken.
     """
     leaves, _ = flatten(tree)
-    snapshot = Snapshot(plan)
+    snapshot = Snapshot(plan, unmoved)
     with paused_gc():
         if views is None:
             views = _may_view(plan, leaves)
         shards: dict[tuple[int, int], Any] = {}
         for pack, chunks in plan.own.items():
-            snapshot.packs[pack] = taken = []
-            for chunk in chunks:
+            taken: list[Any] = []
+            snapshot.packs[pack] = taken
+            for place, chunk in enumerate(chunks):
+                if (pack, place) in snapshot.unmoved.chunks:
+                    taken.append(None)
+                    continue
                 key = chunk.leaf, chunk.slot
                 shard = shards.get(key)
                 if shard is None:
@@ -140,16 +159,56 @@ def _host_copy(leaf: Any) -> np.ndarray[Any, Any]:
 def _send(snapshot: Snapshot, arrays: Sequence[jax.Array], limit_bytes: int | None) -> dict[int, Shard]:
     """Starts the copies that the limit allows, all together; returns the shards by the identity of their arrays."""
     sent, places, kept, held = [], [], [], 0
+    limit = default_host_limit_bytes(arrays) if limit_bytes is None else limit_bytes
     for array in arrays:
         (device,) = array.devices()
-        pinned = any(memory.kind == _PINNED for memory in device.addressable_memories())
-        if pinned and (limit_bytes is None or held + array.nbytes <= limit_bytes):
+        kind = host_memory_kind(device)
+        if kind is not None and held + array.nbytes <= limit:
             held += array.nbytes
             sent.append(array)
-            places.append(SingleDeviceSharding(device, memory_kind=_PINNED))
+            places.append(SingleDeviceSharding(device, memory_kind=kind))
         else:
             kept.append(array)
-    found = {id(array): Shard(copy) for array, copy in zip(sent, jax.device_put(sent, places), strict=True)}
-    for array in kept:
+    copies = _copied(sent, places)
+    found = {id(array): Shard(copy) for array, copy in zip(sent, copies, strict=False)}
+    for array in [*sent[len(copies) :], *kept]:
         found[id(array)] = snapshot.keep_on_device(array)
     return found
+
+
+def _copied(arrays: Sequence[jax.Array], places: Sequence[SingleDeviceSharding]) -> list[jax.Array]:
+    """Starts the copies, all at once; where the host's pool has no room for all, as many as it has room for, from the first on."""
+    try:
+        return list(jax.device_put(arrays, places))
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+    copies: list[jax.Array] = []
+    for array, place in zip(arrays, places, strict=True):
+        try:
+            copies.append(jax.device_put(array, place))
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            break
+    return copies
+
+
+def host_memory_kind(device: Any) -> str | None:
+    """Returns where a device's arrays are staged: pinned memory, but on TPUs ordinary memory, since their pinned pool never shrinks.
+
+    None: the device has neither. The choice for TPUs was not tested on one.
+    """
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    wanted = (_PAGEABLE, _PINNED) if device.platform == "tpu" else (_PINNED,)
+    return next((kind for kind in wanted if kind in kinds), None)
+
+
+def default_host_limit_bytes(arrays: Sequence[jax.Array], environment: Mapping[str, str] = os.environ) -> float:
+    """Returns what a snapshot may hold on the host unless told: on GPUs 0.8 of XLA's pool of pinned memory, beyond which copies fail.
+
+    The pool has as many GiB as XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB says, 64 unless it is set (XLA's GPU client).
+    """
+    if not any(device.platform == "gpu" for array in arrays[:1] for device in array.devices()):
+        return math.inf
+    return 0.8 * (float(environment.get(_POOL_VARIABLE) or _POOL_GB) * (1 << 30))

@@ -11,11 +11,15 @@ from holdfast.multihost import Group
 
 from ..format.json_state import Json, is_iterator, state_of
 from ..format.limits import check_item_name, copy_json, encode_json
+from ..format.tree import flatten
 from ..options import Options
 from ..storage.base import Storage
+from ..storage.local import LocalStorage
+from .incremental import SaveHistory, Unmoved, link_unmoved, unlink
 from .plan import Plan
 from .planner import Planner
 from .protocol import SaveKey
+from .record_builder import check_sizes
 from .snapshot import Snapshot, take_snapshot
 
 
@@ -70,7 +74,8 @@ class SaveRequest:
 class SaveStager:
     """Plans and snapshots items; keeps a planner for each. For one thread at a time."""
 
-    def __init__(self, storage: Storage, group: Group, options: Options) -> None:
+    def __init__(self, storage: Storage, group: Group, options: Options, history: SaveHistory | None = None) -> None:
+        self._history = history
         self._storage = storage
         self._group = group
         self._options = options
@@ -90,11 +95,22 @@ class SaveStager:
                     values[name] = JsonValue(encode_json(state_of(name, value), f"the state of the iterator {name!r}"), per_process=True)
                 else:
                     plan = self._planner(name).plan(value)
-                    trees[name] = (plan, take_snapshot(plan, value, host_memory_bytes=self._options.host_memory_bytes))
+                    unmoved = self._link_unmoved(request, name, plan, value)
+                    trees[name] = (plan, take_snapshot(plan, value, host_memory_bytes=self._options.host_memory_bytes, unmoved=unmoved))
+            check_sizes({name: (plan, snapshot.values) for name, (plan, snapshot) in trees.items()}, len(values), staged.metadata)
             return replace(staged, metrics={name: float(value) for name, value in (metrics or {}).items()})
         except BaseException:
             staged.release()
+            for name, (plan, snapshot) in trees.items():
+                if isinstance(self._storage, LocalStorage):
+                    unlink(snapshot.unmoved, plan, self._storage, str(request.step), name, request.save_id)
             raise
+
+    def _link_unmoved(self, request: SaveRequest, item: str, plan: Plan, tree: Any) -> Unmoved | None:
+        if self._history is None:
+            return None
+        assert isinstance(self._storage, LocalStorage)
+        return link_unmoved(self._history, plan, flatten(tree)[0], self._storage, str(request.step), item, request.save_id)
 
     def _planner(self, item: str) -> Planner:
         if item not in self._planners:

@@ -15,6 +15,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import os
 import re
 import secrets
@@ -30,10 +31,14 @@ from holdfast.coordination import Fenced
 
 from ..errors import CheckpointError, Corrupt
 from ..storage.base import Storage
-from ..storage.local import open_to_read
+from ..storage.local import is_gone, open_to_read
 
+_log = logging.getLogger(__name__)
 FOLDER = ".holdfast"
 LOCK_TRIES = 16  # each loss means that a sweep took the unfinished claim for that of a dead writer
+FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+MOUNTINFO = Path("/proc/self/mountinfo")
+CLAIM_LIMIT_BYTES = 64 << 10  # of claim.json; a longer one is cut, and that of an unknown writer
 _ID = re.compile(r"[0-9a-f]{8}")
 
 
@@ -80,11 +85,11 @@ class Claims(Protocol):
     def standing(self) -> set[str]:
         """Returns the ids of all claims that stand."""
 
-    def bury(self, step: int, names: list[str], writers: set[str]) -> list[str]:
-        """Makes sure that writers without a claim can no longer commit `step`; returns those of `names` that may be deleted then."""
+    def bury(self, step_dir: str, names: list[str], writers: set[str]) -> list[str]:
+        """Makes sure that writers without a claim can no longer commit a step; returns those of `names` that may be deleted then."""
 
-    def forget_fenced(self, steps: Sequence[int] = ()) -> None:
-        """Removes what fenced claims have left, once their files are swept; `steps` are those that have no packs now."""
+    def forget_fenced(self, step_dirs: Sequence[str] = ()) -> None:
+        """Removes what fenced claims have left, once their files are swept; `step_dirs` are steps that have no packs now."""
 
 
 class LocalClaims:
@@ -125,45 +130,76 @@ class LocalClaims:
         self._locks[writer.id] = lock
 
     def others(self, me: str) -> list[tuple[Writer, bool]]:
-        """Reads each other claim, and tries its lock."""
-        return [(writer, _is_free(self._folder / id / "lock")) for id in sorted(self.standing() - {me}) if (writer := self._read(id))]
+        """Reads each other claim, and tries its lock. Where locks hold on one host alone, another host's says nothing."""
+        found = [(writer, self._folder / id / "lock") for id in sorted(self.standing() - {me}) if (writer := self._read(id))]
+        here = socket.gethostname() if found and locks_are_local(self._folder, _mountinfo()) else None
+        dead = [(writer, here in (None, writer.host) and _is_free(lock)) for writer, lock in found]
+        if here is not None and any(writer.host != here for writer, _ in dead):
+            _log.warning(
+                "file locks in %s hold on one host alone (see its mount options): whether writers on other hosts are dead is not known, "
+                "and what they left stays until `holdfast sweep --force`",
+                self._folder,
+            )
+        return dead
 
     def fence(self, writer_id: str) -> None:
         """Renames the claim: its writer's next commit finds no folder to link from. One's own is removed, and its lock freed anyway."""
-        fenced = self._folder / f"fenced-{writer_id}"
         try:
-            with contextlib.suppress(FileNotFoundError):
-                (self._folder / writer_id).rename(fenced)
-            if writer_id in self._locks:
+            if writer_id in self.standing() and (fenced := self._rename_away(writer_id)) and writer_id in self._locks:
                 _remove(fenced)
         finally:
             if lock := self._locks.pop(writer_id, None):
                 lock.close()
 
+    def _rename_away(self, writer_id: str) -> Path | None:
+        """Renames a claim so that a sweep knows it for a fenced one; returns where it is now, None where it is gone."""
+        for fenced_id in (writer_id, secrets.token_hex(4)):  # something that is no fenced claim may have the first name
+            fenced = self._folder / f"fenced-{fenced_id}"
+            try:
+                (self._folder / writer_id).rename(fenced)
+                return fenced
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                if error.errno not in (errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+        raise OSError(errno.EEXIST, "it cannot be renamed", str(self._folder / writer_id))
+
     def standing(self) -> set[str]:
         """Lists the claims."""
-        with contextlib.suppress(FileNotFoundError):
-            return {name for name in os.listdir(self._folder) if _ID.fullmatch(name) and not (self._folder / name).is_symlink()}
-        return set()
+        return {name for name in self._names() if _ID.fullmatch(name) and not (self._folder / name).is_symlink()}
 
-    def bury(self, step: int, names: list[str], writers: set[str]) -> list[str]:
+    def _names(self) -> list[str]:
+        """Lists the folder of claims; nothing where it is a link or no folder: what is there is not the root's.
+
+        That there is none is believed only where the root is listed without it: a client of a shared file system may not find it.
+        """
+        try:
+            return [] if self._folder.is_symlink() else os.listdir(self._folder)
+        except NotADirectoryError:
+            return []
+        except FileNotFoundError:
+            if not is_gone(self._folder):
+                raise
+            return []
+
+    def bury(self, step_dir: str, names: list[str], writers: set[str]) -> list[str]:
         """Does nothing: without its claim's folder a writer has nothing to link from."""
         return names
 
-    def forget_fenced(self, steps: Sequence[int] = ()) -> None:
+    def forget_fenced(self, step_dirs: Sequence[str] = ()) -> None:
         """Removes what is left of fenced claims, and of claims that were never completed."""
-        with contextlib.suppress(FileNotFoundError):
-            for name in os.listdir(self._folder):
-                kind, _, writer_id = name.partition("-")
-                if _ID.fullmatch(writer_id) and kind == "fenced":
-                    _remove(self._folder / name)
-                elif _ID.fullmatch(writer_id) and kind == "new":
-                    _remove_half_made(self._folder / name)
+        for name in self._names():
+            kind, _, writer_id = name.partition("-")
+            if _ID.fullmatch(writer_id) and kind == "fenced":
+                _remove(self._folder / name)
+            elif _ID.fullmatch(writer_id) and kind == "new":
+                _remove_half_made(self._folder / name)
 
     def _read(self, writer_id: str) -> Writer | None:
         try:
             with open(open_to_read(self._folder / writer_id / "claim.json"), "rb") as file:
-                return parse_writer(file.read(), writer_id)
+                return parse_writer(file.read(CLAIM_LIMIT_BYTES), writer_id)
         except FileNotFoundError:
             return None
         except (OSError, Corrupt):
@@ -177,6 +213,30 @@ def parse_writer(data: bytes, writer_id: str) -> Writer:
         return Writer(writer_id, str(found["job"]), int(found["attempt"]), str(found["host"]), int(found["pid"]), float(found["renewed_s"]))
     except (ValueError, TypeError, KeyError):
         return Writer(writer_id)
+
+
+def locks_are_local(folder: Path, mountinfo: str) -> bool:
+    """Says whether the mount of a folder makes file locks hold on this host alone: Lustre's localflock, NFS's local_lock and nolock.
+
+    `mountinfo` is the text of /proc/self/mountinfo. Other file systems do not tell by their options.
+    """
+    above, found = {str(folder.resolve()), *map(str, folder.resolve().parents)}, ("", "", "")
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        point = before.split(" ")[4].encode().decode("unicode_escape")  # a space in it is \040
+        kind, _, rest = after.partition(" ")
+        if point in above and len(point) >= len(found[0]):  # of two at one point the later hides the earlier
+            found = point, kind, rest.rpartition(" ")[2]
+    _, kind, options = found
+    if kind.startswith("nfs"):
+        return bool({"nolock", "local_lock=all", "local_lock=flock"} & set(options.split(",")))
+    return kind == "lustre" and "localflock" in options.split(",")
+
+
+def _mountinfo() -> str:
+    with contextlib.suppress(OSError):  # only Linux has it
+        return MOUNTINFO.read_text(errors="replace")
+    return ""
 
 
 class _Lock:
@@ -273,6 +333,8 @@ def _check_links(folder: Path) -> None:
         except FileExistsError:
             pass
     except OSError as error:
+        if error.errno in FULL_ERRORS:
+            raise
         reason = f"link() is refused: {error.strerror}"
     finally:
         for path in (source, target):

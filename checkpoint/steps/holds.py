@@ -7,28 +7,42 @@ else by `<made>`, Unix seconds of its maker.
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import secrets
 import time
 from collections.abc import Iterator
 
+from ..errors import CheckpointError
 from ..storage.base import Storage
 from .claims import FOLDER
 
+_log = logging.getLogger(__name__)
 HOLDS = f"{FOLDER}/holds"
 _NAME = re.compile(r"(\d{1,18})-(\d{1,9})-(\d{1,12})-[0-9a-f]{8}")
 
 
 def add_hold(storage: Storage, step: int, seconds: float) -> str:
-    """Holds a step for `seconds` (rounded up) and returns the hold's name."""
+    """Holds a step for `seconds` (rounded up) and returns the hold's name. Raises CheckpointError where it cannot be written."""
     name = f"{HOLDS}/{step}-{int(seconds) + 1}-{int(time.time())}-{secrets.token_hex(4)}"
-    storage.write(name, 1, [(0, [memoryview(b"\n")])])
+    try:
+        storage.write(name, 1, [(0, [memoryview(b"\n")])])
+    except OSError as error:
+        raise CheckpointError(
+            f"step {step} of {storage.root} cannot be held: {error}; expected a root that this process may write to. To read without "
+            "a hold, pass hold_s=0",
+            path=storage.root,
+            step=step,
+        ) from error
     return name
 
 
 def drop_hold(storage: Storage, name: str) -> None:
-    """Ends a hold before its time."""
-    storage.delete([name])
+    """Ends a hold before its time; where that fails, it ends by itself."""
+    try:
+        storage.delete([name])
+    except OSError as error:
+        _log.warning("the hold %s of %s stays until its time is over: %s", name, storage.root, error)
 
 
 @contextlib.contextmanager
@@ -51,6 +65,6 @@ def held_steps(storage: Storage) -> set[int]:
                 held.add(step)
             else:
                 over.append(entry.name)
-    if over:
+    with contextlib.suppress(OSError):  # what cannot be forgotten is over nevertheless
         storage.delete(over)
     return held

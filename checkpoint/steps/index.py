@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import threading
 import time
@@ -14,12 +15,13 @@ from ..errors import CheckpointError
 from ..format.record import read_record
 from ..options import Statistics
 from ..policy import KeepAll, KeepPolicy, StepFacts, to_delete
-from ..storage.base import Storage
+from ..storage.base import Storage, run_side_by_side
 from ..storage.tombstone import RECORD_NAME
 from .garbage import BackgroundWorker, delete_files, pack_names
 from .holds import held_steps
 
 _log = logging.getLogger(__name__)
+LOOKS = 64  # at a folder that a sweep may be about to remove
 
 
 class StepIndex:
@@ -41,6 +43,7 @@ class StepIndex:
         self._statistics = statistics
         self._deletes = deletes
         self._facts: dict[int, StepFacts | None] = dict.fromkeys(steps)  # None: the record was not read yet
+        self._passed_over: set[int] = set()
         self._lock = threading.Lock()
 
     def __contains__(self, step: int) -> bool:
@@ -56,6 +59,17 @@ class StepIndex:
         """Adds a committed step."""
         with self._lock:
             self._facts[committed.step] = committed
+            self._passed_over.discard(committed.step)
+
+    def pass_over(self, step: int) -> None:
+        """Notes that a step could not be restored, on some process, and an older one was instead: it may be saved again."""
+        with self._lock:
+            self._passed_over.add(step)
+
+    def was_passed_over(self, step: int) -> bool:
+        """Says whether a step may be replaced by a save that does not say so: it was passed over, and not saved since."""
+        with self._lock:
+            return step in self._passed_over
 
     def crc(self) -> int:
         """Returns the CRC of the known steps: processes whose CRCs are equal know the same."""
@@ -72,7 +86,8 @@ class StepIndex:
             return []
         with self._lock:
             after = self._facts | {new.step: new}
-        known = [facts for step in after if (facts := after[step] or self._read(step)) is not None]
+        found = run_side_by_side(lambda step: after[step] or self._read(step), list(after), self._storage.max_concurrency)
+        known = [facts for facts in found if facts is not None]
         return to_delete(self._keep_policy, known, held=held_steps(self._storage) | {new.step})
 
     def _read(self, step: int) -> StepFacts | None:
@@ -84,24 +99,40 @@ class StepIndex:
         self.add(found)
         return found
 
-    def remove(self, steps: Sequence[int]) -> list[int]:
-        """Forgets steps; the primary deletes their records now, and their packs in the background. Returns what could not be deleted."""
-        remaining = [step for step in steps if self._deletes and not self._delete(step)]
+    def remove(self, steps: Sequence[int]) -> dict[int, OSError]:
+        """Forgets steps; the primary deletes their records now, and their packs in the background. Returns those that remain, and why."""
+        remaining = {step: error for step in steps if self._deletes and (error := self._delete(step))}
         with self._lock:
             for step in set(steps) - set(remaining):
                 self._facts.pop(step, None)
         return remaining
 
-    def _delete(self, step: int) -> bool:
-        """Deletes a step's record, and says whether it is gone; one that cannot be deleted stays a step, for the policy's next turn."""
+    def _delete(self, step: int) -> OSError | None:
+        """Deletes a step's record; one that cannot be deleted stays a step, for the policy's next turn.
+
+        It is gone once a listing shows its packs alone, or nothing, where a sweep was faster: a client of a shared file system may not
+        find, and so not delete, what is there.
+        """
+        record = f"{step}/{RECORD_NAME}"
         try:
             names = self._file_names(step)
-            self._storage.delete([f"{step}/{RECORD_NAME}"])
+            self._storage.delete([record])
+            if not self._is_without(step, record, names):
+                raise OSError(errno.EIO, "its record does not go", record)
         except OSError as error:
             _log.warning("step %d could not be deleted, it is tried again after the next save: %s", step, error)
-            return False
+            return error
         self._worker.put(f"deleting step {step}", lambda: self._delete_files(step, names))
-        return True
+        return None
+
+    def _is_without(self, step: int, record: str, names: Sequence[str]) -> bool:
+        for _ in range(LOOKS):
+            left = [entry.name for entry in self._storage.list(str(step))]
+            if left or not names:
+                return record not in left
+            if f"{step}/" not in [entry.name for entry in self._storage.list("")]:
+                return True
+        return False
 
     def _file_names(self, step: int) -> list[str]:
         """Returns the files of a step, by its record; where that does not read, all that look like ours."""

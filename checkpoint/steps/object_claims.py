@@ -14,8 +14,11 @@ from ..options import DAY_S
 from ..storage.base import Storage
 from ..storage.local import LocalStorage
 from ..storage.object import ObjectStorage
-from ..storage.tombstone import RECORD_NAME, TOMBSTONE, fenced_writers, marked_record, tombstone
+from ..storage.path import join
+from ..storage.tombstone import RECORD_NAME, TOMBSTONE, fenced_writers, marked_record, read_tombstone, tombstone
 from .claims import FOLDER, Claims, LocalClaims, Writer, parse_writer
+
+RACES, RACERS = 3, 4  # of the probe: writes to one name that begin at the same time
 
 
 class ObjectClaims:
@@ -34,7 +37,7 @@ class ObjectClaims:
             return
         try:
             if not self._storage.single_writer:
-                self._check_conditions(f"{FOLDER}/probe-{secrets.token_hex(4)}")
+                self._check_conditions()
             self._storage.put(_name(writer.id), json.dumps(asdict(writer)).encode())
             self._taken.add(writer.id)
         except OSError as error:
@@ -44,19 +47,33 @@ class ObjectClaims:
                 path=self._storage.root,
             ) from error
 
-    def _check_conditions(self, name: str) -> None:
-        _, absent = self._storage.get(name)
-        try:
-            first, second = self._storage.put(name, b"1", absent), self._storage.put(name, b"2", absent)
-        finally:
-            self._storage.delete([name])
-        if not first or second:
-            raise CheckpointError(
-                f"{self._storage.root} is on a store that ignores the condition of a conditional write (create-if-absent "
-                f"{'replaced an object that exists' if second else 'failed on a new name'}): a commit cannot be made safe against a second "
-                "writer. If you promise that only one manager writes here, pass Options(single_writer=True)",
-                path=self._storage.root,
-            )
+    def _check_conditions(self) -> None:
+        """Lets writes of one name race: each condition that commits rest on may let one of them through.
+
+        Writes one after the other would show nothing: tensorstore looks at an object before it writes it. Several races, since in the first
+        some connections are open already and others are not.
+        """
+        for _ in range(RACES):
+            name = f"{FOLDER}/probe-{secrets.token_hex(4)}"
+            try:
+                self._check_race("create-if-absent", name)
+                self._check_race("replace-if-unchanged", name)
+            finally:
+                self._storage.delete([name])
+
+    def _check_race(self, condition: str, name: str) -> None:
+        _, generation = self._storage.get(name)
+        writes = [b"%s %d" % (condition.encode(), number) for number in range(RACERS)]
+        won = self._storage.put_at_once(name, writes, generation)
+        if won == 1:
+            return
+        root = self._storage.root
+        raise CheckpointError(
+            f"{root} is on a store that ignores the condition of a conditional write ({condition}: {won} writes of {RACERS} at once went "
+            "through, expected 1): a commit cannot be made safe against a second writer. If you promise that only one manager writes here, "
+            "pass Options(single_writer=True)",
+            path=root,
+        )
 
     def _renew(self, writer: Writer) -> None:
         if time.monotonic() - self._renewed < self._age_s / 20:
@@ -85,9 +102,9 @@ class ObjectClaims:
         """Lists the claims."""
         return {name.split("/")[1] for name in self._storage.keys(f"{FOLDER}/") if name.endswith("/claim.json")}
 
-    def bury(self, step: int, names: list[str], writers: set[str]) -> list[str]:
+    def bury(self, step_dir: str, names: list[str], writers: set[str]) -> list[str]:
         """Writes a tombstone where there is no record; else the record anew, since an overwrite of it may be under way."""
-        name = f"{step}/{RECORD_NAME}"
+        name = join(step_dir, RECORD_NAME)
         found, generation = self._storage.get(name)
         if found is not None and not found.startswith(TOMBSTONE):
             try:
@@ -101,15 +118,16 @@ class ObjectClaims:
         marked = tombstone(writers | known) if found is None or found.startswith(TOMBSTONE) else marked_record(found, writers | known)
         return names if self._storage.put(name, marked, generation) else []
 
-    def forget_fenced(self, steps: Sequence[int] = ()) -> None:
+    def forget_fenced(self, step_dirs: Sequence[str] = ()) -> None:
         """Deletes old tombstones of steps without packs; a fenced claim itself leaves nothing."""
         standing = self.standing()
-        for step in steps if self._storage.deletes_on_condition else ():
-            name = f"{step}/{RECORD_NAME}"
+        for step_dir in step_dirs if self._storage.deletes_on_condition else ():
+            name = join(step_dir, RECORD_NAME)
             found, generation = self._storage.get(name)
-            if found is None or not found.startswith(TOMBSTONE) or fenced_writers(found) & standing:
+            if found is None or not found.startswith(TOMBSTONE):
                 continue
-            if time.time() - float(json.loads(found).get("since_s", 0.0)) > self._age_s:
+            writers, since_s = read_tombstone(found)
+            if not writers & standing and time.time() - since_s > self._age_s:
                 self._storage.remove(name, generation)
 
 

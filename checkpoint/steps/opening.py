@@ -6,81 +6,171 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, ProcessSpec
 
 from ..errors import CheckpointError, error_from_message, error_text, error_to_message
-from ..format.files import list_steps
+from ..format.files import StepNames, list_steps, read_step_names
 from ..options import Options
 from ..storage.base import Storage
-from .claims import FOLDER, Claims, Writer, this_writer
-from .garbage import fence_others
+from .claims import FOLDER, FULL_ERRORS, Claims, Writer, this_writer
+from .garbage import fence_others, sweep_files, sweep_step
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Opened:
-    """What all processes know after the opening: the writer, the steps that are there, and other people's, with their folders' names."""
+    """What all processes know after the opening: the writer, the steps that are there, and other people's, with their folders' names.
+
+    `has_claim` is False for a reader, and where the disk was too full to make the claim: then nothing may be saved, but steps be deleted.
+    """
 
     writer: Writer
     steps: tuple[int, ...]
     foreign: Mapping[int, str] = field(default_factory=dict)
+    has_claim: bool = True
 
 
 def open_root(
-    storage: Storage, claims: Claims, group: Group, options: Options, *, find_foreign: Callable[[Storage], dict[int, str]] | None = None
+    storage: Storage,
+    claims: Claims,
+    group: Group,
+    options: Options,
+    *,
+    find_foreign: Callable[[Storage, Sequence[int]], dict[int, str]] | None = None,
+    needs_claim: bool = True,
 ) -> Opened:
     """Opens a root for a group; every process calls it. Raises, on every process, what the primary ran into.
 
-    `find_foreign` returns the steps of other libraries' layouts, which this wing does not know.
+    `find_foreign` returns the steps of other libraries' layouts, which this wing does not know; it is given those that are ours. Without
+    `needs_claim` a root on a full disk is opened all the same, without a claim: see `claim_root`.
     """
     name = f"checkpoint/open/{hashlib.sha256(storage.root.encode()).hexdigest()[:16]}"
+
+    def open_it() -> dict[str, Any]:
+        return asdict(_open(storage, claims, options, find_foreign, needs_claim))
+
+    found = _ask_primary(storage, group, name, open_it, options.save_timeout_s)
+    foreign = {int(step): folder for step, folder in found["foreign"].items()}
+    return Opened(Writer(**found["writer"]), tuple(found["steps"]), foreign, found["has_claim"])
+
+
+def claim_root(storage: Storage, claims: Claims, writer: Writer, group: Group, options: Options) -> None:
+    """Takes the claim that the disk had no room for when the root was opened; every process calls it, before its first save.
+
+    Raises, on every process, what the primary ran into.
+    """
+    _ask_primary(storage, group, f"checkpoint/{writer.id}/claim", lambda: claims.take(writer), options.save_timeout_s)
+
+
+def list_root(
+    storage: Storage,
+    group: Group,
+    options: Options,
+    name: str,
+    *,
+    find_foreign: Callable[[Storage, Sequence[int]], dict[int, str]],
+) -> tuple[list[int], dict[int, str]]:
+    """Returns the steps that the primary sees in a root, ours and other people's, on every process; every process calls it."""
+    listed = _ask_primary(storage, group, name, lambda: _list(storage, find_foreign), options.save_timeout_s)
+    return listed[0], {int(step): folder for step, folder in listed[1].items()}
+
+
+def _list(storage: Storage, find_foreign: Callable[[Storage, Sequence[int]], dict[int, str]] | None) -> tuple[list[int], dict[int, str]]:
+    steps = list_steps(storage)
+    foreign = find_foreign(storage, steps) if find_foreign is not None else {}
+    return steps, {step: name for step, name in foreign.items() if step not in steps}
+
+
+def _ask_primary(storage: Storage, group: Group, name: str, work: Callable[[], Any], timeout_s: float) -> Any:
+    """Does work at the primary; returns its value, of JSON types, on every process, or raises its error on every one."""
     if group.index:
-        return _from_bytes(group.broadcast(name, None, timeout_s=options.save_timeout_s))
+        value, error = json.loads(group.broadcast(name, None, timeout_s=timeout_s))
+        if error is not None:
+            raise error_from_message(*error)
+        return value
     try:
-        opened = _open(storage, claims, options, find_foreign)
+        value = work()
     except Exception as error:
         failure = error if isinstance(error, HoldfastError) else CheckpointError(f"cannot open {storage.root}: {error_text(error)}")
-        group.broadcast(name, json.dumps({"error": error_to_message(failure)}).encode(), timeout_s=options.save_timeout_s)
+        group.broadcast(name, json.dumps([None, error_to_message(failure)]).encode(), timeout_s=timeout_s)
         if failure is error:
             raise
         raise failure from error
-    group.broadcast(name, json.dumps(asdict(opened)).encode(), timeout_s=options.save_timeout_s)
-    return opened
+    message = json.dumps([value, None]).encode()
+    group.broadcast(name, message, timeout_s=timeout_s)
+    return json.loads(message)[0]
 
 
-def _from_bytes(data: bytes) -> Opened:
-    """Returns what the primary broadcast, or raises its error."""
-    message = json.loads(data)
-    if "error" in message:
-        raise error_from_message(*message["error"])
-    foreign = {int(step): name for step, name in message["foreign"].items()}
-    return Opened(Writer(**message["writer"]), tuple(message["steps"]), foreign)
-
-
-def _open(storage: Storage, claims: Claims, options: Options, find_foreign: Callable[[Storage], dict[int, str]] | None) -> Opened:
+def _open(
+    storage: Storage,
+    claims: Claims,
+    options: Options,
+    find_foreign: Callable[[Storage, Sequence[int]], dict[int, str]] | None,
+    needs_claim: bool,
+) -> Opened:
     spec = ProcessSpec.from_env(os.environ)
     writer = this_writer(spec.job_id, spec.attempt) if spec else this_writer()
     if not options.read_only:
+        _check_step_names(storage)
+    has_claim = not options.read_only and _claim(storage, claims, writer, needs_claim)
+    steps, foreign = _list(storage, find_foreign)
+    return Opened(writer, tuple(steps), foreign, has_claim)
+
+
+def _check_step_names(storage: Storage) -> None:
+    """Raises CheckpointError where a root calls its steps by names that this version reads and does not write."""
+    names = read_step_names(storage)
+    if names != StepNames():
+        message = f"{storage.root} calls its steps like {names.name_of(7)}, and this version writes them as 7: open it with read_only=True"
+        raise CheckpointError(message, path=storage.root)
+
+
+def _claim(storage: Storage, claims: Claims, writer: Writer, needs_claim: bool) -> bool:
+    """Takes the claim and fences the dead. Where the disk is full, what the dead have left is swept first; returns whether it was taken."""
+    try:
         claims.take(writer)
+    except CheckpointError as error:
+        if not _is_full(error):
+            raise
+    else:
         try:
             fence_others(claims, writer)
         except BaseException:
             claims.fence(writer.id)
             raise
-    steps = list_steps(storage)
-    foreign = find_foreign(storage) if find_foreign is not None else {}
-    return Opened(writer, tuple(steps), {step: name for step, name in foreign.items() if step not in steps})
-
-
-def give_up_claim(storage: Storage, claims: Claims, writer: Writer) -> None:
-    """Removes the claim of a single save, and the folder of claims where it is empty; what cannot be removed is left to the next writer."""
+        return True
+    fence_others(claims, writer)
+    sweep_files(storage, claims)
     try:
-        claims.fence(writer.id)
+        claims.take(writer)
+    except CheckpointError as error:
+        if needs_claim or not _is_full(error):
+            raise
+        _log.warning("opened without a claim: steps can be restored and deleted, none saved until there is room: %s", error)
+        return False
+    return True
+
+
+def _is_full(error: CheckpointError) -> bool:
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL_ERRORS
+
+
+def give_up_claim(storage: Storage, claims: Claims, writer: Writer, step_dir: str = "") -> None:
+    """Removes the claim of a single save, and the folder of claims where it is empty; sweeps what earlier ones have left in its folder.
+
+    What cannot be removed is left to the next writer.
+    """
+    try:
+        try:
+            sweep_step(storage, claims, step_dir)  # while its own claim stands: of its own packs, some may have an unclear commit
+        finally:
+            claims.fence(writer.id)
         storage.delete([f"{FOLDER}/"])
     except OSError as error:
         _log.warning("the claim on %s could not be removed, the next writer does it: %s", storage.root, error)

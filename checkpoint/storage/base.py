@@ -6,10 +6,15 @@ may come from several threads at once.
 
 from __future__ import annotations
 
+import _thread
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
+
+LOOK_S = 1.0  # how often a wait looks for itself
 
 
 def run_side_by_side(work: Callable[[Any], Any], items: list[Any], max_concurrency: int) -> list[Any]:
@@ -18,6 +23,43 @@ def run_side_by_side(work: Callable[[Any], Any], items: list[Any], max_concurren
         return [work(item) for item in items]
     with ThreadPoolExecutor(min(max_concurrency, len(items)), thread_name_prefix="holdfast-io") as pool:
         return list(pool.map(work, items))
+
+
+class Latch:
+    """Waits for one event, in a way that Ctrl-C cannot break. Thread-safe.
+
+    What is built upon conditions (threading.Event, Future, Thread.start) runs Python code with a lock held or lent: a KeyboardInterrupt in
+    there leaves it held for ever, so that the next thread hangs, or comes out as a RuntimeError. A bare lock is taken in one operation.
+    """
+
+    def __init__(self) -> None:
+        self._lock = _thread.allocate_lock()
+        self._lock.acquire()
+        self._is_set = False
+
+    def set(self) -> None:
+        """Lets all go on that wait, for good. Called once."""
+        self._is_set = True
+        self._lock.release()
+
+    def is_set(self) -> bool:
+        """Says whether the event has come."""
+        return self._is_set
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Blocks until the event comes; returns whether it has."""
+        end = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self._is_set and (remaining := end - time.monotonic()) > 0:
+            if self._lock.acquire(
+                timeout=min(remaining, LOOK_S)
+            ):  # another that waits may have been interrupted before it passed the lock on
+                self._lock.release()
+        return self._is_set
+
+
+def start_thread(work: Callable[..., object], *arguments: object) -> None:
+    """Starts a daemon thread, in one operation: see Latch."""
+    _thread.start_new_thread(work, arguments)
 
 
 Part: TypeAlias = tuple[int, Sequence[memoryview]]
@@ -34,12 +76,13 @@ def count_parts(parts: Iterable[Part], on_bytes: Callable[[int], None]) -> Itera
 class Entry:
     """One name in a listing. A folder's name ends in `/` and its size is 0. A file's size is None where a listing has none.
 
-    `modified_s` is by the store's clock, 0.0 where unknown.
+    `modified_s` is by the store's clock, 0.0 where unknown. `links` is how many names the file has, 1 where a store knows of one only.
     """
 
     name: str
     size: int | None
     modified_s: float = 0.0
+    links: int = 1
 
 
 class NotCommitted(OSError):
@@ -94,10 +137,10 @@ class Storage(Protocol):
         written and fsynced inside it and linked from there, so that a claim that was renamed away stops the commit.
         """
 
-    def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
+    def list(self, folder: str, *, recursive: bool = False, names_only: bool = False) -> list[Entry]:
         """Lists a folder ("" is the root; a missing one is empty): its files and folders, or with `recursive` all files below it.
 
-        Entry names are relative to the root and sorted.
+        Entry names are relative to the root and sorted. With `names_only` files have no size and no time: on a disk no file is looked at.
         """
 
     def delete(self, names: Sequence[str]) -> None:

@@ -24,7 +24,7 @@ WRITEBACK_BYTES = 1 << 20  # dirty bytes after which the kernel is asked to star
 _SYNC_FILE_RANGE_WRITE = 2
 REFUSALS = {  # errors of link() and rename() by which nothing was done; after others (EIO, ESTALE, ETIMEDOUT) the name may exist
     *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMLINK, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR),
-    *(errno.ELOOP, errno.EXDEV, errno.ENOENT, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    *(errno.ELOOP, errno.EXDEV, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
 }
 T = TypeVar("T")
 
@@ -57,9 +57,10 @@ class LocalStorage:
 
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
         path = self._to_change(name)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        file = _in_folder(path, lambda: os.open(path, flags, 0o666))
+        file = _in_folder(path, lambda: _create(path))
         try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise OSError(errno.EEXIST, "a pipe or a device of that name is there; expected a file or none", str(path))
             dirty = 0
             for offset, buffers in parts:
                 written = _write_all(file, buffers, offset)
@@ -73,6 +74,14 @@ class LocalStorage:
         finally:
             os.close(file)
         sync_folder(path.parent)
+
+    def link(self, source: str, name: str, size: int) -> None:
+        """Gives a file a second name, which is durable once its folder is (`make_durable`). Raises OSError unless it has `size` bytes."""
+        old, new = self._root / source, self._to_change(name)
+        found = old.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+            raise OSError(errno.ESTALE, f"it is no file of {size} bytes", str(old))
+        _in_folder(new, lambda: os.link(old, new, follow_symlinks=False))
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
         file = open_to_read(self._root / name)
@@ -95,73 +104,79 @@ class LocalStorage:
             size = os.fstat(file.fileno()).st_size
             if size > limit_bytes:
                 raise OverflowError(f"{self._root / name} has {size} bytes; at most {limit_bytes} are read")
-            return file.read(limit_bytes)
+            return file.read(size)
 
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
-        path, source = self._root / name, self._root / claim / f"{uuid.uuid4().hex}.record"
+        name_in_claim = f"{claim}/{uuid.uuid4().hex}.record"
         with _refusing(lambda error: True), self._fenced_if_gone(claim):
-            self._to_change(name)
+            path, source = self._to_change(name), self._to_change(name_in_claim)
             file = os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
                 _write_all(file, [memoryview(data)], 0)
                 os.fsync(file)
+                made = os.fstat(file)
             finally:
                 os.close(file)
         try:
             with _refusing(lambda error: error.errno in REFUSALS), self._fenced_if_gone(claim):
-                _in_folder(path, lambda: self._publish(source, path, replace))
+                _in_folder(path, lambda: self._publish(source, path, made, replace))
         finally:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # it goes with its claim
                 os.unlink(source)
         sync_folder(path.parent)
 
-    def _publish(self, source: Path, path: Path, replace: bool) -> None:
-        if replace:
-            os.rename(source, path)
-        elif not self._single_writer:
-            try:
-                os.link(source, path)
-            except FileExistsError:
-                if not os.path.samefile(source, path):  # else it is our own link: an NFS client may lose the first answer
-                    raise NameTaken(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
-        elif path.exists():
-            raise NameTaken(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-        else:
-            os.rename(source, path)
+    def _publish(self, source: Path, path: Path, made: os.stat_result, replace: bool) -> None:
+        taken = NameTaken(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        if self._single_writer and not replace and os.path.lexists(path):
+            raise taken
+        try:
+            (os.rename if replace or self._single_writer else os.link)(source, path)
+        except OSError as error:
+            found = _find(path)
+            if found is not None and os.path.samestat(found, made):
+                return  # an NFS client may lose the first answer, and see EEXIST or ENOENT of its own doing
+            raise (taken if found is not None and isinstance(error, FileExistsError) else error) from None
 
     @contextlib.contextmanager
     def _fenced_if_gone(self, claim: str) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as error:
-            if (self._root / claim).exists():
+            if not is_gone(self._root / claim):
                 raise
             raise fenced(f"{self._root / claim}") from error
 
-    def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
-        return sorted(self._entries(folder.strip("/"), recursive), key=lambda entry: entry.name)
+    def list(self, folder: str, *, recursive: bool = False, names_only: bool = False) -> list[Entry]:
+        return sorted(self._entries(folder.strip("/"), recursive, names_only), key=lambda entry: entry.name)
 
-    def _entries(self, folder: str, recursive: bool) -> Iterator[Entry]:
+    def _entries(self, folder: str, recursive: bool, names_only: bool) -> Iterator[Entry]:
         try:
             found = list(os.scandir(self._root / folder))
         except (FileNotFoundError, NotADirectoryError):
             return
+        except OSError as error:
+            if error.errno == errno.ELOOP:  # a link that leads in circles is no folder
+                return
+            raise
         for item in found:
             name = f"{folder}/{item.name}" if folder else item.name
             if item.is_dir(follow_symlinks=False):
                 if recursive:
-                    yield from self._entries(name, True)
+                    yield from self._entries(name, True, names_only)
                 else:
                     yield Entry(name + "/", 0)
+                continue
+            if names_only:
+                yield Entry(name, None)
                 continue
             try:
                 found_stat = item.stat()
             except FileNotFoundError:
                 continue
-            except OSError:  # a link that leads in circles: its name is there, and opening it says what is wrong
-                yield Entry(name, 0)
+            except OSError:  # a link that leads in circles, or somewhere forbidden: its name is there, and opening it says what is wrong
+                yield Entry(name, None)
             else:
-                yield Entry(name, found_stat.st_size, found_stat.st_mtime)
+                yield Entry(name, found_stat.st_size, found_stat.st_mtime, found_stat.st_nlink)
 
     def delete(self, names: Sequence[str]) -> None:
         folders: dict[Path, None] = {}
@@ -185,6 +200,29 @@ class LocalStorage:
                 sync_folder(folder)
 
 
+def _create(path: Path) -> int:
+    """Returns a new file's descriptor. One that is there is replaced, never written over: other steps may have a name for it too."""
+    for _ in range(FOLDER_TRIES):
+        try:
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError:
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISREG(os.lstat(path).st_mode):  # a link, a pipe: nobody's to replace
+                    raise
+                os.unlink(path)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+def is_gone(path: Path) -> bool:
+    """Says whether nothing has this name, by a listing of its folder: a client of a shared file system may not find what is there."""
+    try:
+        return path.name not in os.listdir(path.parent)
+    except FileNotFoundError:
+        return is_gone(path.parent)
+    except PermissionError:  # it may be looked into, not listed
+        return not os.path.lexists(path)
+
+
 def open_to_read(path: Path) -> int:
     """Returns a file's descriptor. Raises Corrupt for a pipe, a socket or a device: reading one could wait for ever."""
     try:
@@ -199,6 +237,16 @@ def open_to_read(path: Path) -> int:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise _no_file(path)
     return file
+
+
+def _find(path: Path) -> os.stat_result | None:
+    """Returns what has this name, None for nothing. Raises EIO, which is no refusal, where that cannot be seen."""
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise OSError(errno.EIO, f"whether it has got its name is not known: {error.strerror}", str(path)) from error
 
 
 def _no_file(path: Path) -> Corrupt:

@@ -14,6 +14,7 @@ checked its claim before that, and comes after it, finds after its commit that c
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -23,7 +24,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from holdfast.coordination import Fenced
 
 from ..errors import CheckpointError
-from .base import Entry, NameTaken, Part
+from .base import Entry, NameTaken, Part, run_side_by_side
 from .local import fenced
 from .tombstone import RECORD_NAME, TOMBSTONE, fenced_writers, tombstone
 
@@ -67,13 +68,14 @@ class ObjectStorage:
 
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
         value, filled = bytearray(size), 0
+        memory = memoryview(value)  # to assign a slice of a bytearray copies it once more
         for offset, buffers in parts:
             for buffer in buffers:
                 raw = buffer.cast("B") if buffer.nbytes else memoryview(b"")
-                value[offset : offset + raw.nbytes] = raw
+                memory[offset : offset + raw.nbytes] = raw
                 offset, filled = offset + raw.nbytes, filled + raw.nbytes
         assert filled == size == len(value), f"{name}: the parts made {filled} bytes of {size}"
-        self.put(name, bytes(value))
+        self.put(name, value)
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
         data = memoryview(self._range(name, offset, offset + sum(buffer.nbytes for buffer in buffers)))
@@ -145,13 +147,15 @@ class ObjectStorage:
             self.put(name, tombstone({writer_id}), generation)
         raise Fenced(f"writer {writer_id} was fenced from {self._url}/{name} and its packs were swept; open a new manager to write again")
 
-    def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
+    def list(self, folder: str, *, recursive: bool = False, names_only: bool = False) -> list[Entry]:
         folder = folder.strip("/")
         prefix = f"{folder}/" if folder else ""
         names = self.keys(prefix)
         if not recursive:
             names = sorted({prefix + head + cut for name in names for head, cut, _ in [name[len(prefix) :].partition("/")]})
-        return [Entry(name, 0 if name.endswith("/") else None) for name in names if not self._is_tombstone(name)]
+        records = [name for name in names if name.rpartition("/")[2] == RECORD_NAME and name.count("/") <= 1]
+        hidden = set(itertools.compress(records, run_side_by_side(self._is_tombstone, records, self.max_concurrency)))
+        return [Entry(name, 0 if name.endswith("/") else None) for name in names if name not in hidden]
 
     def delete(self, names: Sequence[str]) -> None:
         pending = [self._kv.write(self._prefix + name, None) for name in names if not name.endswith("/")]
@@ -187,11 +191,16 @@ class ObjectStorage:
         found = _done(self._kv.read(self._prefix + name), name)
         return (None if found.state == "missing" else bytes(found.value)), found.stamp.generation
 
-    def put(self, name: str, data: bytes, generation: bytes | None = None) -> bool:
+    def put(self, name: str, data: bytes | bytearray, generation: bytes | None = None) -> bool:
         """Writes a value, if its generation is still the one given; returns whether it was. A single writer sets no conditions."""
         key, free = self._prefix + name, generation is None or self._single_writer
         written = _done(self._kv.write(key, data) if free else self._kv.write(key, data, if_equal=generation), name)
         return free or bool(written.generation)
+
+    def put_at_once(self, name: str, values: Sequence[bytes], generation: bytes) -> int:
+        """Starts to write all values, each if the generation is still the one given; returns how many were written."""
+        pending = [self._kv.write(self._prefix + name, value, if_equal=generation) for value in values]
+        return sum(bool(_done(write, name).generation) for write in pending)
 
     @property
     def deletes_on_condition(self) -> bool:
@@ -219,8 +228,6 @@ class ObjectStorage:
         return b""
 
     def _is_tombstone(self, name: str) -> bool:
-        if not name.endswith(f"/{RECORD_NAME}") or name.count("/") != 1:
-            return False
         try:
             return self._range(name, 0, len(TOMBSTONE)) == TOMBSTONE
         except FileNotFoundError:

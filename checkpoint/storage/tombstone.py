@@ -35,6 +35,15 @@ def tombstone(writers: set[str]) -> bytes:
     return TOMBSTONE + b"," + json.dumps({"fenced": sorted(writers), "since_s": time.time()}).encode()[1:]
 
 
+def read_tombstone(value: bytes) -> tuple[set[str], float]:
+    """Returns the writers that a tombstone names, and since when it stands in Unix seconds; none and 0.0 where it is damaged."""
+    try:
+        found = json.loads(value)
+        return set(found["fenced"]), float(found["since_s"])
+    except (ValueError, KeyError, TypeError):
+        return set(), 0.0
+
+
 def marked_record(record: bytes, writers: set[str]) -> bytes:
     """Returns a record that says the same, and which writers were fenced from it."""
     body = _FENCED_MEMBER.sub(b"", body_of(record))
@@ -45,6 +54,6 @@ def marked_record(record: bytes, writers: set[str]) -> bytes:
 def fenced_writers(value: bytes) -> set[str]:
     """Returns the writers that a tombstone or a record names as fenced."""
     if value.startswith(TOMBSTONE):
-        return set(json.loads(value)["fenced"])
+        return read_tombstone(value)[0]
     found = _FENCED_MEMBER.search(body_of(value))
     return set(json.loads(found[0].removeprefix(b',"fenced":'))) if found else set()

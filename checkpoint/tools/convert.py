@@ -20,8 +20,8 @@ from ..format.dtypes import dtype_named
 from ..format.files import FileReport, ItemReport, encode_value, json_name, pack_name
 from ..format.grid import Chunk
 from ..format.limits import encode_json
-from ..format.pack_header import HEADER_BYTES
-from ..format.record import ItemRecord, LeafRecord
+from ..format.pack_header import HEADER_BYTES, ChunkChecksum
+from ..format.record import ItemRecord, LeafRecord, check_record
 from ..format.rename import Names
 from ..format.tree import describe, flatten, rebuild
 from ..layouts.base import BATCH_BYTES, CheckpointReader, RenamedReader, arrays_of, fresh, leaves_below, read_leaves, renamed
@@ -34,7 +34,7 @@ from ..saving.commit import SaveTarget, run_protocol
 from ..saving.pack_writer import pack_parts, plan_pack, write_json
 from ..saving.plan import CHUNK_BYTES, Leaf, Plan, ShardPlacement, make_plan
 from ..saving.protocol import SaveKey, SaveReport, Superfluous
-from ..saving.record_builder import build_record
+from ..saving.record_builder import build_record, check_plan
 from ..steps.claims import FOLDER, Claims
 from ..steps.object_claims import open_claims
 from ..steps.opening import give_up_claim, open_root
@@ -259,7 +259,7 @@ def _to_holdfast(
             cause = result.error.__cause__
             raise cause if isinstance(cause, HoldfastError) and result.deletable else result.error
     finally:
-        give_up_claim(storage, claims, opened.writer)
+        give_up_claim(storage, claims, opened.writer, str(step))
     return str(root / str(step))
 
 
@@ -297,6 +297,10 @@ class _ConversionWork:
             metadata=info.metadata,
         )
 
+    def check(self, record: bytes) -> None:
+        """Reads it as a reader will."""
+        check_record(record, self._target.where)
+
     def plans(self) -> Mapping[str, Plan]:
         """Returns nothing: nobody's plan can differ."""
         return {}
@@ -331,17 +335,18 @@ def write_item(
     tree, found = _in_order(item)
     placements: dict[Any, ShardPlacement | None] = {}
     plan = make_plan(tree, [_leaf(leaf, path, placements) for leaf, path in found], max_file_bytes=storage.max_file_bytes)
+    check_plan(plan)
     whole = replace(plan, own={pack: tuple(replace(chunk, inside=None) for chunk in chunks) for pack, chunks in plan.own.items()}, cache={})
     leaves = [leaf for leaf, _ in found]
 
     def write(pack: int) -> FileReport:
-        planned, crcs = plan_pack(whole, pack), list[int]()
+        planned, checksums = plan_pack(whole, pack), list[ChunkChecksum]()
         stream = _ChunkStream(reader, [_chunk_region(plan, chunk, leaves[chunk.leaf]) for chunk in plan.own[pack]])
         name = pack_name(0, pack, writer_id)
-        parts = count_parts(pack_parts(planned, stream.chunks(), crcs), progress)
+        parts = count_parts(pack_parts(planned, stream.chunks(), checksums), progress)
         names.append(f"{item.name}/{name}")
         storage.write(join(step_dir, item.name, name), planned.size, parts)
-        return FileReport(name, planned.size, planned.head_bytes, crc32c(planned.header(crcs)))
+        return FileReport(name, planned.size, planned.frame.nbytes, crc32c(planned.frame.join(checksums)))
 
     files = run_side_by_side(write, list(plan.own), PACKS_AT_ONCE)
     return plan, _reports(plan, files, leaves)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from ..errors import CheckpointError, Corrupt, StepExists
+from ..format.files import other_step
 from ..format.record import Record, parse_record, read_record
 from ..layouts.detect import open_if_finished
 from ..layouts.orbax import metadata as orbax
@@ -55,6 +56,10 @@ def copy_checkpoint(source: StorePath, target: StorePath, claims: Claims, progre
 
 def _copy_ours(source: StorePath, target: StorePath, claims: Claims, progress: Progress) -> Copied:
     record = read_record(source.storage, source.name)
+    if other_step(record.step, str(target)) is not None:
+        raise CheckpointError(
+            f"{target} is called as another step than {source}, which is step {record.step}; choose another name", path=str(target)
+        )
     jobs, data = repack(source.storage, source.name, record, source.fetch(RECORD_NAME), target.storage.max_file_bytes)
     copied, done = parse_record(data, f"{target}/{RECORD_NAME}"), Copied()
     is_there = RECORD_NAME in target.names()
@@ -123,6 +128,11 @@ def file_sizes(folder: StorePath) -> dict[str, int]:
         return {file.name: file.size for item in record.items.values() for file in item.files} | {RECORD_NAME: 0}
     asked = run_side_by_side(lambda name: folder.storage.size((folder / name).name), unknown, folder.storage.max_concurrency)
     return {name: size for name, size in sizes.items() if size is not None} | dict(zip(unknown, asked, strict=True))
+
+
+def shared_bytes(folder: StorePath) -> int:
+    """Returns the bytes of files that have another name elsewhere (incremental saves): deleting this step does not free them."""
+    return sum(entry.size or 0 for entry in folder.storage.list(folder.name, recursive=True) if entry.links > 1)
 
 
 def _has_size(folder: StorePath, name: str, size: int) -> bool:

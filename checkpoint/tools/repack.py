@@ -16,7 +16,7 @@ from crc32c import crc32c
 
 from ..format.files import pack_name
 from ..format.grid import chunk_name
-from ..format.pack_header import HEADER_BYTES, ChunkEntry, header_around, join_header
+from ..format.pack_header import HEADER_BYTES, ChunkEntry, HeaderFrame
 from ..format.record import ItemRecord, Record, chunk_runs, parse_record
 from ..restoring.reader import ItemReader
 from ..storage.base import Storage
@@ -85,8 +85,8 @@ def _divide(storage: Storage, step_dir: str, item: ItemRecord, limit_bytes: int)
             if chunks is None:
                 found.append(_NewFile(CopyJob(name, file.name, 0, file.size), [name, file.size, file.head, file.crc], None))
                 continue
-            before, after = header_around([(chunk, entry.dtype, entry.shape, entry.nbytes) for chunk, entry in chunks])
-            head = join_header(before, (entry.crc for _, entry in chunks), after)
+            frame = HeaderFrame.around([(chunk, entry.dtype, entry.shape, entry.nbytes) for chunk, entry in chunks])
+            head = frame.join([entry.checksum for _, entry in chunks])
             length = sum(entry.nbytes for _, entry in chunks)
             job = CopyJob(name, file.name, chunks[0][1].start, length, head)
             found.append(_NewFile(job, [name, job.size, len(head), crc32c(head)], [chunk for chunk, _ in chunks]))

@@ -43,10 +43,7 @@ MODULES: Mapping[str, tuple[str, str]] = {
     "checkpoint_managers": ("", ""),
     "future": ("ChainedFuture CommitFutureAwaitingContractedSignals Future NoopFuture", FUTURES),
     "logging": ("AbstractLogger CompositeLogger StandardLogger step_statistics", "manager.statistics() of holdfast's counts"),
-    "multihost": (
-        "is_cloud_pathways_persistence_enabled is_native_pathways_backend is_proxy_pathways_backend",
-        PATHWAYS,
-    ),
+    "multihost": ("is_cloud_pathways_persistence_enabled", PATHWAYS),
     "msgpack_utils": ("msgpack_restore msgpack_serialize", "flax.serialization has both"),
     "path": ("atomicity atomicity_defaults atomicity_types deleter format_utils step", PATHS),
     "pathways": ("", PATHWAYS),

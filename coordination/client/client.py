@@ -43,8 +43,9 @@ class CoordinationClient:
     entering connects, leaving shuts down; a client that is forgotten while connected warns with ResourceWarning.
 
     `num_processes`, `job` and `attempt` are held against the service's, where it has sessions: another one is Fenced.
-    `heartbeat_timeout_s` is the budget of every outage: a service silent for so long is lost
-    (CoordinatorLost), a shorter outage is ridden out. `rpc_timeout_s` bounds the calls that take no time-out of their own.
+    The heartbeat timeout is the budget of every outage: a service silent for so long is lost (CoordinatorLost), a shorter outage is
+    ridden out. Our service tells it at the join; another `heartbeat_timeout_s` is refused there (FAILED_PRECONDITION). jaxlib's does not:
+    there it is `heartbeat_timeout_s`, or 100. `rpc_timeout_s` bounds the calls that take no time-out of their own.
 
     `on_process_change(processes)` gets the complete list of ProcessInfo whenever it changes; `on_error(error)` gets ProcessLost for
     another process, CoordinatorLost or Fenced for this one. Both run on threads of the client and must not block for long.
@@ -59,7 +60,7 @@ class CoordinationClient:
         job: str = "",
         attempt: int = 0,
         host: str | None = None,
-        heartbeat_timeout_s: float = 100.0,
+        heartbeat_timeout_s: float | None = None,
         init_timeout_s: float = 300.0,
         shutdown_timeout_s: float = 300.0,
         rpc_timeout_s: float = 120.0,
@@ -96,6 +97,11 @@ class CoordinationClient:
         self._connected = False
 
     # Life
+
+    @property
+    def heartbeat_timeout_s(self) -> float:
+        """The seconds of silence after which this process, or the service, is lost to the other. The service's own once connected."""
+        return self._connection.heartbeat_timeout_s
 
     def connect(self) -> None:
         """Joins the job: blocks until all processes have come, at most `init_timeout_s` (and 5 s for the answer).
@@ -145,7 +151,7 @@ class CoordinationClient:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_connected", False):
+        if getattr(self, "_connected", False) and not self._connection.closed:
             warnings.warn(f"{self!r} was never shut down", ResourceWarning, source=self, stacklevel=2)
             self.close()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
 import random
 import threading
 import time
@@ -10,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from holdfast.proto import coordination_pb2 as pb
 from holdfast.proto import session_pb2 as spb
@@ -19,7 +22,7 @@ from ..deadline import Deadline
 from ..errors import CoordinationError, CoordinatorLost, ProcessLost
 from ..names import is_service_mismatch
 from .processes import ProcessInfo, ProcessWatch
-from .session import SessionTransport, without_memory
+from .session import ANSWER_GRACE_S, SessionTransport, without_memory
 from .unary import Identity, TransportError, UnaryTransport
 
 log = logging.getLogger("holdfast.coordination")
@@ -35,8 +38,13 @@ IDEMPOTENT = frozenset(
 reads the key back to learn whether the first sending had arrived. IncrementKeyValue never is: its answer lost, it fails."""
 
 HEARTBEATS_PER_TIMEOUT = 4
+DEFAULT_HEARTBEAT_TIMEOUT_S = 100.0
+"""Where neither the service nor the caller says: jax's own default."""
 LAST_ATTEMPT_S = 0.5
 """The least time of one attempt to reach the service, also when the heartbeat budget is over."""
+
+SPREAD_S_PER_PROCESS = 0.001
+MOST_SPREAD_S = 1.0
 
 CLOSED = CoordinationError("the client is not connected: it was shut down, or connect() was never called", code="FAILED_PRECONDITION")
 
@@ -58,11 +66,19 @@ class Backoff:
             bound = min(self.most_s, bound * self.factor)
 
 
+def first_reconnect_s(num_processes: int, heartbeat_timeout_s: float) -> float:
+    """Draws the seconds to wait before the first attempt to come back: a millisecond a process of the job, at most a second.
+
+    A coordinator that was restarted meets the processes of a large job one after the other; it is a small part of the heartbeat timeout.
+    """
+    return random.uniform(0.0, min(SPREAD_S_PER_PROCESS * num_processes, MOST_SPREAD_S, heartbeat_timeout_s / 20))
+
+
 class Connection:
     """Chooses the transport, retries over outages, and ends every call with one error once the service is lost. Safe from several threads.
 
     One thread (the keeper) sends heartbeats, opens broken Sessions again, and after `heartbeat_timeout_s` of silence gives up: from
-    then on every call, those in flight included, raises CoordinatorLost.
+    then on every call, those in flight included, raises CoordinatorLost. Over a Session it does so while the job gathers, too.
     """
 
     def __init__(
@@ -71,13 +87,13 @@ class Connection:
         identity: Identity,
         *,
         credentials: Credentials,
-        heartbeat_timeout_s: float,
+        heartbeat_timeout_s: float | None,
         session: bool | None,
         watch: ProcessWatch,
         on_error: Callable[[CoordinationError], None] | None,
     ) -> None:
         self._address, self._identity, self._credentials = address, identity, credentials
-        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._wanted_heartbeat_timeout_s = heartbeat_timeout_s
         self._session_wanted = session
         self._watch = watch
         self._on_error = on_error
@@ -90,6 +106,7 @@ class Connection:
         self._answered_at = time.monotonic()
         self._reported_lost: set[tuple[int, int]] = set()
         self._counts: Counter[str] = Counter()
+        _open.add(self)
 
     # Opening
 
@@ -99,9 +116,11 @@ class Connection:
         return self._stop.is_set()
 
     def connect(self, deadline: Deadline) -> None:
-        """Joins the job over a Session, or over unary calls where the service has none."""
+        """Joins the job over a Session, or over unary calls where the service has none; returns when all have come."""
         if self._session_wanted is not False and self._try_session(deadline):
             self._start(self._keep)
+            grace = Deadline(deadline.remaining_s() + ANSWER_GRACE_S)  # the answer with the missing comes when the time is over
+            self.call("RegisterTask", pb.RegisterTaskRequest(), grace, grace_s=ANSWER_GRACE_S)
             return
         unary = UnaryTransport(self._address, self._identity, self._credentials)
         self._transport = unary
@@ -121,7 +140,22 @@ class Connection:
                 raise
             session.close()
             return False
+        self._check_heartbeat_timeout()
         return True
+
+    def _check_heartbeat_timeout(self) -> None:
+        wanted_s, found_s = self._wanted_heartbeat_timeout_s, self.heartbeat_timeout_s
+        if wanted_s is not None and abs(wanted_s - found_s) >= 0.001:
+            what = f"the heartbeat timeout of the coordinator at {self._address} is {found_s:g} s, not {wanted_s:g} s"
+            raise CoordinationError(
+                f"{what}: set it where the coordinator is started (--heartbeat-timeout-s), or give none here", code="FAILED_PRECONDITION"
+            )
+
+    @property
+    def heartbeat_timeout_s(self) -> float:
+        """The seconds of silence after which either side is lost: the service's, where it says so."""
+        told_s = None if self._transport is None else self._transport.heartbeat_timeout_s
+        return told_s or self._wanted_heartbeat_timeout_s or DEFAULT_HEARTBEAT_TIMEOUT_S
 
     def _join(self, transport: UnaryTransport | SessionTransport, deadline: Deadline) -> None:
         for pause_s in Backoff().pauses():
@@ -207,8 +241,10 @@ class Connection:
     def _keep(self) -> None:
         pauses, pause_s = Backoff().pauses(), self._interval_s()
         while not self._stop.is_set():
-            self._wake.wait(pause_s)
+            broken = self._wake.wait(pause_s)
             self._wake.clear()
+            if broken and isinstance(self._transport, SessionTransport):
+                self._stop.wait(first_reconnect_s(self._transport.num_processes, self.heartbeat_timeout_s))
             if self._stop.is_set() or self._over is not None:
                 return
             if self._heartbeat():
@@ -217,8 +253,7 @@ class Connection:
                 pause_s = min(next(pauses), max(0.0, self._budget_left_s()))
 
     def _interval_s(self) -> float:
-        assert self._transport is not None
-        return min(self._heartbeat_timeout_s, self._transport.heartbeat_timeout_s) / HEARTBEATS_PER_TIMEOUT
+        return self.heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT
 
     def _heartbeat(self) -> bool:
         """Makes one attempt to reach the service. One more follows the end of the budget: perhaps this process stood still."""
@@ -259,11 +294,11 @@ class Connection:
         return True
 
     def _budget_left_s(self) -> float:
-        return self._heartbeat_timeout_s - (time.monotonic() - self._answered_at)
+        return self.heartbeat_timeout_s - (time.monotonic() - self._answered_at)
 
     def _silence(self) -> CoordinatorLost:
         silent_s = time.monotonic() - self._answered_at
-        silence = f"has been silent for {silent_s:.1f} s (heartbeat timeout {self._heartbeat_timeout_s:g} s)"
+        silence = f"has been silent for {silent_s:.1f} s (heartbeat timeout {self.heartbeat_timeout_s:g} s)"
         return CoordinatorLost(f"the coordinator at {self._address} {silence}", address=self._address, tried_s=silent_s)
 
     def _lose(self, error: CoordinationError) -> None:
@@ -363,6 +398,16 @@ class Connection:
             if thread is not threading.current_thread():
                 thread.join(2.0)
 
+    def abandon(self) -> None:
+        """Ends the connection in a forked child without a byte: it is the parent's, and its threads are not here."""
+        what = "this process was forked from the one that connected, and is no process of the job: call this in its parent"
+        self._over = CoordinationError(what, code="FAILED_PRECONDITION")
+        self._stop, self._wake, self._lock = threading.Event(), threading.Event(), threading.Lock()  # which a thread may have held
+        self._stop.set()
+        self._threads.clear()
+        transport, self._transport = self._transport, None
+        keep_for_ever(transport)
+
     def statistics(self) -> dict[str, int | float | str]:
         """Returns counts, the transport, and the seconds since the service last answered."""
         counts = {name: self._counts[name] for name in ("calls", "breaks", "reconnects")}
@@ -375,3 +420,22 @@ def _copy_of(error: CoordinationError) -> CoordinationError:
     copy = build(*arguments)
     assert isinstance(copy, CoordinationError)
     return copy
+
+
+_open: WeakSet[Connection] = WeakSet()
+
+
+def keep_for_ever(thing: Any) -> None:
+    """Takes a reference that nobody gives back, so that not even the end of a forked child destroys its copy of a parent's connection.
+
+    Its destructor would write to the parent's socket, or wait for threads that the child does not have.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def _abandon_in_child() -> None:
+    for connection in list(_open):
+        connection.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_in_child)

@@ -7,7 +7,6 @@ knows a task by its incarnation, so a request that is sent again on the next str
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import queue
 import sys
@@ -25,12 +24,16 @@ from holdfast.proto import session_pb2 as spb
 from ..credentials import Credentials
 from ..deadline import Deadline
 from ..errors import CoordinationError, Fenced
+from ..limits import Limits
 from ..names import SESSION_METHODS, make_error, status_name
 from .frame_transport import Metadata, open_frame_transport
 from .unary import CHANNEL_OPTIONS, TRANSIENT, Identity, TransportError
 
 ANSWER_GRACE_S = 5.0
 """How much longer than a call's own time a client waits for the service to say that the time is over, and who was missing."""
+
+MOST_BYTES = Limits().value_bytes + Limits().key_bytes
+"""The largest request that the service takes, in a frame."""
 
 RECONNECTABLE = TRANSIENT | {"CANCELLED", "INTERNAL", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
 """How a stream may end without ending the session: resets, a dying service, or being dropped as a slow reader."""
@@ -58,12 +61,12 @@ class SessionTransport:
         self._lock = threading.Lock()
         self._stream: _SessionStream | None = None
         self._service = 0
-        self._gathered = False
         self._closed = False
-        self.heartbeat_timeout_s = math.inf
+        self.heartbeat_timeout_s: float | None = None  # until the service says it
+        self.num_processes = 1
 
     def join(self, deadline: Deadline) -> None:
-        """Opens a stream, the first time waiting for all other processes. Raises TransportError when nobody answers."""
+        """Opens a stream. Raises TransportError when nobody answers."""
         with self._lock:
             if self._closed:
                 raise TransportError("the client is closed", sent=False)
@@ -82,16 +85,13 @@ class SessionTransport:
             closed = self._closed
         if closed:
             stream.end()
-        if not self._gathered:
-            grace = Deadline(deadline.remaining_s() + ANSWER_GRACE_S)  # the answer with the missing comes when the time is over
-            self.call("RegisterTask", pb.RegisterTaskRequest(), grace, ANSWER_GRACE_S)
-            self._gathered = True
 
     def _accept(self, opened: spb.Opened) -> None:
         if self._service not in (0, opened.service_incarnation):
             raise without_memory(self._address)
         self._service = opened.service_incarnation
         self.heartbeat_timeout_s = opened.heartbeat_timeout_ms / 1000
+        self.num_processes = opened.num_processes
 
     def heartbeat(self, deadline: Deadline) -> None:
         """Sends one heartbeat and waits for its echo."""
@@ -169,13 +169,16 @@ class _SessionStream:
 
     def ask(self, method: str, request: Any, timeout_ms: int, depends_on: Sequence[int], deadline: Deadline) -> spb.Reply:
         """Sends a request and waits for its reply."""
+        body = request.SerializeToString()
+        if len(body) > MOST_BYTES:  # the service would end the whole session
+            what = f"{method}: a request of {len(body)} bytes; expected at most {MOST_BYTES}: split the value, or put it into a file"
+            raise CoordinationError(what, code="RESOURCE_EXHAUSTED")
         number = next(self._ids)
         inbox: queue.SimpleQueue[spb.Reply | None] = queue.SimpleQueue()
         with self._lock:
             if self._over:
                 raise TransportError("the session was lost", sent=False)
             self._waiting[number] = inbox
-        body = request.SerializeToString()
         frame = spb.ClientFrame(request=spb.Request(id=number, method=method, body=body, timeout_ms=timeout_ms, needs=depends_on))
         try:
             reply: spb.Reply | None = self._frames.ask(frame.SerializeToString(), inbox, deadline.remaining_s())

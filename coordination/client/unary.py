@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -64,7 +63,7 @@ class UnaryTransport:
             )
             for name, method in METHODS.items()
         }
-        self.heartbeat_timeout_s = math.inf  # the service does not say
+        self.heartbeat_timeout_s: float | None = None  # the service does not say
         self._incarnations = pb.Incarnations(task_id=identity.process_id, task_incarnation=identity.incarnation)
 
     def join(self, deadline: Deadline) -> None:

@@ -4,16 +4,21 @@ A barrier has a name, its participants (fixed by the first to arrive) and a coun
 (passed), when its time is over, when a participant is lost, or when it is cancelled (failed); its result stays, and is replayed to
 a caller that asks again with its counter.
 
-    call with counter          no such barrier   instance `have` open   instance `have` over
-    0                          opens             |                      |
-    have                       -                 arrives                replays the result
-    have - 1, arrived at it    -                 replays that result    replays that result
-    have + 1                   -                 refused                opens the next
-    other                      refused           refused                refused
+Callers count their calls. One whose earlier calls were lost is ahead of the others: its call is for what comes now, and no number may be
+used twice, so an instance takes up all counters from the one after the last instance's to the highest that it was called with.
+
+    call with counter          no such barrier   instance open          instance over
+    among the instance's       -                 arrives                replays the result
+    the one's before, arrived  -                 replays that result    replays that result
+    above                      opens             arrives, if it has not opens the next
+    below                      -                 refused                refused
     0, recoverable, new life   opens             arrives                opens the next
 
-"refused" is INTERNAL with a BarrierError that holds the service's counter, from which the caller resynchronises. A bad request harms
-its sender alone: it never fails the barrier for the others.
+"refused" is INTERNAL with a BarrierError that holds the highest counter, from which the caller resynchronises: the next one fits. So no
+name becomes unusable. A bad request harms its sender alone: it never fails the barrier for the others.
+
+Thousands of results of thousands of tasks are kept, so what is over holds sets of tasks as the bits of an int, and no time or
+incarnation of each: a task's life began at a version of the task table, and so an instance that was over earlier was not its.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..limits import Limits
@@ -29,32 +34,70 @@ from .status import Code, Completion, Status, name_processes
 from .task_table import TaskTable
 from .timers import Timers
 
+_SHOWN_CHARACTERS = 200  # of a name, in a sentence
+_MOST_LOST = 1_000_000  # calls of one task, in a row; a counter that is further ahead is nonsense
+_MOST_FORGOTTEN = 2**48  # the highest counter of a name that the service does not know; one of 63 bits is far
 
-@dataclass(slots=True)
-class PreviousInstance:
-    """The result of the instance before, for tasks that arrived at it and lost the answer while others arrived at the next."""
 
+def bits_of(task_ids: Iterable[int]) -> int:
+    """Returns a set of tasks as the bits of an int."""
+    marks = bytearray()
+    for task_id in task_ids:
+        byte = task_id >> 3
+        if byte >= len(marks):
+            marks.extend(bytes(byte + 1 - len(marks)))
+        marks[byte] |= 1 << (task_id & 7)
+    return int.from_bytes(marks, "little")
+
+
+def tasks_of(bits: int) -> frozenset[int]:
+    """Returns the tasks whose bits are set."""
+    return frozenset(task_id for task_id, digit in enumerate(reversed(f"{bits:b}")) if digit == "1")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an instance ended. Sets of tasks are bits."""
+
+    first: int
     counter: int
-    status: Status | None
-    arrived: dict[int, int]  # task: its incarnation
+    status: Status | None  # without those that were missing
+    members: int
+    came: int
+    absent: int  # those that a failure is about
+    ended: int  # version of the task table
+
+    def includes(self, task_id: int, life: int) -> bool:
+        """Returns whether this life of a task had arrived."""
+        return bool(self.came >> task_id & 1) and life <= self.ended
 
 
 @dataclass(slots=True)
 class Barrier:
-    """The latest instance of one barrier."""
+    """The latest instance of one barrier; `arrived`, `waiting` and `participants` are empty once it is over."""
 
     name: str
     participants: frozenset[int]
-    counter: int
+    first: int
+    counter: int  # the highest that it was called with
     owner: Barriers
     deadline: float = math.inf
     opened: float = 0.0
-    arrived: dict[int, tuple[int, float]] = field(default_factory=dict)  # task: (its incarnation, when)
+    began: int = 0  # version of the task table
+    arrived: dict[int, tuple[int, float]] = field(default_factory=dict)  # task: (when its life began, when it came)
     waiting: dict[int, Any] = field(default_factory=dict)  # task: call
-    former: dict[int, int] = field(default_factory=dict)  # task: its incarnation at earlier instances, in a recoverable job
-    previous: PreviousInstance | None = None
-    status: Status | None = None
-    done: bool = False
+    former: int = 0  # tasks that knew an earlier instance, in the life that they had at `began`; of a recoverable job
+    told: int = 0  # tasks that learned the result without having arrived
+    previous: Outcome | None = None
+    outcome: Outcome | None = None
+    renumbered: bool = True  # the journal has yet to write its row
+    unwritten: list[int] = field(default_factory=list)  # arrivals that the journal has yet to write
+    parts: int = 0  # rows of arrivals that the journal has
+
+    @property
+    def done(self) -> bool:
+        """Returns whether the instance is over."""
+        return self.outcome is not None
 
     def expire(self, now: float) -> None:
         """Fails the instance: its time is over."""
@@ -71,7 +114,7 @@ class Arrival:
 
     call: Any
     task_id: int
-    incarnation: int
+    life: int  # version of the task table when the caller's life began
     name: str
     counter: int
     deadline: float
@@ -84,11 +127,14 @@ class Barriers:
     def __init__(self, limits: Limits, task_table: TaskTable, timers: Timers, completions: list[Completion], recoverable: bool) -> None:
         self._limits, self._task_table, self._timers, self._completions = limits, task_table, timers, completions
         self._recoverable = recoverable
+        self._everyone = bits_of(task_table.everyone)
         self.open: dict[str, Barrier] = {}
         self.finished: OrderedDict[str, Barrier] = OrderedDict()
-        self.forgotten = False  # whether results have been dropped, so that a new name may have a counter
         self.dirty: set[str] = set()
+        self.dropped_parts: list[Barrier] = []  # instances that are over, whose rows of arrivals the journal still has
         self.passed = self.failed = 0
+
+    # ---- Arrivals --------------------------------------------------------------------------------------------------------------------
 
     def arrive(self, arrival: Arrival, now: float) -> None:
         """Lets a task arrive at a barrier; its call is answered when the instance is over."""
@@ -97,36 +143,52 @@ class Barriers:
             barrier = self._open_or_answer(arrival, now)
             if barrier is None:
                 return
-        elif self._replay_previous(barrier, arrival):
+        elif self._replay_previous(barrier, arrival, now):
             return
-        elif barrier.counter != arrival.counter and not self._is_new_life(barrier, arrival):
-            self._refuse(arrival, _counter_mismatch(barrier, arrival.counter))
+        elif not self._belongs(barrier, arrival):
+            self._refuse(arrival, _counter_mismatch(barrier.name, barrier.counter, arrival.counter))
             return
         elif (status := self._outsider(barrier, arrival)) is not None:
             self._refuse(arrival, status)
             return
         self._enter(barrier, arrival, now)
 
+    def _belongs(self, barrier: Barrier, arrival: Arrival) -> bool:
+        """Returns whether a call is for the open instance."""
+        if arrival.counter > barrier.counter:
+            return arrival.task_id not in barrier.arrived and arrival.counter <= barrier.counter + _MOST_LOST
+        return arrival.counter >= barrier.first or self._is_new_life(barrier, arrival)
+
     def _enter(self, barrier: Barrier, arrival: Arrival, now: float) -> None:
         task_id = arrival.task_id
         older = barrier.waiting.get(task_id)
         if older is not None:
-            sentence = f"barrier {barrier.name!r}: a newer call of process {task_id} took this one's place"
+            sentence = f"barrier {_shown(barrier.name)}: a newer call of process {task_id} took this one's place"
             self._completions.append(Completion(older, None, Status(Code.CANCELLED, sentence)))
         if task_id not in barrier.arrived:
-            barrier.arrived[task_id] = (arrival.incarnation, now)
+            barrier.arrived[task_id] = (arrival.life, now)
+            barrier.unwritten.append(task_id)
             self.dirty.add(barrier.name)
+            if arrival.counter > barrier.counter:
+                barrier.counter, barrier.renumbered = arrival.counter, True
         barrier.waiting[task_id] = arrival.call
         if len(barrier.arrived) == len(barrier.participants):
             self._finish(barrier, None)
 
+    def _named(self, arrival: Arrival) -> frozenset[int]:
+        return arrival.participants or self._task_table.everyone
+
     def _outsider(self, barrier: Barrier, arrival: Arrival) -> Status | None:
-        named = arrival.participants or self._task_table.everyone
-        if named is not barrier.participants and named != barrier.participants:  # comparing costs as many steps as there are tasks
-            sentence = (
-                f"barrier {barrier.name!r} is one of {_some(barrier.participants)}; process {arrival.task_id} came with {_some(named)}"
+        named, outcome = self._named(arrival), barrier.outcome
+        if outcome is not None:
+            alike = (self._everyone if named is self._task_table.everyone else bits_of(named)) == outcome.members
+        else:  # comparing costs as many steps as there are tasks
+            alike = named is barrier.participants or named == barrier.participants
+        if not alike:
+            participants = barrier.participants if outcome is None else tasks_of(outcome.members)
+            return _conflict(
+                barrier.name, barrier.counter, f"It is one of {_some(participants)}; process {arrival.task_id} came with {_some(named)}"
             )
-            return Status(Code.INVALID_ARGUMENT, sentence, barrier=(barrier.name, barrier.counter))
         if arrival.task_id not in named:
             return _not_among(arrival, named, barrier.counter)
         return None
@@ -134,78 +196,99 @@ class Barriers:
     def _open_or_answer(self, arrival: Arrival, now: float) -> Barrier | None:
         """Opens an instance, or answers without one: with a replay or an error."""
         finished = self.finished.get(arrival.name)
-        if finished is not None and self._replay_previous(finished, arrival):
+        if finished is not None and self._replay_previous(finished, arrival, now):
             return None
-        status = self._may_open(finished, arrival, now)
+        status = self._may_open(finished, arrival)
         if status is not None:
             self._refuse(arrival, status)
             return None
         if finished is not None and self._is_replay(finished, arrival):
-            if self._recoverable and arrival.task_id not in finished.arrived:
-                finished.former[arrival.task_id] = arrival.incarnation
-                self.dirty.add(finished.name)
-            self._completions.append(Completion(arrival.call, finished.counter, finished.status))
+            self._replay(finished, arrival, now)
             return None
-        counter = arrival.counter if finished is None else finished.counter + 1
-        participants = arrival.participants or self._task_table.everyone
-        barrier = self._next(finished, Barrier(arrival.name, participants, counter, self, arrival.deadline, now))
-        if not self._task_table.lost.isdisjoint(participants):
-            barrier.arrived[arrival.task_id], barrier.waiting[arrival.task_id] = (arrival.incarnation, now), arrival.call
-            self._finish(barrier, self._lost_status(barrier, now))
+        return self._open(finished, arrival, now)
+
+    def _open(self, finished: Barrier | None, arrival: Arrival, now: float) -> Barrier | None:
+        first = 0 if finished is None else finished.counter + 1
+        counter, version = max(first, arrival.counter), self._task_table.version
+        barrier = Barrier(arrival.name, self._named(arrival), first, counter, self, arrival.deadline, now, version)
+        self._succeed(finished, barrier)
+        if not self._task_table.lost.isdisjoint(barrier.participants):
+            barrier.arrived[arrival.task_id], barrier.waiting[arrival.task_id] = (arrival.life, now), arrival.call
+            self._fail_lost(barrier, now)
             return None
         self.open[arrival.name] = barrier
         self.finished.pop(arrival.name, None)
         self._timers.add(arrival.deadline, barrier)
         return barrier
 
-    def _may_open(self, finished: Barrier | None, arrival: Arrival, now: float) -> Status | None:
-        named = arrival.participants or self._task_table.everyone
+    def _may_open(self, finished: Barrier | None, arrival: Arrival) -> Status | None:
+        named = self._named(arrival)
         if finished is not None and (status := self._outsider(finished, arrival)) is not None:
             return status
         if arrival.task_id not in named:
-            return _not_among(arrival, named, 0)
+            return _not_among(arrival, named, arrival.counter)
         if not named <= self._task_table.everyone:
-            sentence = (
-                f"barrier {arrival.name!r} names {_some(named - self._task_table.everyone)}; the job has 0 to {len(self._task_table) - 1}"
-            )
-            return Status(Code.INVALID_ARGUMENT, sentence, barrier=(arrival.name, 0))
+            return _unknown(arrival, named - self._task_table.everyone, len(self._task_table))
+        first, most = (0, _MOST_FORGOTTEN) if finished is None else (finished.first, finished.counter + _MOST_LOST)
+        if not first <= arrival.counter <= most and not (finished is not None and self._is_new_life(finished, arrival)):
+            return _counter_mismatch(arrival.name, 0 if finished is None else finished.counter, arrival.counter)
+        return self._too_much(arrival.name) if finished is None else None
+
+    def _succeed(self, finished: Barrier | None, barrier: Barrier) -> None:
+        """Gives a new instance what it has to know of the finished one before."""
         if finished is None:
-            if arrival.counter != 0 and not self.forgotten:
-                return _counter_mismatch(Barrier(arrival.name, named, 0, self), arrival.counter)
-            return self._too_much(arrival.name)
-        if arrival.counter not in (finished.counter, finished.counter + 1) and not self._is_new_life(finished, arrival):
-            return _counter_mismatch(finished, arrival.counter)
-        return None
+            return
+        assert finished.outcome is not None
+        barrier.previous = finished.outcome
+        if self._recoverable:
+            since = self._task_table.begun_until
+            ended = finished.outcome.ended
+            barrier.former = finished.former & since(finished.began) | (finished.outcome.came | finished.told) & since(ended)
+
+    # ---- Replays ---------------------------------------------------------------------------------------------------------------------
 
     def _is_replay(self, finished: Barrier, arrival: Arrival) -> bool:
-        earlier = finished.arrived.get(arrival.task_id)
-        same_life = earlier is not None and earlier[0] == arrival.incarnation
-        if arrival.counter == finished.counter:
-            return not self._recoverable or earlier is None or same_life
-        return self._is_new_life(finished, arrival) and same_life  # what it sent as 0 was counted here
-
-    def _replay_previous(self, barrier: Barrier, arrival: Arrival) -> bool:
-        """Replays the instance before to a task that arrived at it; in a recoverable job it may have arrived as a new life, with 0."""
-        previous = barrier.previous
-        if previous is None or arrival.counter == barrier.counter or previous.arrived.get(arrival.task_id) != arrival.incarnation:
-            return False
-        if arrival.counter != previous.counter and not (self._recoverable and arrival.counter == 0):
-            return False
-        self._completions.append(Completion(arrival.call, previous.counter, previous.status))
-        return True
+        assert finished.outcome is not None
+        if finished.first <= arrival.counter <= finished.counter:
+            return not self._recoverable or arrival.life <= finished.outcome.ended
+        # what a new life sent as 0 was counted here
+        return self._is_new_life(finished, arrival) and finished.outcome.includes(arrival.task_id, arrival.life)
 
     def _is_new_life(self, barrier: Barrier, arrival: Arrival) -> bool:
         """Returns whether a counter of 0 is a restarted task's, not a late sending of a task that arrived earlier in this life."""
-        return self._recoverable and arrival.counter == 0 and barrier.former.get(arrival.task_id) != arrival.incarnation
+        if not self._recoverable or arrival.counter != 0:
+            return False
+        told = barrier.outcome is not None and barrier.told >> arrival.task_id & 1 and arrival.life <= barrier.outcome.ended
+        return not told and not (barrier.former >> arrival.task_id & 1 and arrival.life <= barrier.began)
 
-    def _next(self, finished: Barrier | None, barrier: Barrier) -> Barrier:
-        """Returns a new instance with what it has to know of the finished one before."""
-        if finished is not None:
-            arrived = {task_id: incarnation for task_id, (incarnation, _) in finished.arrived.items()}
-            barrier.previous = PreviousInstance(finished.counter, finished.status, arrived)
-            if self._recoverable:
-                barrier.former = finished.former | arrived
-        return barrier
+    def _replay(self, finished: Barrier, arrival: Arrival, now: float) -> None:
+        assert finished.outcome is not None
+        if self._recoverable and not finished.outcome.came >> arrival.task_id & 1:
+            finished.told |= 1 << arrival.task_id
+            self.dirty.add(finished.name)
+        self._completions.append(self._answer(finished.outcome, arrival.call, now))
+
+    def _replay_previous(self, barrier: Barrier, arrival: Arrival, now: float) -> bool:
+        """Replays the instance before to a task that arrived at it; in a recoverable job it may have arrived as a new life, with 0."""
+        previous = barrier.previous
+        if previous is None or arrival.counter >= barrier.first or not previous.includes(arrival.task_id, arrival.life):
+            return False
+        if not previous.first <= arrival.counter <= previous.counter and not (self._recoverable and arrival.counter == 0):
+            return False
+        self._completions.append(self._answer(previous, arrival.call, now))
+        return True
+
+    def _answer(self, outcome: Outcome, call: Any, now: float) -> Completion:
+        """Returns how `call` ends with an earlier result, which names the same processes as it did then."""
+        status = outcome.status
+        if status is not None and outcome.absent:
+            missing = self._task_table.missing(tasks_of(outcome.absent), now)
+            if status.code is Code.INTERNAL:
+                missing = tuple(replace(each, lost=True) for each in missing)
+            status = replace(status, missing=missing)
+        return Completion(call, outcome.counter, status)
+
+    # ---- Refusals --------------------------------------------------------------------------------------------------------------------
 
     def _too_much(self, name: str) -> Status | None:
         if len(name.encode()) > self._limits.barrier_name_bytes:
@@ -219,68 +302,86 @@ class Barriers:
     def _refuse(self, arrival: Arrival, status: Status) -> None:
         self._completions.append(Completion(arrival.call, None, status))
 
+    # ---- Ends ------------------------------------------------------------------------------------------------------------------------
+
     def _finish(self, barrier: Barrier, status: Status | None) -> None:
-        barrier.done, barrier.status = True, status
         if status is None:
             self.passed += 1
         else:
             self.failed += 1
+        counter = barrier.counter
+        self._completions += [Completion(call, counter, status) for call in barrier.waiting.values()]
+        members = self._everyone if barrier.participants is self._task_table.everyone else bits_of(barrier.participants)
+        came = members if status is None else bits_of(barrier.arrived)
+        absent = 0 if status is None else bits_of(missing.task_id for missing in status.missing)
+        kept = None if status is None else replace(status, missing=())
+        barrier.outcome = Outcome(barrier.first, counter, kept, members, came, absent, self._task_table.version)
+        barrier.waiting, barrier.arrived, barrier.unwritten, barrier.participants = {}, {}, [], frozenset()
         self.open.pop(barrier.name, None)
         self.finished[barrier.name] = barrier
         self.dirty.add(barrier.name)
-        counter = barrier.counter
-        self._completions += [Completion(call, counter, status) for call in barrier.waiting.values()]
-        barrier.waiting = {}
+        if barrier.parts:
+            self.dropped_parts.append(barrier)
         while len(self.finished) > self._limits.barriers_kept:
             self.dirty.add(self.finished.popitem(last=False)[0])
-            self.forgotten = True
 
     def time_out(self, barrier: Barrier, now: float) -> None:
         """Fails an instance whose time is over, naming all that have not arrived."""
         missing = self._task_table.missing(barrier.missing(), now)
-        sentence = f"{_arrived(barrier)}, missing {name_processes(missing)}; waited {now - barrier.opened:.1f} s"
+        what = f"Barrier timed out. Id: {barrier.name[:_SHOWN_CHARACTERS]}::{barrier.counter}."
+        sentence = f"{what} {_arrived(barrier)}, missing {name_processes(missing)}; waited {now - barrier.opened:.1f} s"
         self._finish(barrier, Status(Code.DEADLINE_EXCEEDED, sentence, barrier=(barrier.name, barrier.counter), missing=missing))
 
-    def _lost_status(self, barrier: Barrier, now: float) -> Status:
+    def _fail_lost(self, barrier: Barrier, now: float) -> None:
         missing = self._task_table.missing(barrier.participants & self._task_table.lost, now)
         sentence = f"{_arrived(barrier)}; it can never be passed: {name_processes(missing)} {'is' if len(missing) == 1 else 'are'} lost"
-        return Status(Code.INTERNAL, sentence, barrier=(barrier.name, barrier.counter), missing=missing)
+        self._finish(barrier, Status(Code.INTERNAL, sentence, barrier=(barrier.name, barrier.counter), missing=missing))
 
     def fail_lost(self, task_id: int, now: float) -> None:
         """Fails all open instances that a lost task takes part in, even those at which it has arrived."""
         for barrier in [each for each in self.open.values() if task_id in each.participants]:
-            self._finish(barrier, self._lost_status(barrier, now))
+            self._fail_lost(barrier, now)
+
+    def fail_replaced(self, task_id: int, life: int) -> None:
+        """Fails all open instances at which an agent has arrived whose process has made another one: its arrival is nobody's any more."""
+        for barrier in [each for each in self.open.values() if each.arrived.get(task_id, (-1, 0.0))[0] == life]:
+            sentence = f"{_arrived(barrier)}; it can never be passed: process {task_id} arrived with a client that another has replaced"
+            self._finish(barrier, Status(Code.INTERNAL, sentence, barrier=(barrier.name, barrier.counter)))
 
     def cancel(self, call: Any, task_id: int, name: str, counter: int, now: float) -> None:
         """Fails an instance for all its participants, including those that have yet to arrive."""
         barrier = self.open.get(name) or self.finished.get(name)
-        if barrier is None:
-            barrier = Barrier(name, self._task_table.everyone, counter, self, opened=now)
-        elif barrier.done and counter == barrier.counter + 1:
-            barrier = self._next(barrier, Barrier(name, barrier.participants, counter, self, opened=now))
+        if barrier is None or (barrier.outcome is not None and counter > barrier.counter):
+            finished, first = barrier, 0 if barrier is None else barrier.counter + 1
+            participants = tasks_of(finished.outcome.members) if finished and finished.outcome else self._task_table.everyone
+            following = min(max(first, counter), first + _MOST_LOST)
+            barrier = Barrier(name, participants, first, following, self, opened=now, began=self._task_table.version)
+            self._succeed(finished, barrier)
         status = self._no_cancel(barrier, task_id, counter)
         if status is None:
-            sentence = f"barrier {name!r} was cancelled by process {task_id}; {_arrived(barrier)}"
-            self._finish(barrier, Status(Code.CANCELLED, sentence, barrier=(name, counter)))
+            sentence = f"barrier {_shown(name)} was cancelled by process {task_id}; {_arrived(barrier)}"
+            self._finish(barrier, Status(Code.CANCELLED, sentence, barrier=(name, barrier.counter)))
         self._completions.append(Completion(call, None, status))
 
     def _no_cancel(self, barrier: Barrier, task_id: int, counter: int) -> Status | None:
-        if barrier.counter != counter:
-            return _counter_mismatch(barrier, counter)
+        if counter < barrier.first:
+            return _counter_mismatch(barrier.name, barrier.counter, counter)
         if barrier.done:
-            sentence = f"barrier {barrier.name!r} is over already"
+            sentence = f"barrier {_shown(barrier.name)} is over already"
             return Status(Code.FAILED_PRECONDITION, sentence, barrier=(barrier.name, counter))
         if task_id not in barrier.participants:
-            sentence = f"process {task_id} takes no part in barrier {barrier.name!r}"
+            sentence = f"process {task_id} takes no part in barrier {_shown(barrier.name)}"
             return Status(Code.INVALID_ARGUMENT, sentence, barrier=(barrier.name, counter))
         return self._too_much(barrier.name)
 
     def counter_for(self, name: str, task_id: int) -> int:
         """Returns the counter of a task's next call, for profiles that send none."""
+        if (opened := self.open.get(name)) is not None:
+            return opened.counter
         finished = self.finished.get(name)
-        if name in self.open or finished is None:
-            return self.open[name].counter if name in self.open else 0
-        return finished.counter + (task_id in finished.arrived)
+        if finished is None or finished.outcome is None:
+            return 0
+        return finished.counter + (finished.outcome.came >> task_id & 1)
 
     def load(self, barriers: Iterable[Barrier]) -> None:
         """Loads what a journal holds."""
@@ -292,20 +393,41 @@ class Barriers:
                 self._timers.add(barrier.deadline, barrier)
 
 
+def _shown(name: str) -> str:
+    return repr(name if len(name) <= _SHOWN_CHARACTERS else name[:_SHOWN_CHARACTERS] + "...")
+
+
 def _arrived(barrier: Barrier) -> str:
-    return f"{len(barrier.arrived)} of {len(barrier.participants)} at {barrier.name!r}"
+    return f"{len(barrier.arrived)} of {len(barrier.participants)} at {_shown(barrier.name)}"
 
 
 def _some(task_ids: frozenset[int]) -> str:
     shown = ", ".join(map(str, sorted(task_ids)[:40]))
-    return f"processes {shown}" + (f" and {len(task_ids) - 40} more" if len(task_ids) > 40 else "")
+    what = "process" if len(task_ids) == 1 else "processes"
+    return f"{what} {shown}" + (f" and {len(task_ids) - 40} more" if len(task_ids) > 40 else "")
 
 
-def _counter_mismatch(barrier: Barrier, counter: int) -> Status:
-    sentence = f"barrier {barrier.name!r}: counter mismatch: expected {barrier.counter}, found {counter}"
-    return Status(Code.INTERNAL, sentence, barrier=(barrier.name, barrier.counter))
+def _counter_mismatch(name: str, expected: int, found: int) -> Status:
+    sentence = f"barrier {_shown(name)}: counter mismatch: expected {expected}, found {found}"
+    return Status(Code.INTERNAL, sentence, barrier=(name, expected))
+
+
+def _conflict(name: str, counter: int, why: str) -> Status:
+    what = f"Conflicting tasks specified by different processes for the same barrier: {name[:_SHOWN_CHARACTERS]}::{counter}."
+    return Status(Code.INVALID_ARGUMENT, f"{what} {why}", barrier=(name, counter))
 
 
 def _not_among(arrival: Arrival, named: frozenset[int], counter: int) -> Status:
-    sentence = f"process {arrival.task_id} takes no part in barrier {arrival.name!r}: it is one of {_some(named)}"
-    return Status(Code.INVALID_ARGUMENT, sentence, barrier=(arrival.name, counter))
+    what = f"A non-participating task ({arrival.task_id}) called the barrier: {arrival.name[:_SHOWN_CHARACTERS]}::{counter}"
+    return Status(Code.INVALID_ARGUMENT, f"{what}; it is one of {_some(named)}", barrier=(arrival.name, counter))
+
+
+def _unknown(arrival: Arrival, unknown: frozenset[int], num_tasks: int) -> Status:
+    where = f"Barrier Id: {arrival.name[:_SHOWN_CHARACTERS]}::{arrival.counter}"
+    what = f"Unexpected task ({min(unknown)}) that is not in the cluster called the barrier. {where}"
+    return Status(Code.INVALID_ARGUMENT, f"{what}; the job has 0 to {num_tasks - 1}", barrier=(arrival.name, arrival.counter))
+
+
+def repeated(arrival: Arrival) -> Status:
+    """Returns the error of a call that names a task twice."""
+    return _conflict(arrival.name, arrival.counter, f"Process {arrival.task_id} named a participant twice")

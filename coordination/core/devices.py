@@ -32,7 +32,8 @@ class Devices:
         self.waiting.append(call)
         if len(self.nodes) == self.num_nodes:
             waiting, self.waiting = self.waiting, []
-            self.completions += [Completion(each, self.numbered(), None) for each in waiting]
+            numbered = self.numbered()
+            self.completions += [Completion(each, numbered, None) for each in waiting]
 
     def numbered(self) -> list[tuple[int, Node, int]]:
         """Returns (node id, node, global id of its first device) in node order."""

@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from .barriers import Barrier, PreviousInstance
+from .barriers import Barrier, Outcome
 from .machine import Machine
 from .status import Code, Missing, Status
 from .task_table import Task, TaskState
 
-META, TASK, KEY, BARRIER = "meta", "task", "key", "barrier"
+META, TASK, KEY, BARRIER, ARRIVED = "meta", "task", "key", "barrier", "arrived"
 
 
 class Row(NamedTuple):
@@ -32,22 +32,24 @@ def drain(machine: Machine, wall_offset_s: float) -> list[Row]:
     """Returns the rows that have changed since the last call. Wall time is the machine's time plus `wall_offset_s`."""
     rows = [Row(TASK, str(task_id), _task(machine.task_table.tasks[task_id])) for task_id in machine.task_table.dirty]
     rows += [Row(KEY, key, machine.keys.values.get(key)) for key in machine.keys.dirty]
+    rows += [Row(ARRIVED, _part(over, number), None) for over in machine.barriers.dropped_parts for number in range(over.parts)]
     for name in machine.barriers.dirty:
-        barrier = machine.barriers.open.get(name) or machine.barriers.finished.get(name)
-        rows.append(Row(BARRIER, name, None if barrier is None else _barrier(barrier, machine, wall_offset_s)))
+        rows += _barrier_rows(name, machine, wall_offset_s)
     if machine.task_table.dirty:
         meta = {"gathered": machine.registration.gathered, "version": machine.task_table.version, "error": _status(machine.error)}
         rows.append(Row(META, "state", _json(meta)))
     machine.task_table.dirty.clear()
     machine.keys.dirty.clear()
     machine.barriers.dirty.clear()
+    machine.barriers.dropped_parts.clear()
     return rows
 
 
 def load(machine: Machine, rows: Iterable[Row], now: float, wall_offset_s: float) -> None:
     """Puts rows into a fresh machine. Connected tasks count as heard of just now: they cannot help our outage."""
     keys: dict[str, bytes] = {}
-    barriers: list[Barrier] = []
+    barriers: dict[str, Barrier] = {}
+    parts: list[bytes] = []
     for table, key, value in rows:
         assert value is not None
         if table == KEY:
@@ -55,13 +57,20 @@ def load(machine: Machine, rows: Iterable[Row], now: float, wall_offset_s: float
         elif table == TASK:
             _load_task(machine, json.loads(value), now)
         elif table == BARRIER:
-            barriers.append(_load_barrier(machine, json.loads(value), wall_offset_s))
+            barriers[key] = _load_barrier(machine, json.loads(value), wall_offset_s)
+        elif table == ARRIVED:
+            parts.append(value)
         elif key == "state":
             meta = json.loads(value)
             machine.registration.gathered, machine.error = meta["gathered"], _load_status(meta["error"])
             machine.task_table.version = meta["version"]
     machine.keys.load(keys)
-    machine.barriers.load(barriers)
+    for part in parts:
+        kept = json.loads(part)
+        barrier = barriers[kept["name"]]
+        barrier.arrived |= {task_id: (life, when - wall_offset_s) for task_id, life, when in kept["arrived"]}
+        barrier.parts += 1
+    machine.barriers.load(barriers.values())
 
 
 def _json(value: Any) -> bytes:
@@ -69,7 +78,7 @@ def _json(value: Any) -> bytes:
 
 
 def _task(task: Task) -> bytes:
-    names = ("task_id", "agent", "session", "host", "pid", "version", "owner")
+    names = ("task_id", "agent", "session", "host", "pid", "version", "owner", "former", "agent_since", "session_since")
     kept = {name: getattr(task, name) for name in names}
     progress = asdict(task.progress)
     return _json(kept | {"state": int(task.state), "error": _status(task.error), "seen": task.last_seen is not None, "progress": progress})
@@ -77,46 +86,84 @@ def _task(task: Task) -> bytes:
 
 def _load_task(machine: Machine, kept: dict[str, Any], now: float) -> None:
     task = machine.task_table.tasks[kept["task_id"]]
-    task.session, task.host, task.pid, task.version = kept["session"], kept["host"], kept["pid"], kept["version"]
-    task.state, task.error, task.state_since = TaskState(kept["state"]), _load_status(kept["error"]), now
+    for name in ("session", "host", "pid", "version", "former"):
+        setattr(task, name, kept[name])
+    machine.task_table.set_state(task, TaskState(kept["state"]))
+    task.error, task.state_since = _load_status(kept["error"]), now
     task.last_seen = now if kept["seen"] else None
     for name, value in kept["progress"].items():
         setattr(task.progress, name, value)
     machine.task_table.set_agent(task, kept["agent"])
+    task.agent_since, task.session_since = kept["agent_since"], kept["session_since"]
+    machine.task_table.latest_life = max(machine.task_table.latest_life, task.agent_since, task.session_since)
     machine.task_table.set_owner(task, kept["owner"])
-    machine.task_table.connected_count += task.state is TaskState.CONNECTED
     if task.state in (TaskState.DISCONNECTED, TaskState.ERROR):
         machine.task_table.lost.add(task.task_id)
 
 
+def _part(barrier: Barrier, number: int) -> str:
+    return f"{barrier.first}/{number}/{barrier.name}"
+
+
+def _barrier_rows(name: str, machine: Machine, wall_offset_s: float) -> list[Row]:
+    """Returns what has changed of one barrier: of an open one the arrivals alone, unless it is new."""
+    barrier = machine.barriers.open.get(name) or machine.barriers.finished.get(name)
+    if barrier is None:
+        return [Row(BARRIER, name, None)]
+    rows = [Row(BARRIER, name, _barrier(barrier, machine, wall_offset_s))] if barrier.done or barrier.renumbered else []
+    barrier.renumbered = False
+    if barrier.unwritten:
+        arrived = [(task_id, barrier.arrived[task_id][0], barrier.arrived[task_id][1] + wall_offset_s) for task_id in barrier.unwritten]
+        rows.append(Row(ARRIVED, _part(barrier, barrier.parts), _json({"name": name, "arrived": arrived})))
+        barrier.parts += 1
+        barrier.unwritten = []
+    return rows
+
+
 def _barrier(barrier: Barrier, machine: Machine, wall_offset_s: float) -> bytes:
-    previous, everyone = barrier.previous, barrier.participants == machine.task_table.everyone
+    everyone = barrier.participants == machine.task_table.everyone
     kept = {
         "name": barrier.name,
         "participants": None if everyone else sorted(barrier.participants),
+        "first": barrier.first,
         "counter": barrier.counter,
         "deadline": None if barrier.deadline == math.inf else barrier.deadline + wall_offset_s,
         "opened": barrier.opened + wall_offset_s,
-        "arrived": [(task_id, incarnation, when + wall_offset_s) for task_id, (incarnation, when) in barrier.arrived.items()],
-        "former": list(barrier.former.items()),
-        "past": None if previous is None else [previous.counter, _status(previous.status), list(previous.arrived.items())],
-        "refusal": _status(barrier.status),
-        "done": barrier.done,
+        "began": barrier.began,
+        "former": _bits(barrier.former),
+        "told": _bits(barrier.told),
+        "previous": _outcome(barrier.previous),
+        "outcome": _outcome(barrier.outcome),
     }
     return _json(kept)
 
 
 def _load_barrier(machine: Machine, kept: dict[str, Any], wall_offset_s: float) -> Barrier:
     participants = machine.task_table.everyone if kept["participants"] is None else frozenset(kept["participants"])
-    barrier = Barrier(kept["name"], participants, kept["counter"], machine.barriers, opened=kept["opened"] - wall_offset_s)
+    counters, opened = (kept["first"], kept["counter"]), kept["opened"] - wall_offset_s
+    barrier = Barrier(kept["name"], participants, *counters, machine.barriers, opened=opened, renumbered=False)
     barrier.deadline = math.inf if kept["deadline"] is None else kept["deadline"] - wall_offset_s
-    barrier.arrived = {task_id: (incarnation, when - wall_offset_s) for task_id, incarnation, when in kept["arrived"]}
-    barrier.former = dict(kept["former"])
-    if kept["past"] is not None:
-        counter, status, arrived = kept["past"]
-        barrier.previous = PreviousInstance(counter, _load_status(status), dict(arrived))
-    barrier.status, barrier.done = _load_status(kept["refusal"]), kept["done"]
+    barrier.began, barrier.former, barrier.told = kept["began"], int(kept["former"], 16), int(kept["told"], 16)
+    barrier.previous, barrier.outcome = _load_outcome(kept["previous"]), _load_outcome(kept["outcome"])
     return barrier
+
+
+def _bits(bits: int) -> str:
+    return f"{bits:x}"
+
+
+def _outcome(outcome: Outcome | None) -> list[Any] | None:
+    if outcome is None:
+        return None
+    sets = [_bits(bits) for bits in (outcome.members, outcome.came, outcome.absent)]
+    return [outcome.first, outcome.counter, _status(outcome.status), *sets, outcome.ended]
+
+
+def _load_outcome(kept: list[Any] | None) -> Outcome | None:
+    if kept is None:
+        return None
+    first, counter, status, members, came, absent, ended = kept
+    return Outcome(first, counter, _load_status(status), int(members, 16), int(came, 16), int(absent, 16), ended)
 
 
 def _status(status: Status | None) -> dict[str, Any] | None:
@@ -127,5 +174,5 @@ def _load_status(kept: dict[str, Any] | None) -> Status | None:
     if kept is None:
         return None
     barrier = None if kept["barrier"] is None else tuple(kept["barrier"])
-    missing = tuple(Missing(**each) for each in kept["missing"])
+    missing = tuple(Missing(**(each | {"progress": None})) for each in kept["missing"])
     return Status(**(kept | {"code": Code(kept["code"]), "barrier": barrier, "missing": missing}))

@@ -56,7 +56,7 @@ class Keys:
         """Sets a key and answers all calls that wait for it."""
         key = normalise(key)
         if not allow_overwrite and key in self.values:
-            sentence = f"key {key!r} already exists; expected a new key, or allow_overwrite"
+            sentence = f"key {key} already exists. Expected a new key, or allow_overwrite"
             self._completions.append(Completion(call, None, Status(Code.ALREADY_EXISTS, sentence, from_service=False)))
             return
         self._completions.append(Completion(call, None, self._put(key, value)))
@@ -146,7 +146,7 @@ class Keys:
         """Answers at once, NOT_FOUND where there is no such key."""
         key = normalise(key)
         value = self.values.get(key)
-        status = None if value is not None else Status(Code.NOT_FOUND, f"key {key!r} is not set", from_service=False)
+        status = None if value is not None else Status(Code.NOT_FOUND, f"Config key {key} not found.")
         self._completions.append(Completion(call, (key, value), status))
 
     def increment(self, call: Any, key: str, by: int) -> None:
@@ -158,7 +158,8 @@ class Keys:
         except ValueError:
             number = _INT64
         if not -_INT64 <= number < _INT64:
-            sentence = f"key {key!r} cannot be incremented by {by}: expected a 64-bit decimal number, found {text[:40]!r}"
+            what = f'Failed to parse value "{text[:40].decode(errors="replace")}" as an integer.'
+            sentence = f"{what} Key {key!r} cannot be incremented by {by}: expected a 64-bit decimal number"
             self._completions.append(Completion(call, None, Status(Code.FAILED_PRECONDITION, sentence, from_service=False)))
             return
         value = str(number).encode()

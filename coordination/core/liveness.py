@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from .status import Code, Completion, Status, name_processes
 from .task_table import TaskTable
 from .timers import Timers, Wait
+
+
+class Living(NamedTuple):
+    """A task that is alive, with its incarnations at the time of the answer: by when it is sent, the task may have left."""
+
+    task_id: int
+    session: int
+    agent: int
 
 
 @dataclass(slots=True)
@@ -19,43 +27,65 @@ class LivenessWait(Wait):
     members: frozenset[int] = frozenset()
 
 
+@dataclass(slots=True)
+class _Gathering:
+    """The calls about one set, and how many of its connected members have yet to ask."""
+
+    waits: dict[int, LivenessWait] = field(default_factory=dict)
+    absent: int = 0
+
+
 class LivenessBarrier:
     """Holds the waiting calls by set of members. Call `resolve` after each change of the task table."""
 
     def __init__(self, task_table: TaskTable, timers: Timers, completions: list[Completion]) -> None:
         self._task_table, self._timers, self._completions = task_table, timers, completions
-        self._waits: dict[frozenset[int], dict[int, LivenessWait]] = {}
+        self._gatherings: dict[frozenset[int], _Gathering] = {}
 
     def arrive(self, call: Any, task_id: int, task_ids: Sequence[int], now: float, deadline: float = math.inf) -> None:
         """Answers with the tasks that are alive, once every connected one among `task_ids` has asked for the same set."""
         if task_id not in task_ids:
-            sentence = f"process {task_id} asked who is alive in a set that it is not in"
+            sentence = f"Requesting task {task_id} is not one of the tasks specified in a GetAliveTasks request."
             self._completions.append(Completion(call, None, Status(Code.INVALID_ARGUMENT, sentence, from_service=False)))
             return
         members = frozenset(task_ids) & self._task_table.everyone
-        waits = self._waits.setdefault(members, {})
-        older = waits.get(task_id)
+        gathering = self._gatherings.get(members)
+        if gathering is None:
+            gathering = self._gatherings[members] = _Gathering()
+            gathering.absent = self._absent(members, gathering)
+        older = gathering.waits.get(task_id)
         if older is not None:
             older.done = True
             sentence = f"a newer call of process {task_id} took this one's place"
             self._completions.append(Completion(older.call, None, Status(Code.CANCELLED, sentence)))
-        waits[task_id] = LivenessWait(call, task_id, now, self, members=members)
-        self._timers.add(deadline, waits[task_id])
-        self.resolve()
+        else:
+            gathering.absent -= self._task_table.connected(task_id)
+        gathering.waits[task_id] = LivenessWait(call, task_id, now, self, members=members)
+        self._timers.add(deadline, gathering.waits[task_id])
+        if not gathering.absent:
+            self._answer(members, gathering)
+
+    def _absent(self, members: frozenset[int], gathering: _Gathering) -> int:
+        return sum(self._task_table.connected(task_id) for task_id in members if task_id not in gathering.waits)
 
     def resolve(self) -> None:
         """Answers each set whose connected members have all asked."""
-        for members, waits in list(self._waits.items()):
-            connected = [task_id for task_id in sorted(members) if self._task_table.connected(task_id)]
-            if all(task_id in waits for task_id in connected):
-                del self._waits[members]
-                for wait in waits.values():
-                    wait.done = True
-                    self._completions.append(Completion(wait.call, connected, None))
+        for members, gathering in list(self._gatherings.items()):
+            gathering.absent = self._absent(members, gathering)
+            if not gathering.absent:
+                self._answer(members, gathering)
+
+    def _answer(self, members: frozenset[int], gathering: _Gathering) -> None:
+        del self._gatherings[members]
+        tasks = [self._task_table.tasks[task_id] for task_id in sorted(members) if self._task_table.connected(task_id)]
+        living = [Living(task.task_id, task.incarnation(session=True), task.incarnation(session=False)) for task in tasks]
+        for wait in gathering.waits.values():
+            wait.done = True
+            self._completions.append(Completion(wait.call, living, None))
 
     def time_out(self, wait: LivenessWait, now: float) -> None:
         """Ends a wait with the names of the members that have not asked."""
-        members, waits = wait.members, self._waits[wait.members]
+        members, waits = wait.members, self._gatherings[wait.members].waits
         missing = self._task_table.missing([t for t in members if self._task_table.connected(t) and t not in waits], now)
         arrived = f"{len(members) - len(missing)} of {len(members)} asked who is alive"
         sentence = f"{arrived}, missing {name_processes(missing)}; waited {now - wait.since:.1f} s"
@@ -64,14 +94,16 @@ class LivenessBarrier:
 
     def _forget(self, wait: LivenessWait) -> None:
         wait.done = True
-        waits = self._waits[wait.members]
-        del waits[wait.task_id]
-        if not waits:
-            del self._waits[wait.members]
+        gathering = self._gatherings[wait.members]
+        del gathering.waits[wait.task_id]
+        gathering.absent += self._task_table.connected(wait.task_id)
+        if not gathering.waits:
+            del self._gatherings[wait.members]
 
     def drop(self, call: Any) -> bool:
         """Forgets a call whose client has gone away; returns whether it waited here."""
-        wait = next((each for waits in self._waits.values() for each in waits.values() if each.call is call), None)
+        waits = (wait for gathering in self._gatherings.values() for wait in gathering.waits.values())
+        wait = next((each for each in waits if each.call is call), None)
         if wait is not None:
             self._forget(wait)
         return wait is not None

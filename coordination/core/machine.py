@@ -7,6 +7,8 @@ tasks come), `shutdown_barrier` (how they leave together), `barriers`, `keys`, `
 states of a task. Transitions that span the parts are here:
 
 - A task that is lost (silent too long, shut down, or in error) fails at once every barrier that it takes part in.
+- Before the job has gathered nobody is in error for its silence, and who has a connection is not silent: it waits for the others.
+- Time in which the service itself stood still is nobody's silence.
 - Unless the job is recoverable, the first error is everyone's: it reaches every poll, and stays.
 - An incarnation of the service is a secret of those who have registered: no error message holds it.
 """
@@ -18,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..limits import Config
-from .barriers import Arrival, Barriers
+from .barriers import Arrival, Barriers, repeated
 from .devices import Devices
 from .keys import Keys
 from .liveness import LivenessBarrier
@@ -28,6 +30,10 @@ from .status import Code, Completion, Status, name_processes
 from .task_table import Task, TaskState, TaskTable
 from .timers import Timers
 from .watches import TaskWatches
+
+_SCAN_INTERVAL_S = 1.0
+STANDSTILL_S = 1.0
+"""A tick that comes later than this after it was due comes from a service that stood still, and heard nobody."""
 
 
 class Machine:
@@ -45,18 +51,29 @@ class Machine:
         self.watches = TaskWatches(self.task_table, self.completions)
         self.liveness = LivenessBarrier(*waits)
         self.devices = Devices(config.num_tasks, self.completions)
-        self.registration = Registration(config, *waits, lose=self._lose, propagate=self._propagate, connected=self._tasks_changed)
+        self.registration = Registration(
+            config,
+            *waits,
+            lose=self._lose,
+            propagate=self._propagate,
+            connected=self._tasks_changed,
+            replace=self.barriers.fail_replaced,
+        )
         self.shutdown_barrier = ShutdownBarrier(*waits, leave=self._leave, propagate=self._propagate)
         self.error: Status | None = None  # the first error that is everyone's
         self._polls: dict[int, Any] = {}  # task: the call that waits for an error
-        self._next_scan = now + 1.0
+        self._next_scan = now + _SCAN_INTERVAL_S
+        self.fenced: list[int] = []  # tasks that were given up: the service ends their Sessions, and takes them from this list
 
     # ---- Who calls -------------------------------------------------------------------------------------------------------------------
 
-    def identify(self, task_id: int | None, task_incarnation: int, service_incarnation: int, now: float) -> int | Status:
+    def identify(
+        self, task_id: int | None, task_incarnation: int, service_incarnation: int, now: float, lost: bool = False
+    ) -> int | Status:
         """Returns the task that an agent's call comes from; an error for a call to another service, or from a former life of its task.
 
         jaxlib's agents leave `Incarnations.task_id` empty: calls that name no source task are told apart by the task's incarnation.
+        `lost` lets in the calls by which a lost process learns that it is lost, and ends.
         """
         if service_incarnation != self.config.incarnation:
             sentence = (
@@ -70,6 +87,8 @@ class Machine:
             who = "a process" if task_id is None else f"process {task_id}"
             return Status(Code.ABORTED, f"{who} has shut down or been restarted; this call is from a former life of it")
         task = self.task_table.tasks[known]
+        if task_incarnation in task.former and not lost:
+            return self.task_table.fenced(task)
         if not task.session and task.state is TaskState.CONNECTED:
             task.last_seen = now
         return known
@@ -112,13 +131,25 @@ class Machine:
         self.timers.expire(now)
         if now < self._next_scan:
             return
-        self._next_scan = now + 1.0
+        if now - self._next_scan > STANDSTILL_S:
+            self.task_table.forgive(now - self._next_scan, now)
+        self._next_scan = now + _SCAN_INTERVAL_S
         limit = self.config.heartbeat_timeout_s
         for task in self.task_table.tasks:
             if task.state is TaskState.CONNECTED and task.last_seen is not None and now - task.last_seen > limit:
-                who = name_processes(self.task_table.missing([task.task_id], now))
-                sentence = f"{who} is lost: its heartbeat timeout is {limit:g} s"
-                self._fail(task, Status(Code.UNAVAILABLE, sentence, source_task=task.task_id), now)
+                self._give_up(task, now)
+
+    def _give_up(self, task: Task, now: float) -> None:
+        """Loses a silent task. Before the job has gathered it is merely not there, and may come again."""
+        if not self.registration.gathered:
+            if not task.attached:
+                self._lose(task, TaskState.DISCONNECTED, now)
+            return
+        who = name_processes(self.task_table.missing([task.task_id], now))
+        sentence = f"{who} is lost: its heartbeat timeout is {self.config.heartbeat_timeout_s:g} s"
+        self.task_table.end_life(task)
+        self.fenced.append(task.task_id)
+        self._fail(task, Status(Code.UNAVAILABLE, sentence, source_task=task.task_id), now)
 
     def next_due(self) -> float:
         """Returns when `tick` should be called at the latest."""
@@ -199,7 +230,7 @@ class Machine:
         if task is None:
             self._complete(call, status=self.task_table.no_such_task(task_id))
         elif task.state is not TaskState.CONNECTED:
-            self._complete(call, status=task.error)
+            self._complete(call, status=task.error if session else None)  # an error would abort jaxlib's client, which only wants to end
         elif not session and task.session:  # the agent goes; the process stays, by its Session
             self._complete(call)
             self._drop_agent(task)
@@ -220,16 +251,15 @@ class Machine:
     def _leave(self, task: Task, now: float) -> None:
         self._lose(task, TaskState.DISCONNECTED, now)
         self.task_table.set_agent(task, 0)
-        task.session = 0
+        self.task_table.set_session(task, 0)
         task.last_seen = now
 
     # ---- Keys and barriers -----------------------------------------------------------------------------------------------------------
 
-    def barrier(self, arrival: Arrival, now: float, repeated: bool = False) -> None:
-        """Lets a task arrive at a barrier; `repeated` says that its call named a task twice."""
-        if repeated:
-            sentence = f"barrier {arrival.name!r}: process {arrival.task_id} named a participant twice"
-            self._complete(arrival.call, status=Status(Code.INVALID_ARGUMENT, sentence, barrier=(arrival.name, arrival.counter)))
+    def barrier(self, arrival: Arrival, now: float, twice: bool = False) -> None:
+        """Lets a task arrive at a barrier; `twice` says that its call named a task so."""
+        if twice:
+            self._complete(arrival.call, status=repeated(arrival))
         elif not self.task_table.connected(arrival.task_id):
             self._complete(arrival.call, status=self._not_connected(arrival.task_id, now))
         else:
@@ -298,6 +328,12 @@ class Machine:
             return None
         return max(task.state_since for task in self.task_table.tasks)
 
+    def deserted(self) -> bool:
+        """Returns whether processes came before the job had gathered, and none of them is there any more."""
+        if self.registration.gathered or self.task_table.connected_count or self.registration.waiting():
+            return False
+        return any(task.last_seen is not None for task in self.task_table.tasks)
+
     def all_shut_down(self) -> bool:
         """Returns whether every task has shut down."""
-        return all(task.state is TaskState.DISCONNECTED for task in self.task_table.tasks)
+        return self.task_table.counts[TaskState.DISCONNECTED] == len(self.task_table)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..limits import Config
-from .status import Code, Completion, Status, name_processes
+from .status import Code, Completion, Missing, Status, name_processes
 from .task_table import Task, TaskState, TaskTable
 from .timers import Timers, Wait
 
@@ -19,7 +19,8 @@ from .timers import Timers, Wait
 class Registration:
     """Holds the calls that wait for the job to be complete; `gathered` says whether all tasks have been connected at one time.
 
-    `lose` ends a life, `propagate` makes an error everyone's, `connected` is called when tasks have been connected.
+    `lose` ends a life, `propagate` makes an error everyone's, `connected` is called when tasks have been connected, `replace` when a
+    process registers another agent beside its Session.
     """
 
     def __init__(
@@ -32,12 +33,14 @@ class Registration:
         lose: Callable[[Task, TaskState, float], None],
         propagate: Callable[[Status], None],
         connected: Callable[[], None],
+        replace: Callable[[int, int], None],
     ) -> None:
         self._config, self._task_table, self._timers, self._completions = config, task_table, timers, completions
-        self._lose, self._propagate, self._connected = lose, propagate, connected
+        self._lose, self._propagate, self._connected, self._replace = lose, propagate, connected, replace
         self.gathered = False
         self._registering: dict[int, Wait] = {}
         self._gathering: dict[Any, Wait] = {}
+        self._latest: tuple[object, tuple[Missing, ...]] = (None, ())
 
     def _complete(self, call: Any, value: Any = None, status: Status | None = None) -> None:
         self._completions.append(Completion(call, value, status))
@@ -53,6 +56,9 @@ class Registration:
         if self._task_table.by_agent.get(incarnation, task_id) != task_id:  # by which profile A knows who calls
             sentence = f"process {task_id} came with the incarnation of another; expected a random number"
             self._complete(call, status=Status(Code.INVALID_ARGUMENT, sentence))
+            return
+        if incarnation in task.former:
+            self._complete(call, status=self._task_table.fenced(task))
             return
         older = self._registering.pop(task_id, None)
         if older is not None:
@@ -94,12 +100,15 @@ class Registration:
             return Status(Code.RESOURCE_EXHAUSTED, sentence)
         if incarnation == 0:
             return Status(Code.INVALID_ARGUMENT, "an incarnation of 0; expected a random number")
+        if incarnation in task.former:
+            return self._task_table.fenced(task)
         if task.session != incarnation or task.state is not TaskState.CONNECTED:
             status = self._may_come_back(task, incarnation)
             if status is not None:
                 return status
             self._begin_life(task, now)
-        task.session, task.host, task.pid, task.last_seen = incarnation, host, pid, now
+        self._task_table.set_session(task, incarnation)
+        task.host, task.pid, task.last_seen, task.attached = host, pid, now, True
         self._task_table.touch(task)
         self._gather(now)
         return None
@@ -118,6 +127,7 @@ class Registration:
     def _begin_life(self, task: Task, now: float) -> None:
         """Connects a task. A former Session's life ends first; an agent alone is of the process whose Session opens beside it."""
         if task.state is TaskState.CONNECTED and task.session:
+            self._task_table.end_life(task)
             self._lose(task, TaskState.DISCONNECTED, now)
             self._task_table.set_agent(task, 0)
         elif task.state is not TaskState.CONNECTED:
@@ -139,13 +149,18 @@ class Registration:
     def _gather(self, now: float) -> None:
         """Connects the agents that register, once all tasks have come."""
         if not self.gathered:
+            if self._task_table.connected_count + len(self._registering) < len(self._task_table):
+                return  # which nearly all who come learn without a look at all who wait
             here = self._task_table.connected_count + sum(not self._task_table.connected(task_id) for task_id in self._registering)
             if here < len(self._task_table):
                 return
             self.gathered = True
+            for task in self._task_table.tasks:
+                if task.attached:  # it waited for the others: its time to be heard of begins now
+                    task.last_seen = now
         for wait in self._registering.values():
             wait.done = True
-            self._connect_agent(self._task_table.tasks[wait.task_id], wait.incarnation, now)
+            self._connect_agent(self._task_table.tasks[wait.task_id], wait.incarnation, now)  # which sends no heartbeat before the answer
             self._complete(wait.call, self._config.incarnation)
         for call, wait in self._gathering.items():
             wait.done = True
@@ -154,25 +169,38 @@ class Registration:
         self._connected()
 
     def _connect_agent(self, task: Task, incarnation: int, now: float) -> None:
+        if not task.session or task.state is not TaskState.CONNECTED:
+            task.last_seen = now
         if task.state is TaskState.CONNECTED and task.agent == incarnation:
             return
         if task.state is TaskState.CONNECTED and task.agent and not task.session:
+            self._task_table.end_life(task)
             self._lose(task, TaskState.DISCONNECTED, now)
+        elif task.agent:
+            self._replace(task.task_id, task.agent_since)
         self._task_table.set_agent(task, incarnation)
         if task.state is not TaskState.CONNECTED:
-            task.session = 0
+            self._task_table.set_session(task, 0)
             self._task_table.move(task, TaskState.CONNECTED, now)
         else:
             self._task_table.touch(task)
 
     def time_out(self, wait: Wait, now: float) -> None:
         """Ends a wait with the names of those that have not come."""
-        absent = [t.task_id for t in self._task_table.tasks if t.state is not TaskState.CONNECTED and t.task_id not in self._registering]
-        missing = self._task_table.missing(absent, now)
+        missing = self._missing(now)
         total = len(self._task_table)
         self._end(wait)
         sentence = f"{total - len(missing)} of {total} registered, missing {name_processes(missing)}; waited {now - wait.since:.1f} s"
         self._complete(wait.call, status=Status(Code.DEADLINE_EXCEEDED, sentence, missing=missing))
+
+    def _missing(self, now: float) -> tuple[Missing, ...]:
+        """Returns those that have not come; a thousand waits that end at one moment share one look."""
+        seen = now, self._task_table.version, len(self._registering)
+        if self._latest[0] != seen:
+            here, tasks = self._registering, self._task_table.tasks
+            absent = [task.task_id for task in tasks if task.state is not TaskState.CONNECTED and task.task_id not in here]
+            self._latest = seen, self._task_table.missing(absent, now)
+        return self._latest[1]
 
     def waiting(self) -> list[int]:
         """Returns the task of each call that waits."""

@@ -39,8 +39,9 @@ class ShutdownBarrier:
 
     def resolve(self, now: float) -> None:
         """Lets all go together, once all that have not left alone have arrived; fails where one of them is in error."""
-        if not self._waits:
-            return
+        counts, total = self._task_table.counts, len(self._task_table)
+        if not self._waits or (not counts[TaskState.ERROR] and len(self._waits) + counts[TaskState.DISCONNECTED] < total):
+            return  # which each arrival but the last learns without a look at all tasks
         dead = [task.task_id for task in self._task_table.tasks if task.state is TaskState.ERROR]
         if dead:
             self._fail(dead, Code.INTERNAL, now)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -30,6 +30,15 @@ class Code(IntEnum):
     UNAUTHENTICATED = 16
 
 
+@dataclass(slots=True)
+class Progress:
+    """What a process last reported of its own work."""
+
+    step: int | None = None
+    saved_step: int | None = None
+    values: dict[str, float] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Missing:
     """A process that a call waits for, as it was known when the call failed. `silent_s` is None for one never seen."""
@@ -38,6 +47,7 @@ class Missing:
     host: str
     silent_s: float | None
     lost: bool
+    progress: Progress | None = None  # None where it has reported nothing
 
     def __str__(self) -> str:
         silence = "never seen" if self.silent_s is None else f"silent for {self.silent_s:.{0 if self.silent_s >= 10 else 1}f} s"

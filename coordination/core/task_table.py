@@ -5,16 +5,20 @@ opens. Each carries an incarnation of its own. Where there is a Session, the tas
 
     UNINITIALIZED --arrive--> CONNECTED --shut down--> DISCONNECTED --arrive--> CONNECTED
                                   |---silent too long, or reported an error---> ERROR --arrive (recoverable)--> CONNECTED
+
+Lost is lost: an incarnation that was given up, or whose place another has taken, never comes back; only a new life of its task does.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from .status import Code, Missing, Status
+from .status import Code, Missing, Progress, Status
+
+_FORMER_KEPT = 16  # a process that was started again more often has long ended its first lives
 
 
 class TaskState(IntEnum):
@@ -24,15 +28,6 @@ class TaskState(IntEnum):
     DISCONNECTED = 2
     CONNECTED = 3
     ERROR = 4
-
-
-@dataclass(slots=True)
-class Progress:
-    """What a process last reported of its own work."""
-
-    step: int | None = None
-    saved_step: int | None = None
-    values: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -50,7 +45,15 @@ class Task:
     error: Status | None = None
     owner: str = ""  # in a secured service: a digest of the key that this task's calls hold
     version: int = 0  # of the table, when this task last changed
+    agent_since: int = 0  # the table's version when the agent came
+    session_since: int = 0
+    attached: bool = False  # its Session has a stream now
+    former: list[int] = field(default_factory=list)  # incarnations that are over for good, the latest last
     progress: Progress = field(default_factory=Progress)
+
+    def incarnation(self, session: bool) -> int:
+        """Returns the incarnation as peers on the same kind of channel know it: a Session's, or an agent's."""
+        return (self.session or self.agent) if session else (self.agent or self.session)
 
 
 class TaskTable:
@@ -60,8 +63,9 @@ class TaskTable:
         self.tasks = [Task(task_id) for task_id in range(num_tasks)]
         self.everyone = frozenset(range(num_tasks))
         self.by_agent: dict[int, int] = {}  # incarnation of an agent: its task
-        self.connected_count = 0
+        self.counts = Counter({TaskState.UNINITIALIZED: num_tasks})
         self.version = 0
+        self.latest_life = 0  # the version at which the latest life began
         self.lost: set[int] = set()  # tasks that were CONNECTED and no longer are: no barrier can wait for them
         self.dirty: set[int] = set()  # tasks that the journal has yet to write
         self.owned = Counter({"": num_tasks})  # owner: the number of its tasks
@@ -82,12 +86,43 @@ class TaskTable:
         task = self.get(task_id)
         return task is not None and task.state is TaskState.CONNECTED
 
+    @property
+    def connected_count(self) -> int:
+        """The number of tasks that are CONNECTED."""
+        return self.counts[TaskState.CONNECTED]
+
+    def set_state(self, task: Task, state: TaskState) -> None:
+        """Sets a task's state, and counts it there."""
+        self.counts[task.state] -= 1
+        self.counts[state] += 1
+        task.state = state
+
     def set_agent(self, task: Task, incarnation: int) -> None:
         """Sets a task's agent, 0 for none."""
         self.by_agent.pop(task.agent, None)
         task.agent = incarnation
         if incarnation:
             self.by_agent[incarnation] = task.task_id
+            self.version += 1
+            task.agent_since = self.latest_life = self.version
+
+    def set_session(self, task: Task, incarnation: int) -> None:
+        """Sets a task's Session, 0 for none."""
+        if incarnation not in (0, task.session):
+            self.version += 1
+            task.session_since = self.latest_life = self.version
+        task.session = incarnation
+
+    def life_of(self, task_id: int, incarnation: int) -> int:
+        """Returns the version at which an incarnation of a task came."""
+        task = self.tasks[task_id]
+        return task.session_since if incarnation == task.session else task.agent_since
+
+    def begun_until(self, version: int) -> int:
+        """Returns the tasks whose present life had begun by `version`, as bits."""
+        if self.latest_life <= version:
+            return -1
+        return ~sum(1 << task.task_id for task in self.tasks if max(task.agent_since, task.session_since) > version)
 
     def set_owner(self, task: Task, owner: str) -> None:
         """Gives a task to the holder of a key."""
@@ -99,8 +134,8 @@ class TaskTable:
 
     def move(self, task: Task, state: TaskState, now: float, error: Status | None = None) -> None:
         """Moves a task into a state, with the error that put it there."""
-        self.connected_count += (state is TaskState.CONNECTED) - (task.state is TaskState.CONNECTED)
-        task.state, task.error, task.state_since = state, error, now
+        self.set_state(task, state)
+        task.error, task.state_since = error, now
         if state is TaskState.CONNECTED:
             self.lost.discard(task.task_id)
         elif state is not TaskState.UNINITIALIZED:
@@ -113,13 +148,31 @@ class TaskTable:
         task.version = self.version
         self.dirty.add(task.task_id)
 
+    def end_life(self, task: Task) -> None:
+        """Notes that the incarnations of a task are over for good."""
+        over = [incarnation for incarnation in (task.session, task.agent) if incarnation and incarnation not in task.former]
+        task.former = (task.former + over)[-_FORMER_KEPT:]
+
+    def fenced(self, task: Task) -> Status:
+        """Returns the error of an incarnation that is over for good."""
+        cause = task.error.message if task.error else "another life of it has taken its place"
+        sentence = f"this life of process {task.task_id} is over: {cause}; end it, and start the process again"
+        return Status(Code.ABORTED, sentence, source_task=task.task_id)
+
+    def forgive(self, seconds: float, now: float) -> None:
+        """Takes back a silence that was the service's own."""
+        for task in self.tasks:
+            if task.last_seen is not None:
+                task.last_seen = min(now, task.last_seen + seconds)
+
     def missing(self, task_ids: Iterable[int], now: float) -> tuple[Missing, ...]:
         """Describes tasks as an error names them, in order of their ids."""
         return tuple(self._describe(self.tasks[task_id], now) for task_id in sorted(task_ids))
 
     def _describe(self, task: Task, now: float) -> Missing:
         silent_s = None if task.last_seen is None else max(0.0, now - task.last_seen)
-        return Missing(task.task_id, task.host, silent_s, task.task_id in self.lost)
+        progress = None if task.progress == Progress() else replace(task.progress)
+        return Missing(task.task_id, task.host, silent_s, task.task_id in self.lost, progress)
 
     def changed_since(self, version: int) -> list[Task]:
         """Returns the tasks that have changed after `version`."""

@@ -13,7 +13,8 @@ _SLACK = 1_000
 class Timer(Protocol):
     """Whatever can run out of time, unless it is done before."""
 
-    done: bool
+    @property
+    def done(self) -> bool: ...
 
     def expire(self, now: float) -> None: ...
 

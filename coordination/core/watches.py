@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .status import Code, Completion, Status
@@ -14,6 +15,7 @@ class TaskWatches:
     def __init__(self, task_table: TaskTable, completions: list[Completion]) -> None:
         self._task_table, self._completions = task_table, completions
         self._versions: dict[Any, int] = {}  # call: the version that it knows
+        self._shared: dict[object, tuple[int, bytes]] = {}
 
     def watch(self, call: Any, version: int) -> None:
         """Answers as soon as the tasks are newer than `version`."""
@@ -32,6 +34,14 @@ class TaskWatches:
         for call in [call for call, version in self._versions.items() if latest > version]:
             del self._versions[call]
             self._completions.append(Completion(call, latest, None))
+
+    def shared(self, kind: object, encode: Callable[[], bytes]) -> bytes:
+        """Returns the answer of one kind, which `encode` makes once for each version of the tasks."""
+        version, answer = self._shared.get(kind, (-1, b""))
+        if version != self._task_table.version:
+            answer = encode()
+            self._shared[kind] = self._task_table.version, answer
+        return answer
 
     def drop(self, call: Any) -> bool:
         """Forgets a call whose client has gone away; returns whether it waited here."""

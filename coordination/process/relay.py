@@ -8,9 +8,12 @@ their payloads. It lets through the task ids that it was started for, and ends w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -24,13 +27,16 @@ from holdfast.proto import coordination_b_pb2, coordination_pb2, distributed_run
 
 from ..client.unary import CHANNEL_OPTIONS
 from ..credentials import Credentials
-from ..names import PROFILE_A, PROFILE_B, PROFILE_D, SESSION, STATUS_DETAILS
+from ..names import PROFILE_A, PROFILE_B, PROFILE_D, SESSION, STACKS, STATUS, STATUS_DETAILS
 from .spawn import PROGRAM, SpawnedServer, start
 
 MESSAGES = {PROFILE_A: coordination_pb2, PROFILE_B: coordination_b_pb2, PROFILE_D: distributed_runtime_pb2}
 ID_FIELDS = ("source_task_id", "requesting_task_id", "node_id", "process_id")
 TASK_FIELDS = ("source_task", "requesting_task", "error_origin")
+FOR_ALL = frozenset({STATUS, STACKS})
+"""What every member may ask, in nobody's name."""
 _UNIX = "unix:"
+_END_S = 2.0
 _LONGEST_FOLDER = 70  # characters: a socket's path has at most 107
 _SERVER_OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
@@ -53,8 +59,18 @@ class Relay(SpawnedServer):
 
     def close(self) -> None:
         """Ends the relay, at once. Does nothing where it has ended."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # where others hold its input too, it is killed
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        self._process.kill()
         super().close()
         shutil.rmtree(Path(self.address.removeprefix(_UNIX)).parent, ignore_errors=True)
+
+    def abandon(self) -> None:
+        """Lets go of the relay in a forked child, so that it still ends with its parent."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
 
 def task_ids(message: Any) -> list[int]:
@@ -102,6 +118,15 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, what)
 
     async def _unary(self, path: str, body: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        if path not in FOR_ALL:
+            await self._check_unary(path, body, context)
+        call = self._channel.unary_unary(path)(body, timeout=context.time_remaining(), metadata=self._metadata)
+        try:
+            return bytes(await call)
+        except grpc.aio.AioRpcError as error:
+            await self._pass_on(error, context)
+
+    async def _check_unary(self, path: str, body: bytes, context: grpc.aio.ServicerContext) -> None:
         try:
             message = request_of(path, body)
         except Exception:  # DecodeError, whose class differs between protobuf's implementations
@@ -109,11 +134,6 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
         if message is None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{path} is not relayed")
         await self._check(message, context)
-        call = self._channel.unary_unary(path)(body, timeout=context.time_remaining(), metadata=self._metadata)
-        try:
-            return bytes(await call)
-        except grpc.aio.AioRpcError as error:
-            await self._pass_on(error, context)
 
     async def _stream(self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         first = session_pb2.ClientFrame.FromString(await anext(frames))
@@ -153,7 +173,12 @@ async def _serve(coordinator: str, process_ids: Sequence[int], credentials: Cred
 
 @click.command()
 def relay() -> None:
-    """Runs a relay. The first line of its input holds its settings, as JSON; it ends with its input."""
+    """Runs a relay. The first line of its input holds its settings, as JSON; it ends with its input.
+
+    No signal ends it but SIGKILL: launchers send theirs to whole groups and job steps, whose processes need it to save and leave.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     settings = json.loads(sys.stdin.buffer.readline())
     base = tempfile.gettempdir()
     with tempfile.TemporaryDirectory(prefix="holdfast-", dir=base if len(base) <= _LONGEST_FOLDER else "/tmp") as folder:  # for us alone

@@ -24,6 +24,11 @@ class SpawnedServer:
     def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
         self._process, self.address = process, address
 
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self._process.pid
+
     def close(self) -> None:
         """Ends the server, at once. Does nothing where it has ended."""
         if self._process.poll() is None:
@@ -101,9 +106,10 @@ def _close_pipes(process: subprocess.Popen[bytes]) -> None:
 
 
 class CoordinationService(SpawnedServer):
-    """A coordinator that this process has started. It outlives this process, unless `close` ends it before.
+    """A coordinator that this process has started.
 
-    `address` is host:port. Use `spawn`; the object is a context manager. Safe to use from several threads.
+    `address` is host:port, or unix:PATH where it listens at a socket. Use `spawn`; the object is a context manager. Safe to use from
+    several threads.
     """
 
     @classmethod
@@ -124,13 +130,15 @@ class CoordinationService(SpawnedServer):
         linger_s: float = 60.0,
         startup_timeout_s: float = 600.0,
         timeout_s: float = 60.0,
+        ends_with_us: bool = False,
+        log_file: str | None = None,
         arguments: tuple[str, ...] = (),
     ) -> Self:
-        """Starts a coordinator and returns when it serves, within `timeout_s`.
+        """Starts a coordinator and returns when it serves, within `timeout_s`. `host` is an address of this machine, or unix:PATH.
 
-        It ends by itself once every process has shut down or stayed dead for `linger_s` seconds, or when none comes within
-        `startup_timeout_s`. `arguments` are further options of `holdfast coordinator`. Raises CoordinationError with what it printed where
-        it does not serve.
+        It outlives this process unless `ends_with_us`, or `close` ends it before. It ends by itself once every process has shut down or
+        stayed dead for `linger_s` seconds, or when none comes within `startup_timeout_s`. `arguments` are further options of `holdfast
+        coordinator`. Raises CoordinationError with what it printed where it does not serve.
         """
         options: dict[str, object] = {
             "num-processes": num_processes,
@@ -145,17 +153,14 @@ class CoordinationService(SpawnedServer):
         }
         options |= {"advertise": advertise} if advertise else {}
         options |= {"journal": journal} if journal else {}
+        options |= {"log-file": log_file} if log_file else {}
         command = [*PROGRAM, "coordinator", *(f"--{name}={value}" for name, value in options.items())]
-        command += ["--recoverable"] * recoverable + ["--survivable"] * survivable + list(arguments)
+        command += ["--recoverable"] * recoverable + ["--survivable"] * survivable
+        command += ["--end-with-input"] * ends_with_us + list(arguments)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("GRPC_", "JAX_", "XLA_"))}
         # Its one thread reads sockets itself, not a pool of threads (cli/coordinator.py); gRPC reads this when it is imported.
         environment["GRPC_EXPERIMENTS"] = "-event_engine_client,-event_engine_listener"
-        return cls(*start("coordinator", command, timeout_s, environment))
-
-    @property
-    def pid(self) -> int:
-        """The coordinator's process id."""
-        return self._process.pid
+        return cls(*start("coordinator", command, timeout_s, environment, b"" if ends_with_us else None))
 
     def wait(self, timeout_s: float) -> int:
         """Waits until the coordinator has ended by itself and returns its exit code; TimeoutError after `timeout_s`."""

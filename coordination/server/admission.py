@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Callable, Iterable
 
 from ..core.machine import Machine
@@ -16,11 +17,12 @@ from ..core.status import Code, Status
 from ..limits import Limits
 from ..names import KEY_HEADER, TOKEN_HEADER
 
-PROCESS_URI = b"holdfast:process/"
-"""Begins a URI among a certificate's alternative names that gives a process id to its holder, like "holdfast:process/3"."""
+_PROCESS_URI = re.compile(rb"(?:holdfast:|spiffe://[^/]+/(?:.+/)?holdfast/)process/(.*)")
+"""A URI among a certificate's alternative names that gives a process id to its holder: "holdfast:process/3", or for SPIFFE, whose
+certificates have one URI, "spiffe://example.org/job/holdfast/process/3". The latter passes jax_mtls_peer_uri_prefix too."""
 
 
-_NO_KEY = f"the call holds no key; expected a secret of its process in {KEY_HEADER!r}"
+_NO_KEY = f"the call holds no key; expected a secret of its process in {KEY_HEADER!r}, or a certificate that names its process"
 _UNKNOWN_KEY = "no process has come with the key of this call; expected a registration first"
 
 
@@ -81,8 +83,9 @@ class TaskOwners:
     """The owner of each task, in a service with TLS or a token: the holder of the key that the task came with. Only a digest of it is kept.
 
     A task is held while it is connected or waits to be: no call of another key speaks for it. Once it has shut down or is lost, its number
-    is free: the next owner brings a key of its own. A certificate that names processes (PROCESS_URI) speaks for these only, and at any
-    time: nobody can come before it, and a next life need not wait.
+    is free: the next owner brings a key of its own. A certificate that names processes (_PROCESS_URI) speaks for these only, and at any
+    time: nobody can come before it, and a next life need not wait. It stands for the key: jaxlib's own mTLS clients, which know of no key,
+    come with such a certificate alone.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -93,14 +96,12 @@ class TaskOwners:
 
         Where the owner is known to be away (`has_stream` False), it may have died and this be its next life, which should come again.
         """
-        task, owner = self._task_table.get(task_id), _digest(key)
-        if task is None or not key:
-            return None if key else _denied(_NO_KEY)
-        certified = _certified(names)
-        if certified is not None and task_id not in certified:
-            named = ", ".join(map(str, sorted(certified))) or "none"
-            return _denied(f"process {task_id} is another's: the caller's certificate names {named} alone")
-        if owner == task.owner:
+        task, certified = self._task_table.get(task_id), _certified(names)
+        if not key and certified is None:
+            return _denied(_NO_KEY)
+        if task is not None and certified is not None and task_id not in certified:
+            return _not_certified(task_id, certified)
+        if task is None or not key or (owner := _digest(key)) == task.owner:
             return None
         if certified is None and self._machine.registration.held(task_id):
             return _anothers(task_id) if has_stream else self._not_yet(task_id)
@@ -108,10 +109,13 @@ class TaskOwners:
         self._task_table.dirty.add(task_id)
         return None
 
-    def may_call(self, task_id: int, key: str) -> Status | None:
-        """Decides whether a call may speak for a task; a negative task id stands for any task of its key."""
+    def may_call(self, task_id: int, key: str, names: Callable[[], Iterable[bytes]] = tuple) -> Status | None:
+        """Decides whether a call may speak for a task; a negative task id stands for any task of its key or certificate."""
         if not key:
-            return _denied(_NO_KEY)
+            certified = _certified(names())
+            if certified is None:
+                return _denied(_NO_KEY)
+            return None if task_id < 0 or task_id in certified else _not_certified(task_id, certified)
         owner = _digest(key)
         if task_id < 0:
             return None if self._task_table.owned[owner] else _denied(_UNKNOWN_KEY)
@@ -128,7 +132,7 @@ class TaskOwners:
 
 def _certified(names: Iterable[bytes]) -> frozenset[int] | None:
     """Returns the processes that a certificate names, None where it names none."""
-    found = [name.removeprefix(PROCESS_URI) for name in names if name.startswith(PROCESS_URI)]
+    found = [match[1] for match in map(_PROCESS_URI.fullmatch, names) if match]
     return frozenset(int(number) for number in found if number.isdigit()) if found else None
 
 
@@ -138,6 +142,11 @@ def _digest(key: str) -> str:
 
 def _denied(sentence: str) -> Status:
     return Status(Code.PERMISSION_DENIED, sentence, from_service=False)
+
+
+def _not_certified(task_id: int, certified: frozenset[int]) -> Status:
+    named = ", ".join(map(str, sorted(certified))) or "none"
+    return _denied(f"process {task_id} is another's: the caller's certificate names {named} alone")
 
 
 def _anothers(task_id: int) -> Status:

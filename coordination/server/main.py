@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
+import logging.handlers
+import os
 import resource
 import secrets
+import select
 import signal
 import socket
 import sys
@@ -27,7 +31,10 @@ from .transport_aio import AioTransport
 from .transport_completion_queue import CompletionQueueTransport
 from .transports import Listening, Tls
 
+log = logging.getLogger("holdfast.coordination")
+
 _SHUT_DOWN_GRACE_S = 1.0
+_LOG_BYTES, _OLD_LOGS = 16 << 20, 3
 _MIN_TOKEN_CHARACTERS = 16
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -36,11 +43,13 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 class Options:
     """How a coordinator serves its job, beside the job's `Config`; each field is an option of `holdfast coordinator`."""
 
-    host: str
+    host: str  # or unix:PATH
     port: int
     advertise: str | None
     linger_s: float
     startup_timeout_s: float
+    end_with_input: bool  # when its input ends, its launcher is gone
+    log_file: str | None
     public_api: bool  # serve over grpc.aio, whatever grpcio is installed
     journal: str | None
     metrics_port: int | None
@@ -49,7 +58,7 @@ class Options:
 
 @click.command()
 @click.option("--num-processes", "-n", "num_tasks", type=click.IntRange(1), required=True, help="Processes of the job.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at, or unix:PATH for a socket.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port to listen at; 0 takes a free one.")
 @click.option("--advertise", metavar="HOST", help="Host to print, where others reach it by another name than --host.")
 @click.option("--job", default="", help="Id of the job; Sessions of another are refused.")
@@ -70,6 +79,8 @@ class Options:
     "--linger-s", type=click.FloatRange(0), default=60.0, show_default=True, help="Ends when all have been dead so long; 0: never."
 )
 @click.option("--startup-timeout-s", type=click.FloatRange(0), default=3_600.0, show_default=True, help="Ends when nobody came; 0: never.")
+@click.option("--end-with-input", is_flag=True, help="Ends when its standard input does: with the process that started it.")
+@click.option("--log-file", type=click.Path(dir_okay=False), help="File for what it logs and warns of; rotated at 16 MiB.")
 @click.option("--journal", type=click.Path(dir_okay=False), help="File that keeps the state: killed and restarted, it goes on.")
 @click.option("--tls-cert", type=_FILE, help="PEM certificate; with it, clients need one of --tls-ca.")
 @click.option("--tls-key", type=_FILE, help="PEM key of --tls-cert.")
@@ -81,7 +92,7 @@ class Options:
 def coordinator(tls_cert: Path | None, tls_key: Path | None, tls_ca: Path | None, token_file: Path | None, **settings: Any) -> None:
     """Serves the processes of one job: who is alive, keys, barriers.
 
-    Prints `coordinator at HOST:PORT` when it serves, and ends by itself once every process has shut down or stayed dead.
+    Prints `coordinator at HOST:PORT` (or unix:PATH) when it serves, and ends by itself once every process has shut down or stayed dead.
     """
     own = {name: settings.pop(name) for name in Options.__dataclass_fields__}
     config = Config(incarnation=secrets.randbits(63) | 1, **settings)
@@ -115,6 +126,7 @@ class _StopCondition:
         self._service, self._options = service, options
         self._signal = ""
         self._over_at: float | None = None
+        self._parent = os.getppid()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
@@ -125,7 +137,12 @@ class _StopCondition:
         """Returns why to stop, None while there is no reason."""
         if self._signal:
             return self._signal
-        reason = self._service.over(self._options.linger_s, self._options.startup_timeout_s)
+        if self._options.end_with_input and _input_has_ended():
+            return "the process that started it is gone"
+        linger_s, startup_timeout_s = self._options.linger_s, self._options.startup_timeout_s
+        if os.getppid() != self._parent and linger_s:  # nobody is left who would start processes
+            startup_timeout_s = min(linger_s, startup_timeout_s or linger_s)
+        reason = self._service.over(linger_s, startup_timeout_s)
         if reason is None:
             self._over_at = None
             return None
@@ -133,11 +150,17 @@ class _StopCondition:
         return reason if time.monotonic() - self._over_at >= _SHUT_DOWN_GRACE_S else None
 
 
+def _input_has_ended() -> bool:
+    readable, _, _ = select.select([0], [], [], 0)
+    return bool(readable) and not os.read(0, 4096)
+
+
 def serve(config: Config, options: Options, tls: Tls | None = None, token: str | None = None) -> None:
-    """Serves until it is over, on this thread. Prints `coordinator at HOST:PORT` once it can be reached."""
+    """Serves until it is over, on this thread. Prints `coordinator at ADDRESS` once it can be reached."""
     _allow_many_connections()
     journal = None if options.journal is None else SqliteJournal(options.journal, time.monotonic)
-    listening = Listening(f"{_bracketed(options.host)}:{options.port}", tls, token)
+    at = options.host if _is_socket(options.host) else f"{_bracketed(options.host)}:{options.port}"
+    listening = Listening(at, tls, token)
     service = Service(_machine(config, journal), listening.clock, journal, secured=listening.secured)
     stop = _StopCondition(service, options)
     _warn_if_open(options.host, listening)
@@ -150,9 +173,10 @@ def serve(config: Config, options: Options, tls: Tls | None = None, token: str |
         _announce(options, transport.bind(), journal)
         gc.freeze()  # what stands now stays: the collector need not visit it again
         gc.set_threshold(50_000, 20, 20)
-        transport.serve(stop.reason)
+        reason = transport.serve(stop.reason)
     else:
-        asyncio.run(_serve_aio(service, listening, options, stop, journal))
+        reason = asyncio.run(_serve_aio(service, listening, options, stop, journal))
+    log.info("ends: %s", reason)
 
 
 def _machine(config: Config, journal: SqliteJournal | None) -> Machine:
@@ -171,24 +195,44 @@ def _allow_many_connections() -> None:
 
 
 def _warn_if_open(host: str, listening: Listening) -> None:
-    if not listening.secured and host not in ("127.0.0.1", "localhost", "::1", "[::1]"):
+    if listening.tls is not None or _is_socket(host) or host in ("127.0.0.1", "localhost", "::1", "[::1]"):
+        return
+    if listening.token is None:
         text = f"listening at {host} without TLS or token: whoever reaches this port can disturb the job"
-        print(f"holdfast coordinator: {text}", file=sys.stderr, flush=True)
+    else:
+        cure = "add --tls-cert, --tls-key and --tls-ca"
+        text = f"listening at {host} with a token, without TLS: whoever reads this network can take the token; {cure}"
+    print(f"holdfast coordinator: {text}", file=sys.stderr, flush=True)
 
 
-async def _serve_aio(service: Service, listening: Listening, options: Options, stop: _StopCondition, journal: SqliteJournal | None) -> None:
+async def _serve_aio(service: Service, listening: Listening, options: Options, stop: _StopCondition, journal: SqliteJournal | None) -> str:
     transport = AioTransport(service, listening)
     _announce(options, transport.bind(), journal)
-    await transport.serve(stop.reason)
+    return await transport.serve(stop.reason)
 
 
 def _announce(options: Options, port: int, journal: SqliteJournal | None) -> None:
     """Prints the address that others reach the service at, and writes it into the journal's lock."""
     host = options.advertise or (options.host if options.host not in ("0.0.0.0", "::", "[::]") else socket.gethostname())
-    address = f"{_bracketed(host)}:{port}"
+    address = host if _is_socket(host) else f"{_bracketed(host)}:{port}"
     if journal is not None:
         journal.announce(address)
     print(f"coordinator at {address}", flush=True)
+    if options.log_file is not None:
+        _log_to(options.log_file)
+    log.info("serves at %s, process %d", address, os.getpid())
+
+
+def _log_to(path: str) -> None:
+    """Logs to a file, which is rotated; what else goes to stderr, such as the last words of a crash, goes there too."""
+    handler = logging.handlers.RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=_OLD_LOGS)
+    logging.basicConfig(handlers=[handler], level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True)
+    assert handler.stream is not None
+    os.dup2(handler.stream.fileno(), 2)
+
+
+def _is_socket(host: str) -> bool:
+    return host.startswith("unix:")
 
 
 def _bracketed(host: str) -> str:

@@ -84,7 +84,8 @@ def _barrier(machine: Machine, call: Any, request: Any, caller: Caller, now: flo
     if known and (name := _key(machine, call, request.barrier_id)) is not None:
         counter = machine.barriers.counter_for(name, caller.task_id)
         deadline = now + request.timeout_milliseconds / 1000
-        machine.barrier(Arrival(call, caller.task_id, caller.incarnation, name, counter, deadline, frozenset()), now)
+        life = machine.task_table.life_of(caller.task_id, caller.incarnation)
+        machine.barrier(Arrival(call, caller.task_id, life, name, counter, deadline, frozenset()), now)
 
 
 def _heartbeat(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:

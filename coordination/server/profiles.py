@@ -11,6 +11,7 @@ from holdfast.proto import coordination_b_pb2 as b
 from holdfast.proto import coordination_pb2 as a
 
 from ..core.barriers import Arrival
+from ..core.liveness import Living
 from ..core.machine import Machine
 from ..core.status import Code, Completion, Status
 from ..core.task_table import Task
@@ -37,6 +38,7 @@ class Rpc:
     encode: Callable[[Machine, Any, Caller], bytes]
     waits: bool = False  # for other tasks, and not at a barrier: the transport reports a client that goes away
     registers: bool = False  # the task is given to the caller
+    lost: bool = False  # also served to a process that was given up: by it, it learns so, or ends
 
 
 _EMPTY = b""
@@ -98,6 +100,8 @@ def _insert(machine: Machine, call: Any, request: Any, caller: Caller, now: floa
 
 def _get(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
     machine.keys.get(call, caller.task_id, request.key, now, caller.deadline, caller.depends_on)
+    for lost in machine.task_table.missing(caller.depends_on & machine.task_table.lost, now):
+        machine.keys.fail_dependents(lost)
 
 
 def _try_get(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
@@ -122,8 +126,9 @@ def _barrier(machine: Machine, call: Any, request: Any, caller: Caller, now: flo
 
 def _arrive(machine: Machine, call: Any, request: Any, caller: Caller, now: float, task_ids: Sequence[int]) -> None:
     deadline = now + request.barrier_timeout_in_ms / 1000
-    arrival = Arrival(call, caller.task_id, caller.incarnation, request.barrier_id, request.counter, deadline, frozenset(task_ids))
-    machine.barrier(arrival, now, repeated=len(task_ids) != len(arrival.participants))
+    life = machine.task_table.life_of(caller.task_id, caller.incarnation)
+    arrival = Arrival(call, caller.task_id, life, request.barrier_id, request.counter, deadline, frozenset(task_ids))
+    machine.barrier(arrival, now, twice=len(task_ids) != len(arrival.participants))
 
 
 def _cancel_barrier(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
@@ -139,14 +144,9 @@ def _report_error(machine: Machine, call: Any, request: Any, caller: Caller, now
         machine.report_error(call, caller.task_id, request.error_code, request.error_message, now, session=False)
 
 
-def incarnation_of(task: Task, session: bool) -> int:
-    """Returns a task's incarnation as its peers on the same kind of channel know it."""
-    return (task.session or task.agent) if session else (task.agent or task.session)
-
-
 def task_info(task: Task, session: bool) -> a.TaskInfo:
     """Returns a task as a message of profile A."""
-    info = a.TaskInfo(task_id=task.task_id, state=int(task.state), incarnation=incarnation_of(task, session))  # type: ignore[arg-type]
+    info = a.TaskInfo(task_id=task.task_id, state=int(task.state), incarnation=task.incarnation(session))  # type: ignore[arg-type]
     if task.error is not None:
         info.error_code, info.error_message = int(task.error.code), task.error.message
         info.error_payload.CopyFrom(a.CoordinationServiceError(is_reported_error=task.error.reported, source_task_id=task.task_id))
@@ -158,8 +158,11 @@ def _encode_registered(machine: Machine, value: int, caller: Caller) -> bytes:
 
 
 def _encode_watch(machine: Machine, value: int, caller: Caller) -> bytes:
-    tasks = [task_info(task, caller.session) for task in machine.task_table.tasks]
-    return a.WatchTasksResponse(task_state=tasks, version_number=machine.task_table.version).SerializeToString()
+    def encode() -> bytes:
+        tasks = [task_info(task, caller.session) for task in machine.task_table.tasks]
+        return a.WatchTasksResponse(task_state=tasks, version_number=machine.task_table.version).SerializeToString()
+
+    return machine.watches.shared((PROFILE_A, caller.session), encode)
 
 
 def _encode_kv(machine: Machine, value: tuple[str, bytes], caller: Caller) -> bytes:
@@ -174,16 +177,16 @@ def _encode_barrier(machine: Machine, value: int, caller: Caller) -> bytes:
     return a.BarrierResponse(counter=value).SerializeToString()
 
 
-def _encode_alive(machine: Machine, value: list[int], caller: Caller) -> bytes:
-    incarnations = [incarnation_of(machine.task_table.tasks[task_id], caller.session) for task_id in value]
-    return a.GetAliveTasksResponse(alive_task_ids=value, incarnations=incarnations).SerializeToString()
+def _encode_alive(machine: Machine, value: list[Living], caller: Caller) -> bytes:
+    incarnations = [each.session if caller.session else each.agent for each in value]
+    return a.GetAliveTasksResponse(alive_task_ids=[each.task_id for each in value], incarnations=incarnations).SerializeToString()
 
 
 RPCS_A: dict[str, Rpc] = {
     "RegisterTask": Rpc(a.RegisterTaskRequest.FromString, _registers, _register, _encode_registered, True, True),
-    "Heartbeat": Rpc(a.HeartbeatRequest.FromString, _named, _beat, _encode_registered),
-    "PollForError": Rpc(a.PollForErrorRequest.FromString, _named, _poll, _nothing, True),
-    "ShutdownTask": Rpc(a.ShutdownTaskRequest.FromString, _named, _shut_down, _nothing),
+    "Heartbeat": Rpc(a.HeartbeatRequest.FromString, _named, _beat, _encode_registered, lost=True),
+    "PollForError": Rpc(a.PollForErrorRequest.FromString, _named, _poll, _nothing, True, lost=True),
+    "ShutdownTask": Rpc(a.ShutdownTaskRequest.FromString, _named, _shut_down, _nothing, lost=True),
     "WatchTasks": Rpc(a.WatchTasksRequest.FromString, _unnamed, _watch, _encode_watch, True),
     "InsertKeyValue": Rpc(a.InsertKeyValueRequest.FromString, _unnamed, _insert, _nothing),
     "GetKeyValue": Rpc(a.GetKeyValueRequest.FromString, _unnamed, _get, _encode_kv, True),
@@ -254,7 +257,7 @@ def _task_b(task_id: int) -> b.CoordinatedTask:
 
 
 def _info_b(task: Task) -> b.CoordinatedTaskStateInfo:
-    info = b.CoordinatedTaskStateInfo(task=_task_b(task.task_id), state=int(task.state), incarnation=incarnation_of(task, False))  # type: ignore[arg-type]
+    info = b.CoordinatedTaskStateInfo(task=_task_b(task.task_id), state=int(task.state), incarnation=task.incarnation(session=False))  # type: ignore[arg-type]
     if task.error is not None:
         info.error_code, info.error_message = int(task.error.code), task.error.message
         info.error_payload.CopyFrom(b.CoordinationServiceError(is_reported_error=task.error.reported, source_task=_task_b(task.task_id)))
@@ -266,17 +269,20 @@ def _encode_registered_b(machine: Machine, value: int, caller: Caller) -> bytes:
 
 
 def _encode_watch_b(machine: Machine, value: int, caller: Caller) -> bytes:
-    tasks = [_info_b(task) for task in machine.task_table.tasks]
-    return b.WatchJobStateResponse(task_state=tasks, version_number=machine.task_table.version).SerializeToString()
+    def encode() -> bytes:
+        tasks = [_info_b(task) for task in machine.task_table.tasks]
+        return b.WatchJobStateResponse(task_state=tasks, version_number=machine.task_table.version).SerializeToString()
+
+    return machine.watches.shared(PROFILE_B, encode)
 
 
 def _encode_states_b(machine: Machine, value: list[int], caller: Caller) -> bytes:
     return b.GetTaskStateResponse(task_state=[_info_b(machine.task_table.tasks[task_id]) for task_id in value]).SerializeToString()
 
 
-def _encode_alive_b(machine: Machine, value: list[int], caller: Caller) -> bytes:
-    incarnations = [incarnation_of(machine.task_table.tasks[task_id], False) for task_id in value]
-    return b.GetAliveTasksResponse(alive_tasks=[_task_b(task_id) for task_id in value], incarnations=incarnations).SerializeToString()
+def _encode_alive_b(machine: Machine, value: list[Living], caller: Caller) -> bytes:
+    alive = [_task_b(each.task_id) for each in value]
+    return b.GetAliveTasksResponse(alive_tasks=alive, incarnations=[each.agent for each in value]).SerializeToString()
 
 
 RPCS_B: dict[str, Rpc] = {

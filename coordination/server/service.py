@@ -70,6 +70,7 @@ class Service:
         self.sessions = SessionStreams(machine, self.status, self._owners)
         self.calls = 0
         self._finished = False
+        self._deserted_at: float | None = None
         self._publish_at = math.inf  # never, unless another thread wants the status
         self._published = session_pb2.StatusResponse()
 
@@ -122,13 +123,12 @@ class Service:
         if self._owners is not None:
             named = self.machine.task_table.by_agent.get(incarnation) if task_id is None else task_id
             if named is not None:
-                status = (
-                    self._owners.may_join(named, writer.key, writer.names()) if rpc.registers else self._owners.may_call(named, writer.key)
-                )
+                key, names, owners = writer.key, writer.names, self._owners
+                status = owners.may_join(named, key, names()) if rpc.registers else owners.may_call(named, key, names)
                 if status is not None:
                     return status
         if service_incarnation is not None:
-            return self.machine.identify(task_id, incarnation, service_incarnation, now)
+            return self.machine.identify(task_id, incarnation, service_incarnation, now, rpc.lost)
         assert task_id is not None
         return task_id
 
@@ -207,6 +207,12 @@ class Service:
         since = machine.over_since()
         if since is not None and linger_s and now - since > linger_s:
             return f"every process has been gone for {now - since:.0f} s"
+        if not machine.deserted():
+            self._deserted_at = None
+        elif self._deserted_at is None:
+            self._deserted_at = now
+        elif linger_s and now - self._deserted_at > linger_s:
+            return f"the job never gathered, and nobody of it has been there for {now - self._deserted_at:.0f} s"
         never = all(task.last_seen is None for task in machine.task_table.tasks)
         if never and startup_timeout_s and now - machine.started > startup_timeout_s:
             return f"no process came within {startup_timeout_s:.0f} s"

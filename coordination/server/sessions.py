@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -12,7 +13,7 @@ from google.protobuf.message import DecodeError
 from holdfast.proto import coordination_pb2, session_pb2
 
 from ..core.machine import Machine
-from ..core.status import Code, Completion, Status
+from ..core.status import Code, Completion, Missing, Status
 from ..core.task_table import Task
 from ..names import MISSING_TYPE
 from .admission import TaskOwners
@@ -94,11 +95,28 @@ def _fill_failure(message: session_pb2.Reply, number: int, status: Status) -> No
     for name, payload in payloads(status).items():
         message.payloads[name] = payload
     if status.missing:
-        missing = session_pb2.Missing()
-        for each in status.missing:
-            silent_s = -1.0 if each.silent_s is None else each.silent_s
-            missing.tasks.add(task_id=each.task_id, host=each.host, silent_s=silent_s, lost=each.lost)
-        message.payloads[MISSING_TYPE] = missing.SerializeToString()
+        message.payloads[MISSING_TYPE] = _encode_missing.of(status.missing)
+
+
+class _MissingEncoder:
+    """Encodes the processes that an error is about, once for all the calls that fail together."""
+
+    def __init__(self) -> None:
+        self._latest: tuple[tuple[Missing, ...], bytes] = ((), b"")
+
+    def of(self, missing: tuple[Missing, ...]) -> bytes:
+        if self._latest[0] is not missing:
+            self._latest = missing, session_pb2.Missing(tasks=map(_missing_task, missing)).SerializeToString()
+        return self._latest[1]
+
+
+_encode_missing = _MissingEncoder()
+
+
+def _missing_task(missing: Missing) -> session_pb2.MissingTask:
+    silent_s = -1.0 if missing.silent_s is None else missing.silent_s
+    progress = None if missing.progress is None else session_pb2.ReportRequest(**asdict(missing.progress))
+    return session_pb2.MissingTask(task_id=missing.task_id, host=missing.host, silent_s=silent_s, lost=missing.lost, progress=progress)
 
 
 class StacksCall:
@@ -169,7 +187,7 @@ class SessionStreams:
         if status is not None:
             stream.finish(status.code, status.message)
             return
-        older = self._sessions.get(opening.process_id)
+        older = self._sessions.pop(opening.process_id, None)
         if older is not None:
             self._end(older.stream, Code.ABORTED, f"process {opening.process_id} has opened another Session")
         session = stream.session = Session(stream, opening.process_id, opening.incarnation)
@@ -290,9 +308,13 @@ class SessionStreams:
     # ---- Deltas ----------------------------------------------------------------------------------------------------------------------
 
     def note_changes(self, now: float) -> None:
-        """Schedules a delta where tasks have changed: at most one in DELTA_INTERVAL_S."""
+        """Schedules a delta where tasks have changed: at most one in DELTA_INTERVAL_S. Ends the Sessions of those that were given up."""
         if self._machine.task_table.version > self._sent_version:
             self._schedule_delta(now)
+        fenced, self._machine.fenced[:] = self._machine.fenced[:], []
+        for session in filter(None, map(self._sessions.get, fenced)):
+            status = self._machine.task_table.fenced(self._machine.task_table.tasks[session.task_id])
+            self._end(session.stream, status.code, status.message)
 
     def _schedule_delta(self, now: float) -> None:
         if self._send_at == math.inf:
@@ -348,6 +370,7 @@ class SessionStreams:
             self._machine.drop(call)
         if self._sessions.get(session.task_id) is session:
             del self._sessions[session.task_id]
+            self._machine.task_table.tasks[session.task_id].attached = False
 
     def _end(self, stream: SessionStream, code: Code, message: str) -> None:
         self.closed(stream)

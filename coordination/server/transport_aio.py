@@ -8,12 +8,16 @@ from typing import Any
 
 import grpc
 
+from ..core.machine import STANDSTILL_S
 from ..core.status import Code
 from ..names import SESSION, STATUS_DETAILS
 from .admission import Refused
 from .service import Service
 from .sessions import Session
 from .transports import ALTERNATIVE_NAMES, Listening, channel_options
+
+_CATCH_UP_S = 0.5
+"""After a standstill what has arrived is read for so long before time passes."""
 
 
 def _names(context: Any) -> Sequence[bytes]:
@@ -151,7 +155,10 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
                     await asyncio.wait_for(self._woken.wait(), min(due_s, 0.5))
                 except TimeoutError:
                     continue
-            if self._service.next_due() <= self._listening.clock():
+            late_s = self._listening.clock() - self._service.next_due()
+            if late_s > STANDSTILL_S:
+                await asyncio.sleep(_CATCH_UP_S)
+            if late_s >= 0:
                 self._service.tick()
                 self._service.flush()
         self._service.close()

@@ -16,6 +16,7 @@ from typing import Any
 
 from grpc._cython import cygrpc
 
+from ..core.machine import STANDSTILL_S
 from ..core.status import Code
 from ..names import SESSION, STATUS_DETAILS
 from .admission import Refused
@@ -28,6 +29,8 @@ log = logging.getLogger("holdfast.coordination")
 _ACCEPTED_AHEAD = 64  # calls that may come before the next poll of the queue
 _BATCH = 256  # events that share one transaction of the journal
 _STOP_POLL_S = 0.25  # between two polls of whether the service should stop
+_CATCH_UP_S = 2.0  # at most, after a standstill
+_QUIET_S = 0.1  # without an event: then all has been read
 _RECEIVE_MESSAGE = cygrpc.ReceiveMessageOperation
 _SEND_MESSAGE = cygrpc.SendMessageOperation
 _RECEIVE_CLOSE = cygrpc.ReceiveCloseOnServerOperation
@@ -222,11 +225,9 @@ class CompletionQueueTransport:
                     break
                 next_stop_poll = now + _STOP_POLL_S
             due = service.next_due()
-            if now >= due:
-                service.tick()
-                self._flush()
-                continue
-            event = poll(time.time() + min(due, next_stop_poll) - now)
+            if now - due > STANDSTILL_S:
+                self._catch_up()
+            event = poll(time.time() + min(due, next_stop_poll) - now)  # what has arrived is read before time passes
             remaining = batch
             while event.completion_type != _TIMED_OUT:
                 self._handle(event)
@@ -235,8 +236,21 @@ class CompletionQueueTransport:
                     break
                 event = poll(0)
             self._flush()
+            if clock() >= due:
+                service.tick()
+                self._flush()
         self._stop()
         return reason
+
+    def _catch_up(self) -> None:
+        """Reads what has arrived while this process stood still."""
+        deadline = time.time() + _CATCH_UP_S
+        while (now := time.time()) < deadline:
+            event = self._queue.poll(now + _QUIET_S)
+            if event.completion_type == _TIMED_OUT:
+                return
+            self._handle(event)
+            self._flush()
 
     @staticmethod
     def _handle(event: Any) -> None:

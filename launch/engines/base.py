@@ -6,12 +6,16 @@ import queue
 import signal
 from collections.abc import Sequence
 
+from holdfast.coordination import Credentials
+
 from ..supervisor.engine import Engine, JobResult, supervise
-from ..supervisor.job import Event, Exited, Job, Stop
+from ..supervisor.job import Event, Exited, Job, Notice, Stop
 from ..view import LiveView, reporter
 from ..workers.coordinator import ProcessProgress, ProgressWatch
 from ..workers.output import Output
 from ..workers.signals import passing_on
+
+_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # the latter from a shell
 
 
 class BaseEngine(Engine):
@@ -25,6 +29,18 @@ class BaseEngine(Engine):
         self._queue: queue.SimpleQueue[Event | signal.Signals] = queue.SimpleQueue()
         self._watch: ProgressWatch | None = None
         self._signals = 0
+        self._sent_sigterm = False  # to the processes of this attempt
+
+    def _open_watch(self, address: str, attempt: int, credentials: Credentials | None = None) -> None:
+        """Begins to watch the coordinator of a new attempt."""
+        self._sent_sigterm = False
+        self._output.say(f"attempt {attempt}, coordinator at {address}")
+        self._watch = ProgressWatch(address, attempt, self._queue.put, credentials)
+
+    def _terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Has every process end, or save and leave."""
+        self._sent_sigterm = True
+        self._signal(number)
 
     def _signal(self, number: signal.Signals) -> None:
         """Sends a signal to every process."""
@@ -56,16 +72,21 @@ class BaseEngine(Engine):
         if self._signals == 1:
             return [Stop(number.name)]
         if self._signals == 2:
-            self._signal(signal.SIGTERM)
+            self._terminate()
         else:
             self._kill()
         return []
 
     def _report_exit(self, event: Exited) -> None:
-        """Queues the end of a process, after the progress that it reported before."""
+        """Queues the end of a process, after the progress that it reported before.
+
+        A SIGTERM that was not ours, to a process that had no handler yet because it had not joined, is a notice to all.
+        """
         watch = self._watch
         if watch is not None:
             watch.refresh()
+        if event.code in _BY_SIGTERM and not self._sent_sigterm and (watch is None or event.process not in watch.joined):
+            self._queue.put(Notice(f"process {event.process} (SIGTERM before it had joined)"))
         self._queue.put(event)
 
     def _close_watch(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from ..supervisor.engine import JobResult
 from ..supervisor.job import (
     Action,
     Capacity,
+    CoordinatorEnded,
     Event,
     Exited,
     Job,
@@ -28,10 +30,10 @@ from ..supervisor.job import (
     RestartPolicy,
     Terminate,
 )
-from ..workers.coordinator import Coordinator, ProgressWatch
+from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
 from ..workers.environment import worker_env
-from ..workers.output import ConsoleOutput, Output
-from ..workers.process import ProcessGroupReaper, WorkerProcess
+from ..workers.output import ConsoleOutput, LogFiles, Output
+from ..workers.process import WorkerProcess
 from .base import BaseEngine, run_job
 
 _POLL_S = 0.5  # how often the capacity file is read
@@ -50,11 +52,13 @@ class LocalEngine(BaseEngine):
         output: Output,
         grace_s: float = 5.0,
         capacity_file: Path | None = None,
+        heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
+        coordinator_log: Path | None = None,
     ) -> None:
         super().__init__(output)
         self._command, self._job_id, self._env, self._cwd = list(command), job_id, env, cwd
         self._grace_s, self._capacity_file = grace_s, capacity_file
-        self._reaper = ProcessGroupReaper()
+        self._heartbeat_timeout_s, self._coordinator_log = heartbeat_timeout_s, coordinator_log
         self._workers: dict[int, WorkerProcess] = {}
         self._coordinator: Coordinator | None = None
         self._reserve: Reserve | None = None
@@ -69,31 +73,45 @@ class LocalEngine(BaseEngine):
         elif isinstance(action, Launch):
             self._launch(action.attempt, action.num_processes)
         elif isinstance(action, Notify):
-            self._signal(signal.SIGINT if action.why == "SIGINT" else signal.SIGTERM)
+            self._terminate(signal.SIGINT if action.why == "SIGINT" else signal.SIGTERM)
         elif isinstance(action, Terminate):
-            self._signal(signal.SIGTERM)
+            self._terminate()
         elif isinstance(action, Kill):
             self._kill()
         elif isinstance(action, Release):
             self._release()
 
     def _launch(self, attempt: int, num_processes: int) -> None:
-        self._coordinator = Coordinator(self._job_id, attempt, num_processes)
-        self._reaper.add(self._coordinator.pid)
+        self._coordinator = Coordinator(
+            self._job_id, attempt, num_processes, heartbeat_timeout_s=self._heartbeat_timeout_s, log_file=self._coordinator_log
+        )
         address = self._coordinator.address
-        self._watch = ProgressWatch(address, attempt, self._queue.put)
+        self._open_watch(address, attempt)
+        self._coordinator.on_end(lambda code: self._on_coordinator_end(attempt, code))
         for process in range(num_processes):
-            spec = ProcessSpec(job_id=self._job_id, attempt=attempt, process_id=process, num_processes=num_processes, coordinator=address)
-            env, lines = worker_env(self._env, spec)
+            spec = ProcessSpec(
+                job_id=self._job_id,
+                attempt=attempt,
+                process_id=process,
+                num_processes=num_processes,
+                coordinator=address,
+                local_rank=process,
+            )
+            env, lines = worker_env(self._env, spec, share_of=num_processes)
             for line in lines if process == 0 else ():
                 self._output.say(line)
             self._workers[process] = self._start(attempt, process, env)
+
+    def _on_coordinator_end(self, attempt: int, code: int) -> None:
+        watch = self._watch
+        if watch is not None and watch.still_needed(ended_well=code == 0):
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            self._queue.put(CoordinatorEnded(attempt, f"the coordinator {how}"))
 
     def _start(self, attempt: int, process: int, env: Mapping[str, str]) -> WorkerProcess:
         return WorkerProcess(
             self._command,
             env,
-            self._reaper,
             cwd=self._cwd,
             on_line=lambda text: self._output.line(process, text),
             on_exit=lambda code: self._report_exit(Exited(attempt, process, code)),
@@ -113,7 +131,6 @@ class LocalEngine(BaseEngine):
             self._close_watch()
             if self._coordinator is not None:
                 self._coordinator.close()
-                self._reaper.discard(self._coordinator.pid)
                 self._coordinator = None
 
     # ---- Events
@@ -158,7 +175,6 @@ class LocalEngine(BaseEngine):
         for worker in self._workers.values():
             worker.wait(10)
         self._release()
-        self._reaper.close()
 
 
 def run_local(
@@ -173,14 +189,17 @@ def run_local(
     cwd: str | Path | None = None,
     output: Output | None = None,
     capacity_file: str | Path | None = None,
+    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
+    log_dir: str | Path | None = None,
 ) -> JobResult:
     """Runs `command` as `num_processes` processes on this machine, under a coordinator of their own, to the end of the job.
 
     Blocks. Restarts the group as `restart` says (default: never); `env` (default: this process's) is what the processes get, with
     their ProcessSpec. `capacity_file` holds how many processes there is room for now: the job shrinks (to `min_processes` at least)
-    and grows with it. `job_id` defaults to a new one. In the main thread, SIGTERM, SIGINT and SIGHUP are passed on: the processes save and
-    leave, and the job ends as "preempted". However this process ends, none of the job's survives it. Raises ValueError for
-    numbers of processes that do not fit.
+    and grows with it. `job_id` defaults to a new one. The coordinator listens at a Unix socket that only this user reaches; a process that
+    is silent for `heartbeat_timeout_s` is lost. `log_dir` gets a file for each process and the coordinator's log. In the main thread,
+    SIGTERM, SIGINT and SIGHUP are passed on: the processes save and leave, and the job ends as "preempted". However this process ends,
+    none of the job's survives it. Raises ValueError for numbers of processes that do not fit.
     """
     if not command:
         raise ValueError("no command to run")
@@ -188,13 +207,17 @@ def run_local(
     job_id = job_id or f"local-{uuid.uuid4().hex[:12]}"
     job = Job(job_id, min_processes or num_processes, num_processes, restart, attempt=first_attempt - 1)
     output = output or ConsoleOutput(sys.stdout, sys.stderr, num_processes)
+    logs = None if log_dir is None else LogFiles(output, Path(log_dir))
     engine = LocalEngine(
         command,
         job_id,
         env=os.environ if env is None else env,
         cwd=cwd,
-        output=output,
+        output=logs or output,
         grace_s=restart.grace_s,
         capacity_file=Path(capacity_file) if capacity_file else None,
+        heartbeat_timeout_s=heartbeat_timeout_s,
+        coordinator_log=None if logs is None else logs.coordinator_log,
     )
-    return run_job(job, engine, output)
+    with contextlib.closing(logs) if logs else contextlib.nullcontext():
+        return run_job(job, engine, output)

@@ -20,26 +20,36 @@ from ..external.detect import slurm_attempt
 from ..external.task import MARK
 from ..supervisor.engine import JobResult
 from ..supervisor.job import Action, Exited, Job, Kill, Launch, Notify, Release, Reserve, Reserved, RestartPolicy, Terminate
-from ..workers.coordinator import Coordinator, ProgressWatch
+from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
 from ..workers.output import ConsoleOutput, Output
-from ..workers.process import ProcessGroupReaper, WorkerProcess
+from ..workers.process import WorkerProcess
+from ..workers.secrets import require_cryptography
 from ..workers.signals import passing_on
 from .base import BaseEngine, run_job
 
 _LABELLED = re.compile(r"\s*(\d+): (.*)", re.DOTALL)
 _REQUEUE_WAIT_S = 120.0
+_COMMAND_TIMEOUT_S = 60.0
 
 
 class SlurmEngine(BaseEngine):
     """Runs a job's processes as tasks of job steps of this allocation."""
 
     def __init__(
-        self, command: Sequence[str], job_id: str, environment: Mapping[str, str], output: Output, *, host: str, grace_s: float
+        self,
+        command: Sequence[str],
+        job_id: str,
+        environment: Mapping[str, str],
+        output: Output,
+        *,
+        host: str,
+        grace_s: float,
+        secured: bool,
+        heartbeat_timeout_s: float,
     ) -> None:
         super().__init__(output)
         self._command, self._job_id, self._env, self._host = list(command), job_id, dict(environment), host
-        self._grace_s = grace_s
-        self._reaper = ProcessGroupReaper()
+        self._grace_s, self._secured, self._heartbeat_timeout_s = grace_s, secured, heartbeat_timeout_s
         self._lock = threading.Lock()  # of `_running` and `_step`: the reader of srun's output writes them
         self._running: set[int] = set()
         self._step = ""
@@ -54,23 +64,25 @@ class SlurmEngine(BaseEngine):
         elif isinstance(action, Launch):
             self._launch(action.attempt, action.num_processes)
         elif isinstance(action, Notify | Terminate):
-            self._signal(signal.SIGTERM)
+            self._terminate()
         elif isinstance(action, Kill):
             self._kill()
         elif isinstance(action, Release):
             self._release()
 
     def _launch(self, attempt: int, num_processes: int) -> None:
-        self._coordinator = Coordinator(self._job_id, attempt, num_processes, host=self._host)
-        self._watch = ProgressWatch(self._coordinator.address, attempt, self._queue.put)
+        coordinator = Coordinator(
+            self._job_id, attempt, num_processes, host=self._host, secured=self._secured, heartbeat_timeout_s=self._heartbeat_timeout_s
+        )
+        self._coordinator = coordinator
+        self._open_watch(coordinator.address, attempt, coordinator.credentials)
         self._running, self._step = set(range(num_processes)), ""
         task = [sys.executable, "-c", "from holdfast.cli import main; main()", "task", "--report"]
-        task += ["--coordinator", self._coordinator.address, "--job-id", self._job_id, "--attempt", str(attempt), "--", *self._command]
+        task += ["--coordinator", coordinator.address, "--job-id", self._job_id, "--attempt", str(attempt), "--", *self._command]
         srun = ["srun", f"--ntasks={num_processes}", "--label", "--kill-on-bad-exit=0", "--wait=0", "--quit-on-interrupt"]
         self._srun = WorkerProcess(
             [*srun, *task],
-            self._env,
-            self._reaper,
+            self._env | (coordinator.secrets.to_env() if coordinator.secrets else {}),
             on_line=lambda line: self._on_line(attempt, line),
             on_exit=lambda code: self._on_srun_exit(attempt, code),
         )
@@ -111,13 +123,19 @@ class SlurmEngine(BaseEngine):
             self._srun.kill()
 
     def _scancel(self, name: str) -> bool:
-        """Sends a signal to all tasks; returns False where no step is known to run."""
+        """Sends a signal to all tasks, by a thread of its own: scancel may take long. Returns False where no step is known to run."""
         with self._lock:
             step = self._step
         running = bool(step) and self._srun is not None and self._srun.alive
         if running:
-            slurm("scancel", f"--signal={name}", f"{self._env['SLURM_JOB_ID']}.{step}")
+            target = f"{self._env['SLURM_JOB_ID']}.{step}"
+            threading.Thread(target=self._run_scancel, args=(name, target), name="holdfast-scancel", daemon=True).start()
         return running
+
+    def _run_scancel(self, name: str, target: str) -> None:
+        done = slurm("scancel", f"--signal={name}", target)
+        if done.returncode:
+            self._output.say(f"scancel --signal={name} {target} failed: {done.stderr.strip()}")
 
     def _release(self) -> None:
         self._close_watch()
@@ -133,7 +151,6 @@ class SlurmEngine(BaseEngine):
                 self._srun.kill()
                 self._srun.wait(10)
         self._release()
-        self._reaper.close()
 
 
 def run_slurm(
@@ -144,22 +161,36 @@ def run_slurm(
     host: str | None = None,
     output: Output | None = None,
     requeue: bool = True,
+    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
+    insecure: bool = False,
 ) -> JobResult:
     """Runs `command` as the tasks of this Slurm allocation, to the end of the job, and requeues the job when it is preempted. Blocks.
 
     Restarts the group as `restart` says (default: 3 failures between two advances). SIGTERM, SIGINT and SIGUSR1 (ask for it with
     `#SBATCH --signal=B:USR1@60`) make the processes save and leave. A preempted job is handed back with `scontrol requeue`, unless
     `requeue` is False; then the call does not return before Slurm ends this process. `host` is where tasks reach the coordinator
-    (default: this node's name, or loopback where there is one node only). Raises ValueError outside an allocation.
+    (default: this node's name, or loopback where there is one node only). The job has a token and certificates of its own, which srun
+    hands to its tasks, unless `insecure`. Raises ValueError outside an allocation, ImportError where certificates cannot be made.
     """
     if "SLURM_JOB_ID" not in environment:
         raise ValueError("SLURM_JOB_ID is not set: `holdfast slurm` runs inside an allocation, as the last line of an sbatch script")
+    if not insecure:
+        require_cryptography()
     num_processes = int(environment.get("SLURM_NTASKS") or environment.get("SLURM_JOB_NUM_NODES") or 1)
     host = host or ("127.0.0.1" if environment.get("SLURM_JOB_NUM_NODES", "1") == "1" else socket.gethostname())
     restart = restart or RestartPolicy(max_failures=3)
     job = Job(f"slurm-{environment['SLURM_JOB_ID']}", num_processes, num_processes, restart, attempt=slurm_attempt(environment) - 1)
     output = output or ConsoleOutput(sys.stdout, sys.stderr, num_processes)
-    engine = SlurmEngine(command, job.job_id, environment, output, host=host, grace_s=restart.grace_s)
+    engine = SlurmEngine(
+        command,
+        job.job_id,
+        environment,
+        output,
+        host=host,
+        grace_s=restart.grace_s,
+        secured=not insecure,
+        heartbeat_timeout_s=heartbeat_timeout_s,
+    )
     with passing_on(engine.forward, signal.SIGUSR1):
         result = run_job(job, engine, output)
         if result.outcome == "preempted" and not result.interrupted and requeue:
@@ -179,5 +210,10 @@ def _hand_back(slurm_job: str, output: Output) -> None:
 
 
 def slurm(*command: str) -> subprocess.CompletedProcess[str]:
-    """Runs one of Slurm's commands; it has a minute."""
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    """Runs one of Slurm's commands; it has a minute, and ends with 124 after it."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_COMMAND_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 124, "", f"no answer within {_COMMAND_TIMEOUT_S:g} s")
+    except OSError as error:
+        return subprocess.CompletedProcess(command, 127, "", f"{command[0]}: {error.strerror}")

@@ -15,7 +15,10 @@ _ATTEMPTS_PER_REQUEUE = 10_000
 
 @dataclass(frozen=True)
 class ClusterEnv:
-    """What a launcher tells a process about itself. `first_host` is where rank 0 runs, "" where unknown; `local_size` 0: unknown."""
+    """What a launcher tells a process about itself. `first_host` is where rank 0 runs, "" where unknown.
+
+    `local_rank` of `local_size` processes on this node; a size of 0: unknown.
+    """
 
     launcher: str
     job_id: str
@@ -23,9 +26,17 @@ class ClusterEnv:
     process_id: int
     num_processes: int
     first_host: str = ""
+    local_rank: int | None = None
     local_size: int = 0
     slice_id: int = 0
     num_slices: int = 1
+    node: str = ""  # its name among the job's
+    processes_here: tuple[int, ...] = ()  # on this node; (): unknown
+
+    @property
+    def on_node(self) -> tuple[int, ...]:
+        """The processes of this node, as far as they are known: this one at least."""
+        return self.processes_here or (self.process_id,)
 
 
 def detect(environment: Mapping[str, str]) -> ClusterEnv | None:
@@ -51,6 +62,7 @@ def _openmpi(environment: Mapping[str, str]) -> ClusterEnv | None:
         attempt=1,
         process_id=_number(environment, "OMPI_COMM_WORLD_RANK"),
         num_processes=_number(environment, "OMPI_COMM_WORLD_SIZE"),
+        local_rank=_number(environment, "OMPI_COMM_WORLD_LOCAL_RANK") if "OMPI_COMM_WORLD_LOCAL_RANK" in environment else None,
         local_size=_number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", 0),
     )
 
@@ -59,16 +71,18 @@ def _slurm(environment: Mapping[str, str]) -> ClusterEnv | None:
     """A task of a job step. PMIx alone (`srun --mpi=pmix`) says no size: Slurm does."""
     if "SLURM_PROCID" not in environment or environment.get("SLURM_STEP_NUM_TASKS", "") == "":
         return None
-    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     size = _number(environment, "SLURM_STEP_NUM_TASKS")
+    here = tuple(int(each) for each in environment.get("SLURM_GTIDS", "").split(",") if each.isdecimal())
     return ClusterEnv(
         launcher="Slurm",
         job_id=f"slurm-{environment.get('SLURM_JOB_ID', '0')}",
         attempt=slurm_attempt(environment) + _number(environment, "SLURM_STEP_ID", 0),
         process_id=_number(environment, "SLURM_PROCID"),
         num_processes=size,
-        first_host=first_host(nodes),
-        local_size=size if environment.get("SLURM_STEP_NUM_NODES") == "1" else 0,
+        local_rank=_number(environment, "SLURM_LOCALID") if "SLURM_LOCALID" in environment else None,
+        local_size=len(here) or (size if environment.get("SLURM_STEP_NUM_NODES") == "1" else 0),
+        node=environment.get("SLURMD_NODENAME", ""),
+        processes_here=here,
     )
 
 
@@ -96,15 +110,6 @@ def _kubernetes(environment: Mapping[str, str]) -> ClusterEnv | None:
         slice_id=job_index,
         num_slices=jobs,
     )
-
-
-def first_host(nodelist: str) -> str:
-    """Returns the first host of Slurm's compressed list: "n[01-03,7],m" gives "n01"."""
-    head = re.match(r"([^,\[]*)(?:\[([^\]]*)\])?([^,]*)", nodelist)
-    if head is None:
-        return ""
-    stem, numbers, tail = head[1], head[2], head[3]
-    return stem + (re.split("[-,]", numbers)[0] if numbers else "") + tail
 
 
 def _number(environment: Mapping[str, str], key: str, default: int | None = None) -> int:

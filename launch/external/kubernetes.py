@@ -10,18 +10,24 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..supervisor.job import DO_NOT_RESTART, PREEMPTED
+from ..workers.secrets import CLIENT_FILES, SERVER_FILES, JobSecrets, server_arguments
 
 _PORT = 8476
+_SECRETS = "/run/holdfast"
 _YAML_WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
 class KubernetesJob:
-    """What to render. Above one slice it is a JobSet with one Job a slice; `resources` are of one pod."""
+    """What to render. Above one slice it is a JobSet with one Job a slice; `resources` are of one pod.
+
+    Unless `insecure`, the manifest holds a Secret with a token and certificates that are made for this job.
+    """
 
     name: str
     image: str
@@ -33,6 +39,7 @@ class KubernetesJob:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     max_restarts: int = 10
     grace_s: int = 120
+    insecure: bool = False
 
     @property
     def processes_per_slice(self) -> int:
@@ -48,8 +55,15 @@ class KubernetesJob:
             raise ValueError("no command to run")
 
 
-def render(job: KubernetesJob) -> str:
-    """Returns the manifest as YAML, for `kubectl apply -f -`. Kubernetes starts pods again as its own policies say."""
+def render(job: KubernetesJob, secrets: JobSecrets | None = None) -> str:
+    """Returns the manifest as YAML, for `kubectl apply -f -`. Kubernetes starts pods again as its own policies say.
+
+    `secrets` default to new ones, unless the job is insecure: treat the manifest as a secret then. Raises ImportError where certificates
+    cannot be made.
+    """
+    if secrets is None and not job.insecure:
+        name = _coordinator_name(job)
+        secrets = JobSecrets.create([name, f"{name}.{job.namespace}", f"{name}.{job.namespace}.svc"])
     worker = _indexed_job(job)
     top: dict[str, Any]
     if job.num_slices == 1:
@@ -58,7 +72,24 @@ def render(job: KubernetesJob) -> str:
         replicated = {"name": "workers", "replicas": job.num_slices, "template": {"spec": worker}}
         spec = {"failurePolicy": {"maxRestarts": job.max_restarts}, "network": {"enableDNSHostnames": True}, "replicatedJobs": [replicated]}
         top = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _metadata(job, job.name), "spec": spec}
-    return "---\n".join(_yaml(document) for document in (_service(job), _coordinator(job), top))
+    documents = [_secret(job, secrets)] if secrets else []
+    return "---\n".join(_yaml(document) for document in (*documents, _service(job), _coordinator(job), top))
+
+
+def _secret_name(job: KubernetesJob) -> str:
+    return f"{job.name}-coordination"
+
+
+def _secret(job: KubernetesJob, secrets: JobSecrets) -> dict[str, Any]:
+    files = secrets.files_of_client() | secrets.files_of_server()
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(job, _secret_name(job)), "type": "Opaque", "stringData": files}
+
+
+def _mount(job: KubernetesJob, pod: dict[str, Any], container: dict[str, Any], names: Sequence[str]) -> None:
+    """Gives a container those files of the Secret that it needs."""
+    container["volumeMounts"] = [{"name": "coordination", "mountPath": _SECRETS, "readOnly": True}]
+    items = [{"key": name, "path": name} for name in names]
+    pod["volumes"] = [{"name": "coordination", "secret": {"secretName": _secret_name(job), "items": items}}]
 
 
 def _metadata(job: KubernetesJob, name: str) -> dict[str, Any]:
@@ -81,8 +112,12 @@ def _coordinator(job: KubernetesJob) -> dict[str, Any]:
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": job.name}
     command = ["holdfast", "coordinator", f"--num-processes={job.num_processes}", "--host=0.0.0.0", f"--port={_PORT}"]
     command += [f"--advertise={name}", "--recoverable", "--survivable", "--linger-s=10", "--startup-timeout-s=0"]
-    container = {"name": "coordinator", "image": job.image, "command": command, "ports": [{"containerPort": _PORT}]}
-    template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+    command += [] if job.insecure else server_arguments(Path(_SECRETS))
+    container: dict[str, Any] = {"name": "coordinator", "image": job.image, "command": command, "ports": [{"containerPort": _PORT}]}
+    pod: dict[str, Any] = {"containers": [container]}
+    if not job.insecure:
+        _mount(job, pod, container, SERVER_FILES)
+    template = {"metadata": {"labels": labels}, "spec": pod}
     spec = {
         "replicas": 1,
         "selector": {"matchLabels": {"app.kubernetes.io/name": name}},
@@ -109,11 +144,14 @@ def _indexed_job(job: KubernetesJob) -> dict[str, Any]:
 
 
 def _pod(job: KubernetesJob) -> dict[str, Any]:
-    task = ["holdfast", "task", f"--coordinator={_coordinator_name(job)}:{_PORT}", "--", *job.command]
+    task = ["holdfast", "task", f"--coordinator={_coordinator_name(job)}:{_PORT}", *([] if job.insecure else [f"--secrets={_SECRETS}"])]
+    task += ["--", *job.command]
     container: dict[str, Any] = {"name": "process", "image": job.image, "command": task, "env": _environment(job)}
     if job.resources:
         container["resources"] = {"limits": dict(job.resources)}
     pod: dict[str, Any] = {"restartPolicy": "Never", "terminationGracePeriodSeconds": job.grace_s, "containers": [container]}
+    if not job.insecure:
+        _mount(job, pod, container, CLIENT_FILES)
     if job.node_selector:
         pod["nodeSelector"] = dict(job.node_selector)
     return pod

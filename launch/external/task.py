@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from holdfast.coordination import CoordinationError, StatusClient
+from holdfast.coordination.process.job_folder import user_folder
 from holdfast.multihost import ProcessSpec, StartupTimeout
 
 from ..workers.coordinator import Coordinator
 from ..workers.environment import worker_env
+from ..workers.secrets import JobSecrets, spawn_relay
 from .detect import ClusterEnv, detect
 
 MARK = "\x1eholdfast "
 """Begins a line that reports to the Slurm engine: `started STEP` or `exited CODE`."""
 
 _RENDEZVOUS_S = 300.0
+_POLL_S = 0.05
+_STATUS_TIMEOUT_S = 5.0
 
 
 def run_task(
@@ -35,12 +40,15 @@ def run_task(
     job_id: str | None = None,
     attempt: int | None = None,
     report: bool = False,
+    secrets_dir: Path | None = None,
 ) -> int:
     """Runs `command` as the process that the launcher's environment says this is; does not return unless `report` is set.
 
     The coordinator is at `coordinator`; without one, process 0 starts it, reachable at `host`, and the others find its address in
-    the folder `rendezvous`, which all must see (default: this machine's temporary folder, where all processes are on this machine).
-    Raises ValueError where no launcher is found, StartupTimeout where no address appears.
+    the folder `rendezvous`, which all must see (default: this user's folder in the temporary one, and a Unix socket, where all
+    processes are on this machine).
+    `secrets_dir` holds the token and the certificates of a secured job (or srun has handed them on): then the processes of a node share a
+    relay. Raises ValueError where no launcher is found, StartupTimeout where no address appears.
     """
     detected = detect(environment)
     if detected is None:
@@ -48,7 +56,11 @@ def run_task(
             "no launcher is found: expected the environment of srun, mpirun, or a Kubernetes Indexed Job (see docs/engines-*.md)"
         )
     job, number = job_id or detected.job_id, detected.attempt if attempt is None else attempt
+    environment = dict(environment)
     address = coordinator or _rendezvous(detected, job, number, host, rendezvous)
+    secrets = JobSecrets.take_from_env(environment) if secrets_dir is None else JobSecrets.from_folder(secrets_dir)
+    if secrets is not None:
+        address = _relay(detected, address, f"{job}.{number}", secrets)
     spec = ProcessSpec(
         job_id=job,
         attempt=number,
@@ -58,8 +70,9 @@ def run_task(
         slice_id=detected.slice_id,
         num_slices=detected.num_slices,
         slice_address=(detected.first_host or None) if detected.num_slices > 1 else None,
+        local_rank=detected.local_rank,
     )
-    env, lines = worker_env(environment, spec)
+    env, lines = worker_env(environment, spec, share_of=detected.local_size)
     for line in lines:
         print(f"holdfast: {line}", file=sys.stderr, flush=True)
     if not report:
@@ -72,28 +85,58 @@ def _rendezvous(detected: ClusterEnv, job: str, attempt: int, host: str | None, 
         raise ValueError(
             f"{detected.launcher} runs this job on several machines: give --coordinator HOST:PORT, or --rendezvous with a shared folder"
         )
-    folder = rendezvous or Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
+    folder = user_folder(create=True) if rendezvous is None else rendezvous
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{job}.{attempt}.json"
     if detected.process_id == 0:
-        address = Coordinator(job, attempt, detected.num_processes, host=host or "127.0.0.1").address
-        whole = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-        whole.write_text(json.dumps({"coordinator": address}))
-        whole.replace(path)
+        host = host or (None if rendezvous is None else "127.0.0.1")
+        address = Coordinator(job, attempt, detected.num_processes, host=host, outlives_us=True).address
+        _publish(path, {"coordinator": address})
         return address
-    return _wait_for_address(path)
+    return str(_wait_for(path, lambda found: _gathers(str(found["coordinator"])))["coordinator"])
 
 
-def _wait_for_address(path: Path) -> str:
+def _publish(path: Path, value: dict[str, Any]) -> None:
+    whole = path.with_name(f"{path.name}.{os.getpid()}")
+    whole.write_text(json.dumps(value))
+    whole.replace(path)
+
+
+def _relay(detected: ClusterEnv, coordinator: str, name: str, secrets: JobSecrets) -> str:
+    """Returns the address of this node's relay, which the first of the node's processes starts, and which ends with the last."""
+    path = user_folder(create=True) / f"relay-{name}.{detected.node or detected.process_id}"
+    if detected.process_id == detected.on_node[0]:
+        relay = spawn_relay(coordinator, secrets, detected.on_node)
+        _publish(path, {"relay": relay.address, "pid": relay.pid})
+        found: dict[str, Any] = {"relay": relay.address, "pid": relay.pid}
+    else:
+        found = _wait_for(path, lambda found: Path(f"/proc/{found['pid']}").exists())
+    # The relay ends when nobody holds the other end of its input any more: this process, and what it becomes, holds one.
+    os.set_inheritable(os.open(f"/proc/{found['pid']}/fd/0", os.O_WRONLY), True)
+    return str(found["relay"])
+
+
+def _wait_for(path: Path, of_this_run: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Returns what another process has published: an earlier run of the same id may have, too."""
     deadline = time.monotonic() + _RENDEZVOUS_S
     while time.monotonic() < deadline:
-        try:
-            return str(json.loads(path.read_text())["coordinator"])
-        except FileNotFoundError:
-            time.sleep(0.05)
+        with contextlib.suppress(FileNotFoundError):
+            found: dict[str, Any] = json.loads(path.read_text())
+            if of_this_run(found):
+                return found
+        time.sleep(_POLL_S)
     raise StartupTimeout(
         f"process 0 has not published a coordinator in {path} within {_RENDEZVOUS_S:g} s", timeout_s=_RENDEZVOUS_S, knob="--rendezvous"
     )
+
+
+def _gathers(address: str) -> bool:
+    """Returns whether a coordinator still waits for processes: one that does not is of an earlier run."""
+    try:
+        with StatusClient(address, timeout_s=_STATUS_TIMEOUT_S) as client:
+            return client.status().phase == "gathering"
+    except CoordinationError:
+        return False
 
 
 def _run_and_report(command: Sequence[str], env: Mapping[str, str]) -> int:

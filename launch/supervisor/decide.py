@@ -28,6 +28,7 @@ from .job import (
     PREEMPTED,
     Action,
     Capacity,
+    CoordinatorEnded,
     Decision,
     Event,
     Exited,
@@ -65,7 +66,7 @@ def decide(job: Job, event: Event, now: float) -> Decision:
     """Returns what `event` at `now` makes of `job`, the actions to carry out, and the reason. Pure and total."""
     if job.final:
         return _decision(job, f"the job is {job.state}")
-    if isinstance(event, Reserved | Waiting | StartFailed | Exited | Progress) and event.attempt != job.attempt:
+    if isinstance(event, Reserved | Waiting | StartFailed | CoordinatorEnded | Exited | Progress) and event.attempt != job.attempt:
         return _decision(job, f"an event of attempt {event.attempt}, now at {job.attempt}")
     handler = _TABLE.get((job.state, type(event)))
     return handler(job, event, now) if handler else _decision(job, f"nothing to do for {type(event).__name__} while {job.state}")
@@ -131,6 +132,8 @@ def _on_tick_while_scheduling(job: Job, event: Tick, now: float) -> Decision:
 
 
 def _on_start_failed(job: Job, event: StartFailed, now: float) -> Decision:
+    if event.final:
+        return _end_job(job, _error(job, StartupFailed, event.why), event.why, Kill())
     return _end_attempt(job, _error(job, StartupFailed, f"attempt {job.attempt} could not start: {event.why}"), now)
 
 
@@ -147,6 +150,13 @@ def _on_exit_while_running(job: Job, event: Exited, now: float) -> Decision:
     if event.code == PREEMPTED:
         return _preempt(job, _add_notice(job, f"process {event.process}", None), now, f"process {event.process} left as preempted")
     return _end_attempt(job, _worker_error(job, event), now)
+
+
+def _on_coordinator_ended(job: Job, event: CoordinatorEnded, now: float) -> Decision:
+    if not job.alive:
+        return _decision(job, f"{event.why}; nobody needs it")
+    message = f"{event.why} while {len(job.alive)} of {job.num_processes} processes ran, in attempt {job.attempt}"
+    return _end_attempt(job, _error(job, WorkerFailed, message), now)
 
 
 def _on_progress(job: Job, event: Progress, now: float) -> Decision:
@@ -378,6 +388,7 @@ _TABLE: dict[tuple[State, type], Callable[[Job, Any, float], Decision]] = {
     (State.RUNNING, StartFailed): _on_start_failed,
     (State.RUNNING, Notice): _on_notice,
     (State.RUNNING, Capacity): _on_capacity,
+    (State.RUNNING, CoordinatorEnded): _on_coordinator_ended,
     (State.PREEMPTING, Exited): _on_exit_while_preempting,
     (State.PREEMPTING, Notice): _on_notice,
     (State.PREEMPTING, Withdrawn): _on_withdrawn,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from holdfast.multihost import JobError, Preempted
+from holdfast.multihost import JobError, Preempted, StartupFailed
 
 from .decide import decide
 from .job import Action, Decision, Event, Job, Launch, Reserve, Start, StartFailed, State, Tick
@@ -18,7 +18,10 @@ class Engine(Protocol):
     """Carries out actions and reports what happens: the whole of what a place to run processes has to offer."""
 
     def carry_out(self, action: Action) -> None:
-        """Begins what `action` says, without waiting for its end. `events` reports what comes of it."""
+        """Begins what `action` says, without waiting for its end. `events` reports what comes of it.
+
+        Where a Reserve or Launch raises, the attempt has failed to start; with StartupFailed it would fail each time, and the job ends.
+        """
 
     def events(self, timeout_s: float | None) -> Sequence[Event]:
         """Returns what has happened since the last call; waits up to `timeout_s` seconds for the first event, None for ever."""
@@ -82,7 +85,8 @@ def _carry_out(engine: Engine, decision: Decision) -> list[Event]:
         except Exception as error:
             if not isinstance(action, Reserve | Launch):
                 raise
-            return [StartFailed(decision.job.attempt, f"{type(error).__name__}: {error}")]
+            final = isinstance(error, StartupFailed)
+            return [StartFailed(decision.job.attempt, str(error) if final else f"{type(error).__name__}: {error}", final)]
     return []
 
 

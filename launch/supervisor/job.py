@@ -121,7 +121,16 @@ class Waiting:
 
 @dataclass(frozen=True)
 class StartFailed:
-    """Reserving or starting failed for another reason than time."""
+    """Reserving or starting failed for another reason than time. `final`: the next attempt would fail alike."""
+
+    attempt: int
+    why: str
+    final: bool = False
+
+
+@dataclass(frozen=True)
+class CoordinatorEnded:
+    """The coordinator of an attempt is gone while processes still need it."""
 
     attempt: int
     why: str
@@ -182,7 +191,9 @@ class Tick:
     """Time has passed."""
 
 
-Event: TypeAlias = Start | Reserved | Waiting | StartFailed | Exited | Progress | Notice | Withdrawn | Capacity | Stop | Tick
+Event: TypeAlias = (
+    Start | Reserved | Waiting | StartFailed | CoordinatorEnded | Exited | Progress | Notice | Withdrawn | Capacity | Stop | Tick
+)
 
 
 # ---- Actions: what an engine is to do.

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
-from holdfast.coordination import CoordinationError, CoordinationService, StatusClient
-from holdfast.proto import session_pb2
+from holdfast.coordination import CoordinationError, CoordinationService, Credentials, StatusClient
+from holdfast.coordination.process.job_folder import JobFolder, RunningJob
+from holdfast.multihost import StartupFailed
+from holdfast.proto import coordination_pb2, session_pb2
 
 from ..supervisor.job import Event, Notice, Progress, Withdrawn
+from .secrets import JobSecrets, credentials_in, server_arguments, write_files
 
+HEARTBEAT_TIMEOUT_S = 60.0
+"""Silence after which a process of a launched job is lost: for hosts that vanish. The death of a process is known at once."""
+
+_STARTUP_TIMEOUT_S = 3600.0
 _SYNC = "holdfast/sync"  # where multihost's sync points keep their keys
 _NOTICE_KEY = re.compile(r"holdfast/sync/.*/notices/(\d+)")
 _POLL_S = 0.5
+_REAP_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -41,14 +51,16 @@ class ProgressWatch:
     notice its death themselves.
     """
 
-    def __init__(self, address: str, attempt: int, report: Callable[[Event], None]) -> None:
+    def __init__(self, address: str, attempt: int, report: Callable[[Event], None], credentials: Credentials | None = None) -> None:
         self._attempt, self._report = attempt, report
-        self._client = StatusClient(address, timeout_s=1.0)
+        self._client = StatusClient(address, credentials, timeout_s=1.0)
         self._lock = threading.Lock()
         self._reported = (-1, -1, False)
         self._notices: set[str] = set()
         self._closed = threading.Event()
         self.processes: tuple[ProcessProgress, ...] = ()
+        self.joined: frozenset[int] = frozenset()  # processes of a job that has gathered
+        self._connected = 0
         self._thread = threading.Thread(target=self._run, name="holdfast-progress", daemon=True)
         self._thread.start()
 
@@ -61,6 +73,9 @@ class ProgressWatch:
         with self._lock, contextlib.suppress(CoordinationError):
             status = self._client.status()
             self.processes = tuple(_progress(task) for task in status.tasks)
+            if status.phase != "gathering":
+                self.joined |= {task.task_id for task in status.tasks if task.heartbeat_age_s >= 0}
+            self._connected = sum(task.state == coordination_pb2.CONNECTED for task in status.tasks)
             step = max((process.step for process in self.processes), default=-1)
             saved = max((process.saved_step for process in self.processes), default=-1)
             done = len(status.tasks) > 0 and all(task.progress.values.get("done", 0) for task in status.tasks)
@@ -69,6 +84,10 @@ class ProgressWatch:
                 self._report(Progress(self._attempt, step, saved, done))
             if self._notices or any(prefix.prefix == "holdfast" for prefix in status.prefixes):
                 self._report_notices(self._client.key_value_dir_get_bytes(_SYNC))
+
+    def still_needed(self, ended_well: bool) -> bool:
+        """Returns whether processes needed the coordinator that has ended; one that ends well by itself is not needed for a start."""
+        return self._connected > 0 or (not ended_well and not self.joined)
 
     def _report_notices(self, entries: Iterable[tuple[str, bytes]]) -> None:
         seen: set[str] = set()
@@ -98,31 +117,86 @@ def _progress(task: session_pb2.TaskStatus) -> ProcessProgress:
     return ProcessProgress(task.task_id, step, saved, task.heartbeat_age_s, task.error)
 
 
-class Coordinator:
-    """The coordinator of one (job, attempt), in a process of its own, on a free port."""
+def _folder(attempt: int) -> JobFolder:
+    try:
+        return JobFolder.create()
+    except CoordinationError as error:
+        raise StartupFailed(f"the coordinator cannot start: {error}", attempt=attempt) from error
 
-    def __init__(self, job_id: str, attempt: int, num_processes: int, *, host: str = "127.0.0.1") -> None:
-        self._service = CoordinationService.spawn(
-            num_processes,
-            host=host,
-            job=job_id,
-            attempt=attempt,
-            recoverable=True,
-            survivable=True,
-            linger_s=10.0,
-            startup_timeout_s=3600.0,
-        )
+
+class Coordinator:
+    """The coordinator of one (job, attempt), in a process of its own: at a free port of `host`, or at a socket of this user's alone.
+
+    With `secured`, its callers show the certificates and the token that are made for it. It ends with this process, unless `outlives_us`.
+    Raises StartupFailed, which no other attempt can mend, where it does not start.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        attempt: int,
+        num_processes: int,
+        *,
+        host: str | None = None,
+        heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
+        log_file: Path | None = None,
+        outlives_us: bool = False,
+        secured: bool = False,
+    ) -> None:
+        self._closed = threading.Event()
+        self._folder = _folder(attempt)
+        self.secrets: JobSecrets | None = None
+        self.credentials = Credentials()
+        arguments: tuple[str, ...] = ()
+        try:
+            if secured:
+                assert host is not None, "a socket needs no secrets"
+                self.secrets = JobSecrets.create([host])
+                self.credentials = credentials_in(self._folder, self.secrets)
+                write_files(self._folder.path, self.secrets.files_of_server())
+                arguments = server_arguments(self._folder.path)
+            self._service = CoordinationService.spawn(
+                num_processes,
+                host=host or self._folder.socket,
+                job=job_id,
+                attempt=attempt,
+                recoverable=True,
+                survivable=True,
+                heartbeat_timeout_s=heartbeat_timeout_s,
+                linger_s=10.0,
+                startup_timeout_s=_STARTUP_TIMEOUT_S if outlives_us else 0,
+                ends_with_us=not outlives_us,
+                log_file=None if log_file is None else str(log_file),
+                arguments=arguments,
+            )
+        except (CoordinationError, OSError, ImportError) as error:
+            self._folder.remove()
+            raise StartupFailed(f"the coordinator cannot start: {error}", attempt=attempt) from error
+        self._folder.publish(RunningJob(job_id, attempt, self.address, self._service.pid))
 
     @property
     def pid(self) -> int:
-        """Its process id, and its group's."""
+        """Its process id."""
         return self._service.pid
 
     @property
     def address(self) -> str:
-        """HOST:PORT."""
+        """HOST:PORT, or unix:PATH."""
         return str(self._service.address)
+
+    def on_end(self, report: Callable[[int], None]) -> None:
+        """Has `report` called once, on a thread of its own, with the exit code (minus the signal's number) when it ends before `close`."""
+
+        def wait() -> None:
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            if not self._closed.is_set():
+                report(self._service.wait(_REAP_S))
+
+        threading.Thread(target=wait, name="holdfast-coordinator-end", daemon=True).start()
 
     def close(self) -> None:
         """Ends it."""
+        self._closed.set()
         self._service.close()
+        self._folder.remove()

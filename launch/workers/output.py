@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import logging.handlers
+import sys
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta", "bright_green", "bright_yellow")
+_LOG_BYTES, _OLD_LOGS = 64 << 20, 3
 
 
 class Output(Protocol):
@@ -37,13 +43,71 @@ class ConsoleOutput:
             if self.console.is_terminal:
                 self.console.print(Text(prefix, style=_COLOURS[process % len(_COLOURS)]) + Text.from_ansi(text))
             else:
-                self._stdout.write(f"{prefix}{text}\n")
-                self._stdout.flush()
+                _write(self._stdout, f"{prefix}{text}\n")
 
     def say(self, text: str) -> None:
         with self._lock, contextlib.suppress(OSError, ValueError):
             if self.console.is_terminal:
                 self.console.print(Text(f"holdfast: {text}", style="bold"))
             else:
-                self._stderr.write(f"holdfast: {text}\n")
-                self._stderr.flush()
+                _write(self._stderr, f"holdfast: {text}\n")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:  # a terminal or pipe that is not UTF-8
+        encoding = stream.encoding or "ascii"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    stream.flush()
+
+
+class LogFiles:
+    """Writes what another output gets into files as well: `process-3.log` for each process, `launcher.log` for the launcher's own lines.
+
+    Each line with its time; a file is rotated at 64 MiB, and three old ones are kept. Later runs and attempts append. A file that cannot be
+    written (no space) is said once, and the lines still go to the other output. Thread-safe.
+    """
+
+    def __init__(self, output: Output, folder: Path, *, max_bytes: int = _LOG_BYTES) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._output, self._folder, self._max_bytes = output, folder, max_bytes
+        self._lock = threading.Lock()
+        self._files: dict[str, _LogFile] = {}
+
+    @property
+    def coordinator_log(self) -> Path:
+        """Where the coordinator's log goes, which it writes itself."""
+        return self._folder / "coordinator.log"
+
+    def line(self, process: int, text: str) -> None:
+        self._write(f"process-{process}.log", text)
+        self._output.line(process, text)
+
+    def say(self, text: str) -> None:
+        self._write("launcher.log", text)
+        self._output.say(text)
+
+    def _write(self, name: str, text: str) -> None:
+        with self._lock:
+            file = self._files.get(name)
+            if file is None:
+                file = self._files[name] = _LogFile(self._folder / name, self._max_bytes, self._output.say)
+        file.handle(logging.makeLogRecord({"msg": text}))
+
+    def close(self) -> None:
+        """Closes the files."""
+        for file in self._files.values():
+            file.close()
+
+
+class _LogFile(logging.handlers.RotatingFileHandler):
+    def __init__(self, path: Path, max_bytes: int, say: Callable[[str], None]) -> None:
+        super().__init__(path, maxBytes=max_bytes, backupCount=_OLD_LOGS, encoding="utf-8", errors="backslashreplace", delay=True)
+        self.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        self._say: Callable[[str], None] | None = say
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        say, self._say = self._say, None
+        if say is not None:
+            say(f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}; its lines are lost until it can")

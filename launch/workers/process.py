@@ -1,10 +1,9 @@
-"""Processes that cannot become orphans: each leads a process group, ends with this process, and takes its group along."""
+"""Processes that cannot become orphans: each ends with this process, and takes along all that it started."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -12,117 +11,83 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 _SHIMS = Path(__file__).resolve().parent / "shims"
+_MAX_LINE = 1_000_000
 CALL_RUNNER = _SHIMS / "call_runner.py"
 
 
-class ProcessGroupReaper:
-    """A process beside this one that kills the listed process groups when this one is gone. Thread-safe."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-I", "-S", str(_SHIMS / "process_group_reaper.py")]
-        self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
-        self._lock = threading.Lock()
-
-    def _write(self, line: str) -> None:
-        assert self._popen.stdin is not None
-        with self._lock, contextlib.suppress(OSError):
-            self._popen.stdin.write(line + "\n")
-            self._popen.stdin.flush()
-
-    def add(self, group: int) -> None:
-        """Lists a process group."""
-        self._write(f"+{group}")
-
-    def discard(self, group: int) -> None:
-        """Takes a process group, now empty, off the list."""
-        self._write(f"-{group}")
-
-    def close(self) -> None:
-        """Ends the reaper, which kills whatever is still listed."""
-        assert self._popen.stdin is not None
-        with self._lock, contextlib.suppress(OSError):
-            self._popen.stdin.close()
-        self._popen.wait()
-
-
 class WorkerProcess:
-    """One started process. Two daemon threads serve it: one reads its output, one waits for its end.
+    """One started process, below a subreaper that leaves nothing of it behind. Two daemon threads serve it: for its output, and its end.
 
-    `on_line` gets each line of stdout and stderr, without the newline; `on_exit` the exit code (minus the signal's number), after the
-    last line and after all that the process left behind in its group has been killed. Both are called on those threads. The calling
-    thread must outlive the process: on Linux the kernel kills the process when that thread ends.
+    `on_line` gets each line of stdout and stderr, without the newline, in pieces of at most a million characters; `on_exit` the exit code
+    (minus the signal's number), after the last line and after all that the process left behind, in its session or another, has been
+    killed. Both are called on those threads. The calling thread must outlive the process: on Linux all of it ends with that thread.
     """
 
     def __init__(
         self,
         command: Sequence[str],
         env: Mapping[str, str],
-        reaper: ProcessGroupReaper,
         *,
         cwd: str | Path | None = None,
         on_line: Callable[[str], None],
         on_exit: Callable[[int], None],
     ) -> None:
-        self._reaper = reaper
         self._on_line, self._on_exit = on_line, on_exit
-        shim = [sys.executable, "-I", "-S", str(_SHIMS / "exec_with_pdeathsig.py"), str(os.getpid())]
         self._popen = subprocess.Popen(
-            [*shim, *command],
+            [sys.executable, "-I", "-S", str(_SHIMS / "subreaper.py"), str(os.getpid()), *command],
             env=dict(env),
             cwd=cwd,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
+            encoding="utf-8",
             errors="replace",
             bufsize=1,
             start_new_session=True,
         )
-        self.pid = self._popen.pid
-        reaper.add(self.pid)
         self._ended = threading.Event()
-        self._reap_lock = threading.Lock()
-        self._reader = threading.Thread(target=self._read, name=f"holdfast-output-{self.pid}", daemon=True)
-        self._waiter = threading.Thread(target=self._wait, name=f"holdfast-wait-{self.pid}", daemon=True)
+        self._lock = threading.Lock()  # of the subreaper's input
+        pid = self._popen.pid
+        self._reader = threading.Thread(target=self._read, name=f"holdfast-output-{pid}", daemon=True)
+        self._waiter = threading.Thread(target=self._wait, name=f"holdfast-wait-{pid}", daemon=True)
         self._reader.start()
         self._waiter.start()
 
     def _read(self) -> None:
         assert self._popen.stdout is not None
         with self._popen.stdout as stream:
-            for line in stream:
+            while line := stream.readline(_MAX_LINE):
                 self._on_line(line.rstrip("\n"))
 
     def _wait(self) -> None:
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)  # while it is a zombie, its number is not given to another
-        with self._reap_lock:
-            self._signal_group(signal.SIGKILL)
-            code = self._popen.wait()
-            self._ended.set()
-        self._reaper.discard(self.pid)
+        code = self._popen.wait()
+        self._ended.set()
+        with self._lock, contextlib.suppress(OSError):
+            assert self._popen.stdin is not None
+            self._popen.stdin.close()
         self._reader.join(5)
         self._on_exit(code)
 
-    def _signal_group(self, number: int) -> None:
-        with contextlib.suppress(OSError):
-            os.killpg(self.pid, number)
+    def _send(self, line: str) -> None:
+        stdin = self._popen.stdin
+        assert stdin is not None
+        with self._lock, contextlib.suppress(OSError):
+            if not stdin.closed:
+                stdin.write(line)
+                stdin.flush()
 
     @property
     def alive(self) -> bool:
-        """Whether the process has not ended yet."""
+        """Whether the process, or anything of it, is still there."""
         return not self._ended.is_set()
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process itself, not to what it started; does nothing when it has ended."""
-        with self._reap_lock:
-            if self.alive:
-                os.kill(self.pid, number)  # not Popen.send_signal, which would reap the process before the waiter does
+        self._send(f"signal {int(number)}\n")
 
     def kill(self) -> None:
-        """Sends SIGKILL to the process and all of its group."""
-        with self._reap_lock:
-            if self.alive:
-                self._signal_group(signal.SIGKILL)
+        """Sends SIGKILL to the process and all that it started."""
+        self._send("kill\n")
 
     def wait(self, timeout_s: float) -> bool:
         """Waits until the process has ended and `on_exit` has returned; returns False when that is not in time."""

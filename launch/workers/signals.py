@@ -15,6 +15,7 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def passing_on(forward: Callable[[int], None], *more: int) -> Iterator[None]:
     """Calls `forward(number)` for SIGTERM, SIGINT, SIGHUP and `more` inside the block; outside the main thread it does nothing.
 
+    A SIGHUP that is ignored stays so: that is what nohup is for.
     `forward` runs in a signal handler: it may only do what is safe there, such as putting on a SimpleQueue.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -24,7 +25,8 @@ def passing_on(forward: Callable[[int], None], *more: int) -> Iterator[None]:
     def handler(number: int, frame: FrameType | None) -> None:
         forward(number)
 
-    before = {number: signal.signal(number, handler) for number in (*_PASSED_ON, *more)}
+    taken = [number for number in (*_PASSED_ON, *more) if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in taken}
     try:
         yield
     finally:

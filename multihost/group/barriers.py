@@ -46,7 +46,8 @@ def get_barrier_sync_fn(*, processes: Collection[int] | None = None) -> BarrierS
     """Returns the barrier of all processes (None), or of those given by their numbers; one that does nothing where it may be skipped.
 
     The function is safe from several threads: different keys never wait for each other, one key may be used again. It raises
-    BarrierTimeout naming who is missing, ProcessLost, CoordinatorLost. Raises ValueError when this process is not among `processes`.
+    BarrierTimeout naming who is missing, ProcessLost, CoordinatorLost. Raises ValueError when this process is not among `processes`, or
+    the job does not have one of them.
     """
     if should_skip_process_sync(processes):
         return lambda *, key, timeout_ms: None
@@ -65,7 +66,7 @@ def sync_global_processes(
     barrier_sync_fn: BarrierSyncFn | None = None,
     record_event_name: str = SYNC_EVENT,
 ) -> None:
-    """Waits until all processes (or those of `processes`) have called it with this name, at most `timeout` seconds (default 300).
+    """Waits until all processes (or those of `processes`) have called it with this name, at most `timeout` seconds (default 300; 0: now).
 
     A name may be used again: the nth call in one process meets the nth in the others. Safe from several threads, where different names
     never wait for each other. The seconds waited are recorded with jax.monitoring under `record_event_name`. Raises BarrierTimeout
@@ -75,7 +76,7 @@ def sync_global_processes(
         return
     start = time.monotonic()
     barrier = barrier_sync_fn or get_barrier_sync_fn(processes=processes)
-    barrier(key=name, timeout_ms=max(1, int((timeout or _TIMEOUT_S) * 1000)))
+    barrier(key=name, timeout_ms=max(1, int((_TIMEOUT_S if timeout is None else timeout) * 1000)))
     waited_s = time.monotonic() - start
     _log.debug("barrier %r: waited %.3f s", name, waited_s)
     jax.monitoring.record_event_duration_secs(record_event_name, waited_s)
@@ -90,6 +91,10 @@ def _wait(group_client: GroupClient, name: str, timeout_s: float, members: list[
 
 def _runtime_indices(processes: Collection[int]) -> list[int]:
     """Returns runtime indices, sorted: where Orbax's flag asks for distributed ids, `processes` are those."""
+    count = jax.process_count()
+    strangers = sorted(process for process in processes if not 0 <= process < count)
+    if strangers:
+        raise ValueError(f"there is no process {strangers[0]}: the job has {count}, 0 to {count - 1}; found processes={sorted(processes)}")
     if use_experimental_distributed_process_id() and is_runtime_to_distributed_ids_initialized():
         runtime = {task: index for index, task in enumerate(runtime_to_distributed_ids())}
         return sorted(runtime[process] for process in processes)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import jax
@@ -22,9 +22,6 @@ from .runtime import current_group_client, is_jax_distributed_client_initialized
 T = TypeVar("T")
 
 PartitionSpec: Any = jax.sharding.PartitionSpec  # jax does not type it
-
-# How often a computation that goes on checks that everybody still lives.
-_POLL_S = 0.5
 
 
 def global_max(values: Sequence[int], *, timeout_s: float | None = None) -> list[int]:
@@ -85,31 +82,36 @@ def bounded(what: str, compute: Callable[[], T], timeout_s: float | None = None)
     Raises ProcessLost naming a dead process, also where the backend's own error came first, and BarrierTimeout. A computation that the
     backend cannot end stays behind on its thread: make no more collective calls after such an error.
     """
-    deadline = Deadline(timeout_s or coordination_timeout())
+    deadline = Deadline(coordination_timeout() if timeout_s is None else timeout_s)
     future = on_thread(what, compute)
+    changed = threading.Event()
+    future.add_done_callback(lambda done: changed.set())
     group_client = current_group_client() if is_jax_distributed_client_initialized() else None
-    while not wait([future], min(_POLL_S, deadline.remaining_s())).done:
-        _raise_if_anybody_is_lost(group_client, what)
-        if not deadline.remaining_s():
-            raise BarrierTimeout(f"{what} did not end in {deadline.timeout_s:g} s: a process has not called it, or hangs", name=what)
-    error = future.exception()
-    if error is not None:
-        raise _explained(group_client, what, error) from error
+    with nullcontext() if group_client is None else group_client.on_change(changed.set):
+        while not future.done():
+            _raise_if_anybody_is_lost(group_client, what)
+            if not changed.wait(deadline.remaining_s()):
+                raise BarrierTimeout(f"{what} did not end in {deadline.timeout_s:g} s: a process has not called it, or hangs", name=what)
+            changed.clear()
+        error = future.exception()
+        if error is not None:
+            raise _explained(group_client, what, error, changed) from error
     return future.result()
 
 
-def _explained(group_client: GroupClient | None, what: str, error: BaseException) -> BaseException:
+def _explained(group_client: GroupClient | None, what: str, error: BaseException, changed: threading.Event) -> BaseException:
     """Returns the loss of the process that made the backend fail, once the coordinator knows of it; else the backend's error."""
-    if not isinstance(error, (jax.errors.JaxRuntimeError, ValueError)):
+    if group_client is None or not isinstance(error, (jax.errors.JaxRuntimeError, ValueError)):
         return error
-    end = time.monotonic() + (group_client.loss_known_s if group_client else 0.0)
-    while time.monotonic() < end:
+    deadline = Deadline(group_client.loss_known_s)
+    while True:
+        changed.clear()
         try:
             _raise_if_anybody_is_lost(group_client, what)
         except CoordinationError as lost:
             return lost
-        time.sleep(0.1)
-    return error
+        if not changed.wait(deadline.remaining_s()):
+            return error
 
 
 def _raise_if_anybody_is_lost(group_client: GroupClient | None, what: str) -> None:

@@ -6,10 +6,11 @@ Task ids stop here: `processes` are runtime indices on the way in and in every e
 
 from __future__ import annotations
 
+import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -17,8 +18,8 @@ from urllib.parse import quote
 from holdfast.coordination import BarrierTimeout, CoordinationError, CoordinatorLost, ProcessLost
 from holdfast.coordination.deadline import Deadline as Deadline
 
-# A blocking get is split into waits of this length; between two of them the sender is checked to be alive.
-_GET_S = 1.0
+# How long an error of a lost process waits for what the coordinator pushes about it.
+_PUSHED_S = 1.0
 
 _CODE = re.compile(r"^([A-Z][A-Z_]+): (.*)", re.DOTALL)
 _MISSING = re.compile(r"(?:timed out task names:|missing process(?:es)?)(.*)", re.DOTALL)
@@ -79,12 +80,14 @@ class GroupClient:
     def __init__(self, client: Client, tasks: Sequence[int] | None = None) -> None:
         self.client = client
         self.tasks = tasks
-        self.progress: Callable[[], Mapping[int, str]] = dict  # what each task last reported; set by who knows whom to ask
         self.loss_known_s = 0.0  # how long after a death its report may take; set by who connected the client
         # Raises ProcessLost for lives that ended (None: any); the health of this client's processes sets it.
         self.require: Callable[[Iterable[int] | None, str], None] = lambda processes, name: None
         self._lock = threading.Lock()
         self._queues: dict[str, _CallQueue] = {}
+        self._pushed: Sequence[Any] | None = None  # the processes, once somebody has asked for them
+        self._changed = threading.Condition()  # guards _pushed and _listeners
+        self._listeners: list[Callable[[], None]] = []
 
     @contextmanager
     def call(self, kind: str, name: str, deadline: Deadline) -> Iterator[CallInstance]:
@@ -125,18 +128,20 @@ class GroupClient:
             self.client.key_value_set_bytes(key, value, True)
 
     def get(self, key: str, name: str, deadline: Deadline, source: int) -> bytes:
-        """Waits for a key that process `source` sets. Raises ProcessLost within a second of its loss being known, and BarrierTimeout."""
-        while True:
-            try:
-                with self.errors(f"value {name!r}", name, deadline.timeout_s):
-                    return self.client.blocking_key_value_get_bytes(key, min(deadline.remaining_ms(), int(_GET_S * 1000)))
-            except CoordinationError as error:
-                if error.code != "DEADLINE_EXCEEDED":
-                    raise
-            self.raise_if_lost([source], name)
-            if not deadline.remaining_s():
-                why = f"value {name!r} did not come from process {source} in {deadline.timeout_s:g} s: it has not sent it, or hangs"
-                raise BarrierTimeout(why, name=name, missing=(source,))
+        """Waits for a key that process `source` sets. Raises ProcessLost as soon as its loss is known, and BarrierTimeout."""
+        depends_on = {"depends_on": [self.task(source)]} if self._pushes else {}  # to jaxlib's own client a loss is no news
+        client: Any = self.client
+        try:
+            self.require([source], name)
+            with self.errors(f"value {name!r}", name, deadline.timeout_s):
+                return bytes(client.blocking_key_value_get_bytes(key, deadline.remaining_ms(), **depends_on))
+        except ProcessLost as error:
+            raise self._explained(error) from error.__cause__
+        except CoordinationError as error:
+            if error.code != "DEADLINE_EXCEEDED":
+                raise
+        why = f"value {name!r} did not come from process {source} in {deadline.timeout_s:g} s: it has not sent it, or hangs"
+        raise BarrierTimeout(why, name=name, missing=(source,))
 
     def list(self, folder: str) -> dict[str, bytes]:
         """Returns the keys of a folder, by the part after it, with their values, in one call."""
@@ -156,26 +161,70 @@ class GroupClient:
                 self.client.key_value_delete(folder)
 
     def task(self, process: int) -> int:
-        """Returns the task id of a process."""
-        return process if self.tasks is None else self.tasks[process]
+        """Returns the task id of a process. Raises ValueError for a number that the job does not have."""
+        if self.tasks is None:
+            return process
+        if not 0 <= process < len(self.tasks):
+            raise ValueError(f"there is no process {process}: the job has {len(self.tasks)}, 0 to {len(self.tasks) - 1}")
+        return self.tasks[process]
 
     def process(self, task: int) -> int:
         """Returns the process with a task id."""
         return task if self.tasks is None else list(self.tasks).index(task)
 
+    @property
+    def _pushes(self) -> bool:
+        """Returns whether the client hears of other processes: ours does, jaxlib's own does not."""
+        return hasattr(self.client, "watch_processes")
+
+    def infos(self) -> Sequence[Any]:
+        """Returns the processes as last pushed by the coordinator; none where the client hears of none. Asks nobody."""
+        with self._changed:
+            first, self._pushed = self._pushed is None, self._pushed or ()
+        if first and self._pushes:
+            client: Any = self.client
+            client.watch_processes(self._take)  # which calls it at once
+        with self._changed:
+            return self._pushed or ()
+
+    def _take(self, infos: Sequence[Any]) -> None:
+        with self._changed:
+            self._pushed = infos
+            self._changed.notify_all()
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener()
+
+    @contextmanager
+    def on_change(self, listener: Callable[[], None]) -> Iterator[None]:
+        """Has `listener` called, on a thread of the client, at each change of the processes while the block runs."""
+        with self._changed:
+            self._listeners.append(listener)
+        self.infos()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._listeners.remove(listener)
+
+    def lost_tasks(self) -> Sequence[int]:
+        """Returns the task ids of processes that are known to be gone, those in error first: the others may have left because of them."""
+        infos = self.infos()
+        return [info.process_id for state in ("ERROR", "DISCONNECTED") for info in infos if info.state == state]
+
     def raise_if_lost(self, processes: Iterable[int], name: str) -> None:
-        """Raises ProcessLost when the client knows that one of `processes` is gone; jaxlib's client never does. One call to the service."""
+        """Raises ProcessLost when one of `processes` is known to be gone; over jaxlib's client none ever is. Asks nobody."""
         self.require(processes, name)
         tasks = {self.task(process) for process in processes}
-        with self.errors(f"{name!r}"):
-            infos = [info for info in self._infos() if info.process_id in tasks]
-        # Those in error first: the others may have left because of them.
-        lost = [info for state in ("ERROR", "DISCONNECTED") for info in infos if info.state == state]
-        if lost:
-            process, host, why = self.process(lost[0].process_id), lost[0].host, lost[0].message or lost[0].state.lower()
-            raise ProcessLost(
-                f"{name!r} needs process {process} (host {host or 'unknown'}), which is gone: {why}", process=process, host=host or None
-            )
+        for task in self.lost_tasks():
+            if task in tasks:
+                info = next(info for info in self.infos() if info.process_id == task)
+                process, why = self.process(task), info.message or info.state.lower()
+                raise ProcessLost(
+                    f"{name!r} needs process {process} (host {info.host or 'unknown'}), which is gone: {why}",
+                    process=process,
+                    host=info.host or None,
+                )
 
     @contextmanager
     def errors(self, what: str, name: str = "", timeout_s: float = 0.0) -> Iterator[None]:
@@ -194,26 +243,30 @@ class GroupClient:
         if isinstance(error, BarrierTimeout):
             error.name = name
             error.missing = tuple(sorted(self.process(task) for task in error.missing))
+            error.progress = {self.process(task): report for task, report in error.progress.items()}
         elif isinstance(error, ProcessLost) and error.process is not None:
             error.process = self.process(error.process)
         return error
 
     def _explained(self, error: BarrierTimeout | ProcessLost) -> BarrierTimeout | ProcessLost:
         """Adds what our client knows of the missing: what they last reported (`Group.report`), and the error a lost one died of."""
-        details: list[str] = []
-        with suppress(CoordinationError):
-            if isinstance(error, ProcessLost):
-                details = [info.message for info in self._infos() if self.process(info.process_id) == error.process and info.message]
-            elif error.missing:
-                reports = self.progress()
-                known = [(process, reports.get(self.task(process))) for process in error.missing]
-                details = [f"process {process} last reported {report}" for process, report in known if report]
+        if isinstance(error, ProcessLost):
+            details = [] if error.process is None else self._deaths(self.task(error.process))
+        else:
+            details = [f"process {process} last reported {report}" for process, report in sorted(error.progress.items())]
         error.args = ("; ".join([error.message, *(detail for detail in details if detail not in error.message)]),)
         return error
 
-    def _infos(self) -> Sequence[Any]:
-        process_info: Callable[[], Sequence[Any]] = getattr(self.client, "process_info", tuple)
-        return process_info()
+    def _deaths(self, task: int) -> Sequence[str]:
+        """Returns what the coordinator pushes about the end of a task, waiting for it a moment: the error may be the faster one."""
+
+        def ended() -> Sequence[str]:
+            return [info.message for info in self._pushed or () if info.process_id == task and info.state in ("ERROR", "DISCONNECTED")]
+
+        self.infos()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pushes or ended(), _PUSHED_S)
+            return [message for message in ended() if message]
 
     def _translated(self, error: Exception, what: str, name: str, timeout_s: float) -> CoordinationError | None:
         """Reads a status text such as `DEADLINE_EXCEEDED: Barrier timed out. ...`, all that jaxlib's client gives."""
@@ -256,3 +309,13 @@ def forget_group_client(client: Any) -> None:
     """Drops the GroupClient of a client that was shut down."""
     with _group_clients_lock:
         _group_clients.pop(id(client), None)
+
+
+def _forget_in_child() -> None:
+    """Leaves a forked child without its parent's clients."""
+    global _group_clients_lock
+    _group_clients_lock = threading.Lock()  # another thread of the parent may have held it
+    _group_clients.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -102,8 +102,11 @@ def runtime_to_distributed_ids() -> list[int]:
 
 
 def runtime_to_distributed_process_id(pid: int) -> int:
-    """Returns the distributed id of the process with runtime index `pid`. Raises ValueError before the map is known."""
-    return runtime_to_distributed_ids()[pid]
+    """Returns the distributed id of the process with runtime index `pid`. Raises ValueError before the map is known, and for no process."""
+    ids = runtime_to_distributed_ids()
+    if not 0 <= pid < len(ids):
+        raise ValueError(f"there is no process {pid}: the job has {len(ids)}, 0 to {len(ids) - 1}")
+    return ids[pid]
 
 
 def distributed_to_device_ids() -> list[list[int]]:

@@ -193,6 +193,8 @@ def live_processes(processes: Collection[int] | None = None, *, timeout_s: float
     members = sorted(range(jax.process_count()) if processes is None else set(processes))
     if jax.process_index() not in members:
         raise ValueError(f"live_processes of {members}: this is process {jax.process_index()}, which is not one of them")
+    if not 0 <= members[0] <= members[-1] < jax.process_count():
+        raise ValueError(f"live_processes of {members}: the job has {jax.process_count()} processes, 0 to {jax.process_count() - 1}")
     if jax.process_count() == 1:
         return {0: 0}
     group_client = current_group_client()

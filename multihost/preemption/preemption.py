@@ -14,8 +14,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -39,51 +39,74 @@ _RETRY_S = 0.5
 
 
 class Preemption:
-    """The preemption sync point of one process: its sources, its notices and the log they feed. Thread-safe."""
+    """The preemption sync point of one process, for as long as it lives: its sources, its notices and the log they feed. Thread-safe.
 
-    def __init__(
-        self,
-        client: Client | None,
-        *,
-        process_id: int = 0,
-        tasks: Sequence[int] = (0,),
-        sources: Sequence[Source] | None = None,
-        timeout_s: float = 60.0,
-        lost: Callable[[], Collection[int]] = tuple,
-    ) -> None:
-        self._group_client: GroupClient | None = None if client is None else group_client_of(client)
-        self._process_id = process_id
+    It begins alone; `join` makes it one of a job's, with the sources that it has and the notices that stand.
+    """
+
+    def __init__(self, sources: Sequence[Source] | None = None) -> None:
+        self._group_client: GroupClient | None = None
+        self._process_id = 0
+        self._lowest = 0  # task of the job
         self._mine: dict[Source | None, Notice] = {}
         self._lock = threading.Lock()  # guards _mine
+        self._settling = threading.Lock()  # guards what `join` sets
         self._published: Notice | None = None
+        self._withdrew = False  # a notice that others may have seen
         self._unsettled = threading.Event()
-        self._closed = False
+        self.closed = False
+        self.waiting = False  # in initialize() or shutdown(), which have timeouts of their own
         self._logged = False  # that the sync point is reached
         self._asked_s = time.monotonic()
-        self._sync = SyncPoint(
-            client,
-            "preemption",
-            process_id=process_id,
-            tasks=tasks,
-            timeout_s=timeout_s,
-            lost=lost,
-            on_change=lambda value: self._unsettled.set(),
-        )
+        self._sync = SyncPoint(None, "preemption", on_change=self._on_change)
         # A thread of its own: settling calls the coordinator, and a signal's reader thread must stay free for the next signal.
         self._settler = threading.Thread(target=self._settle_on_change, name="holdfast-preemption", daemon=True)
         self._settler.start()
         self._sources: list[Source] = []
         for source in default_sources() if sources is None else sources:
             self.add_source(source)
-        if self._group_client is not None and process_id == min(tasks):
+
+    def join(
+        self,
+        client: Client,
+        *,
+        process_id: int,
+        tasks: Sequence[int],
+        timeout_s: float = 60.0,
+        lost: Callable[[], Collection[int]] = tuple,
+    ) -> None:
+        """Becomes one of the sync points of `tasks`: what it was notified of before is everybody's from here on."""
+        sync = SyncPoint(
+            client, "preemption", process_id=process_id, tasks=tasks, timeout_s=timeout_s, lost=lost, on_change=self._on_change
+        )
+        with self._settling:
+            alone, self._sync = self._sync, sync
+            self._group_client, self._process_id, self._lowest = group_client_of(client), process_id, min(tasks)
+            self._published = None
+        alone.close()
+        for signals in self.signals():
+            self._start(signals)  # once more, where it was added outside the main thread
+        if process_id == self._lowest:
             self.add_source(Polled("jax", self._poll_jax, every_s=1.0))
+        self._unsettled.set()
+
+    @property
+    def joined(self) -> bool:
+        """Returns whether it is one of a job's."""
+        return self._group_client is not None
 
     def add_source(self, source: Source) -> None:
         """Starts a source. Signals only from the main thread."""
         if isinstance(source, Signals):
-            source.seconds_idle = lambda: time.monotonic() - self._asked_s
+            source.seconds_idle = lambda: 0.0 if self.waiting else time.monotonic() - self._asked_s
         self._sources.append(source)
+        self._start(source)
+
+    def _start(self, source: Source) -> None:
         source.start(lambda notice: self.notify(notice, source))
+
+    def _on_change(self, value: str) -> None:
+        self._unsettled.set()
 
     def notify(self, notice: Notice | None, source: Source | None = None) -> None:
         """Gives the notice of one source as it now stands, or withdraws it (None). Returns at once."""
@@ -118,13 +141,26 @@ class Preemption:
             return self._sync.statistics() | {"notices": [notice.reason for notice in self._mine.values()]}
 
     def close(self) -> None:
-        """Stops the sources and the threads. From the main thread, where signals are to be given back."""
+        """Stops the sources and the threads; questions are answered from what is known. From the main thread, to give signals back."""
         for source in reversed(self._sources):
-            source.close()
-        self._closed = True
+            if not isinstance(source, Signals):
+                source.close()
+        self.closed = True
         self._unsettled.set()
         self._sync.close()
         self._settler.join(2.0)
+        for signals in reversed(self.signals()):  # last: until then one must not end the process
+            signals.close()
+
+    def abandon(self) -> None:
+        """Gives the signals back in a forked child, which has none of the threads and must not touch the connection."""
+        self.closed = True
+        for signals in reversed(self.signals()):
+            signals.close()
+
+    def signals(self) -> list[Signals]:
+        """Returns those of its sources that are signals."""
+        return [source for source in self._sources if isinstance(source, Signals)]
 
     def _merged(self) -> Notice | None:
         with self._lock:
@@ -133,11 +169,12 @@ class Preemption:
     def _settle_on_change(self) -> None:
         while True:
             self._unsettled.wait()
-            if self._closed:
+            if self.closed:
                 return
             self._unsettled.clear()
             try:
-                self._settle()
+                with self._settling:
+                    self._settle()
             except Exception as error:
                 _log.warning("the notice cannot be passed on: %s; trying again", error)
                 time.sleep(_RETRY_S)
@@ -151,14 +188,20 @@ class Preemption:
         if mine and not raised:
             if self._sync.propose(RAISED):
                 self._notify_jax()
-        elif raised and not mine and not self._published_everywhere():
+        elif raised and not mine and self._may_lower() and not self._published_everywhere():
             self._sync.propose(LOWERED)
+            self._withdrew = False
+
+    def _may_lower(self) -> bool:
+        """Returns whether to see if any notice stands: one task's work, and that of those who withdraw, not a thousand's."""
+        return self._withdrew or self._process_id == self._lowest
 
     def _publish(self, mine: Notice | None) -> None:
         if self._group_client is not None and mine:
             self._group_client.set(f"{self._sync.folder}/notices/{self._process_id}", json.dumps(asdict(mine)).encode())
         elif self._group_client is not None:
             self._group_client.delete(f"{self._sync.folder}/notices/{self._process_id}")
+        self._withdrew = self._withdrew or mine is None
         self._published = mine
 
     def _published_everywhere(self) -> dict[str, Notice]:
@@ -213,7 +256,6 @@ def _jax_client() -> Any:
 
 
 _current: Preemption | None = None
-_local = False  # `current()` started it for this process alone
 _current_lock = threading.Lock()
 
 
@@ -226,50 +268,78 @@ def start(
     timeout_s: float = 60.0,
     lost: Callable[[], Collection[int]] = tuple,
 ) -> Preemption:
-    """Starts the preemption sync point of this process; `initialize()` calls it, from the main thread.
+    """Starts the preemption sync point of this process, or joins the one that runs to `client`, with all sources that it has.
 
-    `process_id` is the task id, `sources` default to those that fit this machine (`default_sources`), `lost()` gives dead tasks. A sync
-    point that already runs is closed first.
+    `initialize()` calls it, from the main thread. `process_id` is the task id, `sources` come on top of those that run, and default to
+    those that fit this machine (`default_sources`) where none runs; `lost()` gives dead tasks.
     """
-    global _current, _local
-    stop()
+    global _current
     with _current_lock:
-        _current = Preemption(client, process_id=process_id, tasks=range(num_processes), sources=sources, timeout_s=timeout_s, lost=lost)
+        if _current is None or _current.closed:
+            _current = Preemption(sources)
+        else:
+            for source in sources or ():
+                _current.add_source(source)
+        if client is not None:
+            _current.join(client, process_id=process_id, tasks=range(num_processes), timeout_s=timeout_s, lost=lost)
         return _current
 
 
-def stop() -> None:
-    """Stops the running sync point and gives the signals back; the next `reached_preemption` starts anew. Does nothing when none runs."""
-    global _current
+def close() -> None:
+    """Stops the running sync point and gives the signals back; what is asked later is answered from what it knew."""
     with _current_lock:
-        if _current is not None:
+        if _current is not None and not _current.closed:
             _current.close()
-        _current = None
+
+
+def stop() -> None:
+    """Stops the running sync point as `close` does; the next `reached_preemption` starts anew. Does nothing when none runs."""
+    global _current
+    close()
+    _current = None
 
 
 atexit.register(stop)
 
 
-def current() -> Preemption:
-    """Returns the running sync point; starts one over jax.distributed's client, or for this process alone, when none runs.
+def set_waiting(waiting: bool) -> None:
+    """Says whether this process waits in initialize() or shutdown(): then a repeated signal does not find it stuck."""
+    if _current is not None:
+        _current.waiting, _current._asked_s = waiting, time.monotonic()
 
-    One that was started here for this process alone, before jax.distributed was there, gives way to one over its client.
-    """
-    global _current, _local
-    running = _current
-    if running is not None and not _local:
+
+@contextmanager
+def gathering() -> Iterator[None]:
+    """Runs a block in which this process joins its job: a signal before its end ends the process, as before there was a sync point."""
+    joined = threading.Event()
+    for signals in current().signals():
+        signals.joined = joined
+    try:
+        yield
+    finally:
+        joined.set()
+
+
+def _forget_in_child() -> None:
+    """Leaves a forked child without a sync point: its parent's signals, notices and questions are none of its business."""
+    global _current, _current_lock
+    _current_lock = threading.Lock()  # another thread of the parent may have held it
+    running, _current = _current, None
+    if running is not None:
+        running.abandon()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def current() -> Preemption:
+    """Returns the running sync point; starts one for this process alone when none runs, and joins it to jax.distributed's client."""
+    running, state = _current, _jax_distributed()
+    if running is not None and (running.joined or state is None):
         return running
-    with _current_lock:
-        state = _jax_distributed()
-        if _current is None or (_local and state is not None):
-            earlier, _local = _current, state is None
-            if state is None:
-                _current = Preemption(None)
-            else:
-                _current = Preemption(state.client, process_id=state.process_id, tasks=range(state.num_processes))
-            if earlier is not None:
-                earlier.close()  # only now: between two owners a signal would end the process
-        return _current
+    if state is None:
+        return start(None)
+    return start(state.client, state.process_id, state.num_processes)
 
 
 def _jax_distributed() -> Any:
@@ -308,5 +378,5 @@ def notify_preemption(notice: Notice | None) -> None:
 
 
 def add_preemption_source(source: Source) -> None:
-    """Adds a source of notices to the running sync point. Signals only from the main thread."""
+    """Adds a source of notices to this process's sync point, before `initialize()` or after. Signals only from the main thread."""
     current().add_source(source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import logging
 import os
@@ -20,6 +21,8 @@ _log = logging.getLogger(__name__)
 
 # Added to a signal's number where the byte comes from the Python handler and not from the C handler. Numbers end at 64.
 _HANDLED = 128
+# A process that the job has just gathered with learns of it within this time.
+_JOINING_S = 1.0
 
 
 class Signals:
@@ -31,6 +34,8 @@ class Signals:
 
     A repeat ends the process, with all stacks on stderr and exit code 128 + number, if it comes at least `repeat_s` after the first and
     `seconds_idle()` (since the program last asked about a step) is at least that too: a process that still asks is not stuck.
+
+    Where `joined` is given, the first signal before it is set ends the process as it would have without us: nobody counts on it yet.
     """
 
     name = "signal"
@@ -45,6 +50,7 @@ class Signals:
     ) -> None:
         self.numbers = tuple(signal.Signals(number) for number in numbers)
         self.seconds_idle = seconds_idle
+        self.joined: threading.Event | None = None
         self._grace_s = grace_s
         self._repeat_s = repeat_s
         self._notify: Notify = lambda notice: None
@@ -56,7 +62,9 @@ class Signals:
         self._theirs: socket.socket | None = None
 
     def start(self, notify: Notify) -> None:
-        """Installs the handlers. Python allows that in the main thread only: elsewhere it logs a warning and does nothing."""
+        """Installs the handlers, once. Python allows that in the main thread only: elsewhere it logs a warning and does nothing."""
+        if self._theirs is not None:
+            return
         if threading.current_thread() is not threading.main_thread():
             _log.warning("signals %s are not watched: started outside the main thread", [s.name for s in self.numbers])
             return
@@ -113,8 +121,17 @@ class Signals:
         now, name = time.monotonic(), signal.Signals(number).name
         if self._first_s is None:
             self._first_s = now
+            if self.joined is not None and self._previous[signal.Signals(number)] == signal.SIG_DFL and not self.joined.wait(_JOINING_S):
+                _die_of(number)
             self._notify(Notice(f"{name} received", None if self._grace_s is None else time.time() + self._grace_s))
         elif now - self._first_s >= self._repeat_s and self.seconds_idle() >= self._repeat_s:
             os.write(2, f"holdfast: {name} again after {now - self._first_s:.0f} s, and the program asks nothing: ending it\n".encode())
             faulthandler.dump_traceback(all_threads=True)
             os._exit(128 + number)
+
+
+def _die_of(number: int) -> None:
+    """Ends the process by a signal's default action. Python sets that in the main thread only, which may be inside C++."""
+    libc: Any = ctypes.CDLL(None)
+    libc.signal(number, 0)  # SIG_DFL
+    os.kill(os.getpid(), number)

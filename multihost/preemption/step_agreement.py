@@ -3,14 +3,16 @@
 Keys of round r, below `holdfast/sync/<name>/<n>/<r>/`: `change` (the value and who announced it, written once), `step` (written once), and,
 until the next round is decided, `work/mail/<task>` (the change again, one for each process) and `work/floor/<task>`. A process waits for
 its own mail, so that an idle sync point costs nothing and its end can wake it. The announcer sends the mail, gathers the floors and writes
-the step; where it has died on the way, whoever got the mail takes over after TAKE_OVER_S.
+the step; where it has died on the way, the lowest task takes over, and one more after each TAKE_OVER_S without a step.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -28,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 # How long the follower's blocking get lasts before it asks again.
 _GET_S = 600.0
-# After this time without a decision a process does the announcer's work itself: it may be dead.
+# After this time without a decision one more process does the announcer's work: those before it may be dead, or stopped.
 TAKE_OVER_S = 3.0
 _BACK_OFF_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 
@@ -200,9 +202,12 @@ class SyncPoint:
         with self._changed:
             number, floor = self._log.round, self._log.freeze()
         group_client.set(f"{self.folder}/{number}/work/floor/{self._process_id}", str(floor).encode())
-        step = None if int(announcer) == self._process_id else self._get(group_client, f"{number}/step", self._take_over_s)
+        step, begun_s = None, time.monotonic()
         while step is None and not self._closed.is_set():
-            step = self._gather(group_client, number, announcement)
+            if self._gathers(int(announcer), int((time.monotonic() - begun_s) / self._take_over_s)):
+                step = self._gather(group_client, number, announcement)
+            else:
+                step = self._get(group_client, f"{number}/step", self._take_over_s)
         if step is None:
             return
         with self._changed:
@@ -213,6 +218,13 @@ class SyncPoint:
         if int(announcer) == self._process_id and number:
             group_client.delete(f"{self.folder}/{number - 1}/work")
         self._on_change(value)
+
+    def _gathers(self, announcer: int, take_overs: int) -> bool:
+        """Returns whether to do the announcer's work: one process does, and one more for each time that nothing came of it."""
+        lost = set(self._lost())
+        others = sorted(set(self._tasks) - lost - {announcer})
+        first = [announcer] if announcer not in lost else others[:1]
+        return self._process_id in first or self._process_id in others[:take_overs]
 
     def _gather(self, group_client: GroupClient, number: int, announcement: str) -> str | None:
         """Writes and returns the round's step when all floors are there; else waits a while for the first that is not."""
@@ -264,6 +276,9 @@ def _close_all() -> None:
     """Ends threads that wait in jaxlib: one that comes back from there into an ending interpreter aborts the process."""
     for sync in list(_open):
         sync.close()
+
+
+os.register_at_fork(after_in_child=_open.clear)  # the child has none of the threads
 
 
 def _folder(group_client: GroupClient, name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from holdfast.coordination import CoordinationError, CoordinationService, Credentials, StatusClient
+from holdfast.coordination import CoordinationError, CoordinationService, StatusClient
 
 from ..errors import StartupFailed
 from ..group.group_client import Deadline
@@ -17,10 +17,11 @@ _POLL_S = 0.5
 _STATUS_TIMEOUT_S = 2.0
 # How soon a coordinator whose processes have all died ends: the next start of the program wants its address.
 _LINGER_S = 2.0
+_HEARTBEAT_TIMEOUT_S = 100.0
 _started: list[CoordinationService] = []  # they end by themselves, after all have left
 
 
-def find_coordinator(spec: ProcessSpec, deadline: Deadline, heartbeat_timeout_s: float) -> None:
+def find_coordinator(spec: ProcessSpec, deadline: Deadline, heartbeat_timeout_s: float | None) -> None:
     """Returns when a coordinator that has not yet had all its processes can be joined at the address; process 0 starts it.
 
     One that has had them is of an earlier start, whose processes died without leaving: waits until it ends. Raises StartupFailed when
@@ -52,22 +53,8 @@ def phase_at(address: str) -> str | None:
         return None if error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED") else ""
 
 
-def progress_at(address: str, credentials: Credentials) -> dict[int, str]:
-    """Returns what each task last reported of itself, such as "step 40, saved_step 30"; empty where nobody answers."""
-    try:
-        with StatusClient(address, credentials, timeout_s=_STATUS_TIMEOUT_S) as client:
-            tasks = client.status().tasks
-    except CoordinationError:
-        return {}
-    reports = {
-        task.task_id: ", ".join(f"{field.name} {value}" for field, value in task.progress.ListFields() if field.name != "values")
-        for task in tasks
-    }
-    return {task: text for task, text in reports.items() if text}
-
-
-def _start(spec: ProcessSpec, heartbeat_timeout_s: float) -> None:
-    host, _, port = spec.coordinator.rpartition(":")
+def _start(spec: ProcessSpec, heartbeat_timeout_s: float | None) -> None:
+    host, _, port = spec.coordinator.rpartition(":") if not spec.coordinator.startswith("unix:") else (spec.coordinator, "", "0")
     service = CoordinationService.spawn(
         spec.num_processes,
         host=host.strip("[]"),
@@ -76,7 +63,7 @@ def _start(spec: ProcessSpec, heartbeat_timeout_s: float) -> None:
         attempt=spec.attempt,
         recoverable=True,
         survivable=True,
-        heartbeat_timeout_s=heartbeat_timeout_s,
+        heartbeat_timeout_s=heartbeat_timeout_s or _HEARTBEAT_TIMEOUT_S,
         linger_s=_LINGER_S,
     )
     _started.append(service)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import math
 import mmap
 import os
+import re
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax._src import clusters
 
 from ..spec import ProcessSpec
 
 GIVEN = ("coordinator", "num_processes", "process_id")
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+_URI = re.compile(rb"\x86\x81?(.)", re.DOTALL)  # among alternative names in DER: the tag, and the length of what follows
 _COLLECTIVE_TIMEOUT_FLAG = "xla_cpu_collective_timeout_seconds"
 
 
@@ -45,6 +51,26 @@ def discover_process(spec: ProcessSpec | None, given: dict[str, Any], devices: S
     if missing := [field for field in GIVEN if field not in given]:
         raise ValueError(f"initialize() knows {given} but not {', '.join(missing)}: give them, or start with `holdfast run`")
     return DiscoveredProcess(ProcessSpec(**given), False, devices)
+
+
+def own_tls(spec: ProcessSpec) -> dict[str, str]:
+    """Returns the options by which jaxlib's agent shows this process's certificate itself (since jaxlib 0.12); none where it cannot.
+
+    It shows no token, and no key of the process, for which a certificate stands that names the process (docs/coordinator.md).
+    """
+    files = {"mtls_cert_file": spec.tls_cert, "mtls_key_file": spec.tls_key, "mtls_ca_file": spec.tls_ca}
+    known = files.keys() <= inspect.signature(jax.distributed.initialize).parameters.keys()
+    if not known or spec.token_file is not None or not spec.tls_cert or not _names_process(spec.tls_cert, spec.process_id):
+        return {}
+    return {option: str(file) for option, file in files.items()}
+
+
+def _names_process(certificate: str, process_id: int) -> bool:
+    """Returns whether the first certificate of a PEM file has a URI that gives it this process; the coordinator decides about it."""
+    pem = _CERTIFICATE.search(Path(certificate).read_text())
+    der = ssl.PEM_cert_to_DER_cert(pem[0]) if pem else b""
+    wanted = re.compile(rb"(?:holdfast:|spiffe://[^/]+/(?:.+/)?holdfast/)process/%d" % process_id)
+    return any(wanted.fullmatch(der[found.end() : found.end() + found[1][0]]) for found in _URI.finditer(der))
 
 
 def set_collective_timeout(timeout_s: float) -> None:

@@ -10,13 +10,13 @@ import os
 import sys
 import threading
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from typing import Any
 
 import jax
 from jax._src import distributed, xla_bridge
 
 from holdfast.coordination import CoordinationClient, CoordinationError, Credentials, ProcessInfo, Relay
+from holdfast.coordination.client.connection import keep_for_ever
 
 from ..errors import StartupFailed, StartupTimeout
 from ..group.group_client import Deadline, forget_group_client, group_client_of
@@ -26,8 +26,9 @@ from ..liveness.health import health
 from ..preemption import preemption
 from ..preemption.sources import Source
 from ..spec import ProcessSpec
-from .coordinator import find_coordinator, progress_at
-from .discovery import GIVEN, DiscoveredProcess, discover_process, set_collective_timeout
+from .bounded import end_jax, ended_by_loss
+from .coordinator import find_coordinator
+from .discovery import GIVEN, DiscoveredProcess, discover_process, own_tls, set_collective_timeout
 
 _log = logging.getLogger(__name__)
 
@@ -39,10 +40,10 @@ _EXIT_TIMEOUT_S = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class _Timeouts:
-    """How long silence, a collective and leaving the job may take."""
+    """How long silence, a collective (both None: as the coordinator says) and leaving the job may take."""
 
-    heartbeat_s: float
-    collective_s: float
+    heartbeat_s: float | None
+    collective_s: float | None
     shutdown_s: float
 
 
@@ -53,7 +54,7 @@ class _Job:
     spec: ProcessSpec
     client: CoordinationClient
     shutdown_timeout_s: float
-    relay: Relay | None
+    relay: Relay | None = None
 
 
 _job: _Job | None = None
@@ -67,7 +68,7 @@ def initialize(
     local_device_ids: int | Sequence[int] | None = None,
     spec: ProcessSpec | None = None,
     timeout_s: float = 300.0,
-    heartbeat_timeout_s: float = 100.0,
+    heartbeat_timeout_s: float | None = None,
     shutdown_timeout_s: float = 300.0,
     collective_timeout_s: float | None = None,
     preemption_sources: Sequence[Source] | None = None,
@@ -79,11 +80,13 @@ def initialize(
     of ours has started the coordinator; else process 0 does, as a process of its own, unless one listens at the address already.
 
     Call it once, from the main thread, before any computation. It blocks until all are there, at most `timeout_s`, and logs how many are
-    missing. A process that is silent for `heartbeat_timeout_s` is dead to the others. On CPU a collective ends with an error
-    when a peer has not come for `collective_timeout_s` (default: the heartbeat timeout), unless XLA_FLAGS says otherwise.
+    missing. A process that is silent for the heartbeat timeout is dead to the others. It is the coordinator's: `heartbeat_timeout_s` sets
+    it (default 100) where process 0 starts the coordinator, and must be left out or equal where a launcher did. On CPU a collective ends
+    with an error when a peer has not come for `collective_timeout_s` (default: the heartbeat timeout), unless XLA_FLAGS says otherwise.
 
     Raises StartupTimeout naming the missing processes, StartupFailed for a job that is smaller than asked for, CoordinatorLost, Fenced when
-    the coordinator belongs to another job or attempt, and RuntimeError when called twice or too late.
+    the coordinator belongs to another job or attempt, CoordinationError (FAILED_PRECONDITION) when it has another heartbeat timeout, and
+    RuntimeError when called twice or too late.
     """
     if _job is not None or distributed.global_state.client is not None:
         raise RuntimeError("this process has joined a job already: call initialize() once, and jax.distributed.initialize() never")
@@ -93,31 +96,37 @@ def initialize(
     given = dict(zip(GIVEN, (coordinator_address, num_processes, process_id), strict=True))
     devices = [local_device_ids] if isinstance(local_device_ids, int) else local_device_ids
     discovered = discover_process(spec, {field: value for field, value in given.items() if value is not None}, devices, timeout_s)
+    preemption.start(None, sources=preemption_sources)
     if discovered.spec is None or (discovered.spec.num_processes == 1 and not discovered.launched):
-        preemption.start(None, sources=preemption_sources)
         return
-    timeouts = _Timeouts(heartbeat_timeout_s, collective_timeout_s or heartbeat_timeout_s, shutdown_timeout_s)
-    _join(discovered, discovered.spec, timeouts, deadline, preemption_sources)
+    preemption.set_waiting(True)
+    try:
+        _join(discovered, discovered.spec, _Timeouts(heartbeat_timeout_s, collective_timeout_s, shutdown_timeout_s), deadline)
+    except BaseException as error:
+        _give_up(f"{type(error).__name__}: {error}")
+        raise
+    preemption.set_waiting(False)
 
 
 def shutdown(timeout_s: float | None = None) -> None:
     """Leaves the job in order: waits until all have come here (at most `timeout_s`, default: `initialize()`'s), then disconnects.
 
-    A process that is alone, or has never joined, only stops watching for notices. Never raises because of another process: what went
-    wrong is logged. A second call does nothing.
+    While it waits, a signal that means preemption is still a notice, on which the others agree; afterwards signals are as before
+    `initialize()`. A process that is alone, or has never joined, only stops watching for notices. Never raises because of another process:
+    what went wrong is logged. A second call does nothing.
     """
     global _job
-    preemption.stop()
     job, _job = _job, None
-    if job is None:
-        return
-    health().close()  # from the barrier on the others leave, which is no loss
-    deadline = Deadline(job.shutdown_timeout_s if timeout_s is None else timeout_s)
-    try:
-        job.client.wait_at_barrier("holdfast/shutdown", deadline.remaining_ms())
-    except CoordinationError as error:
-        _log.warning("leaving without the others: %s", error)
-    _leave(job)
+    if job is not None:
+        preemption.set_waiting(True)
+        health().close()  # from the barrier on the others leave, which is no loss
+        deadline = Deadline(job.shutdown_timeout_s if timeout_s is None else timeout_s)
+        try:
+            job.client.wait_at_barrier("holdfast/shutdown", deadline.remaining_ms())
+        except CoordinationError as error:
+            _log.warning("leaving without the others: %s", error)
+        _leave(job)
+    preemption.close()
 
 
 def is_initialized() -> bool:
@@ -125,35 +134,42 @@ def is_initialized() -> bool:
     return _job is not None
 
 
-def _join(
-    discovered: DiscoveredProcess, spec: ProcessSpec, timeouts: _Timeouts, deadline: Deadline, sources: Sequence[Source] | None
-) -> None:
+def _join(discovered: DiscoveredProcess, spec: ProcessSpec, timeouts: _Timeouts, deadline: Deadline) -> None:
     """Does what `initialize()` promises, once it is known who this process is."""
     global _job
-    set_collective_timeout(timeouts.collective_s)
     if discovered.launched:
         for line in spec.set_slices(os.environ):
             _log.warning("stale variable %s", line)
-    else:
-        find_coordinator(spec, deadline, timeouts.heartbeat_s)
     credentials = Credentials(spec.token_file, spec.tls_cert, spec.tls_key, spec.tls_ca)
-    client = _connect(spec, credentials, deadline, timeouts)
-    # jaxlib speaks neither TLS nor token: with either on, its agent reaches the coordinator through a process of ours on loopback.
-    relay = None if credentials.empty else Relay.spawn(spec.coordinator, credentials, [spec.process_id])
-    _job = _Job(spec, client, timeouts.shutdown_s, relay)
+    with preemption.gathering():
+        if not discovered.launched:
+            find_coordinator(spec, deadline, timeouts.heartbeat_s)
+        client = _connect(spec, credentials, deadline, timeouts)
+    _job = _Job(spec, client, timeouts.shutdown_s)
     set_client(client, spec)
     group_client = group_client_of(client)
-    group_client.loss_known_s = timeouts.heartbeat_s + 1
-    group_client.progress = lambda: progress_at(spec.coordinator, credentials)
-    try:
-        _start_jax(spec, relay.address if relay else spec.coordinator, discovered.devices, deadline, timeouts.shutdown_s)
+    group_client.loss_known_s = client.heartbeat_timeout_s + 1
+    preemption.start(client, spec.process_id, spec.num_processes, lost=group_client.lost_tasks)
+    set_collective_timeout(timeouts.collective_s or client.heartbeat_timeout_s)
+    with ended_by_loss(group_client, spec, credentials, deadline):
+        address, tls = _reach_for_jax(spec, credentials)
+        _start_jax(spec, address, tls, discovered.devices, deadline, timeouts.shutdown_s)
         initialize_ids(client=client, timeout_s=deadline.remaining_s())
-        health()  # watches from here on: a life that ends before somebody asks is noticed too
-        preemption.start(client, spec.process_id, spec.num_processes, sources=sources, lost=_lost_tasks)
-    except BaseException as error:
-        _give_up(f"{type(error).__name__}: {error}")
-        raise
+    health()  # watches from here on: a life that ends before somebody asks is noticed too
     _log.info("process %d of %d, coordinator %s, attempt %d", spec.process_id, spec.num_processes, spec.coordinator, spec.attempt)
+
+
+def _reach_for_jax(spec: ProcessSpec, credentials: Credentials) -> tuple[str, dict[str, str]]:
+    """Returns where jaxlib's agent reaches the coordinator, and with which options: by itself, by its own TLS, or through a relay."""
+    global _job
+    if credentials.empty:
+        return spec.coordinator, {}
+    if options := own_tls(spec):
+        return spec.coordinator, options
+    assert _job is not None
+    relay = Relay.spawn(spec.coordinator, credentials, [spec.process_id])
+    _job = dataclasses.replace(_job, relay=relay)
+    return relay.address, {}
 
 
 def _connect(spec: ProcessSpec, credentials: Credentials, deadline: Deadline, timeouts: _Timeouts) -> CoordinationClient:
@@ -222,7 +238,9 @@ def arrival_line(here: Collection[int], num_processes: int) -> str:
     return f"{len(here)} of {num_processes} processes" + (f", waiting for {', '.join(missing)}" if missing else "")
 
 
-def _start_jax(spec: ProcessSpec, address: str, devices: Sequence[int] | None, deadline: Deadline, shutdown_timeout_s: float) -> None:
+def _start_jax(
+    spec: ProcessSpec, address: str, tls: dict[str, str], devices: Sequence[int] | None, deadline: Deadline, shutdown_timeout_s: float
+) -> None:
     """Puts jax.distributed on our coordinator, and refuses a job that is smaller than asked for (INIT-1). Brings the backend up."""
     configure: Any = jax.config.update  # jax does not type it
     configure("jax_enable_preemption_service", False)
@@ -237,6 +255,7 @@ def _start_jax(spec: ProcessSpec, address: str, devices: Sequence[int] | None, d
         shutdown_timeout_seconds=math.ceil(shutdown_timeout_s),
         coordinator_bind_address="127.0.0.1:0",  # process 0's own service idles on a spare port
         partition_index=spec.slice_id if spec.num_slices > 1 else None,
+        **tls,  # type: ignore[arg-type]
     )
     if (found := jax.process_count()) != spec.num_processes:
         raise StartupFailed(
@@ -247,17 +266,9 @@ def _start_jax(spec: ProcessSpec, address: str, devices: Sequence[int] | None, d
         )
 
 
-def _lost_tasks() -> Collection[int]:
-    """Returns the task ids of processes that the coordinator knows to be lost."""
-    if _job is None:
-        return ()
-    return [info.process_id for info in _job.client.process_info() if info.state in ("ERROR", "DISCONNECTED")]
-
-
 def _leave(job: _Job, why: str = "") -> None:
     """Leaves the job: jaxlib's agent first, which would end the process if its task were in error. With a reason, leaves as a failure."""
-    with suppress(Exception):  # whatever the agent says, the process goes on
-        distributed.global_state.shutdown()  # type: ignore[no-untyped-call]
+    end_jax()
     if job.relay is not None:
         job.relay.close()
     set_client(None)
@@ -277,10 +288,10 @@ def _leave(job: _Job, why: str = "") -> None:
 def _give_up(why: str) -> None:
     """Leaves at once, and reports why to the others."""
     global _job
-    preemption.stop()
     job, _job = _job, None
     if job is not None:
         _leave(job, why)
+    preemption.close()
 
 
 @atexit.register
@@ -291,3 +302,22 @@ def _at_exit() -> None:
         _give_up(f"the process ends with {type(error).__name__}: {error}")
     elif _job is not None:
         shutdown(_EXIT_TIMEOUT_S)
+
+
+def _forget_in_child() -> None:
+    """Leaves a forked child as nobody: it neither speaks for its parent nor leaves in its place, and jax's own exit does not either."""
+    global _job
+    job, _job = _job, None
+    if job is None:
+        return
+    state = distributed.global_state
+    for inherited in (state.preemption_sync_manager, state.client, state.service, *xla_bridge._backends.values()):
+        keep_for_ever(inherited)  # destroying them waits for threads that the child does not have
+    state.preemption_sync_manager = state.client = state.service = None
+    if job.relay is not None:
+        job.relay.abandon()
+    set_client(None)
+    forget_ids()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

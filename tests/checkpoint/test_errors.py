@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pickle
 
 import pytest
 
 from holdfast.checkpoint import CheckpointError, CommitUnknown, Corrupt, SaveFailed, StepExists
-from holdfast.checkpoint.errors import error_from_message, error_text, error_to_message, failure_of
+from holdfast.checkpoint.errors import error_from_message, error_text, error_to_message, failure_of, naming_path
 from holdfast.coordination import BarrierTimeout, Fenced, HoldfastError, ProcessLost
 
 
@@ -61,3 +63,25 @@ def test_errors_pickle_with_their_fields() -> None:
     """An error comes back from another process of Python with its fields."""
     error = pickle.loads(pickle.dumps(SaveFailed("no", step=3, process=1, leaf="w", path="/x")))
     assert (error.step, error.process, error.leaf, error.path, error_text(error)) == (3, 1, "w", "/x", "SaveFailed: no")
+
+
+@pytest.mark.parametrize(
+    ("number", "filename", "message"),
+    [
+        (errno.EIO, "root/1/pack", "root/1/pack cannot be read: Input/output error; look at the disk or the mount, then call it again"),
+        (errno.EIO, None, "root cannot be read: Input/output error; look at the disk or the mount, then call it again"),
+        (errno.EMFILE, None, "root cannot be read: Too many open files; this process has too many files open: raise its limit (ulimit -n)"),
+    ],
+)
+def test_errors_of_the_store_name_a_path_and_what_to_do(number: int, filename: str | None, message: str) -> None:
+    """An OSError becomes a CheckpointError; the error's own file comes before the path of the call."""
+    with pytest.raises(CheckpointError) as caught, naming_path("root"):
+        raise OSError(number, os.strerror(number), filename)
+    assert (caught.value.message, caught.value.path) == (message, filename or "root")
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_barrier_that_timed_out_is_no_error_of_the_store() -> None:
+    """It is a TimeoutError, and so an OSError, and goes through as it is."""
+    with pytest.raises(BarrierTimeout), naming_path("root"):
+        raise BarrierTimeout("late")

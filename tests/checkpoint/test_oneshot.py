@@ -67,6 +67,17 @@ def test_a_root_means_its_latest_step(tmp_path: Path, caplog: pytest.LogCaptureF
         load(tmp_path)
 
 
+def test_a_folder_that_is_called_like_a_step(tmp_path: Path) -> None:
+    """Without a step any name will do; a step that is not the folder's is refused: no reader would take it."""
+    save(tmp_path / "20261122", {"n": 1})
+    save(tmp_path / "7", {"n": 7}, step=7)
+    save(tmp_path / "007", {"n": 8}, step=8)
+    assert load(tmp_path / "20261122") == {"n": 1} and load(tmp_path / "7") == {"n": 7} and load(tmp_path / "007") == {"n": 8}
+    with pytest.raises(ValueError, match=r"the folder 5 is called as step 5 is, and step=4"):
+        save(tmp_path / "5", {"n": 4}, step=4)
+    assert not (tmp_path / "5").exists()
+
+
 def test_names_change_and_parts_come_alone(tmp_path: Path) -> None:
     """`rename` gives stored leaves the paths of `like`; `partial` takes some; `cast` changes the dtype."""
     save(tmp_path, {"old": {"w": np.arange(3.0)}, "rest": np.zeros(2)})

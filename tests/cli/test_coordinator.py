@@ -27,6 +27,7 @@ def test_the_command_prints_one_line_and_ends_at_sigterm() -> None:
     [
         ((), "Missing option '--num-processes'"),
         (("-n", "1", "--tls-cert", __file__), "--tls-cert, --tls-key and --tls-ca belong together: expected all three"),
+        (("-n", "1", "--tls-ca", __file__), "--tls-cert, --tls-key and --tls-ca belong together: expected all three"),
         (("-n", "1", "--token-file", "{short}"), "expected at least 16 characters, found 5"),
         (("-n", "1", "--journal", "/nonexistent/journal"), "cannot be opened: No such file or directory"),
     ],
@@ -39,12 +40,21 @@ def test_a_wrong_option_is_one_sentence(options: tuple[str, ...], sentence: str,
     assert ended.returncode in (1, 2) and sentence in " ".join(ended.stderr.split())
 
 
-def test_an_open_address_is_warned_of() -> None:
-    """Bound to more than loopback without TLS or token, it says so once, on stderr."""
-    with subprocess.Popen(
-        coordinator("-n", "1", "--host", "0.0.0.0"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        ((), "whoever reaches this port can disturb the job"),
+        (("--token-file",), "whoever reads this network can take the token"),
+    ],
+    ids=["open", "token"],
+)
+def test_an_open_address_is_warned_of(tmp_path: Path, options: tuple[str, ...], warning: str) -> None:
+    """Bound to more than loopback without TLS, it says so once, on stderr, whether it asks for a token or not."""
+    token = tmp_path / "token"
+    token.write_text("a secret of more than sixteen characters")
+    command = coordinator("-n", "1", "--host", "0.0.0.0", *(f"{option}={token}" for option in options))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         assert "0.0.0.0" not in process.stdout.readline()
         process.terminate()
-        assert process.stderr.read().count("whoever reaches this port can disturb the job") == 1
+        assert process.stderr.read().count(warning) == 1

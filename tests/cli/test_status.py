@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
 
 from holdfast.coordination import CoordinationClient, CoordinationService
 
@@ -43,7 +49,47 @@ def test_status_shows_who_waits_and_who_is_missing() -> None:
         assert service.wait(30) == 0
 
 
-def test_status_of_nobody_is_an_error() -> None:
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [("127.0.0.1:1", "Connection refused"), ("unix:/nonexistent/socket", "No such file or directory"), ("here", "this is no address")],
+)
+def test_status_of_nobody_says_what_was_tried_and_for_how_long(address: str, why: str) -> None:
     """An address where nothing answers is one sentence and exit code 1."""
-    ended = subprocess.run(holdfast("status", "127.0.0.1:1", "--timeout-s", "0.5"), capture_output=True, check=False, text=True)
-    assert ended.returncode == 1 and ended.stderr.startswith("Error: 127.0.0.1:1: DEADLINE_EXCEEDED")
+    ended = subprocess.run(holdfast("status", address, "--timeout-s", "0.5"), capture_output=True, check=False, text=True)
+    assert ended.returncode == 1 and ended.stderr.startswith(f"Error: {address}: no coordinator answered a status request within ")
+    assert why in ended.stderr and len(ended.stderr.splitlines()) == 1
+
+
+def test_status_without_an_address_finds_this_users_jobs() -> None:
+    """None: a sentence. One: its table. Two: a list of both. One that is dead counts no more."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as base, ExitStack() as stack:
+        env = os.environ | {"TMPDIR": base}
+
+        def status() -> subprocess.CompletedProcess[str]:
+            return subprocess.run(holdfast("status"), env=env, capture_output=True, text=True, check=False)
+
+        def start(job: str) -> subprocess.Popen[str]:
+            command = holdfast("run", "-n", "1", "--job-id", job, "--", sys.executable, "-S", "-c", "import time; time.sleep(600)")
+            popen = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            stack.callback(popen.communicate)
+            stack.callback(popen.kill)
+            assert popen.stderr is not None
+            line = popen.stderr.readline()
+            assert line.startswith(f"holdfast: attempt 1, coordinator at unix:{base}/"), line
+            return popen
+
+        assert "no job of this user runs on this machine" in status().stderr
+        folder = Path(base) / f"holdfast-{os.getuid()}" / "job-half"
+        folder.mkdir(parents=True, mode=0o700)
+        (folder / "client.crt").write_text("of one that is being made")
+        first = start("one")
+        assert "job one attempt 1, 1 processes, gathering" in status().stdout
+        start("two")
+        several = status()
+        assert several.returncode == 1 and several.stderr.startswith("Error: 2 jobs of this user run on this machine: choose one\n")
+        assert "# one, attempt 1\n" in several.stderr and "# two, attempt 1\n" in several.stderr
+        first.kill()
+        first.wait(30)
+        while (shown := status()).returncode:
+            assert "2 jobs" in shown.stderr
+        assert "job two attempt 1" in shown.stdout

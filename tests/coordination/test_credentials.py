@@ -42,6 +42,7 @@ def test_a_certificate_alone_shows_the_key_too(tmp_path: Path) -> None:
         ({"tls_cert": "c", "tls_ca": "a"}, "tls_cert and tls_key go together"),
         ({"tls_key": "k"}, "tls_cert and tls_key go together"),
         ({"tls_cert": "c", "tls_key": "k"}, "a client certificate needs tls_ca as well"),
+        ({"tls_ca": "a"}, "tls_ca alone: a coordinator with TLS lets in nobody without a certificate"),
     ],
 )
 def test_files_that_do_not_go_together(files: dict[str, str], sentence: str) -> None:
@@ -56,7 +57,7 @@ def test_a_file_without_content_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CoordinationError, match=r"UNAUTHENTICATED: the token file .* is empty"):
         Credentials(str(tmp_path / "empty")).metadata()
     with pytest.raises(CoordinationError, match=r"UNAUTHENTICATED: cannot read the TLS CA file .*: No such file or directory"):
-        Credentials(tls_ca=str(tmp_path / "none")).tls()
+        Credentials(tls_ca=str(tmp_path / "none"), tls_cert="c", tls_key="k").tls()
 
 
 def test_a_key_is_not_printed() -> None:

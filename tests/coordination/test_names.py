@@ -41,13 +41,22 @@ def test_codes_have_names() -> None:
     assert status_name(99) == "UNKNOWN"
 
 
-@pytest.mark.parametrize(
-    ("version", "tested"), [("1.66.2", True), ("1.89.0", True), ("1.65.9", False), ("1.90.0", False), ("2.0.0", False)]
-)
-def test_the_private_module_is_used_where_it_was_tested(monkeypatch: pytest.MonkeyPatch, version: str, tested: bool) -> None:
-    """From the first release to before the second."""
-    monkeypatch.setattr(grpc, "__version__", version)
-    assert TESTED_GRPC == ((1, 66), (1, 90)) and is_tested_grpc() is tested
+@pytest.mark.parametrize("version", ["1.65.9", "1.86.0", "2.0.0"])
+def test_an_untested_grpcio_is_no_silent_switch(version: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Outside the tested releases the public API serves, and one warning says so and what to install."""
+    is_tested_grpc.cache_clear()
+    assert not is_tested_grpc(version) and not is_tested_grpc(version)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"grpcio {version} was not tested, only 1.66 to before 1.86: calls go through gRPC's public API, which is slower; "
+        "for the fast path install 'grpcio>=1.66,<1.86'"
+    ]
+
+
+def test_the_installed_grpcio_is_the_last_that_was_tested(caplog: pytest.LogCaptureFixture) -> None:
+    """The private module is used for it, and a later minor release has to be tested before it is."""
+    release = tuple(int(part) for part in grpc.__version__.split(".")[:2])
+    assert is_tested_grpc() and is_tested_grpc("1.66.2") and not caplog.records
+    assert TESTED_GRPC[0] <= release < TESTED_GRPC[1] and not is_tested_grpc(f"{TESTED_GRPC[1][0]}.{TESTED_GRPC[1][1]}.0")
 
 
 def test_a_barrier_whose_time_is_over_names_the_missing() -> None:

@@ -52,6 +52,8 @@ def test_an_environment_of_nobody_is_none() -> None:
         ({"HOLDFAST_NUM_PROCESSES": "four"}, "HOLDFAST_NUM_PROCESSES='four': expected a whole number"),
         ({"HOLDFAST_PROCESS_ID": "4"}, "process_id=4 with num_processes=4: expected 0 <= process_id < num_processes"),
         ({"HOLDFAST_COORDINATOR": "10.0.0.1"}, "coordinator='10.0.0.1': expected HOST:PORT"),
+        ({"HOLDFAST_COORDINATOR": "unix:here"}, "coordinator='unix:here': expected unix: and an absolute path"),
+        ({"HOLDFAST_COORDINATOR": "unix:/s", "HOLDFAST_SLICE_ADDRESS": ""}, "num_slices=2: slices need a slice_address to meet at"),
         ({"HOLDFAST_NUM_SLICES": "3"}, "num_processes=4 in num_slices=3: a slice is incomplete"),
         ({"HOLDFAST_SLICE_ID": "0"}, "process_id=3 reports slice_id=0, expected 1: sort the processes by slice and worker, 2 a slice"),
         ({"HOLDFAST_ATTEMPT": "-1"}, "attempt=-1: expected 0 or more"),

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from holdfast.coordination.core.barriers import Arrival
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.core.status import Code, Status
+from holdfast.coordination.core.task_table import Task
 from holdfast.coordination.limits import Config
+
+
+class CountedLooks(list[Task]):
+    """A list of tasks that counts how often somebody looks through it."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Task]:
+        self.looks += 1
+        return super().__iter__()
 
 
 class Driver:
@@ -63,9 +74,9 @@ class Driver:
     def barrier(
         self, task_id: int, name: str = "save/100", counter: int = 0, timeout_s: float = 5, ids: tuple[int, ...] = (), life: int = 1
     ) -> int:
-        deadline, incarnation = self.now + timeout_s, 100 * life + task_id
+        deadline, since = self.now + timeout_s, self.machine.task_table.life_of(task_id, 100 * life + task_id)
         return self.make(
-            lambda call: self.machine.barrier(Arrival(call, task_id, incarnation, name, counter, deadline, frozenset(ids)), self.now)
+            lambda call: self.machine.barrier(Arrival(call, task_id, since, name, counter, deadline, frozenset(ids)), self.now)
         )
 
     def code(self, call: int) -> Code | None:

@@ -49,11 +49,18 @@ def items(step: int, process: int = 0, mesh: Mesh | None = None) -> dict[str, An
     w: Any = np.arange(4000, dtype=np.float32).reshape(2, 2000) + step
     if mesh is not None:
         w = jax.make_array_from_callback(w.shape, NamedSharding(mesh, PartitionSpec("x")), lambda index, whole=w: whole[index])
-    state = {"a": np.arange(3000) + step, "b": {"c": np.full(7, step)}, "w": w, "own": np.full(5, 100 * step + process)}
+    state = {
+        "base": np.arange(20_000),
+        "a": np.arange(3000) + step,
+        "b": {"c": np.full(7, step)},
+        "w": w,
+        "own": np.full(5, 100 * step + process),
+    }
     return {"state": state, "data": Reader(step + process)}
 
 
-OPTIONS = Options(per_process=lambda path: path == "own")
+INCREMENTAL = len(sys.argv) > 6 and sys.argv[6] == "incremental"
+OPTIONS = Options(per_process=lambda path: path == "own", incremental=INCREMENTAL)
 
 
 def save(root: Path, group: Group, mesh: Mesh | None, then: Callable[[], None]) -> str:
@@ -61,6 +68,9 @@ def save(root: Path, group: Group, mesh: Mesh | None, then: Callable[[], None]) 
     try:
         with CheckpointManager(root, keep_policy=KeepLast(2), group=group, options=OPTIONS) as manager:
             manager._worker.wait()
+            if INCREMENTAL:  # something to link to
+                manager.save(2, items=items(2, group.index, mesh), overwrite=True)
+                manager.wait_until_finished()
             manager.save(3, items=items(3, group.index, mesh))
             manager.wait_until_finished()
             then()
@@ -125,14 +135,15 @@ def check_step(manager: CheckpointManager, step: int, processes: int) -> None:
     """Asserts that a step is bit-exact, for each process that saved it."""
     for process in range(processes if step == 3 else 1):
         got, want = manager.restore(step, process=process), items(step, process)["state"]
-        for name, found in (("a", got["a"]), ("w", got["w"]), ("own", got["own"])):
+        for name, found in (("base", got["base"]), ("a", got["a"]), ("w", got["w"]), ("own", got["own"])):
             assert np.array_equal(found, want[name]), (step, process, name)
         assert np.array_equal(got["b"]["c"], want["b"]["c"]), step
         assert manager.restore(step, like=Reader(0), item="data", process=process).at == step + process
 
 
-def check(root: Path, known: bool, processes: int) -> list[int]:
+def check(root: Path, known: bool, processes: int) -> dict[str, Any]:
     """Opens the root as the next attempt would: listed steps are exact, what was known is there, the next save leaves nothing behind."""
+    linked = any(path.stat().st_nlink > 1 for path in root.glob("3/*/*"))
     with CheckpointManager(root, keep_policy=KeepLast(2), group=Solo(), options=OPTIONS) as manager:
         manager._worker.wait()
         steps = manager.all_steps()
@@ -151,7 +162,7 @@ def check(root: Path, known: bool, processes: int) -> list[int]:
     packs = {name.split("/")[2][:5] for name in named if name.startswith("3/state/")}
     assert packs in (set(), {f"{process:05d}" for process in range(processes)}), "each process writes packs"
     assert os.listdir(root / ".holdfast") == [] and len(os.listdir(root)) == 3, os.listdir(root)
-    return steps
+    return {"steps": steps, "linked": linked}
 
 
 def make(root: Path) -> bool:
@@ -173,7 +184,7 @@ def main() -> None:
         found = attempt(root, processes, victim, point, error)
         code, said = ended(fork(lambda root=root, found=found: check(root, found["known"], processes)))
         assert code == 0, (found, code)
-        print(json.dumps(found | {"steps": json.loads(said)}), flush=True)
+        print(json.dumps(found | json.loads(said)), flush=True)
         shutil.rmtree(root)
         if not found["reached"]:
             return

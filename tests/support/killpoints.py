@@ -21,20 +21,25 @@ import pytest
 HERE = Path(__file__).resolve().parent
 
 
-def build(folder: Path) -> Path:
-    """Compiles killpoint.c; skips the test where there is no C compiler, unless this is CI."""
+def build(folder: Path, name: str = "killpoint") -> Path:
+    """Compiles one of the .c files here into a library to preload; skips the test where there is no C compiler, unless this is CI."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None or not sys.platform.startswith("linux"):
         assert not os.environ.get("CI"), "CI has to have a C compiler"
-        pytest.skip("needs Linux and a C compiler (gcc or cc) to build tests/support/killpoint.c")
-    library = folder / "killpoint.so"
-    command = [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(HERE / "killpoint.c"), "-ldl"]
+        pytest.skip(f"needs Linux and a C compiler (gcc or cc) to build tests/support/{name}.c")
+    library = folder / f"{name}.so"
+    command = [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(HERE / f"{name}.c"), "-ldl"]
     subprocess.run(command, check=True, timeout=60)
     return library
 
 
-def walk(library: Path, processes: int, victim: int, error: int, points: Sequence[int]) -> list[dict[str, Any]]:
-    """Goes through the points; returns what each fork server line says. `error` 0 kills process `victim`, else its call fails so."""
+def walk(
+    library: Path, processes: int, victim: int, error: int, points: Sequence[int], *, incremental: bool = False
+) -> list[dict[str, Any]]:
+    """Goes through the points; returns what each fork server line says. `error` 0 kills process `victim`, else its call fails so.
+
+    With `incremental` the save links files of one before it, whose calls are points too.
+    """
     environment = {**os.environ, "LD_PRELOAD": str(library), "JAX_PLATFORMS": "cpu"}
     with tempfile.TemporaryDirectory() as scratch:
         command = [
@@ -45,6 +50,7 @@ def walk(library: Path, processes: int, victim: int, error: int, points: Sequenc
             str(victim),
             str(error),
             json.dumps(list(points)),
+            "incremental" if incremental else "",
         ]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]

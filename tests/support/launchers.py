@@ -4,6 +4,7 @@ SLURM = {
     "SLURM_JOB_ID": "77",
     "SLURM_NTASKS": "4",
     "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
     "SLURM_STEP_ID": "2",
     "SLURM_STEP_NUM_TASKS": "4",
     "SLURM_STEP_NUM_NODES": "2",

@@ -5,18 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 BUCKET = "bucket"
 
 
 @contextlib.contextmanager
-def s3_server() -> Iterator[str]:
-    """Runs moto's S3, which honours conditions; gives the query that a URL needs to reach it."""
+def s3_server(*, ignored: Sequence[str] = (), requests: list[str] | None = None) -> Iterator[str]:
+    """Runs moto's S3, which honours conditions; gives the query that a URL needs to reach it.
+
+    `ignored` are headers of PUT requests that it never sees, such as If-None-Match; `requests` takes method and path of each request.
+    """
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
+    assert server._server is not None
+    server._server.app = _past(server._server.app, ignored, requests if requests is not None else [])
     try:
         _, port = server.get_host_and_port()
         with _environment(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_EC2_METADATA_DISABLED="true"):
@@ -25,6 +31,19 @@ def s3_server() -> Iterator[str]:
             yield f"?endpoint=http://127.0.0.1:{port}&aws_region=us-east-1"
     finally:
         server.stop()
+
+
+def _past(app: Any, ignored: Sequence[str], requests: list[str]) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
+    """Returns a WSGI application in front of another: it notes requests and takes headers away."""
+
+    def application(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        requests.append(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}")
+        for name in ignored if environ["REQUEST_METHOD"] == "PUT" else ():
+            environ.pop(f"HTTP_{name.upper().replace('-', '_')}", None)
+        answer: Iterable[bytes] = app(environ, start_response)
+        return answer
+
+    return application
 
 
 @contextlib.contextmanager

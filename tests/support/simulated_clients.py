@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tests.support.simulated_truth import Truth
 
 RESEND_S = 3.0
+LATE_S = 60.0  # three heartbeat timeouts
 BEAT_S = 5.0
 
 
@@ -41,7 +42,7 @@ class Client:
     stream: int = 0  # 0: none is open
     opening: int = 0
     paused_until: float = 0.0
-    dead: bool = False
+    dead: bool = True  # until its first life begins
     finished: bool = False
     step: int = 0
     counters: dict[str, int] = field(default_factory=dict)
@@ -51,17 +52,22 @@ class Client:
 class Clients:
     """All processes of a job, each with `steps` steps. `unison`: every step is a barrier of all."""
 
-    def __init__(self, world: World, truth: Truth, count: int, steps: int, *, unison: bool) -> None:
+    def __init__(self, world: World, truth: Truth, count: int, steps: int, *, unison: bool, recoverable: bool) -> None:
         self._world, self._random, self._truth, self._steps, self._unison = world, world.random, truth, steps, unison
+        self._recoverable = recoverable
         self.service: SimulatedService
         self.all = [Client(task_id) for task_id in range(count)]
         self._everyone = frozenset(range(count))
         self._unfinished = count
 
     def begin(self) -> None:
-        """Starts all within a second."""
+        """Starts all within a second, but in some jobs one that comes late: up to three heartbeat timeouts after the others."""
+        late = self._random.choice(self.all) if self._random.random() < 0.3 and not self._unison else None
         for client in self.all:
-            self._world.at(self._random.uniform(0, 1), lambda client=client: self.begin_life(client))  # type: ignore[misc]
+            delay_s = self._random.uniform(0, LATE_S if client is late else 1)
+            if delay_s > 1:
+                self._world.note("late", f"{client.task_id} by {delay_s:.0f} s")
+            self._world.at(delay_s, lambda client=client: self.begin_life(client))  # type: ignore[misc]
 
     @property
     def finished(self) -> bool:
@@ -116,8 +122,33 @@ class Clients:
         client.counters = {}
         self._world.note("start", f"{client.task_id} life {client.life}")
         self._open_stream(client, client.life)
-        self._beat(client, client.life)
+        self._ask(client, "register", None, lambda completion: self._gathered(client, client.life))
+
+    def _gathered(self, client: Client, life: int) -> None:
+        self._world.note("gathered", client.task_id)
+        self._beat(client, life)  # as late as jaxlib's clients begin
         self._next_step(client)
+
+    def take_end(self, client: Client, stream: int) -> None:
+        """Takes the end of a stream: as what it says, or as a break, after which the client tries to come back."""
+        if client.stream == stream and self._random.random() < 0.5:
+            self._lose_stream(client, reported=False)
+        else:
+            self.fence(client, stream)
+
+    def fence(self, client: Client, stream: int) -> None:
+        """Takes the service's word that this life is over: a launcher starts the next one, where the job is recoverable."""
+        if client.dead or client.finished or stream not in (client.stream, client.opening):
+            return
+        self._world.note("fenced", f"{client.task_id} life {client.life}")
+        client.dead, client.stream, client.opening = True, 0, 0
+        for request in client.pending.values():
+            request.done = True
+        client.pending.clear()
+        if self._recoverable:
+            self._world.at(self._random.uniform(0.1, 30), lambda: self.begin_life(client))
+        else:
+            self._finish(client)
 
     def _open_stream(self, client: Client, life: int) -> None:
         if client.dead or client.finished or client.stream or client.life != life:
@@ -134,7 +165,7 @@ class Clients:
             return
         if status is not None:
             self._world.note("refused", f"{client.task_id}: {status.message}")
-            self._finish(client)
+            self.fence(client, stream)
             return
         client.stream = stream
         for request in list(client.pending.values()):
@@ -190,6 +221,7 @@ class Clients:
 
     def _next_step(self, client: Client) -> None:
         if client.step >= self._steps:
+            self._truth.leaving.add(client.task_id)
             return self._ask(client, "leave", None, lambda completion: self._finish(client))
         client.step += 1
         if self._unison:
@@ -257,6 +289,7 @@ class Clients:
         self._world.note("finish", client.task_id)
         self._unfinished -= not client.finished
         client.finished = True
+        self._truth.leaving.add(client.task_id)
 
     def reach(self, call: Call, completion: Completion) -> None:
         """Brings a completion to its client, if that still listens on this stream."""

@@ -37,6 +37,7 @@ class SimulatedService:
         self.machine: Machine | None = Machine(config, 0.0)
         self._crash_unwritten = False
         self._streams: dict[int, int] = {}  # task to stream
+        self._clients: dict[int, Client] = {}
         self._calls: dict[Call, None] = {}
         self._tick_at = math.inf
         self._flushing = False
@@ -58,8 +59,22 @@ class SimulatedService:
         self._tick_at = math.inf
         self._truth.nobody_is_late(self._waiting(machine), now)
         machine.tick(now)
+        self._truth.nobody_connected_is_lost(machine)
+        self._fence(machine)
         self._truth.nobody_is_late(self._waiting(machine), math.nextafter(now, math.inf))
         self._flush_soon()
+
+    def _fence(self, machine: Machine) -> None:
+        """Ends the streams of those that were given up."""
+        fenced, machine.fenced[:] = machine.fenced[:], []
+        for task_id in fenced:
+            stream, client = self._streams.pop(task_id, 0), self._clients[task_id]
+            machine.task_table.tasks[task_id].attached = False
+            self._drop(task_id, stream)
+            self._world.at(self._world.delay_s(), lambda client=client, stream=stream: self.on_fence(client, stream))  # type: ignore[misc]
+
+    def on_fence(self, client: Client, stream: int) -> None:
+        """Does nothing; the simulation puts a function in its place."""
 
     def _waiting(self, machine: Machine) -> list[Call]:
         answered = {id(completion.call) for completion in machine.completions}
@@ -141,7 +156,8 @@ class SimulatedService:
         status = self.machine.registration.open_session(client.task_id, incarnation, f"h{client.task_id}", 1, self._world.now)
         if status is None:
             older = self._streams.get(client.task_id, 0)
-            self._streams[client.task_id] = stream
+            self._streams[client.task_id], self._clients[client.task_id] = stream, client
+            self._truth.came.add(client.task_id)
             self._drop(client.task_id, older)
         self._flush_soon()
         if self.machine is not None:
@@ -155,6 +171,8 @@ class SimulatedService:
     def drop_calls(self, task_id: int, stream: int) -> None:
         """Makes the machine forget what a dead stream waits for."""
         if self.machine is not None:
+            if self._streams.get(task_id) == stream:
+                self.machine.task_table.tasks[task_id].attached = False
             self._drop(task_id, stream)
             self._flush_soon()
 
@@ -169,12 +187,15 @@ class SimulatedService:
         machine, now = self.machine, self._world.now
         if machine is None or not self.has_stream(client, stream):
             return
+        self._truth.is_served(machine, client.task_id)
         machine.seen(client.task_id, now)
         call = Call(client, stream, request)
         self._calls[call] = None
         task_id, argument = client.task_id, request.argument
         if request.method == "barrier":
             self._barrier(machine, call)
+        elif request.method == "register":
+            machine.registration.wait_for_all(call, task_id, now, math.inf)
         elif request.method == "set":
             machine.keys.insert(call, *argument, False)
         elif request.method == "get":
@@ -196,9 +217,10 @@ class SimulatedService:
         name, participants, limit_s = request.argument
         self._truth.arrives(client.task_id, name, request)
         who = frozenset() if len(participants) == self._config.num_tasks else participants
-        machine.barrier(Arrival(call, client.task_id, client.incarnation, name, request.sent_counter, now + limit_s, who), now)
+        life = machine.task_table.life_of(client.task_id, machine.task_table.tasks[client.task_id].session)
+        machine.barrier(Arrival(call, client.task_id, life, name, request.sent_counter, now + limit_s, who), now)
         if not any(completion.call is call for completion in machine.completions):
-            call.deadline = self._truth.waits(name, machine.barriers.open[name].counter, now + limit_s)
+            call.deadline = self._truth.waits(name, machine.barriers.open[name].first, now + limit_s)
 
 
 class Disk:

@@ -15,8 +15,10 @@ from tests.support.simulated_world import World
 class Truth:
     """Checks the invariants of `simulator`, at every completion, at every tick, after every replay and at the end."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, world: World, num_tasks: int, *, recoverable: bool) -> None:
+        self._world, self._num_tasks, self._recoverable = world, num_tasks, recoverable
+        self.came: set[int] = set()  # tasks that have ever opened a stream
+        self.leaving: set[int] = set()  # tasks that have asked to leave, or are over
         self.acknowledged: dict[str, bytes] = {}
         self.increments = 0
         self.counts: list[int] = []
@@ -51,11 +53,17 @@ class Truth:
 
     def replied(self, task_id: int, request: Request, completion: Completion) -> None:
         """Checks one completion of the machine."""
+        if completion.status is None and request.method == "register" and len(self.came) < self._num_tasks:
+            self._world.fail(f"process {task_id} was answered that all had come; there were {sorted(self.came)}")
+        if completion.status is None and request.method == "leave" and not self._recoverable and len(self.leaving) < self._num_tasks:
+            self._world.fail(f"process {task_id} was let go, when only {sorted(self.leaving)} had asked to leave")
         if request.method != "barrier":
             return
         name, participants, _ = request.argument
         outcome = self._outcome(name, completion)
         if outcome is None:
+            if completion.status is not None and completion.status.barrier is not None:  # refused: it has come nowhere
+                self.arrivals[name].pop(request.number, None)
             return
         counter, result = outcome
         self.answered.setdefault(request.number, counter)
@@ -79,8 +87,10 @@ class Truth:
         return status.barrier[1], status.code.name
 
     def _all_had_come(self, name: str, counter: int, participants: frozenset[int]) -> None:
+        first = 1 + max((known for about, known in self.results if about == name and known < counter), default=-1)
         comings = self.arrivals[name].items()
-        came = {task for number, (task, sent) in comings if sent in (counter, 0) and self.answered.get(number, counter) == counter}
+        meant = {number: task for number, (task, sent) in comings if first <= sent <= counter or sent == 0}
+        came = {task for number, task in meant.items() if self.answered.get(number, counter) == counter}
         if not participants <= came:
             self._world.fail(f"barrier {name} {counter} released, but {sorted(participants - came)} had not come")
 
@@ -91,6 +101,20 @@ class Truth:
             if number in self.counts:
                 self._world.fail(f"two increments were answered {number}")
             self.counts.append(number)
+
+    # ---- Lives -----------------------------------------------------------------------------------------------------------------------
+
+    def nobody_connected_is_lost(self, machine: Machine) -> None:
+        """Checks that while the job gathers whoever has a stream is there."""
+        for task in machine.task_table.tasks:
+            if task.attached and not machine.registration.gathered and not machine.task_table.connected(task.task_id):
+                self._world.fail(f"process {task.task_id} has a stream, and was lost before the job had gathered")
+
+    def is_served(self, machine: Machine, task_id: int) -> None:
+        """Checks that a request is not of a life that was given up."""
+        task = machine.task_table.tasks[task_id]
+        if task.session in task.former:
+            self._world.fail(f"process {task_id} was given up, and is served")
 
     # ---- Deadlines, keys and counts ------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,10 @@ Invariants, checked at every completion of the machine, at every tick, after eve
 1. a barrier releases only when every participant of that instance has come;
 2. all who learn the result of an instance learn the same one;
 3. a key whose writing was acknowledged is there, with its value, ever after;
-4. nobody waits past a deadline: the service answers at the very moment, and only the network's delay comes on top.
+4. nobody waits past a deadline: the service answers at the very moment, and only the network's delay comes on top;
+5. while the job gathers, nobody with a stream is lost, and nobody is answered that it has gathered before all have come;
+6. lost is lost: an incarnation that was given up is served nothing more;
+7. where all leave together, nobody is let go before all have asked to leave.
 """
 
 from __future__ import annotations
@@ -44,10 +47,11 @@ class Simulation:
         self.world = World(seed, faults if faults is not None else Faults())
         self._steps, self._recoverable = steps, recoverable
         config = Config(processes, SERVICE_INCARNATION, heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S, recoverable=recoverable, survivable=True)
-        self.truth = Truth(self.world)
-        self.clients = Clients(self.world, self.truth, processes, steps, unison=unison)
+        self.truth = Truth(self.world, processes, recoverable=recoverable)
+        self.clients = Clients(self.world, self.truth, processes, steps, unison=unison, recoverable=recoverable)
         self.service = SimulatedService(self.world, config, self.truth, self.clients.reach, journal=journal, batch_s=batch_s)
         self.clients.service = self.service
+        self.service.on_fence = self.clients.take_end
         self.service.on_end = self.clients.lose_service  # type: ignore[method-assign]
 
     def run(self, most_s: float = 3_000.0) -> str:

@@ -144,7 +144,8 @@ def run_concurrent(which: str, rounds: int, folder: Path, timeout_s: float) -> i
         return 0
     with CoordinationService.spawn(8, job="job", recoverable=True, survivable=True, heartbeat_timeout_s=30) as service:
         arguments = [service.address.rpartition(":")[2], which, rounds, board, service.pid]
-        outputs = run_processes(START + CONCURRENT + END, 8, arguments=arguments, timeout_s=timeout_s)
+        start = START.replace(", heartbeat_timeout_s=6", "")  # the service's own
+        outputs = run_processes(start + CONCURRENT + END, 8, arguments=arguments, timeout_s=timeout_s)
     return int(re.search(r"grew by (-?\d+) bytes", outputs[0])[1])  # type: ignore[index]
 
 
@@ -161,3 +162,35 @@ def test_fifty_names_a_thousand_rounds(tmp_path: Path) -> None:
     grown = run_concurrent("ours", 1000, tmp_path, 850)
     print(f"the service grew by {grown} bytes")
     assert grown < 4 << 20
+
+
+def test_numbers_of_no_process_are_refused_and_no_time_is_now() -> None:
+    """A process that the job does not have is a ValueError that says which it has; a timeout of 0 does not wait for anybody."""
+    run_processes(
+        """
+        import sys, time
+        import holdfast.multihost as multihost
+        index, count, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+        multihost.initialize(f"127.0.0.1:{port}", count, index, timeout_s=60)
+        def refused(call, *arguments, **options):
+            try:
+                call(*arguments, **options)
+            except ValueError as error:
+                assert "the job has 2" in str(error) and "0 to 1" in str(error), error
+                return True
+        assert refused(multihost.sync_global_processes, "x", processes={index, 9})
+        assert refused(multihost.get_barrier_sync_fn, processes={index, -1})
+        assert refused(multihost.live_processes, [index, 9])
+        assert refused(multihost.runtime_to_distributed_process_id, 9)
+        if index == 0:
+            begun_s = time.monotonic()
+            try:
+                multihost.sync_global_processes("alone", timeout=0)
+                raise SystemExit("somebody came")
+            except TimeoutError as error:
+                assert error.missing == (1,) and time.monotonic() - begun_s < 30
+        multihost.shutdown()
+        """,
+        2,
+        arguments=[free_port()],
+    )

@@ -103,3 +103,11 @@ def test_a_full_disk_or_a_broken_one_at_each_system_call(
     assert all(len(set(point["how"])) == 1 for point in found), [point["how"] for point in found]
     outcomes = {point["how"][0] for point in found}
     assert "SaveFailed" in outcomes and outcomes <= {"CheckpointError", "SaveFailed", "CommitUnknown", "saved"}, outcomes
+
+
+@points((1, 0, 0, 11), (1, 0, 0, 1), (2, 0, 0, 7), (2, 1, 0, 5))
+@pytest.mark.parametrize("error", [0, errno.EIO, errno.EMLINK], ids=["SIGKILL", "EIO", "EMLINK"])
+def test_an_incremental_save_at_each_system_call(library: Path, error: int, processes: int, victim: int, first: int, every: int) -> None:
+    """Killed, or refused, before each call, `link` among them: listed steps are exact, and nothing stays behind after the next save."""
+    found = walk(library, processes, victim, error, range(first, MOST_POINTS, every), incremental=True)
+    assert not found[-1]["reached"] and found[-1]["linked"] and len(found) * every > (60 if victim == 0 else 12), len(found)

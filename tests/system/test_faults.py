@@ -170,7 +170,7 @@ def test_a_process_that_was_given_up_comes_back_or_is_fenced(recoverable: bool, 
 
     with CoordinationService.spawn(2, heartbeat_timeout_s=3, recoverable=recoverable) as service:
         with Processes(RETURNER, 1, arguments=[service.address]) as processes:
-            onlooker = CoordinationClient(service.address, 1, heartbeat_timeout_s=30, on_process_change=listen)
+            onlooker = CoordinationClient(service.address, 1, on_process_change=listen)
             with contextlib.closing(onlooker):
                 onlooker.connect()
                 processes.wait_for(0, "up")

@@ -53,6 +53,8 @@ for primary in (None, 0, 1, 7):
 assert same("use_experimental_distributed_process_id") is False
 assert same("is_jax_distributed_client_initialized") is True
 assert ours.get_jax_distributed_client() is theirs.get_jax_distributed_client()
+for name in ("is_native_pathways_backend", "is_proxy_pathways_backend"):
+    assert same(name) is False
 for name in ("is_pathways_backend", "is_pathways_controller", "is_pathways_colocated_runtime_active"):
     assert same(name) is False
 for module in (ours, theirs):
@@ -110,6 +112,24 @@ for shape, axis in (((4, 2), 0), ((2, 4), 0), ((4, 2), 1), ((8,), 0), ((2, 2, 2)
         for process in range(count):
             same("in_replica", process, mesh, theirs_in=multislice, replica_id=replica, replica_axis_index=axis)
 same("slice_count", theirs_in=multislice)
+
+# Memory of devices, and one replica to all.
+same("get_device_memory", theirs_in=multislice)
+mesh = jax.sharding.Mesh(devices.reshape(2, 4), ("replica", "data"))
+source = jax.sharding.NamedSharding(jax.sharding.Mesh(mesh.devices[0], ("data",)), jax.sharding.PartitionSpec("data"))
+is_source = ours.in_replica(index, mesh)
+def leaves():
+    values = [np.arange(8, dtype=np.float32), np.arange(16, dtype=np.int32).reshape(8, 2)]
+    abstract = [jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=source) for value in values]
+    return tuple(jax.device_put(value, source) for value in values) if is_source else tuple(abstract)
+for name in ("get_available_memory", "tree_memory_per_device"):
+    same(name, leaves(), *([0.5] if name == "get_available_memory" else []), theirs_in=multislice)
+same("get_leaf_memory_per_device", leaves()[1], theirs_in=multislice)
+one, two = (module.broadcast_one_replica_to_all(leaves(), mesh, 0, is_source, memory_limit_bytes=20) for module in (ours, multislice))
+assert one[1] == two[1] == 2
+for mine, other in zip(one[0], two[0], strict=True):
+    assert mine.sharding == other.sharding and mine.dtype == other.dtype
+    assert all(np.array_equal(a.data, b.data) for a, b in zip(mine.addressable_shards, other.addressable_shards, strict=True))
 
 # The flag by which Orbax counts by distributed ids, registered by Orbax and read by us.
 from absl import flags

@@ -27,13 +27,15 @@ IMAGE_MIB = 128
 SAVER = """
 import sys
 import numpy as np
-from holdfast.checkpoint import CheckpointManager, KeepLast
-with CheckpointManager(sys.argv[1], keep_policy=KeepLast(2)) as manager:
+from holdfast.checkpoint import CheckpointManager, KeepLast, Options
+incremental = sys.argv[3] == "incremental"
+with CheckpointManager(sys.argv[1], keep_policy=KeepLast(2), options=Options(incremental=incremental)) as manager:
     for step in range(1, 1 + int(sys.argv[2])):
-        manager.save(step, {f"w{i}": np.arange(100_000) + step * i for i in range(4)} | {"step": step})
+        manager.save(step, {f"w{i}": np.arange(100_000) + step * (i > 2) for i in range(4)} | {"step": step})
         manager.wait_until_finished()
         print(step, flush=True)
         sys.stdin.readline()
+    assert bool(manager.statistics()["save_linked_bytes"]) == incremental
 """
 
 
@@ -79,10 +81,11 @@ def test_the_harness_loses_what_was_not_synced(image: Path, tmp_path: Path) -> N
         assert (after / "synced").read_text() == "1" and not (after / "lost").exists()
 
 
+@pytest.mark.parametrize("kind", ["plain", "incremental"])
 @pytest.mark.parametrize("cuts", [FAST_CUTS, pytest.param(CUTS, marks=pytest.mark.slow)])
-def test_an_acknowledged_step_survives_a_power_cut(image: Path, tmp_path: Path, cuts: int) -> None:
+def test_an_acknowledged_step_survives_a_power_cut(image: Path, tmp_path: Path, cuts: int, kind: str) -> None:
     """After each acknowledgement the disk is as a power cut leaves it: the step is there, bit-exact, and so are all listed ones."""
-    command = [sys.executable, "-c", textwrap.dedent(SAVER), str(tmp_path / "disk" / "run"), str(cuts)]
+    command = [sys.executable, "-c", textwrap.dedent(SAVER), str(tmp_path / "disk" / "run"), str(cuts), kind]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     with mounted(image, tmp_path / "disk"):
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as saver:
@@ -104,4 +107,4 @@ def check(root: Path, acknowledged: int) -> None:
         for step in steps:
             verify(root / str(step))
             got = manager.restore(step)
-            assert got["step"] == step and all(np.array_equal(got[f"w{i}"], np.arange(100_000) + step * i) for i in range(4))
+            assert got["step"] == step and all(np.array_equal(got[f"w{i}"], np.arange(100_000) + step * (i > 2)) for i in range(4))

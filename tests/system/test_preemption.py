@@ -9,10 +9,11 @@ import signal
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast.coordination import CoordinationService
+from holdfast.coordination import CoordinationService, StatusClient
 from tests.support.cluster import Processes, free_port, run_processes
 from tests.support.metadata import Metadata, metadata_server
 
@@ -57,6 +58,7 @@ for seed in seeds:
         "slurm": lambda: [multihost.SlurmEnd(slurm_end, lead_s=60, every_s=0.02)],
         "program": lambda: [],
     }[source]()
+    notices.stop()
     notices.start(client, index, count, sources=sources)
     client.wait_at_barrier(f"begin {seed}", 60_000)
     print(f"ready {seed}.", flush=True)
@@ -301,7 +303,7 @@ print("answered", flush=True)
 os._exit(0)
 """
     )
-    with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
+    with CoordinationService.spawn(2, recoverable=True, survivable=True, heartbeat_timeout_s=8) as service:
         with Processes(script, 2, arguments=[service.address]) as processes:
             processes.wait_for(0, "begun")
             os.kill(service.pid, signal.SIGKILL)
@@ -393,3 +395,120 @@ jax.distributed.shutdown()
 """
     )
     assert len(set(run_processes(script, 3, arguments=[f"127.0.0.1:{free_port()}"]))) == 1
+
+
+SOURCES = (
+    HEAD
+    + """
+class Held:
+    name = "held"
+    closed = False
+    def start(self, notify):
+        self.notify = notify
+    def close(self):
+        self.closed = True
+held = Held()
+multihost.add_preemption_source(held)
+assert not multihost.reached_preemption(-1)  # a question before the job
+before = notices.current()
+multihost.initialize(address, count, index, preemption_sources=[])
+assert notices.current() is before and not held.closed
+multihost.sync_global_processes("asked")
+if index == 0:
+    held.notify(multihost.Notice("drained"))
+step = 0
+while not multihost.reached_preemption(step):
+    time.sleep(0.005)
+    step += 1
+print(f"stopped at {step}")
+assert notices.current() is before and multihost.preemption_notice().reason == "drained"
+multihost.shutdown()
+assert held.closed and notices.current() is before and multihost.reached_preemption(step + 1)  # a late question
+"""
+)
+
+
+def test_one_sync_point_has_all_sources_from_the_first_question_to_the_last() -> None:
+    """What was added or asked before initialize() counts in the job, a late question is answered, and there is never a second one."""
+    outputs = run_processes(SOURCES, 2, arguments=[f"127.0.0.1:{free_port()}"])
+    assert len({tuple(stopped_at(output)) for output in outputs}) == 1
+
+
+LEAVING = (
+    HEAD
+    + """
+multihost.initialize(address, count, index, timeout_s=60)
+assert not multihost.reached_preemption(10 if index == 0 else 0)
+if index == 0:
+    print("leaving", flush=True)
+    multihost.shutdown()
+    print("left", flush=True)
+    raise SystemExit
+print("asking", flush=True)
+step = 1
+while step < 200 and not multihost.reached_preemption(step):
+    time.sleep(0.01)
+    step += 1
+print(f"stopped at {step}", flush=True)
+multihost.shutdown()
+"""
+)
+
+
+@pytest.mark.parametrize("notified", [0, 1])
+def test_a_notice_while_some_leave_is_agreed_on_by_those_who_still_ask(notified: int) -> None:
+    """Process 0 waits in shutdown(), 1 and 2 still ask: a SIGTERM to one that waits, or asks, stops both at one step; nobody dies of it."""
+    with Processes(LEAVING, 3, arguments=[f"127.0.0.1:{free_port()}"]) as processes:
+        for index, text in enumerate(("leaving", "asking", "asking")):
+            processes.wait_for(index, text)
+        processes.kill(notified, signal.SIGTERM)
+        finished = processes.wait()
+    assert [f.code for f in finished] == [0, 0, 0], "\n".join(f.output for f in finished)
+    assert stopped_at(finished[1].output) == stopped_at(finished[2].output) != []
+    assert "left" in finished[0].output and 10 < stopped_at(finished[1].output)[0] < 200
+
+
+def status_of(service: CoordinationService) -> list[Any]:
+    with StatusClient(service.address) as client:
+        return list(client.status().tasks)
+
+
+STARTING = (
+    HEAD
+    + """
+from holdfast.multihost.start import start
+start_jax = start._start_jax
+def slowly(*arguments):
+    if index == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+    start_jax(*arguments)
+start._start_jax = slowly
+multihost.initialize(address, count, index, timeout_s=60)
+step = 0
+while not multihost.reached_preemption(step):
+    time.sleep(0.01)
+    step += 1
+print(f"stopped at {step}")
+multihost.shutdown()
+"""
+)
+
+
+def test_a_sigterm_before_all_have_joined_ends_the_process() -> None:
+    """As it would have without us: nobody counts on it yet, and who launched it reads that as a preemption."""
+    script = HEAD + "print('waiting', flush=True)\nmultihost.initialize(address, 2, 0, timeout_s=60)"
+    with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
+        with Processes(script, 1, arguments=[service.address]) as processes:
+            processes.wait_for(0, "waiting")
+            while not any(task.has_session for task in status_of(service)):
+                time.sleep(0.01)
+            processes.kill(0, signal.SIGTERM)
+            (finished,) = processes.wait()
+    assert finished.code == -signal.SIGTERM, finished.output
+
+
+def test_a_sigterm_in_initialize_is_a_notice_once_all_have_joined() -> None:
+    """While jax starts, twice: the process lives, and all stop at one step."""
+    outputs = run_processes(STARTING, 2, arguments=[f"127.0.0.1:{free_port()}"])
+    assert len({tuple(stopped_at(output)) for output in outputs}) == 1

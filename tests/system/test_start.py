@@ -10,6 +10,7 @@ from holdfast.coordination import CoordinationService
 from holdfast.multihost import ProcessSpec
 from tests.support.cluster import free_port, run_processes
 from tests.support.starting import script
+from tests.support.tls import Authority
 
 
 def spec_env(coordinator: str, count: int, **fields: object) -> dict[str, object]:
@@ -116,6 +117,51 @@ def test_a_process_that_never_comes_is_named() -> None:
     for output in outputs:
         assert "missing (1,) knob timeout_s 3 in time True the job did not start in 3 s: 2 of 3 processes, waiting for 1" in output
         assert "INFO 2 of 3 processes, waiting for 1" in output
+
+
+def test_the_heartbeat_timeout_is_set_where_the_coordinator_is_started() -> None:
+    """By initialize() where process 0 starts it, and all have it; where somebody else did, another value is refused with a sentence."""
+    ask = script("""
+        try:
+            multihost.initialize(sys.argv[3], count, index, timeout_s=60, heartbeat_timeout_s=None if sys.argv[4] == str(index) else 7)
+            assert "--xla_cpu_collective_timeout_seconds=7" in os.environ["XLA_FLAGS"], os.environ["XLA_FLAGS"]
+            print("heartbeat timeout", multihost.current_client().heartbeat_timeout_s)
+            multihost.shutdown()
+        except CoordinationError as error:
+            print("refused:", error)
+        """)
+    outputs = run_processes(ask, 2, arguments=[f"127.0.0.1:{free_port()}", 1])
+    assert all("heartbeat timeout 7.0" in output for output in outputs)
+    with CoordinationService.spawn(2, heartbeat_timeout_s=9) as service:
+        outputs = run_processes(ask, 2, arguments=[service.address, "none"])
+    for output in outputs:
+        assert f"refused: FAILED_PRECONDITION: the heartbeat timeout of the coordinator at {service.address} is 9 s, not 7 s" in output
+        assert "set it where the coordinator is started (--heartbeat-timeout-s), or give none here" in output
+
+
+LATE = {
+    "ours": "multihost.initialize(sys.argv[3], count, index, timeout_s=60)",
+    "jax's own": "jax.distributed.initialize(sys.argv[3], count, index, coordinator_bind_address='127.0.0.1:0')",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("late_timeouts", [0.5, 1.2, 3])
+@pytest.mark.parametrize("client", LATE)
+def test_the_last_process_may_be_late(client: str, late_timeouts: float) -> None:
+    """By more than the heartbeat timeout, too: nobody is timed out of a job that has not gathered, and the job starts."""
+    heartbeat_s = 4
+    text = f"""
+        if index == count - 1:
+            time.sleep({late_timeouts * heartbeat_s})
+        {LATE[client]}
+        assert jax.process_count() == count
+        jax._src.distributed.global_state.client.wait_at_barrier("all", 30_000)
+        print("started")
+        """
+    with CoordinationService.spawn(3, heartbeat_timeout_s=heartbeat_s, recoverable=True, survivable=True) as service:
+        outputs = run_processes(script(text), 3, arguments=[service.address])
+    assert all("started" in output for output in outputs)
 
 
 def test_a_coordinator_that_is_not_there() -> None:
@@ -256,7 +302,8 @@ def test_a_job_smaller_than_asked_for() -> None:
         2,
         arguments=[f"127.0.0.1:{free_port()}"],
     )
-    assert all("refused: 2 processes were asked for, but jax sees 1: its platform 'cpu' has not joined" in output for output in outputs)
+    what = "2 processes were asked for, but jax sees 1: its platform 'cpu' has not joined"  # found here, or reported by the other
+    assert all("refused: " in output and what in output for output in outputs), outputs
 
 
 def test_a_secured_coordinator(tmp_path: Path) -> None:
@@ -287,3 +334,33 @@ def test_a_secured_coordinator(tmp_path: Path) -> None:
             2,
             **spec_env(service.address, 2, job_id="j", attempt=1, token_file=str(token)),
         )
+
+
+def test_jaxs_own_tls(tmp_path: Path) -> None:
+    """With certificates that name their processes jaxlib's agent speaks TLS itself, where it can: no relay, and the whole path works."""
+    authority = Authority(tmp_path, "ours")
+    server = authority.issue("server")
+    pems = [authority.issue(f"process{index}", uris=[f"holdfast:process/{index}"]) for index in range(2)]
+    secured = (f"--tls-cert={server.cert}", f"--tls-key={server.key}", f"--tls-ca={server.ca}")
+    with CoordinationService.spawn(2, job="j", recoverable=True, survivable=True, arguments=secured) as service:
+        outputs = run_processes(
+            script("""
+            from holdfast.multihost.start import start
+            multihost.initialize(timeout_s=60)
+            print("relay", start._job.relay is not None, "tls", hasattr(jax.config, "jax_mtls_cert_file"))
+            assert multihost.global_max([index, -index]) == [1, 0]
+            multihost.sync_global_processes("all", timeout=30)
+            multihost.shutdown()
+            """),
+            2,
+            env_of=lambda index: ProcessSpec(
+                process_id=index,
+                num_processes=2,
+                coordinator=service.address,
+                job_id="j",
+                tls_cert=pems[index].cert,
+                tls_key=pems[index].key,
+                tls_ca=pems[index].ca,
+            ).to_env(),
+        )
+    assert all("relay False tls True" in output or "relay True tls False" in output for output in outputs), outputs

@@ -7,20 +7,22 @@ process writes an OCDBT database; several write plain zarr files, each the chunk
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import tensorstore as ts
 
+from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, Solo
 
-from ...errors import CheckpointError, SaveFailed, StepExists, UnsupportedLeaf
+from ...errors import SaveFailed, StepExists, UnsupportedLeaf, error_from_message, error_text, error_to_message
 from ...format.record import ItemRecord, LeafRecord
 from ...format.tree import describe, flatten
 from ...storage.local import sync_folder
@@ -37,7 +39,8 @@ _MARK = b"written by holdfast\n"  # in files that only have to be there: not eve
 class OrbaxWriter:
     """Writes one checkpoint: `add_tree` (or `add_record`) and `add_json`, `write` for each region that this process owns, then `finish`.
 
-    In a group every process makes the same calls. `abandon` removes what was written so far. For one thread at a time.
+    In a group every process makes the same calls, and what one of them runs into is raised on all: none waits for one that has given up.
+    `abandon` removes what was written so far. For one thread at a time.
     """
 
     def __init__(self, folder: StorePath, *, group: Group | None = None, timeout_s: float = 600) -> None:
@@ -47,17 +50,70 @@ class OrbaxWriter:
         self._folder = folder
         if self._local:
             self._folder = StorePath(folder.storage, f"{parent}/{base}{orbax.TEMPORARY}" if parent else f"{base}{orbax.TEMPORARY}")
-        if self._group.index == 0 and folder.names():
-            raise StepExists(f"{folder} is there already; choose another place or delete it first", path=str(folder))
-        if self._group.index == 0 and self._local:
-            shutil.rmtree(str(self._folder), ignore_errors=True)  # of a writer that died
         self._started_ns = time.time_ns()
         self._context = context_of(folder, cache_pool={"total_bytes_limit": 0})  # what is written is not read again
-        self._files = ts.KvStore.open(kvstore_of(self._folder), context=self._context).result()
         self._handlers: dict[str, str] = {}
         self._stores: dict[tuple[str, str], Any] = {}
         self._pending: list[tuple[str, Any]] = []
         self._ocdbt = self._group.count == 1
+        self._agreements = 0
+        self._failure: HoldfastError | None = None
+        with self.agreed():
+            if self._group.index == 0:
+                self._begin()
+            self._files = ts.KvStore.open(kvstore_of(self._folder), context=self._context).result()
+
+    def _begin(self) -> None:
+        """Makes sure that there is nothing yet, and removes what a writer that died has left."""
+        if self._final.names():
+            raise StepExists(f"{self._final} is there already; choose another place or delete it first", path=str(self._final))
+        if self._local and os.path.islink(str(self._folder)):
+            os.unlink(str(self._folder))
+        elif self._local:
+            shutil.rmtree(str(self._folder), ignore_errors=True)
+
+    @contextlib.contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Runs a block, flushes, and waits for the other processes; raises on all of them what any ran into.
+
+        Blocks may stand in each other. A process that fails meets the others at the end of the block that they are in.
+        """
+        error: Exception | None = None
+        try:
+            yield
+            self.flush()
+        except Exception as found:
+            error = found
+        if self._failure is not None and error is self._failure:
+            raise self._failure  # it is known to all
+        failure = self._failure_of(error) if error is not None else None
+        try:
+            self._raise_of_any(failure)
+        except HoldfastError as agreed:
+            self._failure = agreed
+            raise agreed from (error if error is not agreed else error.__cause__)
+
+    def _failure_of(self, error: Exception) -> HoldfastError:
+        self._drain()
+        if isinstance(error, HoldfastError):
+            return error
+        process = self._group.index
+        message = f"{self._final} was not saved: process {process} failed: {error_text(error)}"
+        return SaveFailed(message, path=str(self._final), process=process)
+
+    def _raise_of_any(self, own: HoldfastError | None) -> None:
+        """Raises this process's failure, or the first of another; returns where there is none on any process."""
+        self._agreements += 1
+        place = hashlib.sha256(str(self._final).encode()).hexdigest()[:16]
+        name = f"orbax/{place}/{self._agreements}"
+        told = b"" if own is None else json.dumps(error_to_message(own)).encode()
+        gathered = self._group.gather(name, told, timeout_s=self._timeout_s)
+        first = None if gathered is None else next(filter(None, gathered), b"")
+        first = self._group.broadcast(name, first, timeout_s=self._timeout_s)
+        if own is not None:
+            raise own
+        if first:
+            raise error_from_message(*json.loads(first))
 
     def add_json(self, item: str, value: Any, *, handler: str | None = JSON_HANDLER) -> None:
         """Adds a JSON item, under the names of both versions."""
@@ -129,7 +185,8 @@ class OrbaxWriter:
         if self._group.index == 0:
             self._open(item, base, leaves, create=True)
         if self._group.count > 1:
-            self._group.barrier(f"orbax/{item}/made", timeout_s=self._timeout_s)
+            with self.agreed():
+                pass  # they are made
             if self._group.index:
                 self._open(item, base, leaves, create=False)
 
@@ -162,13 +219,11 @@ class OrbaxWriter:
 
     def finish(self, *, metrics: Mapping[str, Any] | None = None, metadata: Any = None) -> None:
         """Waits for all writers, then makes the checkpoint appear, whole."""
-        self.flush()
-        if self._group.count > 1:
-            self._group.barrier("orbax/written", timeout_s=self._timeout_s)
-        if self._group.index == 0:
-            self._commit(metrics, metadata)
-        if self._group.count > 1:
-            self._group.barrier("orbax/committed", timeout_s=self._timeout_s)
+        with self.agreed():
+            pass  # all have written
+        with self.agreed():
+            if self._group.index == 0:
+                self._commit(metrics, metadata)
 
     def _commit(self, metrics: Mapping[str, Any] | None, metadata: Any) -> None:
         for item, handler in self._handlers.items():
@@ -193,15 +248,20 @@ class OrbaxWriter:
 
     def abandon(self) -> None:
         """Removes what an unfinished save has written, once what is on its way has arrived: it would come back after the deletion."""
+        self._drain()
+        self._stores = {}
+        if self._group.index == 0 and self._local:
+            shutil.rmtree(str(self._folder), ignore_errors=True)
+        elif self._group.index == 0:
+            with contextlib.suppress(ValueError, OSError):  # of a store that fails; an unfinished checkpoint is none
+                self._files.delete_range(ts.KvStore.KeyRange()).result()
+
+    def _drain(self) -> None:
+        """Waits until nothing is on its way any more."""
         pending, self._pending = self._pending, []
         for _, future in pending:
             with contextlib.suppress(Exception):  # why the save is abandoned is known
                 future.result()
-        self._stores = {}
-        if self._group.index == 0:
-            self._files.delete_range(ts.KvStore.KeyRange()).result()
-            if self._local:
-                shutil.rmtree(str(self._folder), ignore_errors=True)  # empty folders
 
     def _put(self, name: str, data: bytes) -> None:
         if self._group.index == 0:
@@ -224,14 +284,15 @@ def save_orbax(
     """
     writer = OrbaxWriter(folder, group=group, timeout_s=timeout_s)
     try:
-        for item, tree in items.items():
-            for name, value in writer.add_tree(item, tree).items():
-                for index, array in _own_regions(value, primary=group is None or group.index == 0):
-                    writer.write(item, name, index, array)
-        for item, value in (json_items or {}).items():
-            writer.add_json(item, value)
+        with writer.agreed():
+            for item, tree in items.items():
+                for name, value in writer.add_tree(item, tree).items():
+                    for index, array in _own_regions(value, primary=group is None or group.index == 0):
+                        writer.write(item, name, index, array)
+            for item, value in (json_items or {}).items():
+                writer.add_json(item, value)
         writer.finish(metrics=metrics, metadata=metadata)
-    except CheckpointError:
+    except BaseException:
         writer.abandon()
         raise
 

@@ -159,11 +159,14 @@ def delete(path: Any, *, checkpointable_name: str | None = None, missing_ok: boo
     if checkpointable_name is not None or "://" in os.fspath(path):
         raise not_covered("delete of an item, or in an object store", "delete whole steps by training.Checkpointer.delete")
     there = layout_of(StorePath.of(path)) is not None
-    sync_global_processes("holdfast.compat.orbax.v1.delete")
+    sync_global_processes("holdfast.compat.orbax.v1.delete")  # all have looked
     if not there and not missing_ok:
         raise FileNotFoundError(f"Checkpoint does not exist: {path}.")
-    if there and is_primary_host(0):
-        shutil.rmtree(path)
+    try:
+        if there and is_primary_host(0):
+            shutil.rmtree(path)
+    finally:
+        sync_global_processes("holdfast.compat.orbax.v1.deleted")  # it is gone for all
     return there
 
 

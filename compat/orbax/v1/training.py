@@ -184,7 +184,7 @@ class Checkpointer:
         return AsyncResponse(lambda: None, self.delete(step, **options))
 
     def cancel(self, step: Any = None) -> None:
-        """Is not covered: a save that was begun is committed or fails."""
+        """Raises NotImplementedError: a save that was begun is committed or fails."""
         refuse(CALL, "wait(), then delete(step)", cancel=True)
 
     def is_saving_in_progress(self) -> bool:

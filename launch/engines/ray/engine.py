@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from holdfast.coordination import Credentials
+from holdfast.coordination.process.job_folder import JobFolder
 from holdfast.multihost import ProcessSpec
 
 from ...supervisor.engine import JobResult
@@ -37,8 +39,9 @@ from ...supervisor.job import (
     Terminate,
     Waiting,
 )
-from ...workers.coordinator import ProgressWatch
+from ...workers.coordinator import HEARTBEAT_TIMEOUT_S
 from ...workers.output import ConsoleOutput, Output
+from ...workers.secrets import JobSecrets, credentials_in, require_cryptography
 from ..base import BaseEngine, run_job
 from .cluster import cluster_nodes, load_ray
 from .placement import Node, Placement, place_gang
@@ -54,7 +57,8 @@ class JobSpec:
     """What a job needs. `resources` are of one process; `num_slices` above 1 makes the job of that many TPU slices of equal size.
 
     With `min_processes` below `num_processes` the job goes on with fewer when machines are lost, and grows again when they return: in
-    whole slices where there are slices.
+    whole slices where there are slices. A process that is silent for `heartbeat_timeout_s` is lost. The job has a token and certificates of
+    its own, which its actors get by Ray's channel, unless `insecure`.
     """
 
     num_processes: int
@@ -64,6 +68,8 @@ class JobSpec:
     restart: RestartPolicy = field(default_factory=lambda: RestartPolicy(max_failures=3, max_preemptions=100))
     job_id: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         if self.num_slices < 1 or self.num_processes % self.num_slices:
@@ -107,6 +113,8 @@ def run_command(command: Sequence[str], spec: JobSpec, *, output: Output | None 
 
 def _run(spec: JobSpec, *, command: list[str] | None = None, call: bytes | None = None, output: Output | None, address: str) -> RayResult:
     ray = load_ray()
+    if not spec.insecure:
+        require_cryptography()
     if not ray.is_initialized():
         ray.init(address=address, log_to_driver=False)
     job_id = spec.job_id or f"ray-{uuid.uuid4().hex[:12]}"
@@ -129,6 +137,7 @@ class RayEngine(BaseEngine):
         self._actors: dict[int, Any] = {}
         self._pending: dict[Any, int] = {}  # reference to an update to come -> rank
         self._coordinator: Any = None
+        self._folder: JobFolder | None = None  # of the credentials that the watch shows
         self._attempt = 0
         self._outcomes: dict[int, bytes | None] = {}
         self._noticed: set[str] = set()
@@ -142,7 +151,7 @@ class RayEngine(BaseEngine):
         elif isinstance(action, Launch):
             self._launch(action.attempt)
         elif isinstance(action, Notify | Terminate):
-            self._signal(signal.SIGTERM)
+            self._terminate()
         elif isinstance(action, Kill):
             self._kill()
         elif isinstance(action, Release):
@@ -160,17 +169,20 @@ class RayEngine(BaseEngine):
         ray = load_ray()
         num_processes = len(self._placement.nodes)
         here = ray.get_runtime_context().get_node_id()
-        self._coordinator = _actor(CoordinatorActor, node_id=here).remote(self._job_id, attempt, num_processes)
+        self._coordinator = _actor(CoordinatorActor, node_id=here).remote(
+            self._job_id, attempt, num_processes, self._spec.heartbeat_timeout_s, not self._spec.insecure
+        )
         actors = [
             _actor(WorkerActor, group=self._group, bundle=rank, resources=self._spec.resources).remote() for rank in range(num_processes)
         ]
         self._actors = dict(enumerate(actors))
         timeout_s = self._spec.restart.startup_timeout_s
-        address = ray.get(self._coordinator.address.remote(), timeout=timeout_s)
+        address, secrets = ray.get(self._coordinator.endpoint.remote(), timeout=timeout_s)
         ray.get([actor.pid.remote() for actor in actors], timeout=timeout_s)
-        self._watch = ProgressWatch(address, attempt, self._queue.put)
+        self._open_watch(address, attempt, self._credentials(secrets))
+        reached = self._start_relays(address, secrets, timeout_s)
         started = [
-            actor.start.remote(self._command, self._call, self._process_spec(rank, attempt, address), self._spec.env)
+            actor.start.remote(self._command, self._call, self._process_spec(rank, attempt, reached[rank]), self._spec.env)
             for rank, actor in self._actors.items()
         ]
         for rank, lines in enumerate(ray.get(started, timeout=timeout_s)):
@@ -179,6 +191,22 @@ class RayEngine(BaseEngine):
         self._outcomes = {}
         for rank in self._actors:
             self._request_update(rank)
+
+    def _credentials(self, secrets: JobSecrets | None) -> Credentials | None:
+        if secrets is None:
+            return None
+        self._folder = JobFolder.create()
+        return credentials_in(self._folder, secrets)
+
+    def _start_relays(self, address: str, secrets: JobSecrets | None, timeout_s: float) -> list[str]:
+        """Starts a relay on each machine, in the actor of its first process; returns where each process reaches the coordinator."""
+        nodes = [node.node_id for node in self._placement.nodes]
+        if secrets is None:
+            return [address] * len(nodes)
+        ranks = {node: [rank for rank, other in enumerate(nodes) if other == node] for node in nodes}
+        relays = {node: self._actors[on_node[0]].start_relay.remote(address, secrets, on_node) for node, on_node in ranks.items()}
+        addresses = dict(zip(relays, load_ray().get(list(relays.values()), timeout=timeout_s), strict=True))
+        return [addresses[node] for node in nodes]
 
     def _process_spec(self, rank: int, attempt: int, coordinator: str) -> ProcessSpec:
         placement = self._placement
@@ -191,6 +219,7 @@ class RayEngine(BaseEngine):
             slice_id=placement.slice_of[rank],
             num_slices=placement.num_slices,
             slice_address=placement.nodes[0].address if placement.num_slices > 1 else None,
+            local_rank=[node.node_id for node in placement.nodes[:rank]].count(placement.nodes[rank].node_id),
         )
 
     def _request_update(self, rank: int) -> None:
@@ -199,6 +228,9 @@ class RayEngine(BaseEngine):
     def _release(self) -> None:
         ray = load_ray()
         self._close_watch()
+        if self._folder is not None:
+            self._folder.remove()
+            self._folder = None
         if self._coordinator is not None:
             self._coordinator.close.remote()
             ray.kill(self._coordinator)
@@ -253,7 +285,7 @@ class RayEngine(BaseEngine):
         self._report_exit(Exited(self._attempt, rank, update.code, self._why(update)))
 
     def _why(self, update: WorkerUpdate) -> str:
-        kind, value = pickle.loads(update.outcome) if update.outcome else ("", None)
+        kind, value = _unpickled(update.outcome)
         return f"{type(value).__name__}: {value}" if kind == "error" else ""
 
     # ---- The cluster
@@ -304,8 +336,7 @@ class RayEngine(BaseEngine):
     def values(self) -> tuple[Any, ...]:
         """Returns what the calls of the last attempt returned, by rank."""
         outcomes = [self._outcomes.get(rank) for rank in range(len(self._placement.nodes))]
-        pairs = [pickle.loads(data) if data else ("", None) for data in outcomes]
-        return tuple(value if kind == "value" else None for kind, value in pairs)
+        return tuple(value if kind == "value" else None for kind, value in map(_unpickled, outcomes))
 
     def close(self) -> None:
         """Ends whatever still runs: what was asked to end has the grace time, then its actor is killed, and its process with it."""
@@ -327,6 +358,17 @@ def _actor(kind: type, *, group: Any = None, bundle: int = 0, resources: Mapping
         options |= {"num_cpus": (resources or {}).get("CPU", 0), "num_gpus": (resources or {}).get("GPU", 0), "resources": others}
         options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
     return ray.remote(**options)(kind)
+
+
+def _unpickled(outcome: bytes | None) -> tuple[str, Any]:
+    """Returns ("value", what a call returned) or ("error", what it raised); what only its process can read is an error that says so."""
+    if not outcome:
+        return "", None
+    try:
+        kind, value = pickle.loads(outcome)
+    except Exception as error:  # whatever a class of the user's does here
+        return "error", TypeError(f"what the call left cannot be read here: {type(error).__name__}: {error}")
+    return kind, value
 
 
 def _with(node: Node, resources: Mapping[str, float], count: int) -> Node:

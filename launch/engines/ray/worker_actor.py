@@ -15,11 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.coordination import Relay
 from holdfast.multihost import ProcessSpec
 
 from ...workers.coordinator import Coordinator
 from ...workers.environment import worker_env
-from ...workers.process import CALL_RUNNER, ProcessGroupReaper, WorkerProcess
+from ...workers.process import CALL_RUNNER, WorkerProcess
+from ...workers.secrets import JobSecrets, spawn_relay
 from .cluster import load_ray
 
 
@@ -36,14 +38,19 @@ class WorkerActor:
     """Holds one process of the job. Its methods are called one after the other, and none blocks for longer than its timeout."""
 
     def __init__(self) -> None:
-        self._reaper = ProcessGroupReaper()
         self._updates: queue.SimpleQueue[str | int] = queue.SimpleQueue()  # lines, then the exit code
         self._process: WorkerProcess | None = None
+        self._relay: Relay | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="holdfast-")
 
     def pid(self) -> int:
         """Returns the actor's process id, once the actor is there."""
         return os.getpid()
+
+    def start_relay(self, coordinator: str, secrets: JobSecrets, process_ids: Sequence[int]) -> str:
+        """Starts the relay of this machine, which ends with this actor; returns its address."""
+        self._relay = spawn_relay(coordinator, secrets, process_ids)
+        return self._relay.address
 
     def start(self, command: Sequence[str] | None, call: bytes | None, spec: ProcessSpec, extra: Mapping[str, str]) -> list[str]:
         """Starts the command, or the pickled call; returns one line for each stale MEGASCALE_* value that was replaced."""
@@ -54,7 +61,7 @@ class WorkerActor:
             command = [sys.executable, str(CALL_RUNNER), str(path), str(self._result)]
             env["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         assert command is not None
-        self._process = WorkerProcess(command, env, self._reaper, on_line=self._updates.put, on_exit=self._updates.put)
+        self._process = WorkerProcess(command, env, on_line=self._updates.put, on_exit=self._updates.put)
         return lines
 
     @property
@@ -88,12 +95,13 @@ class WorkerActor:
 class CoordinatorActor:
     """Holds the coordinator of one attempt."""
 
-    def __init__(self, job_id: str, attempt: int, num_processes: int) -> None:
-        self._coordinator = Coordinator(job_id, attempt, num_processes, host=load_ray().util.get_node_ip_address())
+    def __init__(self, job_id: str, attempt: int, num_processes: int, heartbeat_timeout_s: float, secured: bool) -> None:
+        host = load_ray().util.get_node_ip_address()
+        self._coordinator = Coordinator(job_id, attempt, num_processes, host=host, heartbeat_timeout_s=heartbeat_timeout_s, secured=secured)
 
-    def address(self) -> str:
-        """Returns the coordinator's HOST:PORT."""
-        return self._coordinator.address
+    def endpoint(self) -> tuple[str, JobSecrets | None]:
+        """Returns the coordinator's HOST:PORT, and what its callers show."""
+        return self._coordinator.address, self._coordinator.secrets
 
     def close(self) -> None:
         """Ends the coordinator."""

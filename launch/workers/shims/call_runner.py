@@ -5,7 +5,6 @@ exit code is one that every engine understands.
 """
 
 import importlib
-import pickle
 import sys
 import traceback
 from pathlib import Path
@@ -32,9 +31,13 @@ def main(call_path: str, result_path: str) -> int:
         outcome, code = ("error", error), exit_code_of(error)
     try:
         data = cloudpickle.dumps(outcome)
-    except (pickle.PicklingError, TypeError) as error:
-        data = cloudpickle.dumps(("error", TypeError(f"the result cannot be pickled: {error}")))
+        cloudpickle.loads(data)  # an exception with arguments of its own often cannot be made again
+    except Exception as error:  # whatever a class of the user's does here
         code = code or 1
+        kind, value = outcome
+        what = f"{type(value).__name__}: {value}" if kind == "error" else f"{type(error).__name__}: {error}"
+        prefix = "the error cannot be pickled; it was" if kind == "error" else "the result cannot be pickled:"
+        data = cloudpickle.dumps(("error", TypeError(f"{prefix} {what}")))
     Path(result_path).write_bytes(data)
     return code
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,16 @@ def test_other_texts_are_no_values(kind: str, text: str) -> None:
     """A text that `encode_value` does not make is a ValueError."""
     with pytest.raises(ValueError):
         decode_value(kind, text)
+
+
+def test_a_record_is_there_also_where_it_cannot_be_read(tmp_path: Path) -> None:
+    """A pipe or a link in circles in its place is a step, whose opening says what is wrong; a folder, or a link to nothing, is none."""
+    places = [tmp_path / str(step) / "checkpoint.json" for step in range(5)]
+    for place in places:
+        place.parent.mkdir()
+    places[0].write_text("{")
+    os.mkfifo(places[1])
+    places[2].symlink_to("checkpoint.json")
+    places[3].mkdir()
+    places[4].symlink_to("nothing")
+    assert list_steps(LocalStorage(tmp_path)) == [0, 1, 2] and has_record(LocalStorage(tmp_path / "1"), "")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import resource
+import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,12 @@ import pytest
 from crc32c import crc32c
 
 import holdfast.checkpoint
-from holdfast.checkpoint import Corrupt, HostileCheckpoint, load, save, verify
+from holdfast.checkpoint import CheckpointError, Corrupt, HostileCheckpoint, load, save, verify
+from holdfast.checkpoint.format.files import FileReport, ItemReport, pack_name
+from holdfast.checkpoint.format.pack_header import ChunkChecksum, count_prefixes
+from holdfast.checkpoint.saving.pack_writer import plan_pack
+from holdfast.checkpoint.saving.plan import Leaf, make_plan
+from holdfast.checkpoint.saving.record_builder import build_record
 
 Header = dict[str, Any]
 
@@ -65,10 +72,14 @@ HEADERS: dict[str, Callable[[Header], Any]] = {
     "short checksums": lambda header: header["__metadata__"].update(crc32c="00"),
     "checksums of numbers": lambda header: header["__metadata__"].update(crc32c=5),
     "checksums that are none": lambda header: header["__metadata__"].update(crc32c="zzzzzzzz" * 2),
-    "no JSON": lambda _: b"not json",
+    "prefixes that nobody has": lambda header: header["__metadata__"].update(crc32c_prefixes="AAAA" * 4),
+    "prefixes of no base64": lambda header: header["__metadata__"].update(crc32c_prefixes="?"),
+    "prefixes of numbers": lambda header: header["__metadata__"].update(crc32c_prefixes=[1]),
+    "prefixes cut off": lambda header: header["__metadata__"].update(crc32c_prefixes="AAA="),
+    "no JSON": lambda _: b"not json" * 40,
     "deep JSON": lambda _: b"[" * 100_000,
-    "a list": lambda _: b"[]" + b" " * 30,
-    "bytes that are no text": lambda _: b"\xff" * 64,
+    "a list": lambda _: b"[]" + b" " * 300,
+    "bytes that are no text": lambda _: b"\xff" * 640,
 }
 
 
@@ -101,6 +112,57 @@ def test_memory_is_bounded_by_what_is_there(tmp_path: Path) -> None:
     with pytest.raises((HostileCheckpoint, Corrupt)):
         load(tmp_path / "c")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
+
+
+@pytest.mark.parametrize("head", [None, 100_000_000], ids=["the real header", "a header as long as may be"])
+def test_a_small_record_cannot_claim_many_chunks(tmp_path: Path, head: int | None) -> None:
+    """A record of a few KB whose leaves claim 2^24 chunks each is refused by what the headers of its files could hold, with no work done.
+
+    One whose claimed headers could hold them is refused by the headers that are there, before anything is made for each chunk.
+    """
+    save(tmp_path / "c", {name: np.arange(4) for name in "abcd"})
+    claimed = 1 << 24 if head is None else 1 << 18
+
+    def lie(record: dict[str, Any]) -> None:
+        item = record["items"]["state"]
+        item["cells"] = [[[0, 0, claimed]]]
+        for leaf in item["leaves"]:
+            leaf |= {"shape": [claimed], "grid": [[claimed], [1]], "cells": 0}
+        if head is not None:
+            item["files"][0][1:3] = [head, head]
+
+    rewrite(tmp_path / "c", lambda _: None, lie)
+    assert (tmp_path / "c" / "checkpoint.json").stat().st_size < 7000
+    blocks = sys.getallocatedblocks()
+    for read in (load, verify):
+        tracemalloc.start()
+        with pytest.raises((HostileCheckpoint, Corrupt)):
+            read(tmp_path / "c")
+        assert tracemalloc.get_traced_memory()[1] < 130_000_000
+        tracemalloc.stop()
+    assert sys.getallocatedblocks() - blocks < 100_000  # objects: there is none for each chunk
+
+
+def test_a_sparse_pack_of_a_terabyte_is_a_typed_error(tmp_path: Path) -> None:
+    """Packs that are a terabyte of hole, with headers that fit, are an error that names one: for verify at its first step, for load at the
+    latest where memory is asked for."""
+    plan = make_plan(0, [Leaf("w", "array", "float64", (1 << 37,), 8)])
+    (tmp_path / "state").mkdir()
+    files = []
+    for pack in plan.own:
+        planned = plan_pack(plan, pack)
+        header = planned.frame.join([ChunkChecksum(5, (5,) * count_prefixes(chunk.nbytes)) for chunk in planned.chunks])
+        files.append(FileReport(pack_name(0, pack, "ab12cd34"), planned.size, len(header), crc32c(header)))
+        with open(tmp_path / "state" / files[-1].name, "wb") as file:
+            file.write(header)
+            file.truncate(planned.size)
+    report = ItemReport(0, plan.hash, tuple(files))
+    record = build_record(0, {"state": (plan, [report])}, writer="ab12cd34", processes=1, started_s=0, finished_s=1)
+    (tmp_path / "checkpoint.json").write_bytes(record)
+    with pytest.raises(Corrupt, match="checksum of 'w"):
+        verify(tmp_path)
+    with pytest.raises(CheckpointError, match=r"checksum of 'w|no memory for the 1,099,511,627,776 bytes of 'w'"):
+        load(tmp_path)
 
 
 def test_nothing_outside_the_root_is_read(tmp_path: Path) -> None:

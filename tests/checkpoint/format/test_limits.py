@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointManager, Json, KeepLast, save
+from holdfast.checkpoint import CheckpointManager, Json, KeepLast, UnsupportedLeaf, save
 
 STATE = {"x": np.arange(3.0)}
 
@@ -121,3 +121,50 @@ def test_a_forked_child_takes_nothing_away(how: str, tmp_path: Path) -> None:
         manager.save(3, STATE)
         manager.wait_until_finished()
         assert manager.all_steps() == [1, 2, 3]
+
+
+TOO_LARGE: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
+    "bytes of 200 MB": (lambda: {"state": {"blob": bytes(200_000_000)}}, "'blob' with 266,666,6.*: put it into an array"),
+    "strings of 60 MB": (lambda: {"state": {"a": "x" * 60_000_000, "b": "y" * 60_000_000}}, "the Python values of the item 'state'"),
+    "an int of 500,000,000 bits": (lambda: {"state": {"n": 1 << 500_000_000}}, "'n' with 125,000,0.*: put it into an array"),
+    "21,000 names of 5,000 characters": (
+        lambda: {"state": {f"{i:05d}" + "x" * 4995: np.float32(i) for i in range(21_000)}},
+        "the header of a pack would have 1.* bytes, a reader takes 100,000,000, and its 21,000 chunks",
+    ),
+    "names without arrays": (
+        lambda: {"state": {f"{i:05d}" + "x" * 9_995: True for i in range(14_000)}},
+        "no reader would take its record: the tree: its record would have .* shorter names",
+    ),
+    "three items of 95 MB": (
+        lambda: {name: {"blob": "x" * 95_000_000} for name in "abc"},
+        "the record would have about 285,.* bytes, a reader takes 268,435,456",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TOO_LARGE)
+def test_a_tree_that_no_reader_takes_is_refused(kind: str, tmp_path: Path) -> None:
+    """Values and names beyond what a reader takes are refused in the caller's thread, before a byte is written; the next save goes on."""
+    make, sentence = TOO_LARGE[kind]
+    items = make()
+    with CheckpointManager(tmp_path / "root") as manager:
+        with pytest.raises((UnsupportedLeaf, ValueError), match=sentence):
+            manager.save(1, items=items)
+        assert not _files(tmp_path / "root")
+        manager.save(2, STATE)
+        manager.wait_until_finished()
+        assert manager.all_steps() == [2]
+    if len(items) == 1:
+        with pytest.raises((UnsupportedLeaf, ValueError), match=sentence):
+            save(tmp_path / "one", items["state"])
+        assert not _files(tmp_path / "one")
+
+
+@pytest.mark.parametrize("size", [90_000_000, 45_000_000], ids=["letters", "letters of two bytes"])
+def test_what_is_just_below_a_limit_comes_back(size: int, tmp_path: Path) -> None:
+    """Metadata of 90 MB is in the record as it was measured, whatever its letters are, beside values of 60 MB."""
+    text = ("x" if size == 90_000_000 else "д") * size
+    with CheckpointManager(tmp_path / "root") as manager:
+        manager.save(1, {"blob": bytes(45_000_000)}, metadata=text)
+        manager.wait_until_finished()
+        assert manager.metadata(1) == text and manager.restore(1)["blob"] == bytes(45_000_000)

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from holdfast.checkpoint import CheckpointManager, Corrupt, StepGone, StepNotFound, load, save, verify
+from holdfast.checkpoint import CheckpointManager, Corrupt, KeepLast, StepGone, StepNotFound, load, save, verify
 from holdfast.checkpoint.layouts.base import CheckpointInfo
 from holdfast.checkpoint.layouts.detect import (
     ForeignSteps,
@@ -29,13 +29,13 @@ from tests.support.layouts import LAYOUTS, write
 
 def test_roots_tell_layouts_apart(tmp_path: Path) -> None:
     """One root may hold steps of all three; ours comes first where two claim one number."""
-    for number, layout in enumerate(LAYOUTS):
+    for number, layout in enumerate(LAYOUTS, 7):
         written = write(layout, str(tmp_path / layout))
         Path(written).rename(tmp_path / str(number))
-    assert {step: layout.name for step, (_, layout) in find_steps(open_storage(tmp_path)).items()} == dict(enumerate(LAYOUTS))
+    assert {step: layout.name for step, (_, layout) in find_steps(open_storage(tmp_path)).items()} == dict(enumerate(LAYOUTS, 7))
     with CheckpointManager(tmp_path) as manager:
-        assert manager.all_steps() == [0, 1, 2]
-        for step in (0, 1, 2):
+        assert manager.all_steps() == [7, 8, 9]
+        for step in (7, 8, 9):
             assert manager.restore(step, {"c": jnp.float16(0)}, partial=True)["c"] == 2.5
 
 
@@ -58,15 +58,34 @@ def test_a_root_means_its_latest_step(tmp_path: Path) -> None:
 
 def test_the_latest_step_is_of_any_layout(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """load, verify and open_checkpoint agree: the highest number that is finished, whosever layout it is in; the log says which."""
-    for number, layout in ((2, "holdfast"), (7, "orbax"), (5, "safetensors")):
+    for number, layout in ((7, "holdfast"), (9, "orbax"), (8, "safetensors")):
         Path(write(layout, str(tmp_path / layout))).rename(tmp_path / str(number))
         shutil.rmtree(tmp_path / layout)
-    (tmp_path / "9").mkdir()
+    (tmp_path / "10").mkdir()
     with caplog.at_level(logging.INFO, "holdfast.checkpoint"):
-        assert open_checkpoint(tmp_path).info.layout == "orbax" and verify(tmp_path).path == str(tmp_path / "7")
-    assert f"taking the latest, {tmp_path / '7'}" in caplog.text
-    assert load(tmp_path)["c"] == 2.5 and open_checkpoint(tmp_path, 5).info.layout == "safetensors"
-    assert find_foreign_steps(LocalStorage(tmp_path)) == {5: "5", 7: "7"} and list(find_steps(LocalStorage(tmp_path))) == [2, 5, 7]
+        assert open_checkpoint(tmp_path).info.layout == "orbax" and verify(tmp_path).path == str(tmp_path / "9")
+    assert f"taking the latest, {tmp_path / '9'}" in caplog.text
+    assert load(tmp_path)["c"] == 2.5 and open_checkpoint(tmp_path, 8).info.layout == "safetensors"
+    assert find_foreign_steps(LocalStorage(tmp_path)) == {8: "8", 9: "9"} and list(find_steps(LocalStorage(tmp_path))) == [7, 8, 9]
+
+
+@pytest.mark.parametrize("looked_at", ["root", "step"])
+def test_the_latest_step_beside_a_writer_that_keeps_one(tmp_path: Path, looked_at: str) -> None:
+    """A root whose only step is replaced whenever the root, or that step, was listed, is a root with steps."""
+    with CheckpointManager(tmp_path, keep_policy=KeepLast(1)) as writer:
+
+        class Replacing(LocalStorage):
+            def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
+                found, step = super().list(folder, recursive=recursive), writer.latest_step()
+                if step < 20 and (folder == "") == (looked_at == "root"):
+                    writer.save(step + 1, {"n": step + 1})
+                    writer.wait_until_finished()
+                    writer._worker.wait(30)
+                return found
+
+        writer.save(1, {"n": 1})
+        writer.wait_until_finished()
+        assert open_checkpoint(tmp_path, wrap=lambda storage: Replacing(storage.root)).info.step == writer.latest_step() == 20
 
 
 def test_the_latest_of_many_steps_is_found_without_listing_all(tmp_path: Path) -> None:
@@ -87,11 +106,11 @@ def test_the_latest_of_many_steps_is_found_without_listing_all(tmp_path: Path) -
 
 def test_ours_comes_first_where_two_claim_one_number(tmp_path: Path) -> None:
     """Of two folders with the same number ours is the step, whichever is listed first."""
-    for name, layout in (("5", "holdfast"), ("a_5", "orbax"), ("ck_000005", "orbax")):
+    for name, layout in (("7", "holdfast"), ("a_7", "orbax"), ("ck_000007", "orbax")):
         Path(write(layout, str(tmp_path / "made"))).rename(tmp_path / name)
         shutil.rmtree(tmp_path / "made")
-    assert {step: (name, layout.name) for step, (name, layout) in find_steps(LocalStorage(tmp_path)).items()} == {5: ("5", "holdfast")}
-    assert open_checkpoint(tmp_path).info.layout == "holdfast" and set(find_foreign_steps(LocalStorage(tmp_path))) == {5}
+    assert {step: (name, layout.name) for step, (name, layout) in find_steps(LocalStorage(tmp_path)).items()} == {7: ("7", "holdfast")}
+    assert open_checkpoint(tmp_path).info.layout == "holdfast" and set(find_foreign_steps(LocalStorage(tmp_path))) == {7}
 
 
 def test_a_store_may_be_put_in_front(tmp_path: Path) -> None:
@@ -122,7 +141,7 @@ def test_foreign_steps_that_go_meanwhile(tmp_path: Path) -> None:
     steps = ForeignSteps(storage, find_foreign_steps(storage))
     assert list(steps) == [3] and 3 in steps and 4 not in steps and steps.open(3).info.layout == "orbax"
     shutil.rmtree(tmp_path / "3")
-    with pytest.raises(StepGone, match="was there when the root was opened"):
+    with pytest.raises(StepGone, match="was there when the root was listed"):
         steps.open(3)
     with pytest.raises(StepNotFound, match="no step 4"):
         steps.open(4)

@@ -92,5 +92,5 @@ def test_reading_once_is_reading_where_there_is_one_process() -> None:
         inner.fill(reads, fresh)
         return [read.array for read in reads]
 
-    found = read_once(reader, requests, read, fresh)
+    found = read_once(reader, requests, read, fresh, lambda: None)
     assert [array.tolist() for array in found] == [array.tolist() for array in arrays.values()] and len(reader.batches) == 1

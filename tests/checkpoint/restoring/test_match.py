@@ -16,7 +16,7 @@ from jax.sharding import SingleDeviceSharding
 from holdfast.checkpoint import TreeMismatch
 from holdfast.checkpoint.format.grid import Grid
 from holdfast.checkpoint.format.record import ItemRecord, LeafRecord
-from holdfast.checkpoint.restoring.match import LISTED, check_paths, match_leaf, request_as_saved, show_leaf
+from holdfast.checkpoint.restoring.match import LISTED, SAVED, check_paths, match_leaf, request_as_saved, show_leaf, spans_processes
 
 
 def leaf(dtype: str = "float32", shape: tuple[int, ...] = (4, 2), kind: str = "array", **facts: Any) -> LeafRecord:
@@ -102,3 +102,10 @@ def test_shown_for_people() -> None:
     """Dtype and shape, the kind of a key without the axis of its words, or the type of a value."""
     assert show_leaf(leaf()) == "float32[4, 2]" and show_leaf(LeafRecord("n", "int", value=1)) == "a Python int"
     assert show_leaf(leaf("uint32", (3, 2), "key", impl="threefry2x32")) == "key<threefry2x32>[3]"
+
+
+def test_what_lies_on_one_process_does_not_span_several() -> None:
+    """Neither numpy nor arrays of this process's devices do, nor SAVED in a job of one. (In jobs: tests/system/test_group_restores.py.)"""
+    here = SingleDeviceSharding(jax.devices()[0])
+    for like in ({"a": np.zeros(3), "b": 1, "c": jnp.zeros(3)}, jax.ShapeDtypeStruct((3,), jnp.float32, sharding=here), None, SAVED):
+        assert not spans_processes(like)

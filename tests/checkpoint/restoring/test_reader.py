@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import save
+from holdfast.checkpoint import CheckpointError, Corrupt, load, save
+from holdfast.checkpoint.format.pack_header import PREFIX_BYTES
 from holdfast.checkpoint.format.record import ItemRecord, read_record
 from holdfast.checkpoint.restoring.reader import RANGE_BYTES, STEP_BYTES, ItemReader, ReadRequest
 from holdfast.checkpoint.restoring.restore import allocate
@@ -92,3 +94,84 @@ def test_groups_are_bounded(saved: tuple[Reads, ItemRecord]) -> None:
     ItemReader(storage, "", item).check_all()
     assert max(nbytes for _, nbytes in storage.reads) <= max(RANGE_BYTES, STEP_BYTES)
     assert sum(nbytes for _, nbytes in storage.reads) >= sum(np.asarray(array).nbytes for array in ARRAYS.values())
+
+
+BIG_ROW = ARRAYS["big"][0].nbytes
+
+
+@pytest.mark.parametrize(
+    ("region", "most"),
+    [
+        (((0, 9), (0, 1024), (0, 512)), 9 * BIG_ROW),
+        (((4, 5), (0, 1024), (0, 512)), BIG_ROW),
+        (((4, 5), (100, 300), (0, 512)), 200 * 1024 + 2 * PREFIX_BYTES),
+        (((4, 5), (100, 101), (7, 9)), 2 * PREFIX_BYTES),
+        (((2, 4), (0, 1024), (5, 6)), 2 * BIG_ROW),
+    ],
+    ids=["all", "a row", "rows of a row", "two items", "a column"],
+)
+def test_bytes_read_follow_bytes_needed(saved: tuple[Reads, ItemRecord], region: tuple[tuple[int, int], ...], most: int) -> None:
+    """Of a large chunk the rows that are needed are read, out to the nearest blocks, and no byte twice."""
+    storage, item = saved
+    reader = ItemReader(storage, "", item)
+    reader.load_headers(range(len(item.files)))
+    storage.reads.clear()
+    (big,) = (leaf for leaf in item.leaves if leaf.path == "big")
+    read = ReadRequest(big, region)
+    reader.fill([read], allocate)
+    assert read.array is not None and read.array.tobytes() == ARRAYS["big"][tuple(slice(*bounds) for bounds in region)].tobytes()
+    assert sum(nbytes for _, nbytes in storage.reads) <= most
+
+
+def test_two_stretches_of_a_chunk_are_read_without_what_lies_between(saved: tuple[Reads, ItemRecord]) -> None:
+    """The first and the last row of a chunk, for two devices, cost two rows; two that lie close together are one stretch."""
+    storage, item = saved
+    reader = ItemReader(storage, "", item)
+    reader.load_headers(range(len(item.files)))
+    (big,) = (leaf for leaf in item.leaves if leaf.path == "big")
+    for rows, most in (((0, 8), 2 * BIG_ROW), ((3, 4), 2 * BIG_ROW)):
+        storage.reads.clear()
+        reads = [ReadRequest(big, ((row, row + 1), (0, 1024), (0, 512))) for row in rows]
+        reader.fill(reads, allocate)
+        for row, read in zip(rows, reads, strict=True):
+            assert read.array is not None and read.array.tobytes() == ARRAYS["big"][row].tobytes()
+        ranges = sorted(storage.reads)
+        assert sum(nbytes for _, nbytes in ranges) <= most
+        assert all(first + nbytes <= second for (first, nbytes), (second, _) in itertools.pairwise(ranges))
+
+
+def test_a_flipped_byte_in_a_needed_block_is_corrupt(tmp_path: Path) -> None:
+    """Whatever block is read is checked, and one that is not read is not: each block of a chunk is flipped in turn."""
+    array = np.arange(5 * 100_003, dtype=np.float32).reshape(100_003, 5)  # 2 MB, no multiple of a block
+    save(tmp_path, {"w": array})
+    storage = LocalStorage(tmp_path)
+    item = read_record(storage, "").items["state"]
+    (pack,) = tmp_path.glob("state/*")
+    needed = slice(30_000, 40_000)
+    first, last = (row * 20 // PREFIX_BYTES for row in (needed.start, needed.stop))
+    data = pack.read_bytes()
+    for block in range(-(-array.nbytes // PREFIX_BYTES)):
+        flipped = bytearray(data)
+        flipped[item.files[0].head + block * PREFIX_BYTES + 99] ^= 4
+        pack.write_bytes(flipped)
+        read = ReadRequest(item.leaves[0], ((needed.start, needed.stop), (0, 5)))
+        if first <= block <= last:
+            with pytest.raises(Corrupt, match="'w"):
+                ItemReader(storage, "", item).fill([read], allocate)
+        else:
+            ItemReader(storage, "", item).fill([read], allocate)
+            assert read.array is not None and read.array.tobytes() == array[needed].tobytes()
+        with pytest.raises(Corrupt, match="'w'"):
+            load(tmp_path)
+
+
+def test_a_lack_of_memory_is_a_typed_error(saved: tuple[Reads, ItemRecord]) -> None:
+    """Where the host has no memory for a leaf, the error names it and says what to do."""
+
+    def refuse(nbytes: int) -> np.ndarray:
+        raise MemoryError
+
+    storage, item = saved
+    (big,) = (leaf for leaf in item.leaves if leaf.path == "big")
+    with pytest.raises(CheckpointError, match=r"no memory for the 9,437,184 bytes of 'big'.* divided over more processes"):
+        ItemReader(storage, "", item).fill([ReadRequest(big, tuple((0, size) for size in big.shape))], refuse)

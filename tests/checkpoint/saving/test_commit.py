@@ -38,17 +38,17 @@ def _failing_sync(monkeypatch: pytest.MonkeyPatch, times: int) -> Iterator[None]
 
 
 @contextmanager
-def _link_answers_twice(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Lets link() do its work and then fail with EEXIST, as an NFS client does whose first answer was lost."""
-    real = os.link
+def _done_and_answered(monkeypatch: pytest.MonkeyPatch, call: str, answer: int) -> Iterator[None]:
+    """Lets link() or rename() do its work and then fail, as an NFS client does whose first answer was lost: with EEXIST, or with ENOENT."""
+    real = getattr(os, call)
 
-    def link(source: Any, target: Any, **more: Any) -> None:
+    def answered(source: Any, target: Any, **more: Any) -> None:
         real(source, target, **more)
         if str(target).endswith("checkpoint.json"):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(source), None, str(target))
+            raise OSError(answer, os.strerror(answer), str(source), None, str(target))
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "link", link)
+        patch.setattr(os, call, answered)
         yield
 
 
@@ -103,15 +103,31 @@ def test_an_overwrite_that_ends_unclear_keeps_one_of_the_two(
     verify(path)
 
 
+@pytest.mark.parametrize("answer", [errno.EEXIST, errno.ENOENT, errno.ENOSPC], ids=errno.errorcode.get)
 @pytest.mark.parametrize("write", WRITERS)
-def test_eexist_for_our_own_link_is_a_success(write: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit whose answer was lost is settled by reading whose record is there."""
+def test_an_error_for_our_own_link_is_a_success(
+    write: Callable[..., None], answer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit whose answer was lost is settled by looking whose file has the name."""
     path = tmp_path / "root" / "7"
     path.parent.mkdir()
     if write is _converted:
         save(tmp_path / "source", NEW, step=7)
-    with _link_answers_twice(monkeypatch):
+    with _done_and_answered(monkeypatch, "link", answer):
         write(path, NEW)
+    assert load(path)["x"].tolist() == [10, 11, 12]
+
+
+@pytest.mark.parametrize("answer", [errno.ENOENT, errno.ENOSPC], ids=errno.errorcode.get)
+@pytest.mark.parametrize("write", [_one_shot, _managed])
+def test_an_error_for_our_own_rename_is_a_success(
+    write: Callable[..., None], answer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So is an overwrite: its packs are not deleted for an ENOENT of its own doing."""
+    path = tmp_path / "root" / "7"
+    write(path, OLD)
+    with _done_and_answered(monkeypatch, "rename", answer):
+        write(path, NEW, overwrite=True)
     assert load(path)["x"].tolist() == [10, 11, 12]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,9 @@ def test_the_file_is_laid_out_as_the_format_page_says(tmp_path: Path) -> None:
     data = packs(tmp_path)[0].read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
-    crcs = header.pop("__metadata__")["crc32c"]
-    assert (8 + length) % 64 == 0 and len(crcs) == 8 * len(header)
+    metadata = header.pop("__metadata__")
+    crcs = metadata["crc32c"]
+    assert (8 + length) % 64 == 0 and len(crcs) == 8 * len(header) and "crc32c_prefixes" not in metadata
     at = 0
     for index, (name, entry) in enumerate(sorted(header.items(), key=lambda pair: pair[1]["data_offsets"])):
         start, stop = entry["data_offsets"]
@@ -110,6 +112,18 @@ def test_the_file_is_laid_out_as_the_format_page_says(tmp_path: Path) -> None:
         at = stop
     assert 8 + length + at == len(data)
     assert list(header) == ["device", "even", "half", "odd"]
+
+
+def test_large_chunks_have_checksums_of_their_prefixes(tmp_path: Path) -> None:
+    """`crc32c_prefixes` is base64 of little-endian u32: CRC32Cs of the first 256 KiB, 512 KiB and so on of each chunk from 1 MiB on."""
+    tree = {"a": random_array("uint8", (1 << 20,)), "b": random_array("uint8", ((5 << 20) + 3,), 1), "c": random_array("uint8", (1000,), 2)}
+    save(tmp_path, tree)
+    data = packs(tmp_path)[0].read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    prefixes = np.frombuffer(base64.b64decode(json.loads(data[8 : 8 + length])["__metadata__"]["crc32c_prefixes"]), "<u4").tolist()
+    step = 256 << 10
+    assert prefixes == [crc32c(tree[name][:stop].tobytes()) for name in "ab" for stop in range(step, len(tree[name]), step)]
+    assert len(prefixes) == 3 + 20
 
 
 def test_bfloat16_is_bfloat16(tmp_path: Path) -> None:

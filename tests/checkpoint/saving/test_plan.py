@@ -129,7 +129,7 @@ def test_a_job_of_4096_processes() -> None:
     planned = time.perf_counter()
     files: dict[int, list[FileReport]] = {}
     for rank, pack in plan.files:
-        files.setdefault(rank, []).append(FileReport(pack_name(rank, pack, "9f3a61c2"), 1 << 20, 4096, 1))
+        files.setdefault(rank, []).append(FileReport(pack_name(rank, pack, "9f3a61c2"), 1 << 20, 1 << 16, 1))
     reports = [ItemReport(rank, plan.hash, tuple(files.get(rank, ()))) for rank in range(count)]
     data = build_record(1, {"state": (plan, reports)}, writer="9f3a61c2", processes=count, started_s=0.0, finished_s=1.0)
     record = parse_record(data, "checkpoint.json")

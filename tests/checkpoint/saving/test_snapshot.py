@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,7 @@ from holdfast.checkpoint.restoring.restore import restore_item
 from holdfast.checkpoint.saving.pack_writer import write_snapshot
 from holdfast.checkpoint.saving.planner import Planner
 from holdfast.checkpoint.saving.record_builder import build_record
-from holdfast.checkpoint.saving.snapshot import Snapshot, take_snapshot
+from holdfast.checkpoint.saving.snapshot import Snapshot, default_host_limit_bytes, host_memory_kind, take_snapshot
 from holdfast.checkpoint.storage.local import LocalStorage
 
 
@@ -71,3 +73,62 @@ def test_a_snapshot_that_is_not_written_lets_go() -> None:
     snapshot.release()
     snapshot.release()
     assert snapshot.wait(0)
+
+
+def test_where_the_host_has_no_room_for_all_the_rest_waits_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool that ends in the middle: what fitted is on its way, the rest is copied when its turn comes, and every value is right."""
+    tree = {f"w{i}": jnp.full(1000, i) for i in range(6)}
+    real, room = jax.device_put, [3]
+
+    def device_put(value: Any, place: Any) -> Any:
+        if isinstance(value, list) or not room[0]:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: the host allocator has no room")
+        room[0] -= 1
+        return real(value, place)
+
+    plan = Planner().plan(tree)
+    monkeypatch.setattr(jax, "device_put", device_put)
+    snapshot = take_snapshot(plan, tree, views=False)
+    assert not snapshot.wait(0)
+    (pack,) = plan.own
+    for chunk, shard in zip(plan.own[pack], snapshot.take_pack(pack), strict=True):
+        assert (shard.get() == chunk.leaf).all()
+    assert snapshot.wait(0) and room == [0]
+
+
+def test_other_errors_of_the_copy_come_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a pool without room is passed over."""
+    tree = {"w": jnp.zeros(8)}
+    plan = Planner().plan(tree)
+
+    def device_put(value: Any, place: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("INTERNAL: the device is gone")
+
+    monkeypatch.setattr(jax, "device_put", device_put)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        take_snapshot(plan, tree, views=False)
+
+
+class Device:
+    """What is asked of a device: its platform and its memories."""
+
+    def __init__(self, platform: str, *kinds: str) -> None:
+        self.platform, self._kinds = platform, kinds
+
+    def addressable_memories(self) -> list[Any]:
+        return [SimpleNamespace(kind=kind) for kind in self._kinds]
+
+    def devices(self) -> set[Device]:
+        return {self}
+
+
+def test_where_devices_stage_their_arrays() -> None:
+    """GPUs in pinned memory, 0.8 of XLA's pool of it; TPUs in ordinary memory, where they have it; others nowhere."""
+    assert host_memory_kind(Device("gpu", "device", "pinned_host")) == "pinned_host"
+    assert host_memory_kind(Device("tpu", "device", "pinned_host", "unpinned_host")) == "unpinned_host"
+    assert host_memory_kind(Device("tpu", "device", "pinned_host")) == "pinned_host"
+    assert host_memory_kind(Device("METAL", "device")) is None
+    gpu: Any = Device("gpu")
+    assert default_host_limit_bytes([gpu], {}) == 0.8 * (64 << 30)
+    assert default_host_limit_bytes([gpu], {"XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "10"}) == 0.8 * (10 << 30)
+    assert default_host_limit_bytes([cast(Any, Device("tpu"))], {}) == default_host_limit_bytes([], {}) == math.inf

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ import pytest
 
 from holdfast.checkpoint import CheckpointError, CheckpointManager, Options
 from holdfast.checkpoint.steps import claims as claims_module
-from holdfast.checkpoint.steps.claims import LocalClaims, Writer, may_fence, parse_writer, this_writer
+from holdfast.checkpoint.steps.claims import LocalClaims, Writer, locks_are_local, may_fence, parse_writer, this_writer
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.coordination import Fenced
 
@@ -24,8 +26,12 @@ from holdfast.checkpoint.steps.claims import LocalClaims, this_writer
 from holdfast.checkpoint.storage.local import LocalStorage
 claims, writer = LocalClaims(LocalStorage(sys.argv[1])), this_writer()
 claims.take(writer)
-if sys.argv[2] == "fork" and os.fork() == 0:
-    signal.pause()
+if sys.argv[2] == "fork":
+    forked, ready = os.pipe()
+    if os.fork() == 0:
+        os.write(ready, b"!")
+        signal.pause()
+    os.read(forked, 1)  # the child has let go of the lock
 print(writer.id, flush=True)
 signal.pause()
 """
@@ -130,3 +136,47 @@ def test_a_claim_that_cannot_be_read_is_nobodys(tmp_path: Path) -> None:
     assert claims.others("") == [(Writer(writer.id), False)]
     claims.fence(writer.id)
     assert claims.others("") == [] and os.listdir(tmp_path / ".holdfast") == []
+
+
+MOUNTS = """\
+22 1 259:1 / / rw,relatime - ext4 /dev/root rw,discard
+31 22 0:44 / /scratch rw,relatime - lustre 10.0.0.1@tcp:/fs rw,{lustre},user_xattr,lazystatfs
+32 22 0:45 / /home\\040dirs rw,relatime - nfs4 server:/home rw,vers=4.2,hard,{nfs},addr=10.0.0.2
+33 31 0:46 / /scratch/inner rw - tmpfs none rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "lustre", "nfs", "local"),
+    [
+        ("/scratch/run", "localflock", "local_lock=none", True),
+        ("/scratch/run", "flock", "local_lock=all", False),
+        ("/scratch/inner/run", "localflock", "local_lock=all", False),
+        ("/scratchy", "localflock", "local_lock=all", False),
+        ("/home dirs/me/run", "flock", "local_lock=flock", True),
+        ("/home dirs/me/run", "flock", "nolock", True),
+        ("/home dirs/me/run", "localflock", "local_lock=none", False),
+        ("/home dirs/me/run", "localflock", "local_lock=posix", False),
+    ],
+)
+def test_a_mount_tells_whether_locks_hold_on_one_host(folder: str, lustre: str, nfs: str, local: bool) -> None:
+    """By the options of the innermost mount above the folder."""
+    assert locks_are_local(Path(folder), MOUNTS.format(lustre=lustre, nfs=nfs)) is local
+    assert not locks_are_local(Path(folder), "")
+
+
+def test_a_free_lock_of_another_host_says_nothing_where_locks_are_local(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its writer is not fenced, and the log says why; a dead one of this host is fenced all the same."""
+    for writer in (Writer("0a0b0c0d", host="elsewhere"), Writer("0a0b0c0e", host=socket.gethostname())):
+        folder = tmp_path / ".holdfast" / writer.id
+        folder.mkdir(parents=True)
+        (folder / "lock").touch()
+        (folder / "claim.json").write_text(json.dumps(asdict(writer)))
+    claims = LocalClaims(LocalStorage(tmp_path))
+    assert [dead for _, dead in claims.others("me")] == [True, True]
+    (tmp_path / "mounts").write_text(f"31 22 0:44 / {tmp_path} rw - lustre 10.0.0.1@tcp:/fs rw,localflock\n")
+    monkeypatch.setattr(claims_module, "MOUNTINFO", tmp_path / "mounts")
+    assert [dead for _, dead in claims.others("me")] == [False, True]
+    assert "hold on one host alone" in caplog.text and "sweep --force" in caplog.text

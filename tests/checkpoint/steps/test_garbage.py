@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import functools
 import logging
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointManager, sweep
-from holdfast.checkpoint.steps.claims import LocalClaims, this_writer
+from holdfast.checkpoint import CheckpointError, CheckpointManager, load, save, sweep
+from holdfast.checkpoint.steps.claims import FOLDER, LocalClaims, this_writer
 from holdfast.checkpoint.steps.garbage import (
     KEPT_FAILURES,
     BackgroundWorker,
@@ -19,6 +25,8 @@ from holdfast.checkpoint.steps.garbage import (
     fence_others,
     sweep_files,
 )
+from holdfast.checkpoint.storage.base import Entry
+from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.coordination import Fenced
 
@@ -44,6 +52,39 @@ def test_files_go_with_their_empty_folders(tmp_path: Path) -> None:
     assert not (tmp_path / "3").exists()
 
 
+@pytest.mark.parametrize("missed", ["checkpoint.json", ".holdfast"])
+def test_what_is_not_found_once_costs_no_step(missed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client of a shared file system says ENOENT of a record, or of the folder of claims: no pack is deleted for that."""
+    root = tmp_path / "root"
+    with CheckpointManager(root) as manager:
+        manager.save(1, {"x": np.arange(3.0)})
+        manager.wait_until_finished()
+        if missed == ".holdfast":
+            put(root, f"2/state/00000-00000-{manager._writer.id}00000002.safetensors")  # of a save in flight
+        before = names_in(root)
+        real, missing = {name: getattr(os, name) for name in ("open", "listdir")}, [missed]
+
+        def finds(name: str, path: Any, *more: Any) -> Any:
+            if str(path).endswith(tuple(missing)):
+                missing.clear()
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            return real[name](path, *more)
+
+        claims = LocalClaims(LocalStorage(root))
+        if missed == "checkpoint.json":
+            claims.fence(manager._writer.id)  # its packs are suspects then
+            claims.forget_fenced()
+            before = [name for name in before if not name.startswith(".holdfast")]
+            put(root, "1/state/00000-00000-00c0ffee00000001.safetensors")  # without another's pack beside it the sweep would not look
+            before = sorted([*before, "1/state/00000-00000-00c0ffee00000001.safetensors"])
+        with monkeypatch.context() as patch:
+            for name in real:
+                patch.setattr(os, name, functools.partial(finds, name))
+            with contextlib.suppress(OSError):
+                sweep_files(LocalStorage(root), claims)
+        assert not missing and names_in(root) == before
+
+
 def test_a_sweep_spares_writers_that_stand(tmp_path: Path) -> None:
     """Packs of a writer with a claim stay; those without one go, unless the step's record names them; empty folders go too."""
     storage, writer = LocalStorage(tmp_path), this_writer()
@@ -55,6 +96,74 @@ def test_a_sweep_spares_writers_that_stand(tmp_path: Path) -> None:
     assert sweep_files(storage, claims) == [goes] and (tmp_path / stays).exists() and not (tmp_path / "6").exists()
     claims.fence(writer.id)
     assert sweep_files(storage, claims) == [stays] and not (tmp_path / "5").exists()
+
+
+class _Watched(CountingStorage):
+    """Notes what is listed with sizes, besides the bytes that are read."""
+
+    def __init__(self, inner: LocalStorage) -> None:
+        self.bytes_read: list[int] = []
+        self.looked_at: list[str] = []
+        super().__init__(inner, self.bytes_read.append)
+
+    def list(self, folder: str, *, recursive: bool = False, names_only: bool = False) -> list[Entry]:
+        self.looked_at += [] if names_only else [folder]
+        return super().list(folder, recursive=recursive, names_only=names_only)
+
+
+def test_a_sweep_of_whole_steps_reads_no_record_and_looks_at_no_pack(tmp_path: Path) -> None:
+    """Names say enough where a step has packs of one save; a pack of another save has its record read, and goes."""
+    with CheckpointManager(tmp_path) as manager:
+        for step in range(5):
+            manager.save(step, {"w": np.ones(3)})
+    storage = _Watched(LocalStorage(tmp_path))
+    claims = LocalClaims(LocalStorage(tmp_path))
+    assert sweep_files(storage, claims) == [] and (storage.bytes_read, storage.looked_at) == ([], [""])
+    stray = f"3/state/00000-00000-{OTHER}.safetensors"
+    put(tmp_path, stray)
+    assert sweep_files(storage, claims) == [stray] and len(storage.bytes_read) == 1
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+from holdfast.checkpoint import save
+rename = os.rename
+
+def killing(source, target):  # by a rename an overwrite is committed
+    if str(target).endswith("checkpoint.json"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    rename(source, target)
+
+os.rename = killing
+save(sys.argv[1], {"w": np.arange(4)}, overwrite=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["save", "sweep"])
+def test_what_a_killed_one_shot_save_left_is_swept(how: str, tmp_path: Path) -> None:
+    """By the next save into that folder, or by `sweep`: its packs and its claim go, what is saved there stays."""
+    root = tmp_path / "here"
+    save(root, {"w": np.arange(3)})
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(root)]) as killed:
+        assert killed.wait(60) == -9
+    assert len(list((root / "state").iterdir())) == 2
+    if how == "save":
+        save(root, {"w": np.arange(6)}, overwrite=True)
+    else:
+        swept = sweep(root)
+        assert len(swept.fenced) == len(swept.files) == 1
+    assert len(list((root / "state").iterdir())) == 1
+    assert load(root)["w"].shape == ((6,) if how == "save" else (3,))
+    assert [path.name for path in root.iterdir() if path.name == FOLDER] == ([] if how == "save" else [FOLDER])
+
+
+def test_a_root_that_cannot_be_swept_is_a_typed_error(tmp_path: Path) -> None:
+    """The operating system's error becomes a CheckpointError that names the root and says what to do."""
+    root = tmp_path / ("x" * 300)
+    with pytest.raises(CheckpointError, match=r"xx cannot be swept: .*File name too long.*sweep again") as caught:
+        sweep(root)
+    assert caught.value.path == str(root)
 
 
 def test_only_whom_one_may_fence_is_fenced(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint import CheckpointError
 from holdfast.checkpoint.steps.holds import HOLDS, add_hold, drop_hold, held_steps, hold
 from holdfast.checkpoint.storage.base import Storage
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -65,3 +66,18 @@ def test_other_files_are_no_holds(storage: Storage) -> None:
     """A file that is not named like a hold holds nothing, and stays."""
     storage.write(f"{HOLDS}/notes.txt", 1, [(0, [memoryview(b"\n")])])
     assert held_steps(storage) == set() and len(storage.list(HOLDS)) == 1
+
+
+def test_a_store_that_cannot_hold_is_a_typed_error(tmp_path: Path) -> None:
+    """It names step and root and says how to do without; a hold that cannot be ended ends by itself."""
+    storage = LocalStorage(tmp_path)
+    (tmp_path / ".holdfast").mkdir()
+    (tmp_path / ".holdfast" / "holds").write_text("no folder")
+    with pytest.raises(CheckpointError, match=r"step 3 of .* cannot be held: .*expected .*hold_s=0") as caught:
+        add_hold(storage, 3, 60)
+    assert (caught.value.path, caught.value.step) == (str(tmp_path), 3)
+    (tmp_path / ".holdfast" / "holds").unlink()
+    with hold(storage, 3, 60):
+        (tmp_path / ".holdfast").rename(tmp_path / "moved")
+        (tmp_path / ".holdfast").symlink_to(tmp_path / "moved")
+    assert len(list((tmp_path / "moved" / "holds").iterdir())) == 1

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointManager, KeepAll, KeepBest, KeepLast, StepFacts
+from holdfast.checkpoint import CheckpointError, CheckpointManager, KeepAll, KeepBest, KeepLast, StepExists, StepFacts, verify
 from holdfast.checkpoint.format.files import has_record, list_steps
 from holdfast.checkpoint.options import Statistics
 from holdfast.checkpoint.policy import KeepPolicy
@@ -17,6 +19,8 @@ from holdfast.checkpoint.steps.garbage import BackgroundWorker
 from holdfast.checkpoint.steps.holds import add_hold
 from holdfast.checkpoint.steps.index import StepIndex
 from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.multihost import Group
+from tests.support.checkpointing import at_once, groups
 
 
 def index_of(storage: LocalStorage, keep_policy: KeepPolicy, *, deletes: bool = True) -> StepIndex:
@@ -43,6 +47,20 @@ def test_metrics_come_from_the_records_once(storage: LocalStorage) -> None:
     assert index.steps() == [1, 2, 3, 4], "a decision changes nothing"
 
 
+def test_a_record_that_does_not_go_keeps_its_packs(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """unlink() finds no record where there is one (a client of a shared file system may): the step stays, whole, to be deleted later."""
+    index = index_of(storage, KeepLast(1))
+
+    def unlink(path: Any) -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", unlink)
+        assert list(index.remove([2])) == [2]
+    assert 2 in index.steps() and verify(f"{storage.root}/2").step == 2
+    assert not index.remove([2]) and not has_record(storage, 2)
+
+
 def test_a_held_step_and_the_new_one_stay(storage: LocalStorage) -> None:
     """Holds count when the decision is made; a new step that is older than others stays too."""
     add_hold(storage, 2, 60)
@@ -54,12 +72,12 @@ def test_a_held_step_and_the_new_one_stay(storage: LocalStorage) -> None:
 def test_removing_deletes_at_the_primary_alone(storage: LocalStorage) -> None:
     """The record goes at once, the packs in the background; a process that does not delete forgets the step all the same."""
     other = index_of(storage, KeepAll(), deletes=False)
-    assert other.remove([1, 2]) == [] and other.steps() == [3, 4] and list_steps(storage) == [1, 2, 3, 4]
+    assert other.remove([1, 2]) == {} and other.steps() == [3, 4] and list_steps(storage) == [1, 2, 3, 4]
     worker, statistics = BackgroundWorker(), Statistics()
     primary = StepIndex(storage, KeepAll(), list_steps(storage), worker, statistics, deletes=True)
-    assert primary.remove([1, 2]) == [] and not has_record(storage, 1)
+    assert primary.remove([1, 2]) == {} and not has_record(storage, 1)
     assert worker.wait(60) and not os.path.exists(f"{storage.root}/1") and statistics.to_dict()["steps_deleted"] == 2
-    assert primary.remove([7]) == []
+    assert primary.remove([7]) == {}
 
 
 def test_a_step_that_cannot_be_deleted_stays_listed(storage: LocalStorage) -> None:
@@ -72,7 +90,7 @@ def test_a_step_that_cannot_be_deleted_stays_listed(storage: LocalStorage) -> No
             super().delete(names)
 
     index = index_of(Refusing(storage.root), KeepAll())
-    assert index.remove([1, 2, 3]) == [2] and index.steps() == [2, 4] and has_record(storage, 2)
+    assert list(index.remove([1, 2, 3])) == [2] and index.steps() == [2, 4] and has_record(storage, 2)
 
 
 def test_a_damaged_step_is_deleted_on_request_with_all_that_is_ours(storage: LocalStorage) -> None:
@@ -82,7 +100,7 @@ def test_a_damaged_step_is_deleted_on_request_with_all_that_is_ours(storage: Loc
     Path(f"{storage.root}/1/checkpoint.json").write_text("{}")
     Path(f"{storage.root}/1/state/notes.txt").write_text("mine")
     assert index.superfluous(StepFacts(5)) == [2, 3, 4]
-    assert index.remove([1]) == [] and worker.wait(60)
+    assert index.remove([1]) == {} and worker.wait(60)
     assert [path.name for path in Path(f"{storage.root}/1/state").iterdir()] == ["notes.txt"]
 
 
@@ -130,3 +148,46 @@ def test_a_damaged_step_is_never_deleted_by_a_policy(tmp_path: Path) -> None:
         manager.wait_until_finished()
         assert manager.all_steps() == [1, 2, 12]  # 2 is Orbax's
     assert [name for name in files(tmp_path) if not name.startswith("12/")] == before
+
+
+def test_a_step_that_cannot_be_deleted_is_a_typed_error(tmp_path: Path) -> None:
+    """It names the step, says why and what to do, and the step is still there."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"w": np.ones(3)})
+        manager.wait_until_finished()
+        (tmp_path / "1").rename(tmp_path / "elsewhere")
+        (tmp_path / "1").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+        with pytest.raises(
+            CheckpointError, match=r"step 1 of .* could not be deleted and is still there: .*link.*then delete it again"
+        ) as caught:
+            manager.delete(1)
+        assert caught.value.step == 1 and (tmp_path / "elsewhere" / "checkpoint.json").exists()
+
+
+@pytest.mark.parametrize("damaged", ["record", "pack"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_step_that_a_fallback_passed_over_can_be_saved_again(damaged: str, count: int, tmp_path: Path) -> None:
+    """A job that goes on from an older step comes to the damaged one again; without a fallback it stays an error to save it."""
+    with CheckpointManager(tmp_path) as manager:
+        for step in (1, 2):
+            manager.save(step, {"w": np.full(3, step)})
+    path = tmp_path / "2" / "checkpoint.json" if damaged == "record" else next((tmp_path / "2" / "state").iterdir())
+    os.truncate(path, path.stat().st_size - 5)
+
+    def goes_on(group: Group) -> list[float]:
+        with CheckpointManager(tmp_path, group=group) as manager:
+            with pytest.raises(StepExists):
+                manager.save(2, {"w": np.full(3, 20)})
+            manager.wait_until_finished()
+            assert manager.restore(fallback=True)["w"][0] == 1
+            manager.save(2, {"w": np.full(3, 20)})
+            manager.wait_until_finished()
+            with pytest.raises(StepExists):
+                manager.save(2, {"w": np.full(3, 30)})
+            manager.wait_until_finished()
+            found: list[float] = manager.restore()["w"].tolist()
+            return found
+
+    with groups(count) as all_of_them:
+        assert at_once([lambda group=group: goes_on(group) for group in all_of_them]) == [[20, 20, 20]] * count
+    assert len(list((tmp_path / "2" / "state").iterdir())) <= 2

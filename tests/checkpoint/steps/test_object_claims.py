@@ -13,10 +13,13 @@ from holdfast.checkpoint import CheckpointError
 from holdfast.checkpoint.format.files import list_steps
 from holdfast.checkpoint.saving.record_builder import build_record
 from holdfast.checkpoint.steps.claims import FOLDER, LocalClaims, this_writer
+from holdfast.checkpoint.steps.garbage import sweep_files
 from holdfast.checkpoint.steps.object_claims import ObjectClaims, open_claims
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.object import ObjectStorage
+from holdfast.checkpoint.storage.tombstone import TOMBSTONE
 from holdfast.coordination import Fenced
+from tests.support.object_servers import BUCKET, s3_server
 
 _numbers = itertools.count()
 
@@ -77,35 +80,60 @@ def test_a_store_that_cannot_be_written_is_a_clear_error(storage: ObjectStorage)
     assert caught.value.path == storage.root
 
 
-@pytest.mark.parametrize(("answers", "found"), [((True, True), "replaced an object that exists"), ((False, False), "failed on a new name")])
-def test_a_store_that_ignores_conditions_is_refused(storage: ObjectStorage, answers: tuple[bool, bool], found: str) -> None:
-    """Create-if-absent is tried before the claim; a store that breaks it is refused, unless a single writer is promised."""
-    replies = iter(answers)
+@pytest.mark.parametrize(("header", "found"), [("If-None-Match", "create-if-absent"), ("If-Match", "replace-if-unchanged")])
+def test_a_store_that_ignores_conditions_is_refused(header: str, found: str) -> None:
+    """Both conditions that commits rest on are tried by racing writes, before the claim; a store that ignores one is refused.
 
-    class Loose(ObjectStorage):
-        def put(self, name: str, data: bytes, *args: object) -> object:  # type: ignore[override]
-            return next(replies) if "/probe-" in name else super().put(name, data, *args)  # type: ignore[arg-type]
+    With the promise of a single writer nothing is tried. The races leave nothing behind.
+    """
+    with s3_server(ignored=[header]) as query:
+        url = f"s3://{BUCKET}/conditions/{next(_numbers)}{query}"
+        storage = ObjectStorage(url)
+        with pytest.raises(CheckpointError, match=rf"ignores the condition .*\({found}: \d writes of \d.*Options\(single_writer=True\)"):
+            ObjectClaims(storage).take(this_writer())
+        assert storage.keys("") == []
+        promised = ObjectClaims(ObjectStorage(url, single_writer=True))
+        promised.take(this_writer())
+        assert len(promised.standing()) == 1
 
-    with pytest.raises(CheckpointError, match=rf"ignores the condition .*{found}.*Options\(single_writer=True\)"):
-        ObjectClaims(Loose(storage.root)).take(this_writer())
-    promised = ObjectClaims(Loose(storage.root, single_writer=True))
-    promised.take(this_writer())
-    assert len(promised.standing()) == 1
+
+def test_a_store_that_honours_conditions_is_taken() -> None:
+    """Of racing writes one wins, again and again: the claim is all that stands there afterwards."""
+    with s3_server() as query:
+        storage = ObjectStorage(f"s3://{BUCKET}/conditions/{next(_numbers)}{query}")
+        for _ in range(5):
+            ObjectClaims(storage).take(this_writer())
+        assert len(storage.keys("")) == len(ObjectClaims(storage).standing()) == 5
 
 
 def test_a_buried_writer_cannot_commit(storage: ObjectStorage) -> None:
     """A tombstone stands where a step has no record; a later writer may replace it, and it goes once it is old and nobody needs it."""
     claims = ObjectClaims(storage, claim_age_s=1e-9)
     packs = ["state/00000-00000-0a0b0c0d.safetensors"]
-    assert claims.bury(3, packs, {"0a0b0c0d"}) == packs and claims.bury(3, packs, {"0a0b0c0d"}) == packs
+    assert claims.bury("3", packs, {"0a0b0c0d"}) == packs and claims.bury("3", packs, {"0a0b0c0d"}) == packs
     assert list_steps(storage) == [], "a tombstone is no record"
-    claims.forget_fenced([3])
+    claims.forget_fenced(["3"])
     assert storage.get("3/checkpoint.json")[0] is None
-    claims.bury(3, packs, {"0a0b0c0d"})
+    claims.bury("3", packs, {"0a0b0c0d"})
     living = this_writer()
     claims.take(living)
     storage.commit("3/checkpoint.json", record(3, living.id), f"{FOLDER}/{living.id}")
     assert list_steps(storage) == [3]
+
+
+def test_a_damaged_tombstone_stops_neither_sweep_nor_save(storage: ObjectStorage) -> None:
+    """It is swept like an old one, or replaced by the next save of its step."""
+    claims, living = ObjectClaims(storage), this_writer()
+    claims.take(living)
+    for step in "34":
+        storage.put(f"{step}/checkpoint.json", TOMBSTONE)
+        storage.put(f"{step}/state/00000-00000-0a0b0c0d.safetensors", b"pack")
+    assert len(sweep_files(storage, claims)) == 2 and list_steps(storage) == []
+    storage.put("3/checkpoint.json", TOMBSTONE)
+    storage.commit("3/checkpoint.json", record(3, living.id), f"{FOLDER}/{living.id}")
+    assert list_steps(storage) == [3]
+    storage.put("5/checkpoint.json", TOMBSTONE)
+    assert sweep_files(storage, claims) == [] and storage.get("5/checkpoint.json")[0] is None
 
 
 def test_a_record_is_marked_and_says_the_same(storage: ObjectStorage) -> None:
@@ -114,8 +142,8 @@ def test_a_record_is_marked_and_says_the_same(storage: ObjectStorage) -> None:
     claims.take(living)
     storage.commit("3/checkpoint.json", record(3, living.id), f"{FOLDER}/{living.id}")
     before, generation = storage.get("3/checkpoint.json")
-    assert claims.bury(3, ["state/x"], {"0a0b0c0d"}) == ["state/x"]
+    assert claims.bury("3", ["state/x"], {"0a0b0c0d"}) == ["state/x"]
     after, other = storage.get("3/checkpoint.json")
     assert after != before and other != generation and list_steps(storage) == [3]
     storage.put("3/checkpoint.json", b"damaged")
-    assert claims.bury(3, ["state/x"], {"0a0b0c0d"}) == [], "what a damaged record named stays"
+    assert claims.bury("3", ["state/x"], {"0a0b0c0d"}) == [], "what a damaged record named stays"

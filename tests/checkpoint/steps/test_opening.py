@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, Options
+from holdfast.checkpoint import CheckpointError, CheckpointManager, Options, save
 from holdfast.checkpoint.steps.claims import LocalClaims, Writer, this_writer
 from holdfast.checkpoint.steps.opening import Opened, open_root
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -18,11 +22,13 @@ from tests.support.checkpointing import at_once, groups
 
 JOB = {"HOLDFAST_JOB_ID": "j", "HOLDFAST_PROCESS_ID": "0", "HOLDFAST_NUM_PROCESSES": "1", "HOLDFAST_COORDINATOR": "127.0.0.1:1"}
 
+ANY_SPACE = Options(check_free_space=False)  # which would ask for a megabyte
+
 
 def opened(root: Path, group: Group | None = None, options: Options | None = None) -> tuple[Opened, LocalClaims]:
     storage = LocalStorage(root)
     claims = LocalClaims(storage)
-    found = open_root(storage, claims, group or Solo(), options or Options(), find_foreign=lambda _: {1: "1", 7: "step_7"})
+    found = open_root(storage, claims, group or Solo(), options or Options(), find_foreign=lambda _, ours: {1: "1", 7: "step_7"})
     return found, claims
 
 
@@ -53,7 +59,7 @@ def test_the_primarys_error_is_everybodys(tmp_path: Path) -> None:
         storage = LocalStorage(tmp_path if broken else tmp_path / "file")
         claims = LocalClaims(storage)
 
-        def find_foreign(_: object) -> dict[int, str]:
+        def find_foreign(_: object, ours: object) -> dict[int, str]:
             raise ZeroDivisionError("mine")
 
         with pytest.raises(HoldfastError) as caught:
@@ -85,3 +91,109 @@ def test_a_lower_attempt_leaves_no_claim(tmp_path: Path, monkeypatch: pytest.Mon
     mine.fence(found.writer.id)
     claims.fence(second.id)
     assert isinstance(found.writer, Writer)
+
+
+@pytest.fixture(params=["blocks", "inodes"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
+    """A small file system of its own, and what fills it."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    limit = "size=256k" if request.param == "blocks" else "nr_inodes=60"
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", limit, "none", str(folder)], capture_output=True).returncode:
+        pytest.skip("to mount a file system is for root")
+
+    def fill() -> None:
+        with contextlib.suppress(OSError):
+            for number in itertools.count():
+                (folder / f"filler{number}").write_bytes(bytes(4096 if request.param == "blocks" else 0))
+
+    yield folder, fill
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_root_on_a_full_disk_opens(disk: tuple[Path, Callable[[], None]], caplog: pytest.LogCaptureFixture) -> None:
+    """Steps are restored and deleted there; a save is an error on every process until there is room, and then one like any other."""
+    folder, fill = disk
+    with CheckpointManager(folder / "root", options=ANY_SPACE) as manager:
+        for step in range(3):
+            manager.save(step, {"w": np.full(5000, step)})
+    fill()
+    with pytest.raises(CheckpointError, match="No space left"):
+        save(folder / "root" / "other", {"w": np.ones(3)})
+    with groups(2) as both:
+        managers = at_once([lambda group=group: CheckpointManager(folder / "root", group=group, options=ANY_SPACE) for group in both])
+        assert "opened without a claim" in caplog.text and managers[0]._claims.standing() == set()
+
+        def saved(manager: CheckpointManager, step: int) -> str:
+            try:
+                manager.save(step, {"w": np.ones(3)})
+                manager.wait_until_finished()
+            except CheckpointError as error:
+                return str(error)
+            return ""
+
+        errors = at_once([lambda manager=manager: saved(manager, 5) for manager in managers])
+        assert errors[0] == errors[1] and "No space left" in errors[0]
+        values = at_once([lambda manager=manager: manager.restore(2)["w"][0] for manager in managers])
+        assert values == [2, 2]
+        for step in (0, 1):
+            at_once([lambda manager=manager, step=step: manager.delete(step) for manager in managers])
+        assert at_once([lambda manager=manager: saved(manager, 5) for manager in managers]) == ["", ""]
+        assert [manager.all_steps() for manager in managers] == [[2, 5]] * 2
+        at_once([manager.close for manager in managers])
+
+
+def test_what_a_dead_writer_left_makes_room(disk: tuple[Path, Callable[[], None]], caplog: pytest.LogCaptureFixture) -> None:
+    """Before the opening does without a claim it sweeps: a save that died fills a disk that would do."""
+    folder, fill = disk
+    dead = folder / "root" / ".holdfast" / "0a0b0c0d"
+    dead.mkdir(parents=True)
+    (dead / "lock").touch()
+    (dead / "claim.json").write_text("{}")
+    (folder / "root" / "1" / "state").mkdir(parents=True)
+    for pack in range(8):
+        (folder / "root" / "1" / "state" / f"00000-{pack:05d}-0a0b0c0d.safetensors").write_bytes(bytes(4096))
+    fill()
+    with CheckpointManager(folder / "root", options=ANY_SPACE) as manager:
+        assert len(manager._claims.standing()) == 1 and "without a claim" not in caplog.text
+        manager.save(1, {"w": np.ones(3)})
+        manager.wait_until_finished()
+
+
+def test_reload_shows_readers_of_a_group_what_others_did(tmp_path: Path) -> None:
+    """Until they reload, processes know the steps of the opening; then all know those that the primary sees, other people's too."""
+    with CheckpointManager(tmp_path) as writer, groups(2) as both:
+        writer.save(1, {"w": np.ones(3)})
+        writer.wait_until_finished()
+        readers = at_once([lambda group=group: CheckpointManager(tmp_path, group=group, options=Options(read_only=True)) for group in both])
+        writer.save(2, {"w": np.ones(3)})
+        writer.delete(1)
+        writer.wait_until_finished()
+        save(tmp_path / "7", {"w": np.ones(3)}, layout="orbax")
+        assert [reader.all_steps() for reader in readers] == [[1]] * 2
+        at_once([reader.reload for reader in readers])
+        assert [reader.all_steps() for reader in readers] == [[2, 7]] * 2
+        values = at_once([lambda reader=reader: reader.restore(2)["w"].tolist() for reader in readers])
+        assert values == [[1, 1, 1]] * 2
+        at_once([reader.close for reader in readers])
+
+
+def test_a_listing_that_fails_is_everybodys_error(tmp_path: Path) -> None:
+    """Where the primary cannot list the store, `reload` raises one error on every process; alone `all_steps` does."""
+    root = tmp_path / "root"
+    with groups(2) as both:
+        readers = at_once([lambda group=group: CheckpointManager(root, group=group, options=Options(read_only=True)) for group in both])
+        root.symlink_to(tmp_path / ("x" * 300))
+
+        def failure(reader: CheckpointManager) -> str:
+            with pytest.raises(CheckpointError, match="File name too long") as caught:
+                reader.reload()
+            return str(caught.value)
+
+        assert len(set(at_once([lambda reader=reader: failure(reader) for reader in readers]))) == 1
+        at_once([reader.close for reader in readers])
+    root.unlink()
+    with CheckpointManager(root, options=Options(read_only=True)) as alone:
+        root.symlink_to(tmp_path / ("x" * 300))
+        with pytest.raises(CheckpointError, match=r"root cannot be read: .*File name too long"):
+            alone.latest_step()

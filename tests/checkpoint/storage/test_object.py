@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import itertools
 import threading
+import tracemalloc
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from holdfast.checkpoint.format.files import list_steps
 from holdfast.checkpoint.steps.claims import parse_writer, this_writer
 from holdfast.checkpoint.steps.garbage import sweep_files
 from holdfast.checkpoint.steps.object_claims import ObjectClaims
+from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.object import ObjectStorage
 from holdfast.checkpoint.storage.tombstone import fenced_writers
 from holdfast.coordination import Fenced
@@ -153,6 +155,40 @@ def test_a_bucket_that_is_not_there(s3: str) -> None:
         CheckpointManager(f"s3://none/run{s3}")
     with pytest.raises(ValueError, match="ftp://x: expected a folder"):
         CheckpointManager("ftp://x")
+
+
+def test_a_pack_is_copied_once(url: str) -> None:
+    """What is written is put together in memory one time: a second copy of every pack is gigabytes on a large host."""
+    size = 16 << 20
+    part = memoryview(bytes(size // 4))
+    storage = ObjectStorage(url)
+    tracemalloc.start()
+    try:
+        storage.write("1/state/a", size, [(start, [part]) for start in range(0, size, size // 4)])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    if url.startswith("memory"):  # the server of the other is in this process too
+        assert peak < 1.25 * size
+    assert storage.size("1/state/a") == size
+
+
+def test_what_an_opening_asks_of_a_store() -> None:
+    """For N steps of ours: two listings, and one small read a step. A sweep reads no record, since each step has packs of one save."""
+    requests: list[str] = []
+    with s3_server(requests=requests) as query:
+        url = f"s3://{BUCKET}/count/{next(_numbers)}{query}"
+        with CheckpointManager(url) as manager:
+            for step in range(6):
+                manager.save(step, {"w": np.ones(3)})
+        requests.clear()
+        with CheckpointManager(url, options=Options(read_only=True)) as manager:
+            listings = [request for request in requests if request.rstrip("/") == f"GET /{BUCKET}"]
+            reads = [request for request in requests if request.endswith("/checkpoint.json")]
+            assert (len(listings), len(reads), len(requests)) == (2, 6, 8)
+        sizes: list[int] = []
+        storage = CountingStorage(ObjectStorage(url), sizes.append)
+        assert sweep_files(storage, ObjectClaims(ObjectStorage(url))) == [] and sizes == []
 
 
 class _Flaky(http.server.BaseHTTPRequestHandler):

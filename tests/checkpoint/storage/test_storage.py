@@ -123,6 +123,17 @@ def test_listing_and_deleting(opened: tuple[Storage, Claims, Writer]) -> None:
     assert storage.list("1") == [] and [entry.name for entry in storage.list("10")] == ["10/z"]
 
 
+def test_a_listing_of_names_alone(opened: tuple[Storage, Claims, Writer]) -> None:
+    """It has the same names, and no sizes or times: nothing is asked about each file."""
+    storage, _, _ = opened
+    for name in ("1/b/y", "1/a"):
+        put(storage, name, b"1")
+    for recursive in (False, True):
+        names = storage.list("1", recursive=recursive, names_only=True)
+        assert [entry.name for entry in names] == [entry.name for entry in storage.list("1", recursive=recursive)]
+        assert {(entry.size, entry.modified_s) for entry in names if not entry.name.endswith("/")} == {(None, 0.0)}
+
+
 def test_a_commit_happens_once(opened: tuple[Storage, Claims, Writer]) -> None:
     """The first of many commits of a name wins, all others are refused; `replace` replaces."""
     storage, _, writer = opened

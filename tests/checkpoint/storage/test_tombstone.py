@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.storage.tombstone import TOMBSTONE, body_of, fenced_writers, marked_record, sealed, tombstone
+from holdfast.checkpoint.storage.tombstone import TOMBSTONE, body_of, fenced_writers, marked_record, read_tombstone, sealed, tombstone
 
 WRITERS = st.sets(st.text("0123456789abcdef", min_size=8, max_size=8), min_size=1, max_size=4)
 BODIES = st.dictionaries(
@@ -40,3 +41,9 @@ def test_a_tombstone_names_the_fenced_writers(writers: set[str]) -> None:
     found = tombstone(writers)
     assert found.startswith(TOMBSTONE) and fenced_writers(found) == writers
     assert set(json.loads(found)) == {"format", "fenced", "since_s"}
+
+
+@pytest.mark.parametrize("rest", [b"", b"}", b',"fenced":7,"since_s":1}', b',"fenced":[],"since_s":"x"}', b',"fenced":["a"]}', b"\xff}"])
+def test_a_damaged_tombstone_is_an_old_one_that_fences_nobody(rest: bytes) -> None:
+    """A later writer may replace it, and it is old enough to go; no error stops a sweep."""
+    assert read_tombstone(TOMBSTONE + rest) == (set(), 0.0) and fenced_writers(TOMBSTONE + rest) == set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import errno
 import os
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import SAVED, CheckpointError, Corrupt, UnsupportedLeaf, load, save, verify
+from holdfast.checkpoint import SAVED, CheckpointError, Corrupt, SaveFailed, UnsupportedLeaf, load, save, verify
 from holdfast.checkpoint.format.grid import Grid
 from holdfast.checkpoint.format.pack_header import parse_header
 from holdfast.checkpoint.format.record import ItemRecord, parse_record
@@ -162,6 +163,40 @@ def test_nothing_is_left_of_a_conversion_that_failed(layout: str, tmp_path: Path
     with pytest.raises(Corrupt):
         convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), layout)
     assert not (tmp_path / "b").exists() or os.listdir(tmp_path / "b") == []
+
+
+def test_an_interrupt_after_the_commit_deletes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C once the record has its name: the step is there, whole."""
+    save(tmp_path / "a", {"w": jnp.arange(4)}, step=3)
+    real = os.link
+
+    def link(source: Any, target: Any, **more: Any) -> None:
+        real(source, target, **more)
+        if str(target).endswith("checkpoint.json"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(KeyboardInterrupt):
+        convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), "holdfast")
+    assert verify(tmp_path / "b" / "3").step == 3
+
+
+def test_a_full_disk_is_an_error_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ENOSPC while a pack is written, or for the record: SaveFailed that says which step of what, and nothing is left."""
+    save(tmp_path / "a", {"w": jnp.arange(4)}, step=3)
+    for call in ("fsync", "link"):
+        real = getattr(os, call)
+
+        def full(what: Any, *more: Any, real: Any = real) -> None:
+            if not more or str(more[0]).endswith("checkpoint.json"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real(what, *more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, full)
+            with pytest.raises(SaveFailed, match=r"step 3 was not saved: .*No space left"):
+                convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), "holdfast")
+        assert not any(path.is_file() for path in (tmp_path / "b").rglob("*"))
 
 
 def test_values_of_three_processes(tmp_path: Path) -> None:

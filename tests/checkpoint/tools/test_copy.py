@@ -38,6 +38,17 @@ def test_a_damaged_source_never_becomes_a_step(tmp_path: Path) -> None:
     assert load(tmp_path / "b")["w"].sum() == 64 * 64
 
 
+def test_no_step_gets_the_name_of_another(tmp_path: Path) -> None:
+    """A copy into a folder that is called as another step is refused before anything is written; by any other name it is a checkpoint."""
+    save(tmp_path / "a" / "5", {"n": 5}, step=5)
+    source, target = StorePath(LocalStorage(tmp_path / "a"), "5"), LocalStorage(tmp_path / "b")
+    with pytest.raises(CheckpointError, match=r"b/6 is called as another step than .*a/5, which is step 5; choose another name"):
+        copy_checkpoint(source, StorePath(target, "6"), open_claims(target))
+    assert not (tmp_path / "b").exists()
+    copy_checkpoint(source, StorePath(target, "best"), open_claims(target))
+    assert load(tmp_path / "b/best") == {"n": 5}
+
+
 def test_a_sweep_leaves_a_copy_under_way_alone(tmp_path: Path) -> None:
     """While a copy runs its packs are claimed: a manager that opens the target does not take them for a dead writer's."""
     from holdfast.checkpoint import sweep

@@ -67,7 +67,7 @@ def test_a_barrier_names_all_who_did_not_come(service: CoordinationService, sess
         clients[0].wait_at_barrier("save/100", 200)
     error = caught.value
     assert isinstance(error, TimeoutError) and error.name == "save/100"
-    assert str(error).startswith("DEADLINE_EXCEEDED: 1 of 2 at 'save/100', missing process 1")
+    assert str(error).startswith("DEADLINE_EXCEEDED: Barrier timed out. Id: save/100::0. 1 of 2 at 'save/100', missing process 1")
     assert not session or error.missing == (1,)
     assert pickle.loads(pickle.dumps(error)).missing == error.missing
     at_once([client.shutdown for client in clients])
@@ -79,6 +79,37 @@ def test_a_missing_process_at_the_start_is_named(service: CoordinationService) -
     with pytest.raises(BarrierTimeout, match="missing process 1") as caught:
         client.connect()
     assert caught.value.missing == (1,) and caught.value.name == "connect"
+
+
+@pytest.mark.parametrize("late_timeouts", [0.5, 1.2, 3.0])
+def test_a_job_whose_last_process_is_late_starts(service: CoordinationService, late_timeouts: float, session: bool) -> None:
+    """Whoever waits for the others is alive, however long: the last one comes heartbeat timeouts later, and all have joined."""
+    clients = [CoordinationClient(service.address, index, session=session) for index in range(2)]
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(clients[0].connect)
+        with pytest.raises(TimeoutError):  # nothing ends it but the other
+            first.result(3 * late_timeouts)
+        clients[1].connect()
+        first.result(20)
+    at_once([lambda client=client: client.wait_at_barrier("all", 20_000) for client in clients])  # type: ignore[misc]
+    assert [info.state for info in clients[0].process_info()] == ["CONNECTED"] * 2
+    at_once([client.shutdown for client in clients])
+
+
+def test_the_heartbeat_timeout_is_the_coordinators(service: CoordinationService) -> None:
+    """A client takes it from the service at the join, and another value of its own is refused there, with both values."""
+    client = CoordinationClient(service.address, 0, heartbeat_timeout_s=100)
+    with pytest.raises(
+        CoordinationError, match=r"the heartbeat timeout of the coordinator at .* is 3 s, not 100 s: set it where"
+    ) as caught:
+        client.connect()
+    assert caught.value.code == "FAILED_PRECONDITION"
+    clients = join(service, heartbeat_timeout_s=None)
+    assert clients[0].heartbeat_timeout_s == 3
+    with pytest.raises(CoordinationError) as refused:
+        clients[0].wait_at_barrier("b", 100)
+    assert refused.value.code == "DEADLINE_EXCEEDED"
+    at_once([client.shutdown for client in clients])
 
 
 def test_a_coordinator_that_dies_ends_every_call_in_flight(service: CoordinationService, session: bool) -> None:
@@ -105,7 +136,7 @@ def test_a_coordinator_that_dies_ends_every_call_in_flight(service: Coordination
 
 def test_shutdown_ends_within_its_timeout_with_the_service_stopped(service: CoordinationService, session: bool) -> None:
     """A coordinator that takes calls and never answers (SIGSTOP) does not hold a client that leaves."""
-    clients = join(service, session=session, shutdown_timeout_s=1, heartbeat_timeout_s=100)
+    clients = join(service, session=session, shutdown_timeout_s=1)
     os.kill(service.pid, signal.SIGSTOP)
     try:
         begun = time.monotonic()

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, CoordinatorLost
-from holdfast.coordination.client.connection import IDEMPOTENT, Backoff
+from holdfast.coordination.client.connection import IDEMPOTENT, Backoff, first_reconnect_s
 from holdfast.coordination.names import METHODS
 from tests.support.proxy import Proxy
 
@@ -29,6 +29,13 @@ def session(request: pytest.FixtureRequest) -> bool:
 def service() -> Iterator[CoordinationService]:
     with CoordinationService.spawn(1, heartbeat_timeout_s=60, recoverable=True, linger_s=0) as spawned:
         yield spawned
+
+
+@pytest.fixture
+def impatient() -> Iterator[Proxy]:
+    """A proxy before a service whose heartbeat timeout is a second."""
+    with CoordinationService.spawn(1, heartbeat_timeout_s=1, recoverable=True, linger_s=0) as spawned, Proxy(spawned.address) as proxy:
+        yield proxy
 
 
 @pytest.fixture
@@ -50,6 +57,14 @@ def test_pauses_grow_to_a_bound(seed: int, first_s: float, factor: float, most_s
         bound = min(most_s, bound * factor)
 
 
+@given(st.integers(1, 100_000), st.floats(1.0, 100.0))
+def test_a_large_job_comes_back_spread(num_processes: int, heartbeat_timeout_s: float) -> None:
+    """Pauses before the first attempt differ, by a millisecond a process, up to a second and to a small part of the heartbeat timeout."""
+    pauses = [first_reconnect_s(num_processes, heartbeat_timeout_s) for _ in range(50)]
+    most = min(num_processes / 1000, 1.0, heartbeat_timeout_s / 20)
+    assert all(0 <= pause <= most for pause in pauses) and max(pauses) - min(pauses) > most / 4
+
+
 def test_what_may_be_sent_again_is_a_method() -> None:
     """The list names methods of the wire, and neither of the two whose second sending would do more."""
     assert METHODS.keys() > IDEMPOTENT and METHODS.keys() - IDEMPOTENT == {"InsertKeyValue", "IncrementKeyValue"}
@@ -57,7 +72,7 @@ def test_what_may_be_sent_again_is_a_method() -> None:
 
 def test_a_short_outage_is_ridden_out(proxy: Proxy, session: bool) -> None:
     """A connection that is cut, also while new ones are refused, is no event for the caller; the client counts it."""
-    with CoordinationClient(proxy.address, 0, heartbeat_timeout_s=30, rpc_timeout_s=20, session=session) as client:
+    with CoordinationClient(proxy.address, 0, rpc_timeout_s=20, session=session) as client:
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(client.blocking_key_value_get, f"late/{session}", 20_000)
             proxy.cut(refuse=True)
@@ -73,7 +88,7 @@ def test_a_short_outage_is_ridden_out(proxy: Proxy, session: bool) -> None:
 
 def test_a_call_that_must_not_be_sent_twice_is_not(service: CoordinationService, proxy: Proxy, session: bool) -> None:
     """An increment whose connection breaks before its answer is CoordinatorLost, in words that say it may have been applied."""
-    with CoordinationClient(proxy.address, 0, heartbeat_timeout_s=30, rpc_timeout_s=20, session=session) as client:
+    with CoordinationClient(proxy.address, 0, rpc_timeout_s=20, session=session) as client:
         client.key_value_increment("count", 1)
         before = int(client.statistics()["calls"])
         os.kill(service.pid, signal.SIGSTOP)
@@ -93,7 +108,7 @@ def test_a_call_that_must_not_be_sent_twice_is_not(service: CoordinationService,
 
 def test_a_set_that_is_sent_again_counts_as_set(service: CoordinationService, proxy: Proxy, session: bool) -> None:
     """Its first sending may have arrived: the key then holds this very value, which is no ALREADY_EXISTS."""
-    with CoordinationClient(proxy.address, 0, heartbeat_timeout_s=30, rpc_timeout_s=20, session=session) as client:
+    with CoordinationClient(proxy.address, 0, rpc_timeout_s=20, session=session) as client:
         for number in range(20):
             with ThreadPoolExecutor(1) as pool:
                 call = pool.submit(client.key_value_set, f"set/{session}/{number}", str(number))
@@ -104,31 +119,31 @@ def test_a_set_that_is_sent_again_counts_as_set(service: CoordinationService, pr
             client.key_value_set(f"set/{session}/0", "another")
 
 
-def test_an_outage_beyond_the_heartbeat_timeout_ends_all_calls(proxy: Proxy, session: bool) -> None:
+def test_an_outage_beyond_the_heartbeat_timeout_ends_all_calls(impatient: Proxy, session: bool) -> None:
     """Calls in flight and later ones are CoordinatorLost, each with a traceback of its own, and on_error is called once."""
     reported: list[CoordinationError] = []
-    client = CoordinationClient(proxy.address, 0, heartbeat_timeout_s=1.0, session=session, on_error=reported.append)
+    client = CoordinationClient(impatient.address, 0, heartbeat_timeout_s=1.0, session=session, on_error=reported.append)
     client.connect()
     with ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(client.blocking_key_value_get, f"never/{number}", 60_000) for number in range(2)]
-        proxy.cut(refuse=True)
+        impatient.cut(refuse=True)
         errors = [call.exception(30) for call in calls]
-    assert all(isinstance(error, CoordinatorLost) and error.address == proxy.address for error in errors), errors
+    assert all(isinstance(error, CoordinatorLost) and error.address == impatient.address for error in errors), errors
     with pytest.raises(CoordinatorLost, match="has been silent for") as caught:
         client.key_value_set("a", "b")
     assert caught.value not in errors and [type(error) for error in reported] == [CoordinatorLost]
     client.close()
 
 
-def test_a_listener_that_raises_harms_nobody(proxy: Proxy) -> None:
+def test_a_listener_that_raises_harms_nobody(impatient: Proxy) -> None:
     """An on_error that fails is logged; the calls end as they should."""
 
     def fail(error: CoordinationError) -> None:
         raise RuntimeError("on purpose")
 
-    client = CoordinationClient(proxy.address, 0, heartbeat_timeout_s=1.0, on_error=fail)
+    client = CoordinationClient(impatient.address, 0, on_error=fail)
     client.connect()
-    proxy.cut(refuse=True)
+    impatient.cut(refuse=True)
     with pytest.raises(CoordinatorLost):
         client.blocking_key_value_get("never", 60_000)
     client.close()
@@ -171,3 +186,15 @@ def test_a_coordinator_without_its_memory_is_not_the_same(session: bool) -> None
         with pytest.raises(CoordinationError, match=r"restarted without its journal|silent"):
             client.wait_at_barrier("b", 20_000, [0])
         client.close()
+
+
+def test_a_value_that_is_too_large_is_refused_at_once_and_harms_nobody(session: bool) -> None:
+    """RESOURCE_EXHAUSTED, with the size and what is allowed; the connection stays, and a wait on it goes on."""
+    with CoordinationService.spawn(1) as service, CoordinationClient(service.address, 0, session=session) as client:
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(client.blocking_key_value_get, "late", 60_000)
+            with pytest.raises(CoordinationError) as caught:
+                client.key_value_set_bytes("too large", bytes(80 << 20))
+            assert caught.value.code == "RESOURCE_EXHAUSTED" and ("83886" in str(caught.value) or not session)
+            client.key_value_set("late", "here")
+            assert waiting.result(20) == "here" and client.statistics()["breaks"] == 0

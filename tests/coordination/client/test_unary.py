@@ -47,7 +47,7 @@ def test_calls_after_the_join_name_both_incarnations(served: Served, transport: 
 
 def test_an_answer_of_the_service_is_its_exception(transport: UnaryTransport) -> None:
     """A code and a sentence."""
-    with pytest.raises(CoordinationError, match="key 'none' is not set") as caught:
+    with pytest.raises(CoordinationError, match="Config key none not found") as caught:
         transport.call("TryGetKeyValue", pb.TryGetKeyValueRequest(key="none"), Deadline(20))
     assert caught.value.code == "NOT_FOUND"
 

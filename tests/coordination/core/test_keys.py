@@ -72,7 +72,7 @@ def test_a_try_get_never_waits() -> None:
     """The value at once, or NOT_FOUND with the key."""
     driver = Driver(1)
     missing = driver.make(lambda call: driver.machine.keys.try_get(call, "/a/"))
-    assert driver.code(missing) is Code.NOT_FOUND and driver.message(missing) == "key 'a' is not set"
+    assert driver.code(missing) is Code.NOT_FOUND and driver.message(missing) == "Config key a not found."
     driver.set("a", b"1")
     assert driver.value(driver.make(lambda call: driver.machine.keys.try_get(call, "a"))) == ("a", b"1")
 

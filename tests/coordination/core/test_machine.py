@@ -7,7 +7,7 @@ import math
 from holdfast.coordination.core.status import Code, Status
 from holdfast.coordination.core.task_table import TaskState
 from holdfast.coordination.limits import Limits
-from tests.support.driver import Driver
+from tests.support.driver import CountedLooks, Driver
 
 
 def test_an_error_reaches_every_poll_and_the_heartbeat_of_the_failed() -> None:
@@ -142,3 +142,95 @@ def test_the_end_of_a_job() -> None:
     since = driver.machine.over_since()
     assert since is not None and 10 <= since <= 12 and not driver.machine.all_shut_down()
     assert driver.machine.next_due() < math.inf  # it goes on looking for those who fall silent
+
+
+def test_who_is_connected_is_never_silent_while_the_job_gathers() -> None:
+    """A process that waits three timeouts for the last one is there when that comes, and has its whole timeout from then on."""
+    driver = Driver(2, sessions=False)
+    assert driver.open(0) is None
+    waiting = driver.make(lambda call: driver.machine.registration.wait_for_all(call, 0, driver.now, math.inf))
+    driver.wait(30)
+    assert driver.open(1) is None
+    driver.settle()
+    assert driver.value(waiting) == 7
+    driver.wait(9.5)
+    assert driver.machine.task_table.connected_count == 2
+
+
+def test_who_loses_its_connection_while_the_job_gathers_is_merely_not_there() -> None:
+    """The wait of the other names it beside the one that never came; nobody is told of an error, and the same process may come back."""
+    driver = Driver(3, sessions=False)
+    assert driver.open(0) is None and driver.open(1) is None
+    driver.machine.task_table.tasks[1].attached = False
+    waiting = driver.make(lambda call: driver.machine.registration.wait_for_all(call, 0, driver.now, driver.now + 15))
+    poll = driver.make(lambda call: driver.machine.poll_for_error(call, 0, driver.now))
+    driver.wait(16)
+    expected = "1 of 3 registered, missing processes 1 (host b1, silent for 15 s), 2 (never seen); waited 15.0 s"
+    assert driver.message(waiting) == expected and driver.code(poll) is None
+    assert driver.open(1) is None and driver.open(2) is None and driver.machine.registration.gathered
+
+
+def test_a_standstill_of_the_service_is_nobodys_silence() -> None:
+    """Ticks that come 20 s late take nobody's life; a silence from then on does."""
+    driver = Driver(2)
+    driver.wait(3, beating=(0, 1))
+    driver.now += 20
+    driver.machine.tick(driver.now)
+    assert driver.machine.task_table.connected_count == 2
+    driver.wait(12, beating=(0,))
+    assert not driver.machine.task_table.connected(1) and driver.machine.task_table.connected(0)
+
+
+def test_a_lost_agent_is_refused_and_can_end() -> None:
+    """Its calls are ABORTED with the reason, it cannot register again, and its shutdown is answered OK, which jaxlib's client survives."""
+    driver = Driver(2, sessions=False, recoverable=True)
+    for task_id in range(2):
+        driver.register(task_id, 10 + task_id)
+    for _ in range(24):
+        driver.machine.heartbeat(driver.call(), 0, 10, driver.now)
+        driver.wait(0.5)
+    refused = driver.machine.identify(None, 11, 7, driver.now)
+    cause = "process 1 (silent for 11 s) is lost: its heartbeat timeout is 10 s"
+    sentence = f"this life of process 1 is over: {cause}; end it, and start the process again"
+    assert isinstance(refused, Status) and (refused.code, refused.message) == (Code.ABORTED, sentence)
+    assert driver.message(driver.register(1, 11)) == sentence
+    assert driver.machine.identify(1, 11, 7, driver.now, lost=True) == 1
+    assert driver.code(driver.make(lambda call: driver.machine.shut_down(call, 1, False, driver.now))) is Code.OK
+    assert driver.value(driver.register(1, 99)) == 7
+
+
+def test_a_job_that_was_left_before_it_gathered_is_deserted() -> None:
+    """One who waits is there; when it has gone, and another that came is given up, nobody is. A job that nobody came to is not deserted."""
+    driver = Driver(3, sessions=False)
+    assert not driver.machine.deserted()
+    waiting = driver.register(0, 10)
+    assert driver.open(1) is None
+    driver.machine.drop(waiting)
+    assert not driver.machine.deserted()
+    driver.machine.task_table.tasks[1].attached = False
+    driver.wait(12)
+    assert driver.machine.deserted()
+
+
+def test_an_arrival_looks_at_no_other_task() -> None:
+    """300 arrivals each at three kinds of barrier, and 300 waits that end at one moment: a few looks at all tasks."""
+    count = 300
+    driver = Driver(count)
+    machine = driver.machine
+    machine.task_table.tasks = looked = CountedLooks(machine.task_table.tasks)
+    members = list(range(count))
+    for task_id in members:
+        driver.barrier(task_id)
+        driver.make(lambda call, t=task_id: machine.liveness.arrive(call, t, members, driver.now))  # type: ignore[misc]
+    assert machine.barriers.passed == 1 and looked.looks == 0
+    for task_id in members:
+        driver.make(lambda call, t=task_id: machine.shut_down(call, t, True, driver.now))  # type: ignore[misc]
+    assert machine.all_shut_down() and looked.looks <= 2
+    gathering = Driver(count + 1, sessions=False)
+    tasks = gathering.machine.task_table.tasks = CountedLooks(gathering.machine.task_table.tasks)
+    for task_id in members:
+        gathering.open(task_id)
+        gathering.make(lambda call, t=task_id: gathering.machine.registration.wait_for_all(call, t, gathering.now, 5.0))  # type: ignore[misc]
+    gathering.now = 5.0
+    gathering.machine.timers.expire(gathering.now)
+    assert len(gathering.machine.completions) == count and tasks.looks <= 1

@@ -122,3 +122,28 @@ def test_before_the_job_is_complete_anybody_may_come_again() -> None:
     driver = Driver(2, sessions=False)
     assert driver.open(0) is None and driver.open(0, life=2) is None
     assert driver.open(1) is None
+
+
+def test_lost_is_lost() -> None:
+    """The incarnation of a Session that was given up, or replaced, is ABORTED for good, also while a new life of the process is there."""
+    driver = Driver(2, recoverable=True)
+    driver.wait(12, beating=(0,))
+    refused = driver.open(1)
+    assert refused is not None and refused.code is Code.ABORTED
+    assert refused.message.startswith("this life of process 1 is over: process 1 (host b1, silent for 11 s) is lost")
+    assert driver.open(1, life=2) is None and driver.open(1, life=3) is None
+    for life in (1, 2):
+        late = driver.open(1, life)
+        assert late is not None and late.message.startswith("this life of process 1 is over: another life of it has taken its place")
+    assert driver.machine.task_table.tasks[1].session == 301 and driver.machine.task_table.connected(1)
+
+
+def test_agents_that_waited_long_have_their_whole_timeout_from_the_answer() -> None:
+    """jaxlib's clients send no heartbeat before they are registered: the last one may come three timeouts after the first."""
+    driver = Driver(2, sessions=False)
+    first = driver.register(0, 10)
+    driver.wait(30)
+    last = driver.register(1, 11)
+    assert driver.value(first) == driver.value(last) == 7
+    driver.wait(9.5)
+    assert driver.machine.task_table.connected_count == 2

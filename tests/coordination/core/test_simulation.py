@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,10 @@ import pytest
 from holdfast.coordination.core.barriers import Barrier, Barriers
 from holdfast.coordination.core.keys import Keys
 from holdfast.coordination.core.machine import Machine
+from holdfast.coordination.core.registration import Registration
+from holdfast.coordination.core.shutdown_barrier import ShutdownBarrier
+from holdfast.coordination.core.status import Completion
+from holdfast.coordination.core.task_table import Task, TaskState, TaskTable
 from holdfast.coordination.core.timers import Timers
 from tests.support.simulated_service import Disk
 from tests.support.simulated_world import Faults, Violation
@@ -31,7 +36,7 @@ def run_seeds(first: int, count: int) -> None:
 
 
 def test_the_invariants_hold_in_the_first_seeds() -> None:
-    """300 jobs with losses, duplicates, reordering, crashes of clients and of the service keep all four invariants."""
+    """300 jobs with losses, duplicates, reordering, crashes of clients and of the service keep all seven invariants."""
     run_seeds(0, 300)
 
 
@@ -64,6 +69,9 @@ def test_faults_really_happen() -> None:
         "DEADLINE_EXCEEDED",
         "INTERNAL",
         "ALREADY_EXISTS",
+        "late ",
+        "gathered ",
+        "fenced ",
     ):
         assert event in lines, event
 
@@ -100,14 +108,14 @@ def test_four_thousand_processes_and_a_service_that_crashes(seed: int, deaths: i
 
 
 def early(barriers: Any, barrier: Barrier, arrival: Any, now: float) -> None:
-    barrier.arrived[arrival.task_id] = (arrival.incarnation, now)
+    barrier.arrived[arrival.task_id] = (arrival.life, now)
     barrier.waiting[arrival.task_id] = arrival.call
     if len(barrier.arrived) >= len(barrier.participants) - 1:
         barriers._finish(barrier, None)
 
 
 def split(barriers: Any, finished: Barrier, arrival: Any) -> bool:
-    finished.status = None  # whoever asks again is told that all went well
+    finished.outcome = dataclasses.replace(finished.outcome, status=None)  # type: ignore[type-var]  # whoever asks again is told that all went well
     return bool(arrival.counter == finished.counter)
 
 
@@ -123,6 +131,27 @@ def late(machine: Machine) -> float:
     return machine._next_scan  # a look once a second, as jaxlib's service does
 
 
+def impatient(machine: Machine, task: Task, now: float) -> None:
+    machine._lose(task, TaskState.DISCONNECTED, now)  # though it waits for the others
+
+
+def forgiving(table: TaskTable, task: Task) -> None:
+    """Lets one that was given up come back."""
+
+
+def hasty(registration: Any, now: float) -> None:
+    for call, wait in registration._gathering.items():
+        wait.done, registration.gathered = True, True
+        registration._complete(call, 7)
+    registration._gathering = {}
+
+
+def at_once(shutdown_barrier: Any, now: float) -> None:
+    for wait in shutdown_barrier._take():
+        shutdown_barrier._completions.append(Completion(wait.call, None, None))
+        shutdown_barrier._leave(shutdown_barrier._task_table.tasks[wait.task_id], now)
+
+
 Keys_load = Keys.load
 
 
@@ -134,8 +163,15 @@ Keys_load = Keys.load
         (Keys, "load", forget, "was acknowledged with"),
         (Timers, "expire", never, "past its deadline"),
         (Machine, "next_due", late, "past its deadline"),
+        (Machine, "_give_up", impatient, "was lost before the job had gathered"),
+        (TaskTable, "fenced", forgiving, "was given up, and is served"),
+        (Registration, "_gather", hasty, "was answered that all had come"),
+        (ShutdownBarrier, "resolve", at_once, "had asked to leave"),
     ],
-    ids=["early release", "split outcome", "lost key", "forgotten deadline", "a second late"],
+    ids=[
+        *("early release", "split outcome", "lost key", "forgotten deadline", "a second late"),
+        *("lost while it waits", "back from the dead", "gathered too early", "let go too early"),
+    ],
 )
 def test_planted_defects_are_found(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, defect: Callable[..., Any], finding: str

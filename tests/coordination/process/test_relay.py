@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import stat
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, Relay
+from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, Relay, StatusClient
 from holdfast.coordination.names import PROFILE_A
 from holdfast.proto import coordination_pb2
 from tests.support.cluster import Processes
@@ -71,6 +72,16 @@ def test_a_relay_is_for_its_own_user(security: Security, address: str) -> None:
     assert not path.parent.exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_no_signal_to_a_group_ends_a_relay(security: Security, address: str, number: int) -> None:
+    """Slurm signals whole job steps: their processes need the relay to save and leave. `close` ends it all the same."""
+    with Relay.spawn(address, security.member(), [0]) as relay:
+        os.kill(relay.pid, number)
+        with StatusClient(relay.address) as client:
+            assert client.status().num_processes == 2
+    assert relay._process.returncode == 0
+
+
 def test_a_relay_that_cannot_start_says_why(security: Security) -> None:
     """A credential that cannot be read is named."""
     with pytest.raises(CoordinationError, match=r"cannot read the token file /nonexistent"):
@@ -81,7 +92,7 @@ def test_a_relay_ends_with_whoever_started_it(security: Security, address: str) 
     """SIGKILL of the process that started a relay leaves no relay behind."""
     script = f"""
         import sys, time
-        from holdfast.coordination import Credentials, Relay
+        from holdfast.coordination import Credentials, Relay, StatusClient
         relay = Relay.spawn({address!r}, Credentials(*sys.argv[3:]), [0])
         print("address", relay.address, flush=True)
         time.sleep(600)

@@ -113,3 +113,20 @@ def test_a_certificate_that_names_processes_speaks_for_these_alone() -> None:
     assert denied.message == "process 0 is another's: the caller's certificate names 1 alone"
     nameless = owners.may_join(2, "stranger", [b"DNS:somewhere"])
     assert nameless is not None and nameless.code is Code.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize(
+    "uri", [b"holdfast:process/1", b"spiffe://example.org/holdfast/process/1", b"spiffe://example.org/a/b/holdfast/process/1"]
+)
+def test_a_certificate_that_names_the_process_stands_for_the_key(uri: bytes) -> None:
+    """Its holder, jaxlib's own mTLS client, joins and calls without a key, for its process alone; a key of another does not."""
+    owners = TaskOwners(Driver(3, sessions=False).machine)
+    assert owners.may_join(1, "", [uri]) is None and owners.may_call(1, "", lambda: [uri]) is None
+    assert owners.may_call(-1, "", lambda: [uri]) is None
+    for status in (owners.may_join(0, "", [uri]), owners.may_call(0, "", lambda: [uri])):
+        assert status is not None and status.message == "process 0 is another's: the caller's certificate names 1 alone"
+    for names in ([], [b"DNS:process/1"], [b"spiffe://example.org/process/1"]):
+        for status in (owners.may_join(1, "", names), owners.may_call(1, "", lambda names=names: names)):  # type: ignore[misc]
+            assert status is not None and "or a certificate that names its process" in status.message
+    assert owners.may_call(1, "stranger") is not None
+    assert owners.may_call(1, "", lambda: [b"holdfast:process/x"]) is not None

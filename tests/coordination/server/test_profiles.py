@@ -13,7 +13,6 @@ from holdfast.coordination.server.profiles import (
     MESSAGE_BYTES,
     RPCS,
     Caller,
-    incarnation_of,
     message_of,
     payloads,
     status_details,
@@ -80,7 +79,8 @@ def test_a_participant_that_is_named_twice_is_refused() -> None:
     request = a.BarrierRequest(barrier_id="b", barrier_timeout_in_ms=5000, task_ids=[0, 1, 1])
     rpc = RPCS[PROFILE_A + "Barrier"]
     call = driver.make(lambda call: rpc.run(driver.machine, call, request, Caller(0, 100, True), driver.now))
-    assert driver.message(call) == "barrier 'b': process 0 named a participant twice"
+    what = "Conflicting tasks specified by different processes for the same barrier: b::0."
+    assert driver.message(call) == f"{what} Process 0 named a participant twice"
 
 
 @pytest.mark.parametrize("method", ["Barrier", "CancelBarrier", "GetAliveTasks", "ReportErrorToService"])
@@ -94,8 +94,8 @@ def test_profile_b_must_have_registered(method: str) -> None:
 def test_each_channel_knows_tasks_by_its_own_incarnations() -> None:
     """A task with both channels has the agent's to agents and the Session's to Sessions; with one, that one to all."""
     both, agent, session = Task(0, agent=5, session=6), Task(1, agent=5), Task(2, session=6)
-    assert [incarnation_of(task, session=True) for task in (both, agent, session)] == [6, 5, 6]
-    assert [incarnation_of(task, session=False) for task in (both, agent, session)] == [5, 5, 6]
+    assert [task.incarnation(session=True) for task in (both, agent, session)] == [6, 5, 6]
+    assert [task.incarnation(session=False) for task in (both, agent, session)] == [5, 5, 6]
 
 
 def test_a_tasks_error_goes_with_it() -> None:
@@ -125,3 +125,30 @@ def test_a_long_message_is_cut_by_us() -> None:
     """jaxlib would cut it in the middle of a word."""
     assert message_of(Status(Code.INTERNAL, "x" * MESSAGE_BYTES)) == "x" * MESSAGE_BYTES
     assert message_of(Status(Code.INTERNAL, "x" * (MESSAGE_BYTES + 1))) == "x" * MESSAGE_BYTES + " ..."
+
+
+def test_who_asks_when_others_leave_is_never_shown_an_incarnation_of_0() -> None:
+    """Who was alive at the answer is shown with the incarnation that it had then, though all leave before the answer is sent."""
+    driver = Driver(3, sessions=False)
+    for task_id in range(3):
+        driver.register(task_id, 10 + task_id)
+    asked = driver.make(lambda call: driver.machine.liveness.arrive(call, 0, [0, 1], driver.now))
+    last = driver.make(lambda call: driver.machine.liveness.arrive(call, 1, [0, 1], driver.now))
+    for task_id in range(3):
+        driver.make(lambda call, t=task_id: driver.machine.shut_down(call, t, False, driver.now))  # type: ignore[misc]
+    assert driver.machine.all_shut_down()
+    for call in (asked, last):
+        rpc = RPCS[PROFILE_A + "GetAliveTasks"]
+        response = a.GetAliveTasksResponse.FromString(rpc.encode(driver.machine, driver.value(call), Caller(0, 10, False)))
+        assert dict(zip(response.alive_task_ids, response.incarnations, strict=True)) == {0: 10, 1: 11}
+
+
+def test_equal_watches_share_one_answer() -> None:
+    """A hundred answers about one version of the tasks are the same bytes, encoded once; the next version is encoded anew."""
+    driver = Driver(2)
+    encode = RPCS[PROFILE_A + "WatchTasks"].encode
+    answers = [encode(driver.machine, driver.machine.task_table.version, TASK_0) for _ in range(100)]
+    assert all(answer is answers[0] for answer in answers)
+    driver.make(lambda call: driver.machine.report_error(call, 1, 13, "boom", driver.now))
+    newer = a.WatchTasksResponse.FromString(encode(driver.machine, driver.machine.task_table.version, TASK_0))
+    assert newer.task_state[1].state == a.TaskState.ERROR and newer.version_number == driver.machine.task_table.version

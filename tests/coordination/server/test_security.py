@@ -248,6 +248,42 @@ def test_a_certificate_gives_a_number(security: Security, tmp_path: Path, public
         clients[1].close()
 
 
+MUTUAL_TLS = """
+import sys
+from jax._src.lib import _jax
+
+index, (address, first_process, ca), files = int(sys.argv[1]), sys.argv[3:6], sys.argv[6:]
+client = _jax.get_distributed_runtime_client(
+    address, index + int(first_process), init_timeout=30, shutdown_timeout=5, heartbeat_timeout=100, missed_heartbeat_callback=print,
+    mtls_cert_file=files[2 * index], mtls_key_file=files[2 * index + 1], mtls_ca_file=ca,
+)
+try:
+    client.connect()
+    client.key_value_set(f"from/{index}", "here")
+    client.wait_at_barrier("all", 30_000)
+    print("met", sorted(client.key_value_dir_get("from")), flush=True)
+    client.shutdown()
+except Exception as error:
+    print("refused", error, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("first_process", "found"), [(0, "met [('from/0', 'here'), ('from/1', 'here')]"), (1, "PERMISSION_DENIED: process")]
+)
+def test_jaxlibs_own_tls_needs_no_relay(tmp_path: Path, first_process: int, found: str) -> None:
+    """Unmodified jaxlib 0.12 clients whose certificates name their processes join and meet; with another's number they are refused."""
+    authority = Authority(tmp_path, "job")
+    server = authority.issue("server")
+    held = [authority.issue(f"host{number}", uris=[f"spiffe://job/holdfast/process/{number}"]) for number in range(2)]
+    arguments = (f"--tls-cert={server.cert}", f"--tls-key={server.key}", f"--tls-ca={server.ca}")
+    files = [path for each in held for path in (each.cert, each.key)]
+    with CoordinationService.spawn(3 if first_process else 2, recoverable=True, arguments=arguments) as service:
+        with Processes(MUTUAL_TLS, 2, arguments=[service.address, first_process, server.ca, *files]) as processes:
+            for finished in processes.wait(60):
+                assert found in finished.output, finished.output
+
+
 def test_a_number_is_free_once_its_owner_has_left(security: Security) -> None:
     """After shutdown a process id may be taken by whoever comes next."""
     with CoordinationService.spawn(1, recoverable=True, linger_s=0, arguments=security.arguments) as service:

@@ -161,6 +161,41 @@ def test_why_a_service_ends() -> None:
     assert done.service.over(0, 0) == "every process has shut down"
 
 
+def test_a_service_whose_job_was_left_before_it_gathered_ends() -> None:
+    """One of two came, waited and went: after the linger time the service ends, unless somebody comes before."""
+    served = Served(2)
+    writer = InMemoryWriter()
+    request = coordination_pb2.RegisterTaskRequest(incarnation=10).SerializeToString()
+    waiting = served.service.unary(PROFILE_A + "RegisterTask", request, writer)
+    assert waiting is not None and served.service.over(60, 0) is None
+    served.service.drop(waiting)
+    assert served.service.over(60, 0) is None
+    served.now = 61.0
+    assert (
+        served.service.over(60, 0) == "the job never gathered, and nobody of it has been there for 61 s"
+        and served.service.over(0, 0) is None
+    )
+    served.service.unary(PROFILE_A + "RegisterTask", request, InMemoryWriter())
+    assert served.service.over(60, 0) is None
+
+
+def test_a_lost_agent_learns_so_and_ends() -> None:
+    """A key is refused it with ABORTED, its heartbeat says why, and its shutdown is OK."""
+    served = Served(2, recoverable=True, heartbeat_timeout_s=5.0)
+    served.register(0), served.register(1)
+    for _ in range(8):
+        assert served.heartbeat(0) == "OK"
+        served.now += 1.0
+        served.service.tick()
+    stamp = coordination_pb2.Incarnations(task_incarnation=11, service_incarnation=INCARNATION)
+    insert = coordination_pb2.InsertKeyValueRequest(incarnations=stamp, kv={"key": "k"}).SerializeToString()
+    outcome = served.call(PROFILE_A + "InsertKeyValue", insert).outcome
+    assert outcome is not None and outcome[0] == "ABORTED" and not served.service.machine.keys.values
+    assert served.heartbeat(1) == "UNAVAILABLE"
+    leave = coordination_pb2.ShutdownTaskRequest(source_task_id=1, incarnations=stamp).SerializeToString()
+    assert served.call(PROFILE_A + "ShutdownTask", leave).outcome == ("OK", b"")
+
+
 def test_the_end_reaches_every_session() -> None:
     """Each stream ends with CANCELLED and the reason."""
     served, stream = Served(), InMemoryStream()

@@ -222,3 +222,40 @@ def test_the_status_is_asked_over_a_session_too() -> None:
     sessions = Sessions()
     sessions.request(0, 1, "GetStatus")
     assert session_pb2.StatusResponse.FromString(sessions.streams[0].replies()[0].body).job == "j"
+
+
+def test_a_process_that_is_given_up_is_fenced_at_once() -> None:
+    """Its open stream ends with ABORTED and the reason, and so does the next that it opens; the others' streams stay."""
+    sessions = Sessions(recoverable=True, heartbeat_timeout_s=5.0)
+    for _ in range(8):
+        sessions.request(0, 9, "Heartbeat")
+        sessions.tick(1.0)
+    again = InMemoryStream()
+    sessions.open(again, process_id=1, incarnation=6)
+    for stream in (sessions.streams[1], again):
+        assert stream.end is not None and stream.end[0] == "ABORTED" and "this life of process 1 is over" in stream.end[1]
+    assert sessions.sessions.open_tasks() == {0}
+
+
+def test_a_process_without_a_stream_may_fall_silent_before_the_job_has_gathered() -> None:
+    """A stream keeps its process there while it waits for the others; taken over by another stream of it, too; closed, no longer."""
+    sessions, second = Sessions(3, heartbeat_timeout_s=5.0), InMemoryStream()
+    sessions.open(second, process_id=1, incarnation=6)
+    sessions.sessions.closed(sessions.streams[0])
+    for _ in range(8):
+        sessions.tick(1.0)
+    assert [sessions.machine.task_table.connected(task_id) for task_id in range(2)] == [False, True]
+
+
+def test_a_failure_says_how_far_the_missing_have_come() -> None:
+    """What a process last reported travels with the error that names it; the two who wait get the same bytes, encoded once."""
+    sessions = Sessions(4, opened=3)
+    sessions.request(2, 1, "Report", session_pb2.ReportRequest(step=40, values={"loss": 0.5}))
+    arrive = coordination_pb2.BarrierRequest(barrier_id="b", barrier_timeout_in_ms=1000)
+    for index in range(2):
+        sessions.request(index, 4, "Barrier", arrive)
+    sessions.tick(2.0)
+    payloads = [sessions.streams[index].replies()[-1].payloads[MISSING_TYPE] for index in range(2)]
+    reported, silent = session_pb2.Missing.FromString(payloads[0]).tasks
+    assert (reported.task_id, reported.progress.step, dict(reported.progress.values)) == (2, 40, {"loss": 0.5})
+    assert silent.task_id == 3 and not silent.HasField("progress") and payloads[0] == payloads[1]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -51,14 +53,14 @@ def read_pids(popen: subprocess.Popen[str], count: int) -> list[int]:
 
 
 def refuses(address: str, within_s: float = 20) -> bool:
-    """Waits until nobody listens at `address`."""
+    """Waits until nobody listens at `address`, a socket."""
     deadline = time.monotonic() + within_s
-    host, _, port = address.rpartition(":")
     while time.monotonic() < deadline:
-        try:
-            socket.create_connection((host, int(port)), timeout=5).close()
-        except ConnectionRefusedError:
-            return True
+        with socket.socket(socket.AF_UNIX) as connection:
+            try:
+                connection.connect(address.removeprefix("unix:"))
+            except OSError:
+                return True
         time.sleep(0.02)
     return False
 
@@ -72,7 +74,59 @@ def test_every_process_knows_who_it_is() -> None:
     assert (result.outcome, result.exit_code, result.attempts) == ("done", 0, 1)
     assert sorted(text.rsplit(" ", 1)[0] for _, text in output.lines) == [f"{i} 3 j 1 None" for i in range(3)]
     assert len({text.rsplit(" ", 1)[1] for _, text in output.lines}) == 1
-    assert output.said == ["MEGASCALE_NUM_SLICES: '3' -> removed, the job has one slice"]
+    address = output.lines[0][1].rsplit(" ", 1)[1]
+    assert output.said == [f"attempt 1, coordinator at {address}", "MEGASCALE_NUM_SLICES: '3' -> removed, the job has one slice"]
+
+
+UNMODIFIED = """
+import os
+import jax, numpy as np
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+me, count = int(os.environ["HOLDFAST_PROCESS_ID"]), int(os.environ["HOLDFAST_NUM_PROCESSES"])
+jax.distributed.initialize(num_processes=count, process_id=me)
+from jax.experimental import multihost_utils
+assert list(multihost_utils.process_allgather(np.float32(me))) == list(range(count))
+multihost_utils.sync_global_devices("all")
+print(os.environ["JAX_COORDINATOR_ADDRESS"])
+jax.distributed.shutdown()
+"""
+
+
+def test_the_coordinator_of_one_machine_is_a_socket_of_this_user_alone() -> None:
+    """An unmodified jax program meets at it; it lies in a folder of mode 0700, which goes with it; no port is opened."""
+    output = CollectedOutput()
+    result = run_local([sys.executable, "-c", UNMODIFIED], 2, env=os.environ | {"JAX_PLATFORMS": "cpu"}, output=output)
+    assert result.outcome == "done", output.text
+    (address,) = {text for _, text in output.lines if text.startswith("unix:/")}
+    assert not Path(address.removeprefix("unix:")).parent.exists()
+
+
+STRANGER = """
+import os, socket, sys
+os.setgid(65534); os.setgroups([]); os.setuid(65534)
+path = sys.argv[1].removeprefix("unix:")
+with socket.socket(socket.AF_UNIX) as connection:
+    try:
+        connection.connect(path)
+    except PermissionError:
+        print("connect refused")
+try:
+    os.listdir(os.path.dirname(path))
+except PermissionError:
+    print("list refused")
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+def test_another_user_of_the_host_is_nobody(tmp_path: Path) -> None:
+    """The user nobody can neither connect to a running job's coordinator nor look into its folder."""
+    with holdfast_run("-n", 1, "--", *python("import os, time; print('pid', os.getpid(), flush=True); time.sleep(600)")) as popen:
+        (pid,) = read_pids(popen, 1)
+        environment = dict(entry.split("=", 1) for entry in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in entry)
+        address = environment["HOLDFAST_COORDINATOR"]
+        assert stat.S_IMODE(Path(address.removeprefix("unix:")).parent.stat().st_mode) == 0o700
+        said = subprocess.run([sys.executable, "-c", STRANGER, address], capture_output=True, text=True, check=True).stdout
+        assert said.splitlines() == ["connect refused", "list refused"]
 
 
 def test_output_has_a_prefix_and_no_colour_without_a_terminal() -> None:
@@ -81,7 +135,7 @@ def test_output_has_a_prefix_and_no_colour_without_a_terminal() -> None:
     done = subprocess.run([HOLDFAST, "run", "-n", "2", "--", *python(code)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["[0] err", "[0] out", "[1] err", "[1] out"]
-    assert done.stderr == ""
+    assert re.fullmatch(r"holdfast: attempt 1, coordinator at unix:/\S+\n", done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -157,27 +211,30 @@ def test_control_c_reaches_every_process_as_itself() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_no_orphans_even_if_the_launcher_is_killed(number: int) -> None:
-    """Neither the processes, nor what they started, nor the coordinator outlive a launcher that had no chance to clean up."""
+    """Neither the processes, nor what they started in whatever session, nor the coordinator outlive a launcher that could not clean up."""
     script = """
 import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
-print("pid", os.getpid(), child.pid, os.environ["HOLDFAST_COORDINATOR"], flush=True)
+sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+child, own_session = subprocess.Popen(sleeper), subprocess.Popen(sleeper, start_new_session=True)
+daemon = [sys.executable, "-S", "-c", f"import subprocess; print(subprocess.Popen({sleeper}, start_new_session=True, stdout=2).pid)"]
+orphan = subprocess.run(daemon, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+print("pid", os.getpid(), child.pid, own_session.pid, orphan, os.environ["HOLDFAST_COORDINATOR"], flush=True)
 time.sleep(600)
 """
     with holdfast_run("-n", 2, "--", *python(script)) as popen:
         assert popen.stdout is not None
         said = [popen.stdout.readline().split() for _ in range(2)]
-        coordinator = said[0][4]
+        coordinator = said[0][6]
         popen.send_signal(number)
         popen.wait(30)
-        assert wait_until_ended([int(word) for words in said for word in words[2:4]])
+        assert wait_until_ended([int(word) for words in said for word in words[2:6]])
         assert refuses(coordinator)
 
 
 def test_what_a_process_left_behind_ends_with_it() -> None:
-    """A process that ends well takes along what it started in the background."""
+    """A process that ends well takes along what it started in the background, in a session of its own too."""
     output = CollectedOutput()
-    script = "import subprocess, sys; print(subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"
+    script = "import subprocess as s; print(s.Popen(['sleep', '600'], stdout=s.DEVNULL, stderr=s.DEVNULL, start_new_session=True).pid)"
     assert run_local(python(script), 2, output=output).outcome == "done"
     assert wait_until_ended([int(text) for _, text in output.lines])
 
@@ -227,6 +284,102 @@ sys.exit(75)
     assert sorted(text for _, text in output.lines) == ["1 4"] * 4 + ["2 2"] * 2 + ["3 4"] * 4
 
 
+JOINING = """
+import os, signal, sys, time
+from holdfast.coordination import CoordinationClient
+client = CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"]))
+client.connect()
+{after}
+"""
+
+
+def test_a_sigterm_of_others_before_a_process_has_joined_is_a_preemption() -> None:
+    """A process that somebody's SIGTERM ends before it could hear of notices: all are told to leave, and the job ends with 75."""
+    script = "import os, signal, time\nif os.environ['HOLDFAST_PROCESS_ID'] == '1': os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(600)"
+    result = run_local(python(script), 2, output=CollectedOutput())
+    assert (result.outcome, result.exit_code) == ("preempted", 75)
+    assert any("notice from process 1 (SIGTERM before it had joined)" in reason for reason in result.reasons)
+
+
+def test_a_sigterm_of_others_after_a_process_has_joined_is_a_failure() -> None:
+    """It had a handler then, or none on purpose."""
+    code = JOINING.format(
+        after="client.wait_at_barrier('all', 60_000); me = os.environ['HOLDFAST_PROCESS_ID']\n"
+        "os.kill(os.getpid(), signal.SIGTERM) if me == '1' else time.sleep(600)",
+    )
+    result = run_local([sys.executable, "-c", code], 2, output=CollectedOutput())
+    assert (result.outcome, result.exit_code) == ("failed", 143)
+
+
+def test_a_coordinator_that_cannot_start_ends_the_job_at_once(short_path: Path) -> None:
+    """No temporary folder: that sentence, exit code 1, no second attempt and no story of processes."""
+    env = os.environ | {"TMPDIR": str(short_path)}
+    (short_path / f"holdfast-{os.getuid()}").write_text("in the way")
+    done = subprocess.run([HOLDFAST, "run", "-n", "2", "--", "true"], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.fullmatch(
+        rf"holdfast: failed: the coordinator cannot start: .*{short_path}/holdfast-\d+: .*; set TMPDIR .*\n", done.stderr
+    ), done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_coordinator_that_is_killed_ends_the_attempt(number: int) -> None:
+    """Processes that need it are ended at once and not after a time-out of theirs; the budget for failures pays for the next attempt."""
+    code = f"""
+import os, signal, sys, time
+from pathlib import Path
+from holdfast.coordination import CoordinationClient, StatusClient
+if os.environ["HOLDFAST_ATTEMPT"] == "2": sys.exit(0)
+client = CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"]), init_timeout_s=60)
+client.connect()
+client.wait_at_barrier("all", 60_000)
+if os.environ["HOLDFAST_PROCESS_ID"] == "0":
+    time.sleep(1)  # for the launcher's next look, twice a second
+    import json
+    os.kill(json.loads((Path(os.environ["HOLDFAST_COORDINATOR"].removeprefix("unix:")).parent / "job").read_text())["pid"], {int(number)})
+time.sleep(600)
+"""
+    result = run_local([sys.executable, "-c", code], 2, restart=RestartPolicy(max_failures=1, backoff_s=0.05), output=CollectedOutput())
+    assert (result.outcome, result.attempts) == ("done", 2), result.reasons
+    assert any(
+        re.search(r"the coordinator (was ended by signal 9|ended with exit code 0) while 2 of 2 processes ran", reason)
+        for reason in result.reasons
+    )
+
+
+def test_log_dir_holds_a_file_of_each_process_and_the_coordinators(tmp_path: Path) -> None:
+    """Lines with their time, of all attempts; what the launcher said; when the coordinator came and why it went."""
+    run_local(python("import os; print('I am', os.environ['HOLDFAST_PROCESS_ID'])"), 2, output=CollectedOutput(), log_dir=tmp_path / "logs")
+    logs = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()}
+    assert set(logs) == {"process-0.log", "process-1.log", "launcher.log", "coordinator.log"}
+    assert re.fullmatch(r"\S+ \S+ I am 1\n", logs["process-1.log"])
+    assert "attempt 1, coordinator at unix:" in logs["launcher.log"]
+    assert re.search(r"serves at unix:/\S+, process \d+\n.* ends: SIGTERM\n", logs["coordinator.log"])
+
+
+def test_the_heartbeat_timeout_is_the_coordinators() -> None:
+    """60 s unless --heartbeat-timeout-s says otherwise; a silent process is lost after it."""
+    code = JOINING.format(
+        after="""
+if os.environ["HOLDFAST_PROCESS_ID"] == "1":
+    os.kill(os.getpid(), signal.SIGSTOP)
+try:
+    client.wait_at_barrier("all", 60_000)
+except Exception as error:
+    print(type(error).__name__, error, flush=True)
+    os._exit(7)
+""",
+    )
+    done = subprocess.run(
+        [HOLDFAST, "run", "-n", "2", "--heartbeat-timeout-s", "2", "--grace-s", "0.5", "--", sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 7 and "[0] ProcessLost" in done.stdout, done.stdout + done.stderr
+
+
 def test_bad_input_is_one_clear_error() -> None:
     """A command that is not there, and counts that do not fit."""
     done = subprocess.run([HOLDFAST, "run", "-n", "1", "--", "no-such-command"], capture_output=True, text=True, check=False)
@@ -235,3 +388,5 @@ def test_bad_input_is_one_clear_error() -> None:
     done = subprocess.run([HOLDFAST, "run", "-n", "1", "--min-processes", "2", "--", "true"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "a job needs 1 <= min_processes <= num_processes, found 2 and 1" in done.stderr
+    done = subprocess.run([HOLDFAST, "run", "-n", "1", "--grace-s", "-5", "--", "true"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "Invalid value for '--grace-s': -5.0 is not in the range x>=0" in done.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.launch.engines import slurm as engine_of_slurm
 from tests.support.paths import EXAMPLES
 from tests.support.slurm import SlurmCluster, missing_programs
 
@@ -90,6 +91,40 @@ def test_four_tasks_over_two_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
     assert (shown["JobState"], shown["Restarts"], shown["NodeList"]) == ("COMPLETED", "0", "n[1-2]"), job.output()
     assert set(re.findall(r"\[(\d)\] process \1 of 4", job.output())) == {"0", "1", "2", "3"}
     assert job.steps() == list(range(1, 41))
+
+
+LOOK = """
+import os
+from holdfast.coordination import CoordinationClient
+with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"])) as client:
+    client.wait_at_barrier("all", 60_000)
+    client.shutdown()
+secret = any("BEGIN" in value or key == "HOLDFAST_JOB_SECRETS" for key, value in os.environ.items())
+print("LOOK", os.environ["SLURMD_NODENAME"], os.environ["HOLDFAST_COORDINATOR"], os.environ["HOLDFAST_LOCAL_RANK"], secret)
+"""
+
+
+@pytest.mark.parametrize("engine", ["", "--insecure"])
+def test_the_tasks_of_a_node_share_a_relay_and_hold_no_secret(slurm: SlurmCluster, tmp_path: Path, engine: str) -> None:
+    """Two tasks on each of two nodes: a Unix socket a node, local ranks 0 and 1; --insecure gives all the coordinator's own address."""
+    (tmp_path / "look.py").write_text(LOOK)
+    command = f"exec {HOLDFAST} slurm --coordinator-host 127.0.0.1 {engine} -- {sys.executable} look.py"
+    job = slurm.submit(f"#!/bin/bash\n{command}\n", "-N2", "-n4", "--ntasks-per-node=2", "-plow", cwd=tmp_path)
+    slurm.wait_until(lambda: slurm.job(job)["JobState"] in ("COMPLETED", "FAILED", "CANCELLED"), "end")
+    out = (tmp_path / "out").read_text()
+    seen = [line.split()[2:] for line in out.splitlines() if " LOOK " in line]
+    assert sorted((node, rank, secret) for node, _, rank, secret in seen) == [(n, r, "False") for n in ("n1", "n2") for r in "01"], out
+    addresses = {(node, address) for node, address, _, _ in seen}
+    assert all(address.startswith("127.0.0.1:" if engine else "unix:/") for _, address in addresses)
+    assert len({address for _, address in addresses}) == (1 if engine else 2)
+
+
+def test_a_command_of_slurms_that_takes_long_is_no_end_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not answer, or is not there, is an exit code with a sentence."""
+    monkeypatch.setattr(engine_of_slurm, "_COMMAND_TIMEOUT_S", 0.2)
+    done = engine_of_slurm.slurm("sleep", "60")
+    assert (done.returncode, done.stderr) == (124, "no answer within 0.2 s")
+    assert engine_of_slurm.slurm("no-such-command").stderr == "no-such-command: No such file or directory"
 
 
 def test_a_higher_partition_preempts_and_the_job_comes_back(slurm: SlurmCluster, tmp_path: Path) -> None:

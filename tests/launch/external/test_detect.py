@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.launch.external.detect import ClusterEnv, detect, first_host
+from holdfast.launch.external.detect import ClusterEnv, detect
 from tests.support.launchers import JOBSET, OPENMPI_4, OPENMPI_5, SLURM
 
 
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        (SLURM, ClusterEnv("Slurm", "slurm-77", 10_003, 3, 4, first_host="gpu03")),
+        (SLURM, ClusterEnv("Slurm", "slurm-77", 10_003, 3, 4, local_rank=1)),
         (OPENMPI_4, ClusterEnv("Open MPI", "2563768321", 1, 1, 3, local_size=3)),
         (OPENMPI_5, ClusterEnv("Open MPI", "prterun-node7-1234-1", 1, 2, 8, local_size=4)),
         (SLURM | OPENMPI_5, ClusterEnv("Open MPI", "prterun-node7-1234-1", 1, 2, 8, local_size=4)),
         (
             SLURM | {"PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.77.2"},
-            ClusterEnv("Slurm", "slurm-77", 10_003, 3, 4, first_host="gpu03"),
+            ClusterEnv("Slurm", "slurm-77", 10_003, 3, 4, local_rank=1),
         ),
         (JOBSET, ClusterEnv("Kubernetes", "train", 6, 9, 12, first_host="h", slice_id=2, num_slices=3)),
         ({"JOB_COMPLETION_INDEX": "1", "PODS_PER_JOB": "4"}, ClusterEnv("Kubernetes", "kubernetes", 1, 1, 4)),
@@ -40,13 +40,12 @@ def test_a_requeued_slurm_job_has_a_higher_attempt() -> None:
     assert numbers == sorted(set(numbers)) and len(numbers) == 4
 
 
-@pytest.mark.parametrize(
-    ("nodelist", "host"),
-    [("n1", "n1"), ("n[1-2]", "n1"), ("n[01-03,7],m", "n01"), ("a,b[1-2]", "a"), ("rack2-n[4,6]-ib", "rack2-n4-ib"), ("", "")],
-)
-def test_the_first_host_of_a_compressed_list(nodelist: str, host: str) -> None:
-    """Slurm's short form: only the first host is needed, leading zeros are kept."""
-    assert first_host(nodelist) == host
+def test_the_processes_of_a_node() -> None:
+    """Slurm names them all; Open MPI says how many there are, and which of them this is."""
+    found = detect(SLURM | {"SLURM_GTIDS": "2,3", "SLURMD_NODENAME": "gpu04"})
+    assert found is not None and (found.node, found.on_node, found.local_rank, found.local_size) == ("gpu04", (2, 3), 1, 2)
+    found = detect(OPENMPI_4 | {"OMPI_COMM_WORLD_LOCAL_RANK": "1"})
+    assert found is not None and (found.local_rank, found.local_size, found.on_node) == (1, 3, (1,))
 
 
 def test_an_engine_that_says_only_half_is_an_error() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.launch import KubernetesJob, render_kubernetes
+from holdfast.launch.workers.secrets import JobSecrets
 from tests.support.paths import SUPPORT
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
@@ -25,7 +26,7 @@ def test_manifests_are_as_the_golden_files(name: str) -> None:
     job = KubernetesJob(
         "digits", "example.org/digits:1", ("python", "train.py", "--directory", "gs://b/ckpt"), 8 if name == "jobset" else 4, **changes
     )  # type: ignore[arg-type]
-    assert render_kubernetes(job) == (GOLDEN / f"{name}.yaml").read_text()
+    assert render_kubernetes(job, JobSecrets("t", "k", "ca", "sc", "sk", "cc", "ck")) == (GOLDEN / f"{name}.yaml").read_text()
 
 
 def test_manifests_are_yaml(tmp_path: Path) -> None:
@@ -39,10 +40,18 @@ def test_manifests_are_yaml(tmp_path: Path) -> None:
         check=True,
     )
     documents = list(yaml.safe_load_all(done.stdout))
-    assert [document["kind"] for document in documents] == ["Service", "Deployment", "JobSet"]
-    pod = documents[2]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert [document["kind"] for document in documents] == ["Secret", "Service", "Deployment", "JobSet"]
+    pod = documents[3]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert pod["containers"][0]["command"][-1] == 'print("a: b")'
-    assert documents[1]["spec"]["template"]["spec"]["containers"][0]["command"][2] == "--num-processes=8"
+    assert documents[2]["spec"]["template"]["spec"]["containers"][0]["command"][2] == "--num-processes=8"
+    secret = documents[0]["stringData"]
+    assert secret["client.crt"].startswith("-----BEGIN CERTIFICATE") and len(secret["token"]) > 40
+    for text in (value for value in secret.values() if len(value) > 5):
+        assert text not in str(documents[1:]), "a secret stands outside the Secret"
+    given = {item["path"] for item in pod["volumes"][0]["secret"]["items"]}
+    assert given == {"token", "ca.crt", "client.crt", "client.key", "key"}
+    done = subprocess.run([*base, "--name", "j", "-n", "1", "--insecure", "--", "true"], capture_output=True, text=True, check=True)
+    assert "Secret" not in done.stdout and "tls" not in done.stdout and "volume" not in done.stdout
     for bad, message in ((["--name", "J", "-n", "1"], "name='J'"), (["--name", "j", "-n", "3", "--slices", "2"], "slices of one size")):
         done = subprocess.run([*base, *bad, "--", "true"], capture_output=True, text=True, check=False)
         assert done.returncode == 2 and message in done.stderr

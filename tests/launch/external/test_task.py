@@ -6,11 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from holdfast.coordination.process.job_folder import JobFolder
 from tests.support.launchers import JOBSET, OPENMPI_5
+from tests.support.processes import wait_until_ended
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
 
@@ -35,6 +38,27 @@ def test_what_a_task_cannot_do_is_one_clear_error() -> None:
     done = run_task("--", "true", **OPENMPI_5)
     assert done.returncode == 1
     assert "give --coordinator HOST:PORT, or --rendezvous with a shared folder" in done.stderr
+
+
+def test_a_rerun_of_a_job_id_does_not_take_the_address_of_the_run_before(short_path: Path) -> None:
+    """Open MPI gives an id again: process 1, though it comes first, waits for the coordinator of this run."""
+    environment = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "77", "TMPDIR": str(short_path)}
+    folder = short_path / f"holdfast-{os.getuid()}"
+    folder.mkdir(mode=0o700)
+    (folder / "77.1.json").write_text('{"coordinator": "unix:/nonexistent/coordinator"}')
+    code = "import os; print(os.environ['HOLDFAST_COORDINATOR'])"
+    said: list[str] = []
+
+    def task(rank: str) -> None:
+        said.append(run_task("--", sys.executable, "-S", "-c", code, OMPI_COMM_WORLD_RANK=rank, **environment).stdout)
+
+    first = threading.Thread(target=task, args=("1",))
+    first.start()
+    task("0")
+    first.join(60)
+    (job,) = [found for path in folder.glob("job-*") if (found := JobFolder(path).job()) is not None]
+    assert said == [f"{job.address}\n"] * 2 and job.job_id == "77"
+    assert wait_until_ended([job.pid], within_s=40), "its starter is gone, and nobody has come"
 
 
 @pytest.mark.slow

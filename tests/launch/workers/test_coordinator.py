@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
+import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from holdfast.coordination import CoordinationClient
+from holdfast.coordination.process.job_folder import job_folders
 from holdfast.launch.supervisor.job import Event, Notice, Progress, Withdrawn
 from holdfast.launch.workers.coordinator import Coordinator, ProcessProgress, ProgressWatch
+from holdfast.multihost import StartupFailed
+from tests.support.cluster import Processes
 from tests.support.processes import runs, wait_until_ended
 
 NOTICE = "holdfast/sync/preemption/0/notices/1"
@@ -93,8 +100,41 @@ def test_a_coordinator_that_is_gone_is_no_event(watched: Watched) -> None:
 
 
 def test_a_coordinator_is_a_process_of_its_own_and_ends_when_it_is_closed() -> None:
-    """Its address is on loopback unless another host is given."""
-    coordinator = Coordinator("j", 1, 1)
-    assert coordinator.address.startswith("127.0.0.1:") and runs(coordinator.pid)
-    coordinator.close()
-    assert wait_until_ended([coordinator.pid])
+    """Its address is a socket unless a host is given; its folder goes with it."""
+    for host, prefix in ((None, "unix:/"), ("127.0.0.1", "127.0.0.1:")):
+        coordinator = Coordinator("j", 1, 1, host=host)
+        assert coordinator.address.startswith(prefix) and runs(coordinator.pid)
+        (folder,) = [each for each in job_folders() if (job := each.job()) is not None and job.pid == coordinator.pid]
+        coordinator.close()
+        assert wait_until_ended([coordinator.pid]) and not folder.path.exists()
+
+
+def test_a_coordinator_ends_with_who_started_it() -> None:
+    """SIGKILL, at any moment after its start, leaves none behind; one that shall outlive its starter does."""
+    script = """
+    import time
+    from holdfast.launch.workers.coordinator import Coordinator
+    print("pids", Coordinator("j", 1, 1).pid, (other := Coordinator("j", 1, 1, outlives_us=True)).pid, flush=True)
+    time.sleep(600)
+    """
+    with Processes(script, 1) as processes:
+        processes.wait_for(0, "pids")
+        pid, outlives = map(int, processes.output(0).split()[1:])
+        processes.kill(0)
+        assert wait_until_ended([pid]) and runs(outlives)
+        os.kill(outlives, signal.SIGTERM)
+
+
+def test_a_coordinator_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
+    """An address that is not this machine's, no temporary folder, and one that is another's: a StartupFailed with the reason."""
+    with pytest.raises(StartupFailed, match=r"(?s)the coordinator cannot start: .*cannot listen at 192\.0\.2\.1"):
+        Coordinator("j", 1, 1, host="192.0.2.1")
+    monkeypatch.setattr(tempfile, "tempdir", str(short_path / "gone"))
+    with pytest.raises(
+        StartupFailed, match=f"no temporary folder for the coordinator: {short_path}/gone/holdfast-.*set TMPDIR to a folder"
+    ):
+        Coordinator("j", 1, 1)
+    monkeypatch.setattr(tempfile, "tempdir", str(short_path))
+    (short_path / f"holdfast-{os.getuid()}").symlink_to("/")
+    with pytest.raises(StartupFailed, match=r"expected a folder of user .*, found no folder of .*; remove it, or set TMPDIR"):
+        Coordinator("j", 1, 1)

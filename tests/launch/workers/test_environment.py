@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from holdfast.launch.workers.environment import worker_env
+import dataclasses
+
+import pytest
+
+from holdfast.launch.workers.environment import local_devices, worker_env
 from holdfast.multihost import ProcessSpec
 
 SPEC = ProcessSpec(process_id=1, num_processes=2, coordinator="c:1", job_id="j", attempt=3)
@@ -29,3 +33,32 @@ def test_stale_slices_are_replaced_and_named() -> None:
         "MEGASCALE_NUM_SLICES: '3' -> removed, the job has one slice",
         "MEGASCALE_PORT: '1' -> removed, the job has one slice",
     ]
+
+
+def test_a_process_is_told_its_local_rank_and_its_share_of_the_gpus() -> None:
+    """Of eight GPUs the second of four processes gets two; jax reads the variable, and one that is set stays."""
+    spec = dataclasses.replace(SPEC, local_rank=1)
+    base = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
+    env, _ = worker_env(base, spec, share_of=4)
+    assert (env["HOLDFAST_LOCAL_RANK"], env["JAX_LOCAL_DEVICE_IDS"]) == ("1", "2,3")
+    assert worker_env(base | {"JAX_LOCAL_DEVICE_IDS": "7"}, spec, share_of=4)[0]["JAX_LOCAL_DEVICE_IDS"] == "7"
+    assert "JAX_LOCAL_DEVICE_IDS" not in worker_env(base, spec)[0]
+
+
+@pytest.mark.parametrize(
+    ("environment", "share_of", "devices"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, 2, "1"),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,GPU-c,GPU-d"}, 2, "2,3"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, 2, ""),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 2, ""),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, 1, ""),
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_ON_NODE": "4"}, 2, "2,3"),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_ON_NODE": "4"}, 2, ""),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_PER_TASK": "2"}, 2, ""),
+    ],
+    ids=["one each", "by name", "too few", "none", "alone", "slurm, all see all", "slurm, bound", "slurm, per task"],
+)
+def test_gpus_are_divided_where_all_see_the_same(environment: dict[str, str], share_of: int, devices: str) -> None:
+    """What Slurm has bound to a task already is not divided again."""
+    assert local_devices(environment, 1, share_of) == devices

@@ -1,46 +1,33 @@
-"""Worker processes and the reaper of process groups, on real processes."""
+"""Worker processes, on real processes."""
 
 from __future__ import annotations
 
 import os
 import queue
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from holdfast.launch.workers.process import ProcessGroupReaper, WorkerProcess
-from tests.support.processes import runs, wait_until_ended
+from holdfast.launch.workers.process import WorkerProcess
+from tests.support.processes import wait_until_ended
 
 # An expression: a process in the background that holds no stream open.
 SLEEPER = "subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
 
 
-@pytest.fixture
-def reaper() -> Iterator[ProcessGroupReaper]:
-    found = ProcessGroupReaper()
-    yield found
-    found.close()
-
-
 class Started:
     """A worker process whose lines and exit code a test takes in order."""
 
-    def __init__(self, code: str, reaper: ProcessGroupReaper, **env: str) -> None:
+    def __init__(self, code: str, **env: str) -> None:
         self.events: queue.Queue[str | int] = queue.Queue()
         command = [sys.executable, "-S", "-c", code]
-        self.process = WorkerProcess(
-            command, os.environ | env, reaper, on_line=self.events.put, on_exit=self.events.put, cwd=Path(__file__).parent
-        )
+        self.process = WorkerProcess(command, os.environ | env, on_line=self.events.put, on_exit=self.events.put, cwd=Path(__file__).parent)
 
     def next(self) -> str | int:
         return self.events.get(timeout=30)
 
 
-def test_lines_of_both_streams_come_before_the_exit_code(reaper: ProcessGroupReaper) -> None:
+def test_lines_of_both_streams_come_before_the_exit_code() -> None:
     """Environment and folder are as given; the last line comes before the exit code, also without a newline."""
     code = """
 import os, sys
@@ -48,14 +35,14 @@ print(os.environ["GREETING"], os.path.basename(os.getcwd()), flush=True)
 sys.stderr.write("last")
 sys.exit(3)
 """
-    started = Started(code, reaper, GREETING="hello")
+    started = Started(code, GREETING="hello")
     assert [started.next() for _ in range(3)] == ["hello workers", "last", 3]
     assert started.process.wait(10) and not started.process.alive
 
 
-def test_a_signal_reaches_the_process_and_its_number_comes_back(reaper: ProcessGroupReaper) -> None:
+def test_a_signal_reaches_the_process_and_its_number_comes_back() -> None:
     """`signal` is for the process alone, `kill` for all of its group; both do nothing afterwards."""
-    started = Started("import signal; print('ready', flush=True); signal.pause()", reaper)
+    started = Started("import signal; print('ready', flush=True); signal.pause()")
     assert started.next() == "ready" and started.process.alive
     assert not started.process.wait(0)
     started.process.signal(signal.SIGTERM)
@@ -64,24 +51,24 @@ def test_a_signal_reaches_the_process_and_its_number_comes_back(reaper: ProcessG
     started.process.kill()
 
 
-def test_a_signal_at_the_very_end_of_a_process_loses_no_exit_code(reaper: ProcessGroupReaper) -> None:
+def test_a_signal_at_the_very_end_of_a_process_loses_no_exit_code() -> None:
     """Only the waiter reaps: a process that is signalled again and again while it ends is reported all the same."""
     for _ in range(10):
-        started = Started("import signal; signal.signal(15, signal.SIG_IGN)", reaper)
+        started = Started("import signal; signal.signal(15, signal.SIG_IGN)")
         while started.process.alive:
             started.process.signal(signal.SIGTERM)
         assert started.next() in (0, -signal.SIGTERM)
 
 
-def test_what_it_started_is_killed_with_it(reaper: ProcessGroupReaper) -> None:
+def test_what_it_started_is_killed_with_it() -> None:
     """A background process of its group is gone when the exit code is reported."""
-    started = Started(f"import subprocess; print({SLEEPER}.pid)", reaper)
+    started = Started(f"import subprocess; print({SLEEPER}.pid)")
     pid, code = int(started.next()), started.next()
     assert code == 0
     assert wait_until_ended([pid])
 
 
-def test_kill_ends_a_process_that_ignores_sigterm_and_its_group(reaper: ProcessGroupReaper) -> None:
+def test_kill_ends_a_process_that_ignores_sigterm_and_its_group() -> None:
     """SIGKILL reaches the process and what it started."""
     code = f"""
 import signal, subprocess
@@ -89,7 +76,7 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print({SLEEPER}.pid, flush=True)
 while True: signal.pause()
 """
-    started = Started(code, reaper)
+    started = Started(code)
     pid = int(started.next())
     started.process.signal(signal.SIGTERM)
     started.process.kill()
@@ -97,15 +84,10 @@ while True: signal.pause()
     assert wait_until_ended([pid])
 
 
-def test_the_reaper_kills_what_is_listed_and_spares_what_is_not() -> None:
-    """When it is closed, groups that were added and not discarded get SIGKILL."""
-    reaper = ProcessGroupReaper()
-    kept, spared = (subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(2))
-    for popen in (kept, spared):
-        reaper.add(popen.pid)
-    reaper.discard(spared.pid)
-    reaper.close()
-    assert kept.wait(30) == -signal.SIGKILL
-    assert runs(spared.pid)
-    spared.kill()
-    spared.wait(30)
+def test_a_line_without_an_end_comes_in_pieces_and_bytes_that_are_not_text_are_replaced() -> None:
+    """3 MB without a newline take no more memory than a piece; the next line is a line of its own."""
+    started = Started("import sys; sys.stdout.write('x' * 3_000_000 + '\\n'); sys.stdout.flush(); sys.stdout.buffer.write(b'caf\\xe9\\n')")
+    pieces = [started.next() for _ in range(4)]
+    assert [len(str(piece)) for piece in pieces[:3]] == [1_000_000] * 3
+    assert "".join(map(str, pieces[3:])) == ""  # the newline after the last full piece
+    assert [started.next(), started.next()] == ["caf\ufffd", 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import pickle
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,13 +28,32 @@ def shim(name: str, *arguments: object) -> list[str]:
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(shim("exec_with_pdeathsig.py", *arguments), capture_output=True, text=True, check=False, timeout=30)
+    with subprocess.Popen(
+        shim("subreaper.py", *arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as popen:
+        assert popen.stdout is not None and popen.stderr is not None
+        said, errors = popen.stdout.read(), popen.stderr.read()  # not communicate(), which would close its input
+        return subprocess.CompletedProcess(popen.args, popen.wait(30), said, errors)
 
 
-def test_it_becomes_the_command() -> None:
-    """Same process id, the command's own output and exit code."""
-    done = run(os.getpid(), sys.executable, "-S", "-c", "import sys; print('here'); sys.exit(7)")
-    assert (done.returncode, done.stdout) == (7, "here\n")
+@pytest.mark.parametrize(("how", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 15)", -15), ("os.kill(os.getpid(), 9)", -9)])
+def test_it_ends_as_the_command_does(how: str, code: int) -> None:
+    """The command's own output, and its exit code or signal."""
+    done = run(os.getpid(), sys.executable, "-S", "-c", f"import os, sys; print('here', flush=True); {how}")
+    assert (done.returncode, done.stdout) == (code, "here\n")
+
+
+def test_the_command_finds_signals_as_a_shell_leaves_them() -> None:
+    """Nothing that Python ignores stays ignored, and no signal is blocked; but a hangup that the starter ignores stays so (nohup)."""
+    show = ["grep", "-E", "SigIgn|SigBlk", "/proc/self/status"]
+    masks = [int(line.split()[1], 16) for line in run(os.getpid(), *show).stdout.splitlines()]
+    assert [mask & 0x7FFFFFFF for mask in masks] == [0, 0]  # above are libc's own
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        said = run(os.getpid(), *show).stdout
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert int(said.split("SigIgn:")[1].split()[0], 16) & 0x7FFFFFFF == 1
 
 
 def test_a_command_that_cannot_run_is_127_or_126(tmp_path: Path) -> None:
@@ -50,38 +71,85 @@ def test_it_does_not_start_when_its_parent_is_dead_already() -> None:
     assert (done.returncode, done.stdout) == (127, "")
 
 
+LEAVES_THREE = """
+import os, subprocess, sys, time
+sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+own_session = subprocess.Popen(sleeper, start_new_session=True)
+daemon = [sys.executable, "-S", "-c", f"import subprocess; print(subprocess.Popen({sleeper}, start_new_session=True, stdout=2).pid)"]
+orphan = subprocess.run(daemon, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+print(os.getpid(), own_session.pid, orphan, flush=True)
+"""
+
+
+@contextlib.contextmanager
+def leaves_three(then: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """Runs a command below a subreaper that starts two processes, one of them a daemon; yields the subreaper and all three."""
+    command = shim("subreaper.py", os.getpid(), sys.executable, "-S", "-c", LEAVES_THREE + then)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as popen:
+        assert popen.stdout is not None
+        yield popen, list(map(int, popen.stdout.readline().split()))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
-def test_the_command_dies_with_its_parent() -> None:
-    """SIGKILL of the parent, which runs no handler, ends the command too."""
+@pytest.mark.parametrize("order", ["", "kill\n"])
+def test_all_ends_with_the_starter_or_at_its_order(order: str) -> None:
+    """At the end of its input, and at `kill`, sessions of their own and daemons end too."""
+    with leaves_three("time.sleep(600)") as (popen, pids):
+        assert len(pids) == 3 and popen.stdin is not None
+        popen.stdin.write(order)
+        popen.stdin.flush() if order else popen.stdin.close()
+        assert popen.wait(30) == -signal.SIGKILL
+        assert wait_until_ended(pids, within_s=0.1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_what_the_command_left_ends_with_it() -> None:
+    """An exit code comes when nothing of the command is left."""
+    with leaves_three("sys.exit(4)") as (popen, pids):
+        assert popen.wait(30) == 4
+        assert wait_until_ended(pids, within_s=0.1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_all_ends_with_a_starter_whose_pipe_another_holds_open() -> None:
+    """SIGKILL of the starter ends all, though a process that it has forked still holds the other end of the subreaper's input."""
     code = f"""
-import os, subprocess, sys
-child = subprocess.Popen([sys.executable, "-I", "-S", {str(SHIMS / "exec_with_pdeathsig.py")!r}, str(os.getpid()), "sleep", "600"])
-print(child.pid, flush=True)
+import os, subprocess, sys, time
+subreaper, command = {str(SHIMS / "subreaper.py")!r}, {LEAVES_THREE + "time.sleep(600)"!r}
+command = [sys.executable, "-I", "-S", subreaper, str(os.getpid()), sys.executable, "-S", "-c", command]
+child = subprocess.Popen(command, stdin=subprocess.PIPE)
+if not (fork := os.fork()):
+    time.sleep(600)
+print(fork, flush=True)
 child.wait()
 """
     with subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
+        lines = sorted((parent.stdout.readline().split() for _ in range(2)), key=len)
         parent.kill()
         parent.wait(30)
-    assert wait_until_ended([pid])
+        try:
+            assert wait_until_ended([int(pid) for pid in lines[1]])
+        finally:
+            os.kill(int(lines[0][0]), signal.SIGKILL)
 
 
-def test_the_reaper_ignores_the_signals_that_end_its_parent() -> None:
-    """SIGTERM, SIGINT and SIGHUP do not stop it from killing the listed group at the end of its input."""
-    listed = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    reaper = subprocess.Popen(shim("process_group_reaper.py"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert reaper.stdin is not None
-    reaper.stdin.write(f"+{listed.pid}\n+999999999\n")
-    reaper.stdin.flush()
-    status = Path(f"/proc/{reaper.pid}/status")
-    wanted = sum(1 << (number - 1) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-    while wanted & ~int(next(line for line in status.read_text().splitlines() if line.startswith("SigIgn")).split()[1], 16):
-        assert reaper.poll() is None
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        reaper.send_signal(number)
-    reaper.communicate(timeout=30)
-    assert (reaper.returncode, listed.wait(30)) == (0, -signal.SIGKILL)
+def test_signals_that_end_its_parent_do_not_end_it() -> None:
+    """SIGTERM and SIGINT to the subreaper itself change nothing; `signal` reaches the command alone."""
+    code = (
+        "import signal; signal.signal(15, lambda *_: print('15', flush=True)); print('ready', flush=True); signal.pause(); signal.pause()"
+    )
+    command = shim("subreaper.py", os.getpid(), sys.executable, "-S", "-c", code)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as popen:
+        assert popen.stdin is not None and popen.stdout is not None
+        assert popen.stdout.readline() == "ready\n"
+        popen.send_signal(signal.SIGTERM)
+        popen.send_signal(signal.SIGINT)
+        popen.stdin.write("signal 15\n")
+        popen.stdin.flush()
+        assert popen.stdout.readline() == "15\n"
+        popen.stdin.close()
+        assert popen.wait(30) == -signal.SIGKILL
 
 
 @pytest.fixture
@@ -104,6 +172,26 @@ def stop(kind: type[Exception]) -> None:
 def test_an_error_of_a_call_is_its_exit_code(call_runner: types.ModuleType, kind: type[Exception], code: int) -> None:
     """75 preempted, 93 do not restart, 124 hang, else 1."""
     assert call_runner.exit_code_of(kind("said so")) == code
+
+
+class Picky(Exception):
+    """Cannot be made again from its message alone, as many exceptions of libraries."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+
+
+def picky() -> None:
+    raise Picky(7, "no")
+
+
+def test_an_error_that_cannot_be_unpickled_is_told_as_text(call_runner: types.ModuleType, tmp_path: Path) -> None:
+    """The launcher reads its type and message, and does not fail itself."""
+    call, result = tmp_path / "call", tmp_path / "result"
+    call.write_bytes(pickle.dumps((picky, (), {})))
+    assert call_runner.main(str(call), str(result)) == 1
+    kind, error = pickle.loads(result.read_bytes())
+    assert kind == "error" and str(error) == "the error cannot be pickled; it was Picky: 7: no"
 
 
 def test_a_call_leaves_its_value_or_its_error(call_runner: types.ModuleType, tmp_path: Path) -> None:

@@ -32,6 +32,19 @@ def test_a_signal_inside_the_block_is_passed_on(number: int) -> None:
         signal.signal(number, before)
 
 
+def test_a_hangup_that_is_ignored_stays_so() -> None:
+    """Under nohup, SIGHUP neither stops the job nor changes how it is handled."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        events: queue.SimpleQueue[int] = queue.SimpleQueue()
+        with passing_on(events.put):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN and events.empty()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_blocks_may_nest() -> None:
     """The inner block takes the signal, and gives it back to the outer one at its end."""
     outer: queue.SimpleQueue[int] = queue.SimpleQueue()

@@ -114,17 +114,17 @@ def test_barriers_values_and_listings(clients: Clients) -> None:
 def test_who_is_missing_is_named_by_runtime_number_with_its_last_report(clients: Clients) -> None:
     """With task ids that differ from runtime indices, the error names the runtime index, and what that process last reported."""
     tasks = [2, 0, 1]
+    clients[0].report(step=7, saved_step=5)
 
     def work(client: CoordinationClient) -> BarrierTimeout:
         group_client = GroupClient(client, tasks)
-        group_client.progress = lambda: {0: "step 7"}
         with pytest.raises(BarrierTimeout) as caught, group_client.call("barrier", "late", Deadline(0.5)) as call:
             group_client.barrier(call, Deadline(0.5))
         return caught.value
 
     for error in on_each(clients[1:], work):
-        assert (error.name, error.missing) == ("late", (1,))
-        assert str(error).endswith("; process 1 last reported step 7")
+        assert (error.name, error.missing, error.progress) == ("late", (1,), {1: "step 7, saved_step 5"})
+        assert str(error).endswith("; process 1 last reported step 7, saved_step 5")
 
 
 def test_a_lost_process_ends_a_wait_for_its_value(clients: Clients) -> None:
@@ -133,6 +133,38 @@ def test_a_lost_process_ends_a_wait_for_its_value(clients: Clients) -> None:
     with pytest.raises(ProcessLost, match="bad batch") as caught:
         GroupClient(clients[0]).get("never", "value", Deadline(60.0), 2)
     assert caught.value.process == 2
+
+
+def test_waits_ask_nobody(clients: Clients) -> None:
+    """While a value and the health of a computation are waited for, the client makes the one call and no other."""
+    group_client = GroupClient(clients[0])
+    group_client.infos()
+    before = int(clients[0].statistics()["calls"])
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(group_client.get, "late", "value", Deadline(60.0), 2)
+        for _ in range(20):
+            group_client.raise_if_lost(range(3), "a computation")
+            clients[1].wait_at_barrier("apart", 30_000, [1])
+        with pytest.raises(TimeoutError):
+            waiting.result(2.5)
+        assert int(clients[0].statistics()["calls"]) == before + 1
+        clients[2].key_value_set("late", "here")
+        assert waiting.result(30) == b"here"
+
+
+def test_a_death_is_pushed_to_who_waits_for_it(clients: Clients) -> None:
+    """A listener is called when a process fails, and what is known then names it, by runtime number."""
+    group_client, changed = GroupClient(clients[0], [1, 2, 0]), threading.Event()
+    with group_client.on_change(changed.set):
+        changed.clear()
+        clients[2].report_error("bad batch")
+        while not group_client.lost_tasks():
+            assert changed.wait(30)
+            changed.clear()
+    assert list(group_client.lost_tasks()) == [2]
+    with pytest.raises(ProcessLost, match="bad batch") as caught:
+        group_client.raise_if_lost([0, 1], "a computation")
+    assert caught.value.process == 1
 
 
 class JaxlibError(Exception):

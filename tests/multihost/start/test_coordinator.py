@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from holdfast.coordination import CoordinationClient, CoordinationService, Credentials
+from holdfast.coordination import CoordinationClient, CoordinationService
 from holdfast.multihost import ProcessSpec, StartupFailed
 from holdfast.multihost.group.group_client import Deadline
-from holdfast.multihost.start.coordinator import find_coordinator, phase_at, progress_at
+from holdfast.multihost.start.coordinator import find_coordinator, phase_at
 from tests.support.cluster import free_port
 
 
@@ -33,11 +32,9 @@ def leave(clients: list[CoordinationClient]) -> None:
         client.close()
 
 
-def test_nobody_at_an_address_has_no_phase_and_no_progress() -> None:
-    """A port where nobody listens is None; it has no reports either."""
-    address = f"127.0.0.1:{free_port()}"
-    assert phase_at(address) is None
-    assert progress_at(address, Credentials(None, None, None, None)) == {}
+def test_nobody_at_an_address_has_no_phase() -> None:
+    """A port where nobody listens is None."""
+    assert phase_at(f"127.0.0.1:{free_port()}") is None
 
 
 def test_only_process_0_starts_a_coordinator() -> None:
@@ -67,16 +64,3 @@ def test_one_of_an_earlier_start_is_waited_for_and_then_named() -> None:
                 find_coordinator(spec_at(service.address, 0, 1), Deadline(0.1), 10.0)
             assert (caught.value.timeout_s, caught.value.knob) == (0.1, "timeout_s")
             client.close()
-
-
-def test_what_the_processes_reported_can_be_read() -> None:
-    """Each task's step and saved step in words; a task that reported nothing is left out."""
-    with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
-        clients = connected(service.address, 2)
-        clients[1].report(step=40, saved_step=30)
-        found: dict[int, str] = {}
-        while not found:
-            time.sleep(0.01)
-            found = progress_at(service.address, Credentials(None, None, None, None))
-        assert found == {1: "step 40, saved_step 30"}
-        leave(clients)

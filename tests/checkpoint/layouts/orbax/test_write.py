@@ -11,12 +11,15 @@ import orbax.checkpoint as ocp
 import orbax.checkpoint.experimental.v1 as ocp1
 import pytest
 
-from holdfast.checkpoint import StepExists, UnsupportedLeaf, load, save
+from holdfast.checkpoint import SaveFailed, StepExists, UnsupportedLeaf, load, save
 from holdfast.checkpoint.layouts.detect import find_steps
 from holdfast.checkpoint.layouts.orbax.metadata import TEMPORARY
 from holdfast.checkpoint.layouts.orbax.write import OrbaxWriter, save_orbax
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath
+from holdfast.coordination import HoldfastError
+from holdfast.multihost import Group
+from tests.support.checkpointing import at_once, groups
 from tests.support.orbax import assert_same, assert_same_leaf, rich_tree
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Orbax's own
@@ -57,6 +60,61 @@ def test_save_layout_orbax_and_what_it_cannot_hold(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedLeaf, match="'b', a Python bytes"):
         save(tmp_path / "2", {"b": b"x"}, layout="orbax")
     assert [path.name for path in tmp_path.iterdir() if any(file.is_file() for file in path.rglob("*"))] == ["1"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("step", 5), ("overwrite", True), ("per_process", lambda path: True)])
+def test_what_orbax_has_no_place_for_is_refused(tmp_path: Path, name: str, value: object) -> None:
+    """An argument that the layout cannot honour is a ValueError that names it, before anything is written; so is an unknown layout."""
+    with pytest.raises(ValueError, match=f"layout='orbax' .*{name}=.*expected"):
+        save(tmp_path / "1", {"w": jnp.arange(3)}, layout="orbax", **{name: value})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="layout='orbx': expected 'holdfast' or 'orbax'"):
+        save(tmp_path / "1", {"w": jnp.arange(3)}, layout="orbx")  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def _errors(path: Path, trees: list[object]) -> list[HoldfastError]:
+    """Returns how a save of two processes fails on each of them; the test's own limit is far below the save's."""
+
+    def fails(group: Group) -> HoldfastError:
+        with pytest.raises(HoldfastError) as caught:
+            save_orbax(StorePath.of(path), {"state": trees[group.index]}, group=group, timeout_s=600)
+        return caught.value
+
+    with groups(2) as both:
+        return at_once([lambda group=group: fails(group) for group in both])
+
+
+def test_a_step_that_exists_is_an_error_on_every_process(tmp_path: Path) -> None:
+    """Nobody waits for the primary, which alone looks."""
+    save(tmp_path / "1", {"w": jnp.arange(3)}, layout="orbax")
+    errors = _errors(tmp_path / "1", [{"w": np.ones(2)}] * 2)
+    assert [type(error) for error in errors] == [StepExists] * 2 and str(errors[0]) == str(errors[1])
+    assert load(tmp_path / "1")["w"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_what_one_process_cannot_save_is_an_error_on_every_process(failing: int, tmp_path: Path) -> None:
+    """Nobody waits for it; the error names the leaf, and nothing is left behind."""
+    errors = _errors(tmp_path / "1", [{"w": np.ones(2), "b": b"x"} if index == failing else {"w": np.ones(2)} for index in range(2)])
+    assert isinstance(errors[failing], UnsupportedLeaf) and all("'b', a Python bytes" in str(error) for error in errors)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_fails_is_one_error_on_every_process(tmp_path: Path) -> None:
+    """The operating system's error becomes SaveFailed that names the place and the process."""
+    (tmp_path / "file").write_text("")
+    errors = _errors(tmp_path / "file" / "1", [{"w": np.ones(2)}] * 2)
+    assert [type(error) for error in errors] == [SaveFailed] * 2
+    assert all(f"{tmp_path}/file/1 was not saved: process 0 failed" in str(error) for error in errors)
+
+
+def test_what_is_made_is_not_made_behind_a_link(tmp_path: Path) -> None:
+    """A link that has the temporary name is replaced, and what is behind it stays."""
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "thesis.txt").write_text("mine")
+    (tmp_path / f"1{TEMPORARY}").symlink_to(tmp_path / "else")
+    save(tmp_path / "1", {"w": jnp.arange(3)}, layout="orbax")
+    assert [path.name for path in (tmp_path / "else").iterdir()] == ["thesis.txt"] and not (tmp_path / "1").is_symlink()
 
 
 def test_what_was_begun_is_invisible_until_it_is_finished(tmp_path: Path) -> None:

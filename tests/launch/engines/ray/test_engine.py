@@ -142,6 +142,8 @@ def train(folder: str, steps: int, polite: bool = True) -> dict[str, Any]:
     state = jax.jit(lambda: jnp.zeros(12), out_shardings=rows)()
     advance = jax.jit(lambda x: x + jnp.max(x) * 0 + 1, out_shardings=rows)
     attempt, me = os.environ["HOLDFAST_ATTEMPT"], jax.process_index()
+    with open(f"/proc/{os.getppid()}/stat") as file:  # the subreaper's
+        actor = file.read().rpartition(")")[2].split()[1]
     policy = checkpoint.AnyOf(checkpoint.EveryNSteps(20), checkpoint.OnPreemption())
     with checkpoint.CheckpointManager(folder + "/ckpt", save_policy=policy) as manager:
         first = manager.latest_step() or 0
@@ -152,7 +154,7 @@ def train(folder: str, steps: int, polite: bool = True) -> dict[str, Any]:
                 state = advance(state)
                 state.block_until_ready()
                 if me == 0:
-                    log.write(f"{attempt} {jax.process_count()} {step} {os.getppid()}\n")
+                    log.write(f"{attempt} {jax.process_count()} {step} {actor}\n")
                 manager.save(step, state, force=step == steps)
                 if not steps and step % 20 == 0 and multihost.global_max([int(os.path.exists(folder + "/end"))])[0]:
                     break
@@ -217,6 +219,27 @@ def test_a_function_runs_on_every_process(fleet: Fleet, tmp_path: Path) -> None:
     assert result.values == ({"first": 0, "count": 4, "sum": 150.0, "slice": None},) * 4
     assert result.job.saved_step == 50
     assert_nothing_reserved(fleet)
+
+
+def look() -> tuple[str, str, bool]:
+    import os
+
+    from holdfast.coordination import CoordinationClient
+
+    with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"])) as client:
+        client.wait_at_barrier("all", 60_000)
+        client.shutdown()
+    secret = any("BEGIN" in value or key.startswith(("HOLDFAST_TOKEN", "HOLDFAST_TLS")) for key, value in os.environ.items())
+    return os.environ["HOLDFAST_COORDINATOR"], os.environ["HOLDFAST_LOCAL_RANK"], secret
+
+
+def test_the_processes_of_a_node_share_a_relay_and_hold_no_secret(fleet: Fleet) -> None:
+    """Four nodes, four relays at Unix sockets; --insecure instead gives all the coordinator's own address."""
+    values = engine.run(look, spec()).values
+    assert len({address for address, _, _ in values}) == 4 and all(address.startswith("unix:/") for address, _, _ in values)
+    assert [(rank, secret) for _, rank, secret in values] == [("0", False)] * 4
+    values = engine.run(look, spec(insecure=True)).values
+    assert len({address for address, _, _ in values}) == 1 and not values[0][0].startswith("unix:")
 
 
 def test_the_example_runs_unchanged(fleet: Fleet, tmp_path: Path) -> None:

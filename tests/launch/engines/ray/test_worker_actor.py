@@ -21,7 +21,6 @@ def actor() -> Iterator[WorkerActor]:
     held = WorkerActor()
     yield held
     held.kill()
-    held._reaper.close()  # Ray ends an actor's process, and everything of it with it
     held._folder.cleanup()
 
 

@@ -1,0 +1,146 @@
+"""Measures what waiting costs the coordinator: its CPU while all clients wait, and its memory after many barriers that one never reaches.
+
+    python benchmarks/waiting.py [--clients 1000] [--processes 4] [--seconds 30] [--barriers 10000] [--heartbeat-timeout-s 60]
+
+The waits are of real clients over loopback. The barriers are driven into the state machine itself: ten million arrivals over sockets would
+measure the clients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService
+from holdfast.coordination.client.status import StatusClient
+from holdfast.coordination.core.barriers import Arrival
+from holdfast.coordination.core.machine import Machine
+from holdfast.coordination.limits import Config
+
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def each(clients: list[CoordinationClient], call: Callable[[CoordinationClient], None]) -> None:
+    """Calls for every client on a thread of its own, and waits for all."""
+    threads = [threading.Thread(target=call, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def work(address: str, first: int, end: int, total: int) -> None:
+    """Runs the clients of one process: at each line of input all wait for what it names."""
+    clients = [CoordinationClient(address, process_id, num_processes=total, init_timeout_s=600) for process_id in range(first, end)]
+    each(clients, CoordinationClient.connect)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        what, seconds = line.split()
+
+        def wait(client: CoordinationClient, what: str = what, timeout_ms: int = int(float(seconds) * 1000)) -> None:
+            try:
+                if what == "get":
+                    client.blocking_key_value_get("never", timeout_ms)
+                elif client.process_id:
+                    client.wait_at_barrier("all", timeout_ms)
+            except CoordinationError as error:
+                if error.code != "DEADLINE_EXCEEDED":
+                    raise
+
+        each(clients, wait)
+        print("done", flush=True)
+    os._exit(0)
+
+
+def cpu_s(pid: int) -> float:
+    """Returns the CPU time of a process so far."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * TICK_S
+
+
+def memory_mb(pid: int | str) -> float:
+    """Returns the resident memory of a process."""
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
+
+
+def waits(options: argparse.Namespace) -> None:
+    """Prints the coordinator's CPU while all wait, and the oldest sign of life."""
+    count, share = options.clients, math.ceil(options.clients / options.processes)
+    with CoordinationService.spawn(count, recoverable=True, heartbeat_timeout_s=options.heartbeat_timeout_s) as service:
+        workers = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--work", service.address, str(first), str(min(count, first + share)), str(count)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for first in range(0, count, share)
+        ]
+        assert all(worker.stdout and worker.stdout.readline() == "ready\n" for worker in workers)
+        for what in ("get", "barrier"):
+            for worker in workers:
+                assert worker.stdin
+                print(what, options.seconds, file=worker.stdin, flush=True)
+            time.sleep(options.seconds * 0.2)  # all have begun to wait
+            before, begun, oldest_s = cpu_s(service.pid), time.monotonic(), 0.0
+            while time.monotonic() - begun < options.seconds * 0.6:
+                time.sleep(options.seconds * 0.1)
+            used = (cpu_s(service.pid) - before) / (time.monotonic() - begun)
+            with StatusClient(service.address) as client:
+                oldest_s = max(task.heartbeat_age_s for task in client.status().tasks)
+            assert all(worker.stdout and worker.stdout.readline() == "done\n" for worker in workers)
+            interval_s = options.heartbeat_timeout_s / 4
+            print(
+                f"{count} clients wait in a {what}: {100 * used:.2f} % of a core; oldest sign of life {oldest_s:.1f} s "
+                f"(interval {interval_s:g} s); {memory_mb(service.pid):.0f} MB",
+                flush=True,
+            )
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
+def memory(tasks: int, barriers: int) -> None:
+    """Prints what so many barriers that one task never reaches leave in the machine, each under a name of its own."""
+    machine = Machine(Config(tasks, 7, heartbeat_timeout_s=math.inf, recoverable=True), 0.0)
+    for task_id in range(tasks):
+        machine.registration.open_session(task_id, 100 + task_id, f"host{task_id}", 1, 0.0)
+    before, now = memory_mb("self"), 0.0
+    for number in range(barriers):
+        for task_id in range(1, tasks):
+            life = machine.task_table.tasks[task_id].session_since
+            machine.barrier(Arrival(task_id, task_id, life, f"barrier/{number}", 0, now + 1.0, frozenset()), now)
+        now += 1.0
+        machine.tick(now)
+        assert machine.barriers.failed == number + 1 and len(machine.completions) >= tasks - 1
+        machine.completions.clear()
+        machine.forget_changes()
+    print(f"{barriers} barriers of {tasks}, never reached by one: {memory_mb('self') - before:.1f} MB more")
+
+
+def main() -> None:
+    """Parses the command line and measures."""
+    if "--work" in sys.argv:
+        work(sys.argv[2], *map(int, sys.argv[3:6]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--barriers", type=int, default=10_000)
+    parser.add_argument("--heartbeat-timeout-s", type=float, default=60.0)
+    options = parser.parse_args()
+    waits(options)
+    memory(options.clients, options.barriers)
+
+
+if __name__ == "__main__":
+    main()

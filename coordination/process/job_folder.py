@@ -1,0 +1,139 @@
+"""The folder of a coordinator that a launcher of this machine started: its socket, its address and its secrets, for its own user alone.
+
+All of a user's lie in one folder of mode 0700, so that `holdfast status` finds them without an address.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from ..credentials import Credentials
+from ..errors import CoordinationError
+
+_LONGEST_BASE = 60  # characters: a socket's path has at most 107
+_UNPUBLISHED_S = 3600.0  # after which a folder without a job is nobody's
+_CREDENTIAL_FILES = {"token_file": "token", "tls_cert": "client.crt", "tls_key": "client.key", "tls_ca": "ca.crt"}
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    """A job whose coordinator was started on this machine: its address, and the number of its process here."""
+
+    job_id: str
+    attempt: int
+    address: str
+    pid: int
+
+    @property
+    def runs(self) -> bool:
+        """Whether the coordinator's process is there."""
+        try:
+            os.kill(self.pid, 0)
+        except OSError:  # ended, and its number maybe another user's by now
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """A folder of one coordinator. A value; the files are written by who made it."""
+
+    path: Path
+
+    @classmethod
+    def create(cls) -> Self:
+        """Makes a new folder, and removes those of the dead. Raises CoordinationError, saying where and why, where there can be none."""
+        parent = user_folder(create=True)
+        for folder in job_folders():
+            if folder.is_left():
+                folder.remove()
+        try:
+            return cls(Path(tempfile.mkdtemp(prefix="job-", dir=parent)))
+        except OSError as error:
+            raise CoordinationError(f"cannot make a folder in {parent}: {error.strerror}", code="FAILED_PRECONDITION") from None
+
+    @property
+    def socket(self) -> str:
+        """The address of a coordinator that listens in this folder."""
+        return f"unix:{self.path}/coordinator"
+
+    def publish(self, job: RunningJob) -> None:
+        """Writes what `job` returns, from when on `holdfast status` finds it."""
+        whole = self.path / ".job"
+        whole.write_text(json.dumps(asdict(job)))
+        whole.replace(self.path / "job")
+
+    def job(self) -> RunningJob | None:
+        """Returns what was published, None where nothing was."""
+        try:
+            return RunningJob(**json.loads((self.path / "job").read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def is_left(self) -> bool:
+        """Returns whether its coordinator, or who made it and never came to publish, is gone."""
+        job = self.job()
+        try:
+            return not job.runs if job is not None else time.time() - self.path.lstat().st_mtime > _UNPUBLISHED_S
+        except OSError:
+            return False
+
+    def credentials(self, key: str | None = None) -> Credentials:
+        """Returns what a client of this user shows to the coordinator: the files that are there, and the key of the job's processes."""
+        found = {field: str(self.path / name) for field, name in _CREDENTIAL_FILES.items() if (self.path / name).exists()}
+        return Credentials(**found, **({} if key is None else {"key": key}))
+
+    def remove(self) -> None:
+        """Removes the folder with all that is in it: first what says that there is a job."""
+        (self.path / "job").unlink(missing_ok=True)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def user_folder(*, create: bool = False) -> Path:
+    """Returns the folder of this user's jobs on this machine: holdfast-UID in the temporary folder, in /tmp where that is too long.
+
+    With `create` it exists on return, and nobody else can enter it. Raises CoordinationError where that cannot be had: it is another
+    user's, a link, or there is no temporary folder.
+    """
+    try:
+        base = tempfile.gettempdir()
+        path = Path(base if len(base) <= _LONGEST_BASE else "/tmp") / f"holdfast-{os.getuid()}"
+        if create:
+            path.mkdir(mode=0o700, exist_ok=True)
+            _check_owner(path)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        message = (
+            f"no temporary folder for the coordinator: {where}{error.strerror or error}; set TMPDIR to a folder that is there and writable"
+        )
+        raise CoordinationError(message, code="FAILED_PRECONDITION") from None
+    return path
+
+
+def _check_owner(path: Path) -> None:
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        what = (
+            f"expected a folder of user {os.getuid()}, found {'a folder' if stat.S_ISDIR(found.st_mode) else 'no folder'} of {found.st_uid}"
+        )
+        raise CoordinationError(f"{path}: {what}; remove it, or set TMPDIR to another folder", code="PERMISSION_DENIED")
+    if stat.S_IMODE(found.st_mode) != 0o700:
+        path.chmod(0o700)
+
+
+def job_folders() -> list[JobFolder]:
+    """Returns the folders of this user's coordinators on this machine, dead ones included, oldest first; none where there cannot be any."""
+    try:
+        parent = user_folder()
+        _check_owner(parent)
+        return [JobFolder(path) for path in sorted(parent.glob("job-*"), key=lambda path: path.lstat().st_mtime)]
+    except (OSError, CoordinationError):
+        return []

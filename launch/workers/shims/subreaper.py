@@ -1,0 +1,155 @@
+"""Runs a command and leaves nothing of it behind. Run as a script by its path: `python -I -S subreaper.py PARENT_PID COMMAND...`.
+
+It is the command's parent, and the subreaper (prctl(2)) of all that the command starts: who loses its parent, in a session of its own or
+not, becomes a child of this process instead of init's. When the command has ended, or the process that started this one is gone, whatever
+is left gets SIGKILL. Its input takes lines, `signal NUMBER` for the command and `kill` for all; the end of its input is the end of the
+starter. At last it ends as the command did, with the same exit code or by the same signal. It imports nothing of holdfast.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
+_LINUX = sys.platform == "linux"
+_KILL_AGAIN_S = 0.05  # for what was started while others were being killed
+
+
+def prctl(option: int, value: int) -> None:
+    if _LINUX:
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def execute(command: list[str], hangup: signal.Handlers) -> None:
+    """Becomes the command, in a session of its own; the kernel ends it with this process."""
+    parent = os.getppid()
+    signal.set_wakeup_fd(-1)
+    os.setsid()
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):  # the last two are Python's doing
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, hangup)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if os.getppid() != parent:
+        os._exit(127)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"holdfast: cannot run {command[0]!r}: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def descendants() -> list[int]:
+    """Returns all processes below this one."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc") if _LINUX else ():
+        with contextlib.suppress(OSError, ValueError):
+            with open(f"/proc/{int(name)}/stat", "rb") as file:
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+            children.setdefault(parent, []).append(int(name))
+    found = list(children.get(os.getpid(), ()))
+    for pid in found:  # grows while it is read
+        found += children.get(pid, ())
+    return found
+
+
+class Subreaper:
+    """The command's process, and how it ended."""
+
+    def __init__(self, pid: int, woken: int) -> None:
+        self._pid, self._woken = pid, woken
+        self._input = b""
+        self._over = False
+        self.status: int | None = None
+
+    def hang_up(self, *_: object) -> None:
+        """Notes that the process that started this one is gone."""
+        self._over = True
+
+    def reap(self) -> bool:
+        """Takes the exit status of every child that has ended; returns whether any child is left."""
+        try:
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == self._pid:
+                    self.status = ended[1]
+        except ChildProcessError:
+            return False
+        return True
+
+    def serve(self) -> None:
+        """Passes signals on until the command has ended, or all shall end."""
+        while self.reap() and self.status is None and not self._over:
+            readable, _, _ = select.select([0, self._woken], [], [])
+            if self._woken in readable:
+                os.read(self._woken, 4096)
+            if 0 in readable:
+                data = os.read(0, 4096)
+                self._over = self._over or not data
+                *lines, self._input = (self._input + data).split(b"\n")
+                for line in lines:
+                    self._obey(line.split())
+
+    def _obey(self, words: list[bytes]) -> None:
+        if words[:1] == [b"kill"]:
+            self._over = True
+        elif words[:1] == [b"signal"]:
+            with contextlib.suppress(OSError):
+                os.kill(self._pid, int(words[1]))  # still a child of ours, or a zombie: the number is not another's
+
+    def end_all(self) -> None:
+        """Kills until no child is left."""
+        while self.reap():
+            for pid in descendants() or [self._pid]:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                os.killpg(self._pid, signal.SIGKILL)
+            if select.select([self._woken], [], [], _KILL_AGAIN_S)[0]:
+                os.read(self._woken, 4096)
+
+
+def main() -> None:
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    early: list[int] = []
+    hangup = signal.signal(signal.SIGHUP, lambda number, frame: early.append(number))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
+    if os.getppid() != parent or early:  # it died before prctl
+        os._exit(127)
+    pid = os.fork()
+    if pid == 0:
+        execute(command, hangup if isinstance(hangup, signal.Handlers) else signal.SIG_DFL)
+    subreaper = Subreaper(pid, woken)
+    signal.signal(signal.SIGHUP, subreaper.hang_up)
+    if early:
+        subreaper.hang_up()
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    subreaper.serve()
+    subreaper.end_all()
+    end_as(subreaper.status)
+
+
+def end_as(status: int | None) -> None:
+    """Ends this process as the command ended."""
+    if status is None or not os.WIFSIGNALED(status):
+        os._exit(1 if status is None else os.waitstatus_to_exitcode(status))
+    number = os.WTERMSIG(status)
+    prctl(_PR_SET_DUMPABLE, 0)  # the command has left a core, where one is wanted
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The start of jax in bounded time: it waits in C++ for processes that have joined, and may have died since."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from jax._src import distributed
+
+from holdfast.coordination import CoordinationError, Credentials, ProcessLost, StatusClient
+
+from ..errors import StartupTimeout
+from ..group.group_client import Deadline, GroupClient
+from ..spec import ProcessSpec
+
+_STATUS_TIMEOUT_S = 2.0
+
+
+@contextmanager
+def ended_by_loss(group_client: GroupClient, spec: ProcessSpec, credentials: Credentials, deadline: Deadline) -> Iterator[None]:
+    """Runs the start of jax; ends its waits in C++ when a process is lost or the time is over.
+
+    Raises ProcessLost with the name of a process that has died since it joined, else StartupTimeout with those that jax waits for. What
+    has failed for another reason raises as it did.
+    """
+    over, finished, ending = threading.Event(), threading.Event(), threading.Lock()
+    culprits: list[Exception] = []
+
+    def end_waits() -> None:
+        over.wait(deadline.remaining_s())
+        with ending:
+            if not finished.is_set():
+                culprits.append(_culprit(group_client, spec, credentials, deadline))
+                end_jax()
+
+    def check() -> None:
+        if group_client.lost_tasks():
+            over.set()
+
+    thread = threading.Thread(target=end_waits, name="holdfast-start", daemon=True)
+    thread.start()
+    failure: Exception | None = None
+    try:
+        with group_client.on_change(check):
+            check()
+            yield
+    except Exception as error:
+        failure = error
+    finally:
+        with ending:
+            finished.set()
+        over.set()
+        thread.join()
+    if culprits:  # whatever jax made of its end
+        raise culprits[0] from failure
+    if failure is not None:
+        raise failure
+
+
+def end_jax() -> None:
+    """Ends jaxlib's agent and whatever waits in it; whatever the agent says, the process goes on."""
+    state = distributed.global_state
+    with suppress(Exception):
+        state.shutdown()  # type: ignore[no-untyped-call]
+    state.preemption_sync_manager = state.client = state.service = None  # or jax's own exit would try once more
+
+
+def _culprit(group_client: GroupClient, spec: ProcessSpec, credentials: Credentials, deadline: Deadline) -> Exception:
+    """Returns who is to blame: one that died without a word, one known to be lost, or those that have not begun."""
+    try:
+        with StatusClient(spec.coordinator, credentials, timeout_s=_STATUS_TIMEOUT_S) as client:
+            tasks = client.status().tasks
+    except CoordinationError as error:
+        return error
+    for task in tasks:
+        if task.pid and not task.has_session and not task.error:
+            what = f"process {task.task_id} (host {task.host or 'unknown'}, silent for {task.heartbeat_age_s:.0f} s)"
+            return ProcessLost(
+                f"{what} joined the job and is gone before jax had started, for which initialize() waited {deadline.elapsed_s():.0f} s",
+                process=task.task_id,
+                host=task.host or None,
+                silent_s=task.heartbeat_age_s,
+            )
+    try:
+        group_client.raise_if_lost(range(spec.num_processes), "the start of jax")
+    except ProcessLost as error:
+        return error
+    late = tuple(task.task_id for task in tasks if not task.has_agent)
+    whom = f"process{'es' * (len(late) > 1)} {', '.join(map(str, late))}" if late else "one whose backend does not come up"
+    return StartupTimeout(
+        f"jax did not start in {deadline.timeout_s:g} s: all have joined the job, and it waits for {whom}",
+        attempt=spec.attempt,
+        processes=late,
+        elapsed_s=deadline.elapsed_s(),
+        timeout_s=deadline.timeout_s,
+        knob="timeout_s",
+    )

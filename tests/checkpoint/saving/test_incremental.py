@@ -1,0 +1,375 @@
+"""Incremental saves: what has not changed is linked, every step is whole by itself, and no pattern of changes and deletions breaks one."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import xxhash
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.checkpoint import CheckpointError, CheckpointManager, KeepAll, KeepLast, Options, UnsupportedLeaf, load, save, verify
+from holdfast.checkpoint.format.files import FileReport
+from holdfast.checkpoint.saving import incremental, pack_writer
+from holdfast.checkpoint.saving.incremental import MAX_LINKS, PackHistory, SaveHistory, WrittenFile, choose_links
+from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.cli import main
+from tests.checkpoint.golden.read import read_chunks
+from tests.support.checkpointing import run_together
+
+FAST = Options(incremental=True, check_free_space=False)
+
+
+def file(number: int, nbytes: int) -> WrittenFile:
+    return WrittenFile(f"1/state/{number}", FileReport(str(number), nbytes + 64, 64, 0), nbytes)
+
+
+def history(sizes: list[int], where: list[int]) -> PackHistory:
+    files = tuple(file(number, size) for number, size in enumerate(sizes))
+    return PackHistory(files, tuple(where), tuple(bytes([index]) for index in range(len(where))), (0,) * len(where))
+
+
+def test_files_that_are_half_alive_are_linked() -> None:
+    """Half of a file's bytes is enough, less is not, and a file without a living chunk is none of it."""
+    known = history([100, 100, 100], [0, 0, 1, 1, 2])
+    assert choose_links(known, [True, False, True, False, False], [50, 50, 49, 51, 100]) == [0]
+    assert choose_links(known, [True] * 5, [50, 50, 49, 51, 100]) == [0, 1, 2]
+    assert choose_links(known, [False] * 5, [50, 50, 49, 51, 100]) == []
+
+
+def test_at_most_so_many_files_are_linked() -> None:
+    """Of more, those with the most living bytes, from oldest to newest."""
+    sizes = [10 + number for number in range(MAX_LINKS + 3)]
+    chosen = choose_links(history(sizes, list(range(len(sizes)))), [True] * len(sizes), sizes)
+    assert chosen == list(range(3, MAX_LINKS + 3))
+
+
+def test_a_failure_or_another_plan_is_a_new_beginning() -> None:
+    """The files of the last committed save of one plan are known; a failed save, or `forget`, ends that."""
+
+    class Plan:
+        hash = "a"
+
+    known, plan, packs = SaveHistory(), Plan(), {0: history([1], [0])}
+    known.begin("state", plan, packs, {}, linked=False)  # type: ignore[arg-type]
+    assert known.of("state", plan) == {}  # type: ignore[arg-type]
+    known.settle(committed=True)
+    assert known.of("state", plan) == packs and known.is_known  # type: ignore[arg-type]
+    plan.hash = "b"
+    assert known.of("state", plan) == {}  # type: ignore[arg-type]
+    plan.hash = "a"
+    known.begin("state", plan, packs, {}, linked=True)  # type: ignore[arg-type]
+    known.settle(committed=False)
+    assert known.of("state", plan) == {} and not known.is_known  # type: ignore[arg-type]
+
+
+def state(frozen: int = 0, moving: int = 0) -> dict[str, Any]:
+    """Returns 4 MiB that do not change and 64 KiB that do."""
+    return {"base": jnp.full((1 << 20,), frozen, jnp.float32), "lora": jnp.full((1 << 14,), moving, jnp.float32), "n": moving, "name": "x"}
+
+
+def assert_is(got: Mapping[str, Any], want: Mapping[str, Any]) -> None:
+    assert set(got) == set(want)
+    for name in want:
+        assert np.array_equal(np.asarray(got[name]), np.asarray(want[name])), name
+
+
+def bytes_in(root: Path) -> int:
+    """Returns the bytes that a folder takes, each inode once."""
+    found = {(path.stat().st_ino, path.stat().st_size) for path in root.rglob("*") if path.is_file()}
+    return sum(size for _, size in found)
+
+
+def test_what_has_not_changed_is_linked(tmp_path: Path) -> None:
+    """A save writes its 64 KiB and not the 4 MiB beside them; each step restores bit-exact, also when the older ones are gone."""
+    with CheckpointManager(tmp_path, keep_policy=KeepLast(3), options=FAST) as manager:
+        for step in range(8):
+            manager.save(step, state(7, step))
+            manager.wait_until_finished()
+            written, linked = (manager.statistics()[name] for name in ("save_written_bytes", "save_linked_bytes"))
+        assert 4.2e6 < written < 5.2e6 and linked == 7 * (4 << 20)
+        assert manager.all_steps() == [5, 6, 7]
+        for step in (5, 6, 7):
+            assert_is(manager.restore(step), state(7, step))
+            verify(tmp_path / str(step))
+    assert bytes_in(tmp_path) < (4 << 20) + 4 * (64 << 10) + 100_000
+    shutil.rmtree(tmp_path / "5")
+    shutil.rmtree(tmp_path / "6")
+    assert_is(load(tmp_path), state(7, 7))
+
+
+def test_names_are_in_the_order_of_age(tmp_path: Path) -> None:
+    """Whoever loads all packs of a step in the order of their names, by safetensors alone, gets the living values: the last one wins."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+    with CheckpointManager(tmp_path, options=FAST) as manager:
+        for step in range(4):
+            manager.save(step, {"a": np.full(1 << 16, 1.0), "b": np.full(1 << 16, float(step > 1)), "c": np.full(100, float(step))})
+            manager.wait_until_finished()
+    for step in range(4):
+        values: dict[str, Any] = {}
+        packs = sorted((tmp_path / str(step) / "state").iterdir())
+        for pack in packs:
+            values |= safetensors.load_file(pack)
+        assert {name: value.reshape(-1)[0] for name, value in values.items()} == {"a": 1.0, "b": float(step > 1), "c": float(step)}
+    assert len(packs) > 1
+
+
+def test_every_nth_save_is_whole(tmp_path: Path) -> None:
+    """`full_every=3`: no file is shared by more than three steps."""
+    with CheckpointManager(tmp_path, options=Options(incremental=True, full_every=3)) as manager:
+        for step in range(7):
+            manager.save(step, state(1, step))
+            manager.wait_until_finished()
+    links = [max(path.stat().st_nlink for path in (tmp_path / str(step) / "state").iterdir()) for step in range(7)]
+    assert links == [3, 3, 3, 3, 3, 3, 1]
+
+
+@pytest.mark.parametrize("number", [errno.EMLINK, errno.ENOENT, errno.EXDEV, errno.EPERM, errno.EDQUOT, errno.EIO])
+def test_what_cannot_be_linked_is_written(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any error of a link, while the bytes are held: the step is whole all the same."""
+    with CheckpointManager(tmp_path, options=FAST) as manager:
+        manager.save(1, state(7, 1))
+        manager.wait_until_finished()
+
+        def link(storage: LocalStorage, source: str, name: str, size: int) -> None:
+            raise OSError(number, os.strerror(number))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStorage, "link", link)
+            manager.save(2, state(7, 2))
+            manager.wait_until_finished()
+        assert manager.statistics()["save_linked_bytes"] == 0
+        shutil.rmtree(tmp_path / "1")
+        assert_is(manager.restore(2), state(7, 2))
+        manager.save(3, state(7, 3))
+        manager.wait_until_finished()
+        assert manager.statistics()["save_linked_bytes"] == 4 << 20
+    verify(tmp_path)
+
+
+def test_the_older_step_may_go_at_any_time(tmp_path: Path) -> None:
+    """A step that somebody deleted by hand is no loss: what it had is written again."""
+    with CheckpointManager(tmp_path, options=FAST) as manager:
+        for step in range(4):
+            manager.save(step, state(7, step))
+            manager.wait_until_finished()
+            shutil.rmtree(tmp_path / str(step - 1), ignore_errors=True)
+            if step == 2:
+                shutil.rmtree(tmp_path / "2/state")
+        assert_is(manager.restore(3), state(7, 3))
+    verify(tmp_path)
+
+
+def test_a_damaged_file_is_not_called_whole(tmp_path: Path) -> None:
+    """A shared file that was cut short meanwhile is not linked; one that rotted is Corrupt in every step that has it."""
+    with CheckpointManager(tmp_path, options=FAST) as manager:
+        manager.save(1, state(7, 1))
+        manager.wait_until_finished()
+        for pack in (tmp_path / "1/state").iterdir():
+            os.truncate(pack, pack.stat().st_size - 1)
+        manager.save(2, state(7, 2))
+        manager.wait_until_finished()
+        assert_is(manager.restore(2), state(7, 2))
+
+
+def test_a_store_without_links_is_refused(tmp_path: Path) -> None:
+    """Object stores, and folders with the promise of a single writer: said at the opening."""
+    with pytest.raises(CheckpointError, match="it has no hard links"):
+        CheckpointManager("memory://incremental", options=FAST)
+    with pytest.raises(CheckpointError, match="it has no hard links"):
+        CheckpointManager(tmp_path, options=Options(incremental=True, single_writer=True))
+    with pytest.raises(ValueError, match="full_every"):
+        Options(full_every=3)
+
+
+def test_a_file_is_never_written_over(tmp_path: Path) -> None:
+    """Writing to a name that is there gives it another file: whoever has the first one under another name keeps it."""
+    storage = LocalStorage(tmp_path)
+    storage.write("1/a", 3, [(0, [memoryview(b"one")])])
+    storage.link("1/a", "2/a", 3)
+    storage.write("1/a", 3, [(0, [memoryview(b"two")])])
+    assert ((tmp_path / "1/a").read_bytes(), (tmp_path / "2/a").read_bytes()) == (b"two", b"one")
+
+
+LEAVES = 12
+Change = tuple[frozenset[int], int]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    changes=st.lists(st.frozensets(st.integers(0, LEAVES - 1)), min_size=2, max_size=12),
+    keep=st.sampled_from([KeepAll(), KeepLast(1), KeepLast(3)]),
+    doomed=st.frozensets(st.integers(0, 11), max_size=4),
+    full_every=st.sampled_from([None, 2, 5]),
+)
+def test_any_pattern_of_changes_and_deletions(
+    changes: list[frozenset[int]], keep: Any, doomed: frozenset[int], full_every: int | None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Every step that is listed restores bit-exact, and the folder has at most twice what lives and what came last."""
+    root = tmp_path_factory.mktemp("root")
+    values, states = {f"l{leaf}": np.arange(100.0 * (leaf + 1)) for leaf in range(LEAVES)}, {}
+    with CheckpointManager(root, keep_policy=keep, options=Options(incremental=True, full_every=full_every)) as manager:
+        for step, changed in enumerate(changes):
+            values = {name: value + 1 if int(name[1:]) in changed else value for name, value in values.items()}
+            states[step] = values
+            manager.save(step, values)
+            manager.wait_until_finished()
+            if step in doomed and len(manager.all_steps()) > 1:
+                manager.delete(manager.all_steps()[0])
+        steps = manager.all_steps()
+        for step in steps:
+            assert_is(manager.restore(step), states[step])
+    size = sum(value.nbytes for value in values.values())
+    for step in steps:
+        verify(root / str(step))
+        assert sum(path.stat().st_size for path in (root / str(step) / "state").iterdir()) <= 2 * size + 100_000
+    shutil.rmtree(root)
+
+
+def test_one_shot_saves_and_other_managers_know_nothing_of_it(tmp_path: Path) -> None:
+    """A new opening writes everything, and its steps and those before are whole alike."""
+    for step in (1, 2):
+        with CheckpointManager(tmp_path / "root", options=FAST) as manager:
+            manager.save(step, state(7, step))
+            manager.wait_until_finished()
+            assert manager.statistics()["save_linked_bytes"] == 0
+    with CheckpointManager(tmp_path / "root") as manager:
+        assert_is(manager.restore(1), state(7, 1))
+        manager.save(3, state(7, 3))
+    save(tmp_path / "one", state(7, 4))
+    assert_is(load(tmp_path / "one"), state(7, 4))
+
+
+def test_the_tools_take_such_steps(tmp_path: Path) -> None:
+    """`ls` tells a step's size from what deleting it frees; `cp`, `convert`, `diff`, `verify`, `prune` and `sweep` take it as any other."""
+    root = str(tmp_path / "root")
+    with CheckpointManager(root, options=FAST) as manager:
+        for step in range(4):
+            manager.save(step, state(7, step))
+            manager.wait_until_finished()
+
+    def run(*words: str) -> Any:
+        found = CliRunner().invoke(main, list(words))
+        assert found.exit_code == 0, found.output
+        return found.output
+
+    rows = json.loads(run("ls", root, "--json"))
+    assert all(row["bytes"] > 4 << 20 > row["frees_bytes"] for row in rows) and "frees" in run("ls", root)
+    run("verify", root)
+    run("cp", f"{root}/3", str(tmp_path / "copy/3"))
+    run("convert", f"{root}/3", str(tmp_path / "st"), "--to", "safetensors")
+    run("convert", f"{root}/3", str(tmp_path / "again"), "--to", "holdfast")
+    run("prune", root, "--keep", "last:1")
+    run("sweep", root)
+    for path in (root, str(tmp_path / "copy/3"), str(tmp_path / "again")):
+        assert_is(load(path), state(7, 3))
+        verify(path)
+    assert bytes_in(tmp_path / "root") < (4 << 20) + (256 << 10)
+
+
+def test_two_processes_each_know_their_own(tmp_path: Path) -> None:
+    """A group saves incrementally: each process links what it wrote, and one whose history is gone writes everything."""
+    run_together(
+        """
+        with CheckpointManager(root, keep_policy=KeepLast(2), options=Options(incremental=True)) as manager:
+            for step in range(5):
+                base, moving = state(1, 1 << 16), state(step)
+                if step == 3 and index == 1:
+                    manager._history.forget()
+                manager.save(step, {"base": base["w"], "moving": moving["w"], "n": step})
+                manager.wait_until_finished()
+                linked = manager.statistics()["save_linked_bytes"]
+                assert linked == (1 << 18) * (step if step < 3 or index == 0 else step - 1), (step, linked)
+            for step in (3, 4):
+                got = manager.restore(step, like={"base": base["w"], "moving": moving["w"], "n": 0})
+                for name, want in (("base", base["w"]), ("moving", state(step)["w"])):
+                    for a, b in zip(got[name].addressable_shards, want.addressable_shards):
+                        assert np.array_equal(np.asarray(a.data), np.asarray(b.data)), (step, name)
+        """,
+        2,
+        tmp_path,
+    )
+    verify(tmp_path)
+
+
+@pytest.fixture
+def on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets arrays on the CPU pass for such whose memory is nobody else's; they are made by jit here, so that this is true."""
+    monkeypatch.setattr(incremental, "never_changes", lambda leaf: isinstance(leaf, jax.Array))
+
+
+@pytest.mark.usefixtures("on_an_accelerator")
+def test_the_same_array_is_not_even_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves that are the objects of the last save are linked before `save` returns: no chunk of theirs is taken or hashed."""
+    frozen = [jax.jit(lambda n=n: jnp.full((1 << 18,), n, jnp.float32))() for n in range(4)]
+    hashed: list[int] = []
+
+    def digest(data: memoryview) -> bytes:
+        hashed.append(data.nbytes)
+        return xxhash.xxh3_128_digest(data)
+
+    monkeypatch.setattr(pack_writer, "load_digest", lambda: SimpleNamespace(xxh3_128_digest=digest))
+    with CheckpointManager(tmp_path, keep_policy=KeepLast(2), options=FAST) as manager:
+        for step in range(5):
+            moving = jax.jit(lambda: jnp.full((1 << 14,), step, jnp.float32))()  # noqa: B023
+            hashed.clear()
+            manager.save(step, {"frozen": frozen, "moving": moving})
+            manager.wait_until_finished()
+            assert sum(hashed) == (64 << 10) + (0 if step else 4 << 20)
+        assert manager.statistics()["save_linked_bytes"] >= 4 * (4 << 20)
+        for step in (3, 4):
+            got = manager.restore(step)
+            assert all((got["frozen"][n] == n).all() for n in range(4)) and (got["moving"] == step).all()
+            verify(tmp_path / str(step))
+
+
+@pytest.mark.usefixtures("on_an_accelerator")
+def test_what_cannot_be_linked_at_once_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of an unmoved leaf is gone: its bytes are taken there and then, and the caller may donate it afterwards."""
+    frozen = jax.jit(lambda: jnp.arange(1 << 18, dtype=jnp.float32))()
+    with CheckpointManager(tmp_path, options=FAST) as manager:
+        manager.save(1, {"frozen": frozen})
+        manager.wait_until_finished()
+        with pytest.raises(UnsupportedLeaf):  # the links of the first item are taken back
+            manager.save(2, items={"state": {"frozen": frozen}, "bad": {"f": object()}})
+        assert not (tmp_path / "2").exists()
+        shutil.rmtree(tmp_path / "1")
+        manager.save(2, {"frozen": frozen})
+        frozen = jax.jit(lambda x: x + 1, donate_argnums=0)(frozen)
+        manager.wait_until_finished()
+        assert (manager.restore(2)["frozen"] == np.arange(1 << 18)).all()
+
+
+def test_memory_that_numpy_may_change_is_hashed(tmp_path: Path) -> None:
+    """A jax.Array on the CPU may be a view of a numpy array: the same object with other values is saved as it is then."""
+    values = np.zeros(1 << 18, np.float32)
+    array = jnp.asarray(values)
+    with CheckpointManager(tmp_path, options=FAST) as manager:
+        for step in (1, 2):
+            values[:] = step
+            manager.save(step, {"a": array})
+            manager.wait_until_finished()
+            assert (manager.restore(step)["a"] == np.asarray(array)).all()
+
+
+def test_the_first_versions_reader_takes_such_steps(tmp_path: Path) -> None:
+    """Read by the format's first reader, file after file, each step has the living values."""
+    with CheckpointManager(tmp_path, options=FAST) as manager:
+        for step in range(4):
+            manager.save(step, {"a": np.full(1 << 16, 1.0), "b": np.full(1 << 15, float(step > 1)), "c": np.full(100, float(step))})
+            manager.wait_until_finished()
+    for step in range(4):
+        chunks = read_chunks(tmp_path / str(step), "state")
+        assert {name: np.frombuffer(data)[0] for name, data in chunks.items()} == {"a": 1.0, "b": float(step > 1), "c": float(step)}

@@ -1,0 +1,83 @@
+"""The folders in which a user's coordinators of this machine are found, and nobody else's."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.coordination import CoordinationError
+from holdfast.coordination.process.job_folder import JobFolder, RunningJob, job_folders, user_folder
+
+
+@pytest.fixture
+def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+def test_a_published_job_is_found_until_its_folder_is_removed(base: Path) -> None:
+    """Only its own user may enter the folder; nothing is found before it is published."""
+    assert job_folders() == []
+    folder = JobFolder.create()
+    assert folder.path.parent == base / f"holdfast-{os.getuid()}"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder.path, folder.path.parent)] == [0o700, 0o700]
+    assert folder.job() is None
+    folder.publish(job := RunningJob("train", 2, folder.socket, os.getpid()))
+    assert [each.job() for each in job_folders()] == [job] and job.runs
+    folder.remove()
+    assert job_folders() == []
+
+
+def test_the_folders_of_the_dead_go_when_the_next_is_made(base: Path) -> None:
+    """A launcher that was killed could not remove its own."""
+    ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    ended.wait(30)
+    dead = JobFolder.create()
+    dead.publish(RunningJob("train", 1, dead.socket, ended.pid))
+    assert not RunningJob("train", 1, dead.socket, ended.pid).runs
+    half = JobFolder.create()
+    os.utime(half.path, (0, 0))
+    living, making = JobFolder.create(), JobFolder.create()
+    assert {folder.path for folder in job_folders()} == {living.path, making.path}
+
+
+def test_credentials_are_those_files_that_are_there(base: Path) -> None:
+    """A job without any has none."""
+    folder = JobFolder.create()
+    assert folder.credentials().empty
+    (folder.path / "token").write_text("a token of the job, long enough")
+    shown = folder.credentials("the key of its processes")
+    assert (shown.token_file, shown.key, shown.tls_ca) == (str(folder.path / "token"), "the key of its processes", None)
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The folder is in /tmp then."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 30)))
+    assert user_folder() == Path(f"/tmp/holdfast-{os.getuid()}")
+
+
+def test_a_folder_that_others_could_enter_is_closed_or_refused(base: Path) -> None:
+    """Our own with another mode is closed; another user's, a link or a file is refused, and no job is read from there."""
+    path = user_folder(create=True)
+    path.chmod(0o777)
+    assert stat.S_IMODE(user_folder(create=True).stat().st_mode) == 0o700
+    path.rmdir()
+    path.symlink_to(base)
+    (base / "job-1").mkdir()
+    with pytest.raises(CoordinationError, match=f"{path}: expected a folder of user {os.getuid()}, found no folder of {os.getuid()}"):
+        JobFolder.create()
+    assert job_folders() == []
+    path.unlink()
+    if os.getuid() == 0:
+        path.mkdir()
+        os.chown(path, 65534, 65534)
+        with pytest.raises(CoordinationError, match="found a folder of 65534; remove it, or set TMPDIR to another folder"):
+            JobFolder.create()

@@ -1,0 +1,181 @@
+"""The job of test_fork_saves.py: forks a child in every phase of a save, as a DataLoader does, while killpoint.c holds the save there.
+
+Each child ends in one of three ways; it has to end at once, and what it leaves behind must not be seen by the parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import itertools
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from holdfast.checkpoint import CheckpointManager, KeepLast, load, save, verify
+from holdfast.multihost import Solo
+
+LIBRARY = ctypes.CDLL(None)
+LIBRARY.killpoint_hold.argtypes = (ctypes.c_char_p, ctypes.c_long)
+LIBRARY.killpoint_held.argtypes = (ctypes.c_double,)
+CHILD_S = 10.0  # of a child's end, which takes some milliseconds
+HANG_S = 60.0
+PHASES = ("manager.py", "async_saver.py", "stager.py", "snapshot.py", "planner.py", "scheduler.py")
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"a": np.arange(5000) + step, "n": step}
+
+
+def check(found: Any, step: int) -> None:
+    assert found["n"] == step and np.array_equal(found["a"], state(step)["a"]), (step, found)
+
+
+def end_by_exit() -> None:
+    """Ends as a script does: with its finalizers, and the `with` statements on the stack."""
+    sys.exit(0)
+
+
+def end_at_once() -> None:
+    """Ends as a worker of multiprocessing does."""
+    os._exit(0)
+
+
+ENDS = (end_by_exit, end_at_once)
+
+
+def ends_at_once(pid: int) -> None:
+    """Waits for a child; one that does not end is killed, and fails the job."""
+    deadline = time.monotonic() + CHILD_S
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            assert os.waitstatus_to_exitcode(status) == 0, f"the child ended with {os.waitstatus_to_exitcode(status)}"
+            return
+        time.sleep(0.001)
+    os.kill(pid, signal.SIGABRT)  # faulthandler shows where it stands
+    os.waitpid(pid, 0)
+    raise AssertionError("the child did not end")
+
+
+def fork(end: Callable[[], None]) -> None:
+    """Forks a child that ends in this way, and waits for it; in the child it does not return."""
+    pid = os.fork()
+    if pid == 0:
+        end()
+    ends_at_once(pid)
+
+
+def forks_while_it_saves(root: Path) -> int:
+    """Forks at every system call that the save's threads make below the root, while the thread that makes it stands still there."""
+    with CheckpointManager(root, keep_policy=KeepLast(2), group=Solo()) as manager:
+        for step in itertools.count(1):
+            LIBRARY.killpoint_hold(os.fsencode(root), step - 1)
+            manager.save(step, state(step))
+            held = False
+            while not held and (manager._saver.busy() or not manager._worker.wait(0)):
+                held = bool(LIBRARY.killpoint_held(0.01))
+            if held:
+                for end in ENDS:
+                    fork(end)
+                LIBRARY.killpoint_release()
+            manager.wait_until_finished(HANG_S / 2)
+            manager._worker.wait()
+            LIBRARY.killpoint_disarm()
+            check(manager.restore(step), step)
+            assert manager.all_steps() == [step - 1, step][-step:], manager.all_steps()
+            if not held:
+                return step
+    raise AssertionError
+
+
+class _ForkAtLine:
+    """Forks in the main thread at the nth line that it runs of a save's beginning, in the middle of whatever it holds there."""
+
+    def __init__(self, line: int, end: Callable[[], None]) -> None:
+        self._remaining, self._end = line, end
+        self.reached = False
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_code.co_filename.endswith(PHASES) or "holdfast" not in frame.f_globals.get("__name__", ""):
+            return None
+        if event == "line" and not self.reached:
+            self._remaining -= 1
+            if self._remaining < 0:
+                self.reached = True
+                fork(self._end)
+        return self
+
+
+def forks_while_it_begins(root: Path) -> int:
+    """Forks at every line of `save` in the caller's thread."""
+    with CheckpointManager(root, keep_policy=KeepLast(2), group=Solo()) as manager:
+        for step in itertools.count(1):
+            at_line = _ForkAtLine(step - 1, ENDS[step % len(ENDS)])
+            sys.settrace(at_line)
+            try:
+                manager.save(step, state(step))
+            finally:
+                sys.settrace(None)
+            manager.wait_until_finished(HANG_S / 2)
+            check(manager.restore(step), step)
+            if not at_line.reached:
+                return step
+    raise AssertionError
+
+
+def forks_beside_one_shots(root: Path) -> int:
+    """Forks at every system call of a one-shot save that another thread makes, an overwrite of the one before."""
+    failed: list[BaseException] = []
+
+    def saves(number: int) -> None:
+        try:
+            save(root, state(number), step=number, overwrite=True, group=Solo())
+        except BaseException as error:
+            failed.append(error)
+
+    for number in itertools.count():
+        LIBRARY.killpoint_hold(os.fsencode(root), number)
+        thread = threading.Thread(target=saves, args=(number,))
+        thread.start()
+        held = False
+        while not held and thread.is_alive():
+            held = bool(LIBRARY.killpoint_held(0.01))
+        if held:
+            for end in ENDS:
+                fork(end)
+            LIBRARY.killpoint_release()
+        thread.join(HANG_S / 2)
+        LIBRARY.killpoint_disarm()
+        assert not failed, failed
+        check(load(root), number)
+        verify(root)
+        if not held:
+            return number
+    raise AssertionError
+
+
+WAYS = {"saving": forks_while_it_saves, "beginning": forks_while_it_begins, "oneshot": forks_beside_one_shots}
+
+
+def main() -> None:
+    logging.disable(logging.ERROR)
+    faulthandler.enable()
+    warnings.filterwarnings("ignore", message=".*fork.*")  # what Python says of every fork beside threads
+    phases = WAYS[sys.argv[1]](Path(sys.argv[2]))
+    print(json.dumps(phases))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Who is lost and who is not, on real processes: a coordinator that stood still, a jaxlib client that was given up and comes back."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from holdfast.coordination import CoordinationService
+from holdfast.coordination.client.status import StatusClient
+from holdfast.coordination.names import SESSION
+from holdfast.proto import coordination_pb2, session_pb2
+from tests.support.cluster import Processes
+
+HEARTBEAT_S = 1.0
+
+
+class RawSession:
+    """A Session as bytes on a connection of its own, with a heartbeat four times in the timeout and no patience to lose."""
+
+    def __init__(self, address: str, process_id: int) -> None:
+        self._channel = grpc.insecure_channel(address, (("grpc.use_local_subchannel_pool", 1),))
+        self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.replies: queue.SimpleQueue[session_pb2.Reply] = queue.SimpleQueue()
+        self.end: str | None = None
+        self.send(open=session_pb2.Open(process_id=process_id, incarnation=50 + process_id))
+        self._frames = self._channel.stream_stream(SESSION)(iter(self._out.get, None))
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._read, self._beat)]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, **frame: object) -> None:
+        self._out.put(session_pb2.ClientFrame(**frame).SerializeToString())  # type: ignore[arg-type]
+
+    def ask(self, number: int, method: str, message: object) -> None:
+        self.send(request=session_pb2.Request(id=number, method=method, body=message.SerializeToString()))  # type: ignore[attr-defined]
+
+    def answer(self, number: int, timeout_s: float = 20) -> session_pb2.Reply:
+        """Returns the reply to a request; heartbeats' are passed over."""
+        while (reply := self.replies.get(timeout=timeout_s)).id != number:
+            pass
+        return reply
+
+    def _read(self) -> None:
+        try:
+            for body in self._frames:
+                frame = session_pb2.ServerFrame.FromString(body)
+                if frame.HasField("reply"):
+                    self.replies.put(frame.reply)
+            self.end = "ended"
+        except grpc.RpcError as error:
+            self.end = str(error)
+
+    def _beat(self) -> None:
+        while not self._stop.wait(HEARTBEAT_S / 4):
+            self.ask(1, "Heartbeat", coordination_pb2.HeartbeatRequest())
+
+    def close(self) -> None:
+        self._stop.set()
+        self._out.put(None)
+        self._channel.close()
+
+
+@pytest.fixture(params=[(), ("--public-api",)], ids=["completion-queue", "grpc.aio"])
+def service(request: pytest.FixtureRequest) -> Iterator[CoordinationService]:
+    with CoordinationService.spawn(3, heartbeat_timeout_s=HEARTBEAT_S, recoverable=True, arguments=request.param) as service:
+        yield service
+
+
+def test_a_coordinator_that_was_stopped_for_twice_the_timeout_loses_nobody(service: CoordinationService) -> None:
+    """It reads what has arrived before it lets time pass: all three live on, and a barrier whose last came meanwhile is passed."""
+    sessions = [RawSession(service.address, process_id) for process_id in range(3)]
+    try:
+        for session in sessions:
+            session.ask(2, "RegisterTask", coordination_pb2.RegisterTaskRequest())
+        assert [session.answer(2).code for session in sessions] == [0, 0, 0]
+        arrive = coordination_pb2.BarrierRequest(barrier_id="b", barrier_timeout_in_ms=1500)
+        for session in sessions[:2]:
+            session.ask(3, "Barrier", arrive)
+            session.ask(4, "TryGetKeyValue", coordination_pb2.TryGetKeyValueRequest(key="k"))
+        assert [session.answer(4).code for session in sessions[:2]] == [5, 5]  # so the two have arrived
+        os.kill(service.pid, signal.SIGSTOP)
+        sessions[2].ask(3, "Barrier", arrive)
+        time.sleep(2 * HEARTBEAT_S + 0.5)  # what is tested is that so much time passes
+        os.kill(service.pid, signal.SIGCONT)
+        assert [session.answer(3).code for session in sessions] == [0, 0, 0]
+        everyone = coordination_pb2.GetAliveTasksRequest(task_ids=range(3))
+        for number, session in enumerate(sessions):
+            everyone.requesting_task_id = number
+            session.ask(5, "GetAliveTasks", everyone)
+        alive = [coordination_pb2.GetAliveTasksResponse.FromString(session.answer(5).body).alive_task_ids for session in sessions]
+        assert alive == [[0, 1, 2]] * 3 and [session.end for session in sessions] == [None] * 3
+    finally:
+        for session in sessions:
+            session.close()
+
+
+JAXLIB_CLIENT = """
+import itertools, sys, time
+from jax._src.lib import _jax
+
+index, address, heartbeat_s = int(sys.argv[1]), sys.argv[3], [2, 86400][int(sys.argv[1])]
+client = _jax.get_distributed_runtime_client(address, index, init_timeout=60, shutdown_timeout=5, heartbeat_timeout=heartbeat_s)
+client.connect()
+print("connected", flush=True)
+try:
+    for number in itertools.count():
+        client.key_value_set(f"{index}/{number}", "1")
+        time.sleep(0.1)
+except Exception as error:
+    print("refused", error, flush=True)
+client.shutdown()
+print("ended", flush=True)
+"""
+
+
+def wait_until_lost(address: str, process_id: int, timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    with StatusClient(address) as client:
+        while client.status().tasks[process_id].state != coordination_pb2.TaskState.ERROR:
+            assert time.monotonic() < deadline, client.status()
+            time.sleep(0.05)
+
+
+def test_a_jaxlib_client_that_was_given_up_is_refused_and_ends() -> None:
+    """Stopped for longer than the timeout and continued: its keys are ABORTED with the reason, and its shutdown ends without SIGABRT.
+
+    Its own heartbeat is out of the way: jaxlib's client aborts at the first that is answered with an error, whatever the error.
+    """
+    with (
+        CoordinationService.spawn(2, heartbeat_timeout_s=2, recoverable=True, survivable=True) as service,
+        Processes(JAXLIB_CLIENT, 2, arguments=[service.address]) as processes,
+    ):
+        for index in range(2):
+            processes.wait_for(index, "connected")
+        processes.kill(1, signal.SIGSTOP)
+        wait_until_lost(service.address, 1)
+        processes.kill(1, signal.SIGCONT)
+        processes.wait_for(1, "ended")
+        assert "refused ABORTED: this life of process 1 is over" in processes.output(1)
+        processes.kill(0)
+        assert [each.code for each in processes.wait()] == [-signal.SIGKILL, 0]

@@ -1,0 +1,75 @@
+"""The first words of errors, from jaxlib's own service and from ours, as unmodified jaxlib clients read them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from holdfast.coordination import CoordinationService
+from tests.support.cluster import free_port, run_processes
+
+ASKING = """
+import json, sys, threading
+from jax._src.lib import _jax
+
+address, count, found = sys.argv[3], 3, {}
+if sys.argv[4] == "jaxlib":
+    service = _jax.get_distributed_runtime_service(address, count, heartbeat_timeout=100, shutdown_timeout=5)
+clients = [
+    _jax.get_distributed_runtime_client(
+        address, index, init_timeout=60, shutdown_timeout=5, heartbeat_timeout=100, missed_heartbeat_callback=print,
+        shutdown_on_destruction=False,
+    )
+    for index in range(count)
+]
+threads = [threading.Thread(target=client.connect) for client in clients]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+first, second, third = clients
+
+
+def note(what, call):
+    try:
+        call()
+    except Exception as error:
+        found[what] = str(error)
+
+
+note("try_get", lambda: first.key_value_try_get("nope/x"))
+first.key_value_set("a", "abc")
+note("set", lambda: first.key_value_set("a", "2"))
+note("increment", lambda: first.key_value_increment("a", 1))
+note("barrier", lambda: first.wait_at_barrier("b1", 300))
+note("replay", lambda: second.wait_at_barrier("b1", 300))
+note("outsider", lambda: first.wait_at_barrier("b2", 300, [1, 2]))
+note("unknown", lambda: first.wait_at_barrier("b4", 300, [0, 7]))
+note("twice", lambda: first.wait_at_barrier("b5", 300, [0, 0, 1]))
+note("live", lambda: first.get_live_nodes([1, 2]))
+print("found", json.dumps(found), flush=True)
+import os
+os._exit(0)  # without the shutdown barrier, which this is not about
+"""
+
+FIRST_WORDS = {
+    "try_get": "NOT_FOUND: Config key nope/x not found.",
+    "set": "ALREADY_EXISTS: key a already exists.",
+    "increment": 'FAILED_PRECONDITION: Failed to parse value "abc" as an integer.',
+    "barrier": "DEADLINE_EXCEEDED: Barrier timed out. Id: b1::0.",
+    "replay": "DEADLINE_EXCEEDED: Barrier timed out. Id: b1::0.",
+    "outsider": "INVALID_ARGUMENT: A non-participating task (0) called the barrier: b2::0",
+    "unknown": "INVALID_ARGUMENT: Unexpected task (7) that is not in the cluster called the barrier. Barrier Id: b4::0",
+    "twice": "INVALID_ARGUMENT: Conflicting tasks specified by different processes for the same barrier: b5::0.",
+    "live": "INVALID_ARGUMENT: Requesting task 0 is not one of the tasks specified in a GetAliveTasks request.",
+}
+
+
+@pytest.mark.parametrize("whose", ["jaxlib", "ours"])
+def test_errors_begin_with_jaxlibs_words(whose: str) -> None:
+    """Keys, barriers and the barrier of the living: what a program that reads the sentences looks for is there in both."""
+    if whose == "jaxlib":
+        (output,) = run_processes(ASKING, 1, arguments=[f"127.0.0.1:{free_port()}", whose])
+    else:
+        with CoordinationService.spawn(3) as service:
+            (output,) = run_processes(ASKING, 1, arguments=[service.address, whose])
+    found = json.loads(next(line for line in output.splitlines() if line.startswith("found ")).removeprefix("found "))
+    assert {what: found[what][: len(words)] for what, words in FIRST_WORDS.items()} == FIRST_WORDS

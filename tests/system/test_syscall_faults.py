@@ -1,0 +1,45 @@
+"""An error at any system call of a save, an overwrite, a deletion or a conversion: nothing is lost, nothing unreadable, nothing hangs."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.faults import ERRORS, OPERATIONS, TIMES, Fault, inject
+from tests.support.killpoints import build
+
+ALL = [Fault(error, times, after) for error in ERRORS for times in TIMES for after in (False, True)]
+FEW = [Fault(errno.EIO, 2, True), Fault(errno.EIO, 1000, True), Fault(errno.ENOENT, 1, False)]
+FEWEST_CALLS = 60  # of any of the operations
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("killpoint"))
+
+
+def check(trials: list[dict[str, Any]], every: int) -> None:
+    """Asserts that each trial ended in success or one typed error, and that the next process found the root whole, and left it clean."""
+    wrong = [trial for trial in trials if trial["wrong"]]
+    assert not wrong, f"{len(wrong)} of {len(trials)}, among them {wrong[0]['calls']} at {wrong[0]['point']}:\n{wrong[0]['wrong']}"
+    assert not any(trial["left"] for trial in trials), [trial for trial in trials if trial["left"]][:3]
+    ends = [trial for trial in trials if not trial["reached"]]
+    assert all(trial["point"] + every > FEWEST_CALLS for trial in ends) and ends, "the walk did not come to the end of the operation"
+    assert all(set(trial["calls"].values()) == {"done"} for trial in ends), "without a fault it is done"
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_fault_at_some_calls(library: Path, operation: str) -> None:
+    """Every thirteenth call that touches the root, reading ones too: what is there is exact, what was acknowledged is there."""
+    check(inject(library, operation, FEW, first=sum(map(ord, operation)) % 13, every=13), 13)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ALL, ids=str)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_fault_at_every_call(library: Path, operation: str, fault: Fault) -> None:
+    """Each call in turn fails, before it is made or after, alone or with those that follow: 0 unreadable, 0 lost, 0 hang, 0 untyped."""
+    check(inject(library, operation, [fault]), 1)
