@@ -83,7 +83,7 @@ class CheckpointManagerOptions:
 
     Without effect, because holdfast does it always or has no need of it: cleanup_tmp_directories, single_host_load_and_broadcast,
     enable_background_delete, num_deletion_threads, atomicity_options, save_root_metadata, lightweight_initialize,
-    enable_per_process_directory_creation, todelete_subdir's siblings aside. Refused: what would name, move or date steps otherwise.
+    enable_per_process_directory_creation. Refused: what would name steps otherwise, move them, or keep them by time.
     """
 
     save_interval_steps: int = 1
