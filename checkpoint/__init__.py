@@ -14,8 +14,9 @@ from .errors import (
 )
 from .format.json_state import Json
 from .format.tree import Node
+from .layouts.inspection import ItemStructure, Structure
 from .manager import CheckpointManager
-from .oneshot import load, save, verify
+from .oneshot import load, save, structure, verify
 from .options import Options, Progress, ProgressBar
 from .policy import (
     AnyOf,
@@ -49,6 +50,7 @@ __all__ = [
     "EveryNSeconds",
     "EveryNSteps",
     "HostileCheckpoint",
+    "ItemStructure",
     "Json",
     "KeepAll",
     "KeepAnyOf",
@@ -68,6 +70,7 @@ __all__ = [
     "StepFacts",
     "StepGone",
     "StepNotFound",
+    "Structure",
     "Swept",
     "TreeMismatch",
     "UnsupportedLeaf",
@@ -75,6 +78,7 @@ __all__ = [
     "iterate_steps",
     "load",
     "save",
+    "structure",
     "sweep",
     "verify",
     "wait_for_new_step",

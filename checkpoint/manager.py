@@ -29,6 +29,8 @@ from .format.limits import check_step
 from .format.record import Record, read_record
 from .layouts.base import CheckpointInfo
 from .layouts.detect import ForeignSteps, find_foreign_steps, restore_checkpoint
+from .layouts.holdfast import HoldfastCheckpoint
+from .layouts.inspection import Structure, structure_of
 from .options import Options, Statistics
 from .policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule
 from .restoring.agreement import RestoreAgreement, Verdict, ask_primary
@@ -47,7 +49,7 @@ from .steps.object_claims import open_claims
 from .steps.opening import claim_root, list_root, open_root
 from .storage.base import Storage
 from .storage.local import LocalStorage
-from .storage.path import join, open_storage
+from .storage.path import StorePath, join, open_storage
 
 _log = logging.getLogger(__name__)
 MOST_GONE = 64  # steps that one restore with `fallback` sees deleted while it reads them, before it gives up
@@ -195,6 +197,10 @@ class CheckpointManager:
         self._saver.join(timeout_s)
         self._saver.raise_error()
 
+    def is_saving_in_progress(self) -> bool:
+        """Says whether a save is in flight on this process."""
+        return self._saver.busy()
+
     def check_for_errors(self) -> None:
         """Raises the error of a save that failed in the background, once. Does not block."""
         self._saver.raise_error()
@@ -300,6 +306,13 @@ class CheckpointManager:
         with naming_path(self._storage.root):
             return [*list_steps(self._storage), *self._foreign]
 
+    def structure(self, step: int) -> Structure:
+        """Returns what a step holds, without reading an array: each item's tree is what `like` accepts. Raises StepNotFound, Corrupt."""
+        with naming_path(join(self._storage.root, str(step))):
+            if step in self._foreign:
+                return structure_of(self._foreign.open(step))
+            return structure_of(HoldfastCheckpoint(StorePath(self._storage, str(check_step(step)))))
+
     def restore(
         self,
         step: int | None = None,
@@ -309,6 +322,7 @@ class CheckpointManager:
         partial: bool | Callable[[str], bool] = False,
         cast: bool = False,
         types: Sequence[type] = (),
+        plain: bool = False,
         read_once: bool = False,
         fallback: bool = False,
         hold_s: float = 0.0,
@@ -317,10 +331,10 @@ class CheckpointManager:
         """Restores an item of a step; `step=None` is the newest, by the primary's answer. In a group it ends alike on all processes.
 
         `like` is a tree of arrays or jax.ShapeDtypeStructs with shardings, of any topology (None: numpy; SAVED: the saved shardings); for
-        an iterator's item the iterator, which takes its state back. `fallback=True` goes to the newest whole step, on all processes
-        alike, when a newer one cannot be read. `hold_s` keeps the step from the keep policy for so many seconds. Of iterators, and
-        of leaves that were kept per process, each process gets its own back, on as many processes as saved; `process` is the one whose to
-        take instead.
+        an iterator's item the iterator, which takes its state back. Without one, a class that is not among `types` comes back as `Node`,
+        with `plain=True` as dict or list. `fallback=True` goes to the newest whole step, on all processes alike, when a newer one cannot
+        be read. `hold_s` keeps the step from the keep policy for so many seconds. Of iterators, and of leaves that were kept per process,
+        each process gets its own back, on as many processes as saved; `process` is the one whose to take instead.
 
         Blocks, in a group until all processes are done, at most Options.restore_timeout_s after this one. Raises StepNotFound, StepGone,
         TreeMismatch, Corrupt, HostileCheckpoint, CheckpointError where the store cannot be read; where one process fails, all raise it, and
@@ -332,6 +346,7 @@ class CheckpointManager:
             partial=partial,
             cast=cast,
             types=types,
+            plain=plain,
             read_once=read_once,
             per_process=PerProcessSelection(*selected),
             host_memory_bytes=self._options.host_memory_bytes,

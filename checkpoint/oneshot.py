@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from .format.limits import check_item_name, check_step
 from .format.rename import Names
 from .layouts.base import CheckpointReader
 from .layouts.detect import find_checkpoint, is_single_file, open_checkpoint, open_found, restore_checkpoint
+from .layouts.inspection import Structure, structure_of
 from .options import Options
 from .restoring.agreement import RestoreAgreement, ask_primary
 from .restoring.match import spans_processes
@@ -35,9 +36,10 @@ from .storage.path import StorePath, join, open_storage, split
 
 def save(
     path: str | os.PathLike[str],
-    state: Any,
+    state: Any = None,
     *,
     item: str = "state",
+    items: Mapping[str, Any] | None = None,
     step: int = 0,
     metadata: Any = None,
     overwrite: bool = False,
@@ -48,6 +50,7 @@ def save(
 ) -> None:
     """Saves a tree as a checkpoint in the folder `path`, durably; blocks until it is there. Every process of the group calls it.
 
+    It is the item `item`; `items` instead of a state names several, as in `CheckpointManager.save`.
     `per_process` says which leaves each process keeps for itself (see Options).
 
     With `layout="orbax"` it is a checkpoint of Orbax's, which its v0 manager (as a step folder of a root) and its v1 functions restore. It
@@ -59,20 +62,23 @@ def save(
     group = group if group is not None else default_group()
     if layout not in ("holdfast", "orbax"):
         raise ValueError(f"save: layout={layout!r}: expected 'holdfast' or 'orbax'")
+    if (state is None) == (items is None):
+        raise ValueError("save: give either a state or items")
+    chosen = {item: state} if items is None else dict(items)
     if layout == "orbax":
         _refuse_for_orbax(step, overwrite, per_process)
         from .layouts.orbax.write import save_orbax
 
-        save_orbax(StorePath.of(path), {item: state}, metadata=metadata, group=group, timeout_s=timeout_s)
+        save_orbax(StorePath.of(path), chosen, metadata=metadata, group=group, timeout_s=timeout_s)
         return
     if group.count == 1:
-        check_item_name(item), _check_step(step, path)
+        _check_step(step, path), [check_item_name(name) for name in chosen]
     storage = open_storage(path)
     claims = open_claims(storage)
     options = Options(save_timeout_s=timeout_s, per_process=per_process)
     writer = open_root(storage, claims, group, options).writer
     try:
-        _save(_stage(storage, group, options, writer, item, state, step, metadata, overwrite), storage, group, options, writer)
+        _save(_stage(storage, group, options, writer, chosen, step, metadata, overwrite), storage, group, options, writer)
     finally:
         if group.index == 0:
             give_up_claim(storage, claims, writer)
@@ -91,7 +97,7 @@ def _refuse_for_orbax(step: int, overwrite: bool, per_process: Callable[[str], b
 
 
 def _stage(
-    storage: Storage, group: Group, options: Options, writer: Writer, item: str, state: Any, step: int, metadata: Any, overwrite: bool
+    storage: Storage, group: Group, options: Options, writer: Writer, items: dict[str, Any], step: int, metadata: Any, overwrite: bool
 ) -> SaveRequest:
     """Returns the request with the tree; in a group an error is in it, so that all learn of it."""
     request = SaveRequest(0, 0, writer.id, overwrite)
@@ -99,7 +105,7 @@ def _stage(
         request = replace(request, step=_check_step(step, storage.root))
         if group.index == 0 and not overwrite:
             _refuse_existing(storage)
-        return SaveStager(storage, group, options).stage(request, {item: state}, None, metadata)
+        return SaveStager(storage, group, options).stage(request, items, None, metadata)
     except Exception as error:
         if group.count == 1:
             raise
@@ -139,6 +145,7 @@ def load(
     partial: bool | Callable[[str], bool] = False,
     cast: bool = False,
     types: Sequence[type] = (),
+    plain: bool = False,
     rename: Names = None,
     host_memory_bytes: int | None = None,
     process: int | None = None,
@@ -159,7 +166,9 @@ def load(
     """
     rank, count = (jax.process_index(), jax.process_count()) if group is None else (group.index, group.count)
     selection = PerProcessSelection(rank, count) if process is None else PerProcessSelection(process)
-    options = RestoreOptions(partial=partial, cast=cast, types=types, per_process=selection, host_memory_bytes=host_memory_bytes)
+    options = RestoreOptions(
+        partial=partial, cast=cast, types=types, plain=plain, per_process=selection, host_memory_bytes=host_memory_bytes
+    )
     if group is not None:
         return _load_alike(path, item, like, options, rename, group, timeout_s)
     with naming_path(os.fspath(path)):
@@ -205,3 +214,12 @@ def verify(path: str | os.PathLike[str]) -> VerifyReport:
     """Reads every byte of the checkpoint in `path` (of a root: its latest step) and checks it; raises as `load` does."""
     with naming_path(os.fspath(path)):
         return open_checkpoint(path).verify()
+
+
+def structure(path: str | os.PathLike[str], step: int | None = None) -> Structure:
+    """Returns what the checkpoint in `path` holds (of a root: the step `step`, None: the latest), without reading an array; blocks.
+
+    `load(path, structure(path).items["state"].tree)` restores as saved, where the devices allow it. Raises as `load` does.
+    """
+    with naming_path(os.fspath(path)):
+        return structure_of(open_checkpoint(path, step))

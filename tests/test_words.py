@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-ROOMS = ("coordination", "multihost", "checkpoint", "launch", "cli")
+ROOMS = ("coordination", "multihost", "checkpoint", "launch", "compat", "cli")
 
 # Names of classes, functions and parameters that had to be learnt; CONTRIBUTING.md says what stands for them.
 _GIVEN_UP = """
@@ -50,14 +50,17 @@ PUBLIC = {
         use_experimental_distributed_process_id watchdog
     """,
     "checkpoint": """
-        SAVED AnyOf AtSteps CheckpointError CheckpointManager CommitUnknown Corrupt EveryNSeconds EveryNSteps HostileCheckpoint Json
-        KeepAll KeepAnyOf KeepBest KeepEvery KeepLast KeepPolicy Node OnPreemption Options PolicyContext Progress ProgressBar
-        SaveFailed SavePolicy StepExists StepFacts StepGone StepNotFound Swept TreeMismatch UnsupportedLeaf VerifyReport
-        iterate_steps load save sweep verify wait_for_new_step
+        SAVED AnyOf AtSteps CheckpointError CheckpointManager CommitUnknown Corrupt EveryNSeconds EveryNSteps HostileCheckpoint
+        ItemStructure Json KeepAll KeepAnyOf KeepBest KeepEvery KeepLast KeepPolicy Node OnPreemption Options PolicyContext Progress
+        ProgressBar SaveFailed SavePolicy StepExists StepFacts StepGone StepNotFound Structure Swept TreeMismatch UnsupportedLeaf
+        VerifyReport iterate_steps load save structure sweep verify wait_for_new_step
     """,
     "launch": """
         DONE DO_NOT_RESTART HANG PREEMPTED Fatal Hang JobError JobResult KubernetesJob LiveView Preempted RestartPolicy
         StartupFailed StartupTimeout WorkerFailed ray render_kubernetes run_local run_slurm run_task
+    """,
+    "compat": """
+        orbax
     """,
     "cli": """
         main

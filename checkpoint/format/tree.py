@@ -32,11 +32,23 @@ _ESCAPED = {ord(char): f"\\{char}" for char in "\\.[]"} | {code: f"\\x{code:02x}
 
 
 @dataclass(frozen=True)
-class Node:
-    """Stands for an object whose class the checkpoint names but does not import: `type_name` is "module:qualname"."""
+class Node(Mapping[str | int, Any]):
+    """Stands for an object whose class the checkpoint names but does not import: `type_name` is "module:qualname".
+
+    It is a mapping of the object's fields: `node["params"]`.
+    """
 
     type_name: str
     fields: Mapping[str | int, Any] = field(default_factory=dict)
+
+    def __getitem__(self, key: str | int) -> Any:
+        return self.fields[key]
+
+    def __iter__(self) -> Iterator[str | int]:
+        return iter(self.fields)
+
+    def __len__(self) -> int:
+        return len(self.fields)
 
 
 def _flatten_node(node: Node) -> tuple[list[tuple[DictKey, Any]], tuple[str, tuple[str | int, ...]]]:
@@ -192,17 +204,20 @@ def type_name(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def rebuild(description: Any, leaves: Sequence[Any], types: Sequence[type] = ()) -> Any:
-    """Returns the tree of a checked description: classes in `types` are called with their fields by name, others become Nodes."""
-    return _rebuild(description, leaves, {type_name(cls): cls for cls in types})
+def rebuild(description: Any, leaves: Sequence[Any], types: Sequence[type] = (), *, plain: bool = False) -> Any:
+    """Returns the tree of a checked description: classes in `types` are called with their fields by name, others become Nodes.
+
+    With `plain` others, namedtuples too, become dicts of their fields, or lists where these are numbered.
+    """
+    return _rebuild(description, leaves, {type_name(cls): cls for cls in types}, plain)
 
 
-def _rebuild(node: Any, leaves: Sequence[Any], types: Mapping[str, type]) -> Any:
+def _rebuild(node: Any, leaves: Sequence[Any], types: Mapping[str, type], plain: bool) -> Any:
     if node is None:
         return None
     if isinstance(node, int):
         return leaves[node]
-    children = [_rebuild(child, leaves, types) for child in node["nodes"]]
+    children = [_rebuild(child, leaves, types, plain) for child in node["nodes"]]
     match node["kind"]:
         case "list":
             return children
@@ -215,6 +230,9 @@ def _rebuild(node: Any, leaves: Sequence[Any], types: Mapping[str, type]) -> Any
     cls = types.get(node["type"])
     if cls is not None:
         return _call(cls, node["keys"], children)
+    if plain:
+        numbered = node["keys"] and node["keys"] == list(range(len(children)))
+        return children if numbered else dict(zip(node["keys"], children, strict=True))
     if node["kind"] == "namedtuple":
         return _namedtuple(node["type"].rpartition(":")[2].rpartition(".")[2], tuple(node["keys"]))(*children)
     return Node(node["type"], dict(zip(node["keys"], children, strict=True)))

@@ -266,7 +266,6 @@ def restore_checkpoint(
 def _spelled_like(item: ItemRecord, like: Any) -> ItemRecord:
     """Lets flat names with dots match a flat `like` too, whose paths have the dots escaped."""
     wanted = set(describe(like)[1])
-    if any(leaf.path in wanted for leaf in item.leaves):
-        return item
     spelled = tuple(replace(leaf, path=escape(leaf.path)) for leaf in item.leaves)
-    return replace(item, leaves=spelled) if any(leaf.path in wanted for leaf in spelled) else item
+    fits = sum(leaf.path in wanted for leaf in item.leaves) >= sum(leaf.path in wanted for leaf in spelled)
+    return item if fits else replace(item, leaves=spelled)

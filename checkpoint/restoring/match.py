@@ -28,6 +28,10 @@ class _Saved:
 SAVED: Final = _Saved()  # a `like`: the saved shardings, on this job's devices
 
 
+class HostShapeDtypeStruct(jax.ShapeDtypeStruct):
+    """Describes a leaf that comes back as numpy: an array, or a scalar where one was saved."""
+
+
 class LeafRequest(NamedTuple):
     """A request for one leaf: as "numpy", "scalar", "jax" (with a sharding, or where jax puts it) or a Python "value"."""
 
@@ -123,6 +127,8 @@ def match_leaf(leaf: LeafRecord, like: Any, cast: bool) -> LeafRequest:
     if leaf.grid is None and not _holds(dtype, leaf.value):
         refuse(leaf, f"{name}[], which cannot hold it")
     changed = None if leaf.dtype == name else dtype
+    if isinstance(like, HostShapeDtypeStruct):
+        return LeafRequest(leaf, "scalar" if leaf.kind == "scalar" else "numpy", changed)
     if isinstance(like, np.ndarray):
         return LeafRequest(leaf, "numpy", changed)
     if isinstance(like, np.generic):

@@ -34,18 +34,26 @@ class RestoreOptions:
 
     `partial=True` ignores saved leaves that `like` lacks; a predicate on leaf paths says which leaves to read, and without a `like` the
     others come back as None, with one as they are in it. `cast=True` allows another dtype. `types` are classes that may be rebuilt without
-    a `like`. `read_once=True` reads replicated arrays once in the whole job and spreads them by a device collective: every process calls
-    it alike; `before_collective` is called once it has read all that it reads, and may raise. `per_process` says whose copies of leaves
-    that were kept per process come back (None: those of all, along a first axis).
+    a `like`; with `plain` all others become dicts and lists. `read_once=True` reads replicated arrays once in the whole job and spreads
+    them by a device collective: every process calls it alike; `before_collective` is called once it has read all that it reads, and may
+    raise. `per_process` says whose copies of leaves that were kept per process come back (None: those of all, along a first axis).
     """
 
     partial: bool | Callable[[str], bool] = False
     cast: bool = False
     types: Sequence[type] = ()
+    plain: bool = False
     read_once: bool = False
     per_process: PerProcessSelection | None = None
     host_memory_bytes: int | None = None
     before_collective: Callable[[], None] = lambda: None
+
+    def check_like(self, like: Any) -> None:
+        """Raises ValueError where the options do not go with the `like`."""
+        if self.plain and like is not None and like is not SAVED:
+            raise ValueError(
+                "plain=True is for a restore without a `like` (or with SAVED): a `like` says itself of which classes its tree is"
+            )
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,7 @@ def allocate(nbytes: int) -> np.ndarray[Any, Any]:
 def restore_tree(reader: ArrayReader, found: ItemRecord, like: Any = None, options: RestoreOptions | None = None) -> Any:
     """Restores a tree item through any reader; the arguments are those of `restore_item`."""
     options = options or RestoreOptions()
+    options.check_like(like)
     partial = options.partial
     if options.per_process is not None and any(leaf.per_process for leaf in found.leaves):
         reader, found = PerProcessReader(reader, found, options.per_process), leaves_of_process(found, options.per_process)
@@ -97,7 +106,7 @@ def restore_tree(reader: ArrayReader, found: ItemRecord, like: Any = None, optio
             chosen = [not callable(partial) or partial(leaf.path) for leaf in found.leaves]
             requests = [request_as_saved(leaf, on_devices=like is SAVED) for leaf, read in zip(found.leaves, chosen, strict=True) if read]
             values = iter(_read_all(reader, requests, options))
-            return rebuild(found.tree, [next(values) if read else None for read in chosen], options.types)
+            return rebuild(found.tree, [next(values) if read else None for read in chosen], options.types, plain=options.plain)
         leaves, treedef = flatten(like)
         paths = describe(like)[1]
         chosen = [not callable(partial) or partial(path) for path in paths]

@@ -18,7 +18,7 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import Node, TreeMismatch, UnsupportedLeaf, load, save
+from holdfast.checkpoint import SAVED, CheckpointManager, Node, TreeMismatch, UnsupportedLeaf, load, save
 from holdfast.checkpoint.format.tree import describe, flatten, rebuild
 
 
@@ -39,6 +39,16 @@ class Train:
     step: Any
     params: Any
     name: str = flax.struct.field(pytree_node=False, default="run")
+
+
+class Numbered:
+    """A pytree whose fields have numbers for keys."""
+
+    def __init__(self, *fields: Any) -> None:
+        self.fields = fields
+
+
+jax.tree_util.register_pytree_node(Numbered, lambda node: (node.fields, None), lambda _, fields: Numbered(*fields))
 
 
 class Plain:
@@ -171,3 +181,28 @@ def test_paths_are_distinct_and_trees_rebuild(tree: Any) -> None:
     description, paths = describe(tree)
     assert len(paths) == len(set(paths)) == len(leaves) and "__metadata__" not in paths
     assert rebuild(description, leaves) == tree
+
+
+def test_plain_trees_have_dicts_and_lists_for_classes(tmp_path: Path) -> None:
+    """With `plain=True` namedtuples and objects are dicts, numbered ones lists; classes that are known are made as before."""
+    tree = {"p": Point(np.ones(1), (2, [3])), "t": Train(4, {"w": 5}), "n": Numbered(6, Pair(7, 8)), "e": optax.EmptyState()}
+    save(tmp_path / "c", tree)
+    found = load(tmp_path / "c", plain=True)
+    assert type(found["p"]) is dict and found["p"]["y"] == (2, [3])
+    assert found | {"p": 0} == {"p": 0, "t": {"params": {"w": 5}, "step": 4}, "n": [6, {"first": 7, "second": 8}], "e": {}}
+    assert load(tmp_path / "c", plain=True, types=[Pair])["n"][1] == Pair(7, 8)
+    with CheckpointManager(tmp_path / "root") as manager:
+        manager.save(1, tree)
+        manager.wait_until_finished()
+        assert manager.restore(plain=True)["t"] == found["t"] == manager.restore(like=SAVED, plain=True)["t"]
+        with pytest.raises(ValueError, match=r"plain=True is for a restore without a `like`"):
+            manager.restore(like=tree, plain=True)
+
+
+def test_a_node_is_a_mapping_of_its_fields(tmp_path: Path) -> None:
+    """A Node may be indexed, iterated and asked for its keys."""
+    save(tmp_path / "c", Train(4, {"w": 5}))
+    node = load(tmp_path / "c")
+    assert isinstance(node, Node) and node["params"]["w"] == 5 and "step" in node and set(node) == {"params", "step"} and len(node) == 2
+    with pytest.raises(KeyError):
+        node["name"]

@@ -1,0 +1,93 @@
+"""Structures: what a checkpoint of any layout holds, from its metadata alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+
+from ..errors import TreeMismatch
+from ..format.record import ItemRecord, LeafRecord
+from ..format.tree import paused_gc, rebuild
+from ..restoring.match import HostShapeDtypeStruct, saved_sharding
+from ..restoring.per_process import PerProcessSelection, leaves_of_process
+from .base import CheckpointReader
+
+
+@dataclass(frozen=True)
+class ItemStructure:
+    """One item. `kind` is "tree", "json" or "unknown"; `tree`, of a tree item, is what `like` accepts; `nbytes` is the size of its arrays.
+
+    The tree's leaves are `jax.ShapeDtypeStruct`s, with the saved shardings where they can be made on this job's devices, and Python values,
+    which the record itself holds. What was saved as numpy comes back as numpy, though its leaf is a ShapeDtypeStruct too.
+    """
+
+    kind: str
+    tree: Any = None
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a checkpoint holds: `items` by name, and what it says of itself. Times are Unix seconds; `layout` is "holdfast", "orbax", ..."""
+
+    path: str
+    layout: str
+    items: Mapping[str, ItemStructure]
+    step: int | None
+    started_s: float | None
+    finished_s: float | None
+    metrics: Mapping[str, Any]
+    metadata: Any
+
+
+def structure_of(checkpoint: CheckpointReader) -> Structure:
+    """Returns the structure of an opened checkpoint; reads metadata alone. Raises Corrupt naming a file of it that is damaged."""
+    info = checkpoint.info
+    with paused_gc():
+        items = {name: _tree_item(checkpoint.item(name)) if kind == "tree" else ItemStructure(kind) for name, kind in info.items.items()}
+    return Structure(info.path, info.layout, items, info.step, info.started_s, info.finished_s, info.metrics, info.metadata)
+
+
+def _tree_item(item: ItemRecord) -> ItemStructure:
+    if any(leaf.per_process for leaf in item.leaves):
+        item = leaves_of_process(item, PerProcessSelection(jax.process_index(), jax.process_count()))
+    shardings: dict[int, Any] = {}  # by the description's identity: leaves share them
+    structs: dict[Any, Any] = {}
+    leaves = [leaf.value if leaf.grid is None else _struct(leaf, shardings, structs) for leaf in item.leaves]
+    return ItemStructure("tree", rebuild(item.tree, leaves), sum(leaf.nbytes for leaf in item.leaves))
+
+
+def _struct(leaf: LeafRecord, shardings: dict[int, Any], structs: dict[Any, Any]) -> Any:
+    """Returns the description of an array; equal ones are one object."""
+    key = (leaf.kind, leaf.shape, leaf.dtype, leaf.impl, id(leaf.sharding))
+    if key not in structs:
+        structs[key] = _make_struct(leaf, shardings)
+    return structs[key]
+
+
+def _make_struct(leaf: LeafRecord, shardings: dict[int, Any]) -> Any:
+    dtype = leaf.numpy_dtype
+    if leaf.kind in ("numpy", "scalar") or jax.dtypes.canonicalize_dtype(dtype) != dtype:  # jax would narrow 64 bits
+        return HostShapeDtypeStruct(leaf.shape, dtype)  # type: ignore[no-untyped-call]
+    if id(leaf.sharding) not in shardings:
+        shardings[id(leaf.sharding)] = _sharding_here(leaf)
+    sharding = shardings[id(leaf.sharding)]
+    if leaf.kind != "key":
+        return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+    return jax.ShapeDtypeStruct(leaf.shape[:-1], _key_dtype(leaf.impl), sharding=sharding)  # type: ignore[no-untyped-call]
+
+
+def _sharding_here(leaf: LeafRecord) -> Any:
+    try:
+        return saved_sharding(leaf)
+    except TreeMismatch:  # it is of other devices
+        return None
+
+
+@lru_cache
+def _key_dtype(impl: str) -> Any:
+    return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype

@@ -1,0 +1,189 @@
+"""`orbax.checkpoint.args`: what to save or restore of each item, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .refusals import not_covered
+
+
+class CheckpointArgs:
+    """The base of all arguments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveArgs:
+    """How one leaf is saved. `dtype` casts; how bytes lie in files is holdfast's own affair, so the other fields have no effect."""
+
+    aggregate: bool = False
+    dtype: Any = None
+    chunk_byte_size: int | None = None
+    shard_axes: tuple[int, ...] = ()
+
+
+@dataclass
+class RestoreArgs:
+    """As what one leaf is restored: `restore_type` (np.ndarray, jax.Array, int, ...; None: as saved) and `dtype`."""
+
+    restore_type: Any = None
+    dtype: Any = None
+
+
+@dataclass
+class ArrayRestoreArgs(RestoreArgs):
+    """Restores a jax.Array with a sharding. Another shape than the saved one is refused: nothing is padded or cut."""
+
+    mesh: Any = None
+    mesh_axes: Any = None
+    sharding: Any = None
+    global_shape: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        import jax
+
+        self.restore_type = self.restore_type or jax.Array
+        if self.sharding is None and self.mesh is not None:
+            self.sharding = jax.sharding.NamedSharding(self.mesh, self.mesh_axes)
+
+
+@dataclass
+class StandardSave(CheckpointArgs):
+    """Saves a tree."""
+
+    item: Any
+    save_args: Any = None
+    custom_metadata: Any = None
+
+
+@dataclass
+class PyTreeSave(StandardSave):
+    """Saves a tree."""
+
+    ocdbt_target_data_file_size: int | None = None
+
+
+@dataclass
+class StandardRestore(CheckpointArgs):
+    """Restores a tree like `item`; None: as it was saved, in dicts and lists."""
+
+    item: Any = None
+    strict: bool = True
+    support_layout: bool = False
+    fallback_sharding: Any = None
+
+
+@dataclass
+class PyTreeRestore(CheckpointArgs):
+    """Restores a tree in the structure of `item`, each leaf as `restore_args` says; `partial_restore` leaves out what `item` lacks."""
+
+    item: Any = None
+    restore_args: Any = None
+    transforms: Any = None
+    transforms_default_to_original: bool = True
+    legacy_transform_fn: Any = None
+    partial_restore: bool = False
+
+    def __post_init__(self) -> None:
+        if self.transforms or self.legacy_transform_fn is not None:
+            nearest = "restore without transforms, and rename with holdfast.checkpoint.load(path, like, rename=...)"
+            raise not_covered("args.PyTreeRestore(transforms=..., legacy_transform_fn=...)", nearest)
+
+
+@dataclass
+class JsonSave(CheckpointArgs):
+    """Saves a JSON value."""
+
+    item: Any
+
+
+@dataclass
+class JsonRestore(CheckpointArgs):
+    """Restores a JSON value."""
+
+    item: Any = None
+
+
+@dataclass
+class ArraySave(CheckpointArgs):
+    """Saves one array."""
+
+    item: Any
+    save_args: SaveArgs | None = None
+
+
+@dataclass
+class ArrayRestore(CheckpointArgs):
+    """Restores one array."""
+
+    item: Any = None
+    restore_args: RestoreArgs | None = None
+
+
+@dataclass
+class JaxRandomKeySave(CheckpointArgs):
+    """Saves a random key of jax's, or several."""
+
+    item: Any
+    save_args: SaveArgs | None = None
+
+
+@dataclass
+class JaxRandomKeyRestore(CheckpointArgs):
+    """Restores a random key of jax's."""
+
+    restore_args: RestoreArgs | None = None
+
+
+@dataclass
+class NumpyRandomKeySave(CheckpointArgs):
+    """Saves a state of numpy's: `np.random.get_state()`."""
+
+    item: Any
+
+
+@dataclass
+class NumpyRandomKeyRestore(CheckpointArgs):
+    """Restores a state of numpy's."""
+
+
+class Composite(CheckpointArgs, Mapping[str, Any]):
+    """Several items by name: arguments on the way in, what was restored on the way out. A mapping whose members are attributes too."""
+
+    def __init__(self, **items: Any) -> None:
+        self._items = items
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._items:
+            raise KeyError(f"Unknown key: {name}. Available keys: {sorted(self._items)}")
+        return self._items[name]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._items:
+            raise AttributeError(f"there is no item {name!r}")
+        return self._items[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return f"Composite({self._items!r})"
+
+
+TREE_SAVES = (StandardSave, ArraySave, JaxRandomKeySave, NumpyRandomKeySave)
+
+
+def cast(value: Any, save_args: SaveArgs | None) -> Any:
+    """Returns a leaf in the dtype that its SaveArgs ask for."""
+    dtype = getattr(save_args, "dtype", None)
+    if dtype is None or not hasattr(value, "dtype") or value.dtype == np.dtype(dtype):
+        return value
+    return value.astype(dtype)

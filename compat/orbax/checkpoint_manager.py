@@ -1,0 +1,337 @@
+"""`orbax.checkpoint.CheckpointManager` over holdfast's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from holdfast.checkpoint import CheckpointManager as NativeManager
+from holdfast.checkpoint import Options, StepNotFound, Structure, TreeMismatch, load
+from holdfast.checkpoint.layouts.detect import find_steps
+from holdfast.checkpoint.storage.path import open_storage
+
+from . import args as args_lib
+from . import items as items_lib
+from .items import DEFAULT_ITEM, orbax_errors
+from .items import StepAlreadyExistsError as StepAlreadyExistsError
+from .metadata import RootMetadata, StepMetadata, step_metadata
+from .options import AsyncOptions, CheckpointManagerOptions
+from .policies import AskToKeep, AskToSave, PolicyCheckpointInfo
+from .refusals import not_covered, refuse
+
+CALL = "CheckpointManager"
+METRIC_ITEM_NAME = "metrics"
+
+
+class AbstractCheckpointManager:
+    """The base of managers."""
+
+
+def to_path(directory: Any) -> Any:
+    """Returns an etils path where etils is installed, as Orbax does, else a pathlib one."""
+    try:
+        from etils import epath  # type: ignore[import-untyped]
+    except ImportError:
+        return pathlib.Path(directory)
+    return epath.Path(directory)
+
+
+class CheckpointManager(AbstractCheckpointManager):
+    """Orbax's manager, over `holdfast.checkpoint.CheckpointManager`. Steps are saved in holdfast's layout; steps of Orbax's are read.
+
+    One tree is the item "default", as with Orbax; `args.Composite` names several. Threads and blocking are as with holdfast's, which is
+    the attribute `native`.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        checkpointers: Any = None,
+        options: CheckpointManagerOptions | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        item_names: Sequence[str] | None = None,
+        item_handlers: Any = None,
+        logger: Any = None,
+        handler_registry: Any = None,
+    ) -> None:
+        refuse(CALL, "pass metadata to save(custom_metadata=...): a root has none", metadata=metadata or None)
+        refuse(CALL, "name items and their arguments: Composite(name=StandardSave(...))", handler_registry=handler_registry)
+        self._options = options or CheckpointManagerOptions()
+        self._directory = directory
+        handlers = checkpointers if checkpointers is not None else item_handlers
+        self._handlers = handlers if isinstance(handlers, Mapping) else {DEFAULT_ITEM: handlers}
+        self._single: bool | None = None  # until the first call shows it
+        if item_names is not None or isinstance(handlers, Mapping):
+            self._single = False
+        elif handlers is not None:
+            self._single = True
+        self._saving: tuple[int, dict[str, float]] | None = None
+        self.native = self._open()
+
+    def _open(self) -> NativeManager:
+        timeout_s = float((self._options.async_options or AsyncOptions()).timeout_secs)
+        return NativeManager(
+            self._directory,
+            save_policy=AskToSave(self._options.save_policy(), self._infos, self.is_saving_in_progress),
+            keep_policy=AskToKeep(self._options.keep_policy()),
+            options=Options(save_timeout_s=timeout_s, read_only=self._options.read_only),
+        )
+
+    @property
+    def directory(self) -> Any:
+        """The root."""
+        return to_path(self._directory)
+
+    # --- steps
+
+    def all_steps(self, read: bool = False) -> list[int]:
+        """Returns the steps, ascending: those that are there, and the one whose save is in flight (not with `read`)."""
+        steps = set(self.native.all_steps())
+        if not read and self._saving is not None and self.is_saving_in_progress():
+            steps.add(self._saving[0])
+        return sorted(steps)
+
+    def latest_step(self) -> int | None:
+        """Returns the newest step, None where there is none."""
+        return max(self.all_steps(), default=None)
+
+    def best_step(self) -> int | None:
+        """Returns the best step by `best_fn`; the latest where there is no `best_fn`, None where no step has metrics."""
+        if self._options.best_fn is None:
+            return self.latest_step()
+        sign = -1 if self._options.best_mode == "min" else 1
+        scored = [(sign * self._options.best_fn(found), step) for step in self.all_steps() if (found := self._metrics(step))]
+        return max(scored)[1] if scored else None
+
+    def _infos(self) -> list[PolicyCheckpointInfo]:
+        return [_LazyInfo(step, self) for step in self.all_steps()]
+
+    def _metrics(self, step: int) -> dict[str, float]:
+        if self._saving is not None and self._saving[0] == step:
+            return self._saving[1]
+        with orbax_errors():
+            return self.native.metrics(step)
+
+    def metrics(self, step: int) -> dict[str, float] | None:
+        """Returns the metrics of a step, None where it has none."""
+        return self._metrics(step) or None
+
+    def reload(self) -> None:
+        """Sees steps that others wrote. Waits for the save in flight."""
+        with orbax_errors():
+            self.native.close()
+            self.native = self._open()
+
+    def delete(self, step: int) -> None:
+        """Deletes a step of holdfast's."""
+        with orbax_errors():
+            self.native.delete(step)
+
+    # --- saving
+
+    def should_save(self, step: int) -> bool:
+        """Says whether `save` would save: the step is above the latest, and the policy wants it."""
+        return self._is_next(step) and self.native.should_save(step)
+
+    def _is_next(self, step: int) -> bool:
+        latest = self.latest_step()
+        return not self._options.read_only and (latest is None or step > latest)
+
+    def reached_preemption(self, step: int) -> bool:
+        """Says whether the job has to stop at this step."""
+        return self.native.reached_preemption(step)
+
+    def save(
+        self,
+        step: int,
+        items: Any = None,
+        save_kwargs: Any = None,
+        metrics: Any = None,
+        force: bool | None = False,
+        args: args_lib.CheckpointArgs | None = None,
+        custom_metadata: dict[str, Any] | None = None,
+    ) -> bool:
+        """Starts to save a step; returns False where no save is wanted. Raises StepAlreadyExistsError."""
+        if items is None and args is None:
+            raise ValueError("save: give args")
+        given = self._composite(self._legacy(items, save_kwargs, "save") if args is None else args)
+        if self._options.read_only:
+            return False
+        to_save = {name: items_lib.to_save(f"{CALL}.save", each) for name, each in given.items()}
+        if self._options.best_fn is None or self._options.prevent_write_metrics:
+            metrics = None  # as with Orbax: they are kept where `best_fn` will ask for them
+        return self.save_items(step, to_save, metrics, custom_metadata, force=bool(force))
+
+    def save_items(
+        self, step: int, items: Mapping[str, Any], metrics: Any, metadata: Any, *, force: bool = False, overwrite: bool = False
+    ) -> bool:
+        """Starts to save items of holdfast's, with all their metrics; returns False where no save is wanted."""
+        numbers = self._numbers(metrics)
+        if not (force or overwrite) and not self._is_next(step):
+            return False
+        with orbax_errors():
+            if not self.native.save(step, items=items, metrics=numbers, metadata=metadata, force=force, overwrite=overwrite):
+                return False
+            self._saving = (step, numbers or {})
+            if not self._options.enable_async_checkpointing:
+                self.native.wait_until_finished()
+        return True
+
+    def _numbers(self, metrics: Any) -> dict[str, float] | None:
+        """Returns metrics as numbers."""
+        if metrics is None:
+            return None
+        numbers = {}
+        for name, value in metrics.items() if isinstance(metrics, Mapping) else [("metrics", None)]:
+            array = np.asarray(value)
+            if array.size != 1 or array.dtype.kind not in "biuf":
+                raise not_covered(f"{CALL}.save(metrics={{{name!r}: ...}})", "give a flat dict of numbers")
+            numbers[name] = float(array.item())
+        return numbers
+
+    def _legacy(self, items: Any, kwargs: Any, verb: str) -> Any:
+        """Returns the arguments that items without args mean: by the handlers that the manager was made with."""
+        names = set(items or ()) | set(kwargs or ()) if self._single is False else {DEFAULT_ITEM}
+        if self._single is None:
+            self._single = True
+        found = {}
+        for name in names:
+            item = (items or {}).get(name) if self._single is False else items
+            extra = (kwargs or {}).get(name) if self._single is False else kwargs
+            handler = self._handlers.get(name)
+            cls = getattr(handler, f"{verb}_args", args_lib.StandardSave if verb == "save" else args_lib.StandardRestore)
+            found[name] = cls(item, **(extra or {}))
+        return args_lib.Composite(**found) if self._single is False else found[DEFAULT_ITEM]
+
+    def _composite(self, args: Any) -> Mapping[str, Any]:
+        """Returns the arguments by item. The first call decides whether there is one item or several."""
+        if self._single is None:
+            self._single = not isinstance(args, args_lib.Composite)
+        if self._single:
+            return {DEFAULT_ITEM: args}
+        if not isinstance(args, args_lib.Composite):
+            raise ValueError(f"Expected args of type `Composite`; found {type(args)}.")
+        if METRIC_ITEM_NAME in args:
+            raise ValueError(f"an item cannot be called {METRIC_ITEM_NAME!r}: that name is for metrics")
+        return args
+
+    # --- restoring
+
+    def restore(
+        self,
+        step: int | None,
+        items: Any = None,
+        restore_kwargs: Any = None,
+        directory: Any = None,
+        args: args_lib.CheckpointArgs | None = None,
+    ) -> Any:
+        """Restores a step (None: the latest): the value of one item, or a Composite of several. Raises FileNotFoundError, ValueError."""
+        if step is None:
+            step = self.latest_step() if directory is None else max(find_steps(open_storage(directory)), default=None)
+        if step is None:
+            raise FileNotFoundError(f"No steps found in {directory or self._directory}.")
+        chosen = step
+        with orbax_errors():
+            found = self._structure(chosen, directory)
+            if self._single is None:
+                self._single = DEFAULT_ITEM in found.items and not isinstance(args, args_lib.Composite)
+            if args is None and (items is not None or restore_kwargs is not None):
+                args = self._legacy(items, restore_kwargs, "restore")
+            wanted = self._wanted(args, found)
+
+            def read(name: str, like: Any, **options: Any) -> Any:
+                if directory is not None:
+                    return load(found.path, like, item=name, **options)
+                return self.native.restore(chosen, like, item=name, **options)
+
+            restored = {
+                name: items_lib.restore_item(f"{CALL}.restore", name, items_lib.find(found, name), each, read)
+                for name, each in wanted.items()
+            }
+        return restored[DEFAULT_ITEM] if self._single else args_lib.Composite(**restored)
+
+    def _structure(self, step: int, directory: Any) -> Structure:
+        if directory is None:
+            return self.native.structure(step)
+        from holdfast.checkpoint import structure
+
+        return structure(directory, step)
+
+    def _wanted(self, args: Any, found: Structure) -> Mapping[str, Any]:
+        if args is None and not self._single:
+            return dict.fromkeys(name for name, item in found.items.items() if item.kind != "unknown")
+        return self._composite(args)
+
+    def item_metadata(self, step: int) -> Any:
+        """Returns what is known of the items: of the only one, or a Composite."""
+        with orbax_errors():
+            return self._item_metadata(self.native.structure(step))
+
+    def _item_metadata(self, found: Structure) -> Any:
+        single = DEFAULT_ITEM in found.items if self._single is None else self._single
+        path = to_path(found.path)
+        described = {name: items_lib.tree_metadata(item, path / name) for name, item in found.items.items()}
+        return described.get(DEFAULT_ITEM) if single else args_lib.Composite(**described)
+
+    def metadata(self, step: int | None = None) -> StepMetadata | RootMetadata:
+        """Returns what is known of a step, or of the root: nothing."""
+        if step is None:
+            return RootMetadata()
+        with orbax_errors():
+            found = self.native.structure(step)
+            return step_metadata(found, self._item_metadata(found))
+
+    # --- the end
+
+    def is_saving_in_progress(self) -> bool:
+        """Says whether a save is in flight."""
+        return self.native.is_saving_in_progress()
+
+    def wait_until_finished(self) -> None:
+        """Blocks until no save is in flight; raises the error of one that failed."""
+        with orbax_errors():
+            self.native.wait_until_finished()
+
+    def check_for_errors(self) -> None:
+        """Raises the error of a save that failed, once."""
+        self.native.check_for_errors()
+
+    def close(self) -> None:
+        """Waits for the save in flight and closes the manager."""
+        with orbax_errors():
+            self.native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.native.__exit__(kind, error, trace)
+
+
+class _LazyInfo(PolicyCheckpointInfo):
+    """A step for a policy of saving; its time and metrics are read when they are asked for."""
+
+    def __init__(self, step: int, manager: CheckpointManager) -> None:
+        self.step, self._manager = step, manager
+
+    @property
+    def metrics(self) -> Any:
+        return self._manager.metrics(self.step)
+
+    @property
+    def time(self) -> datetime:
+        with contextlib.suppress(StepNotFound, TreeMismatch):
+            return datetime.fromtimestamp(self._manager.native.structure(self.step).started_s or 0.0, UTC)
+        return datetime.now(UTC)  # its save is in flight
+
+
+def steps_in(directory: Any) -> Iterable[int]:
+    """Returns the finished steps of a root, of holdfast's and Orbax's layouts, ascending."""
+    return list(find_steps(open_storage(directory)))

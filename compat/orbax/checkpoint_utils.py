@@ -1,0 +1,98 @@
+"""`orbax.checkpoint.checkpoint_utils`, and what of `utils` is asked for."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from holdfast.checkpoint import iterate_steps, wait_for_new_step
+
+from .args import ArrayRestoreArgs, RestoreArgs
+from .checkpoint_manager import steps_in
+from .metadata import ArrayMetadata, ScalarMetadata, StringMetadata
+from .refusals import refuse
+
+NAMES = "leave it out: steps with prefixes and padding are found by their numbers"
+
+
+def construct_restore_args(
+    target: Any, sharding_tree: Any = None, set_global_shape: bool = True, support_layout: bool = False, strict: bool = True
+) -> Any:
+    """Returns the arguments that restore each leaf as `target` (or its metadata) is, with shardings of `sharding_tree` where given."""
+    refuse("construct_restore_args", "pass shardings", support_layout=support_layout)
+
+    def of_leaf(leaf: Any, sharding: Any) -> RestoreArgs:
+        if isinstance(leaf, ScalarMetadata):
+            return RestoreArgs(type(leaf.dtype.type(0).item()), leaf.dtype)
+        if isinstance(leaf, StringMetadata):
+            return RestoreArgs(str)
+        if isinstance(leaf, np.ndarray):
+            return RestoreArgs(np.ndarray, leaf.dtype)
+        if not hasattr(leaf, "shape") or isinstance(leaf, np.generic):
+            return RestoreArgs(type(leaf))
+        if isinstance(leaf, ArrayMetadata) and leaf.sharding is None and sharding is None:
+            return RestoreArgs(np.ndarray, leaf.dtype)
+        shape = tuple(leaf.shape) if set_global_shape else None
+        return ArrayRestoreArgs(dtype=leaf.dtype, sharding=sharding or leaf.sharding, global_shape=shape, shape=shape, strict=strict)
+
+    if sharding_tree is None:
+        return jax.tree.map(lambda leaf: of_leaf(leaf, None), target)
+    return jax.tree.map(of_leaf, target, sharding_tree)
+
+
+def wait_for_new_checkpoint(
+    checkpoint_dir: str | os.PathLike[str],
+    *,
+    until_step: int | None = None,
+    seconds_to_sleep: int = 1,
+    timeout: float | None = None,
+    timeout_fn: Callable[[], bool] | None = None,
+    **names: Any,
+) -> int:
+    """Blocks until there is a step (of at least `until_step`) and returns the newest; -1 when `timeout` seconds have passed."""
+    refuse("wait_for_new_checkpoint", NAMES, **names)
+    refuse("wait_for_new_checkpoint", "pass timeout, in seconds", timeout_fn=timeout_fn)
+    timeout_s = math.inf if timeout is None else timeout
+    found = wait_for_new_step(checkpoint_dir, None if until_step is None else until_step - 1, timeout_s=timeout_s)
+    return -1 if found is None else found
+
+
+def checkpoints_iterator(
+    checkpoint_dir: str | os.PathLike[str],
+    *,
+    min_interval_secs: int = 0,
+    seconds_to_sleep: int = 1,
+    timeout: float | None = None,
+    timeout_fn: Callable[[], bool] | None = None,
+    **names: Any,
+) -> Iterator[int]:
+    """Yields each newest step as it appears; ends when `timeout` seconds have passed without one (and `timeout_fn` says so)."""
+    names.pop("ignore_snapshot_errors", None)
+    refuse("checkpoints_iterator", NAMES, **names)
+    last: int | None = None
+    timeout_s = math.inf if timeout is None else timeout
+    while True:
+        began = time.monotonic()
+        for step in iterate_steps(checkpoint_dir, after=last, timeout_s=timeout_s):
+            last = step
+            yield step
+            time.sleep(max(0.0, min_interval_secs - (time.monotonic() - began)))
+            began = time.monotonic()
+        if timeout_fn is None or timeout_fn():
+            return
+
+
+def checkpoint_steps(checkpoint_dir: str | os.PathLike[str], single_host_load_and_broadcast: bool = False) -> list[int]:
+    """Returns the finished steps of a root, ascending."""
+    return list(steps_in(checkpoint_dir))
+
+
+def any_checkpoint_step(checkpoint_dir: str | os.PathLike[str]) -> int | None:
+    """Returns a finished step of a root, None where there is none."""
+    return next(iter(steps_in(checkpoint_dir)), None)

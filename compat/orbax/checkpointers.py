@@ -1,0 +1,144 @@
+"""`orbax.checkpoint.checkpointers`: one checkpoint in one folder, without a manager."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from holdfast.checkpoint import load, save, structure
+
+from . import args as args_lib
+from . import handlers as handlers_lib
+from . import items as items_lib
+from .checkpoint_manager import to_path
+from .items import DEFAULT_ITEM, orbax_errors
+from .metadata import StepMetadata, step_metadata
+from .options import AsyncOptions
+
+
+class AbstractCheckpointer:
+    """The base of checkpointers."""
+
+
+class Checkpointer(AbstractCheckpointer):
+    """Saves and restores one folder. `save` blocks until the checkpoint is durable, for the asynchronous ones too."""
+
+    def __init__(self, handler: Any, *args: Any, async_options: AsyncOptions | None = None, **options: Any) -> None:
+        handlers_lib.check_handler(type(self).__name__, handler)
+        self._handler = handler
+        self._timeout_s = float((async_options or AsyncOptions()).timeout_secs)
+
+    @property
+    def handler(self) -> Any:
+        """The handler."""
+        return self._handler
+
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        *args: Any,
+        force: bool = False,
+        custom_metadata: dict[str, Any] | None = None,
+        save_context: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Saves; `force` replaces what is there. Raises ValueError where a checkpoint is there already."""
+        given = self._given(args, kwargs, "save")
+        call = f"{type(self).__name__}.save"
+        several = given if isinstance(given, args_lib.Composite) else {DEFAULT_ITEM: given}
+        with orbax_errors():
+            items = {name: items_lib.to_save(call, each) for name, each in several.items()}
+            save(directory, items=items, overwrite=force, metadata=custom_metadata, timeout_s=self._timeout_s)
+
+    def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
+        """Restores. Raises FileNotFoundError, ValueError."""
+        given = self._given(args, kwargs, "restore")
+        return self._restore(directory, given)
+
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any], verb: str) -> Any:
+        """Returns the arguments: `args=...`, one of them by position, or what makes them."""
+        if isinstance(kwargs.get("args"), args_lib.CheckpointArgs):
+            return kwargs["args"]
+        if args and isinstance(args[0], args_lib.CheckpointArgs):
+            return args[0]
+        if isinstance(self._handler, handlers_lib.CompositeCheckpointHandler):
+            return None
+        return getattr(self._handler, f"{verb}_args")(*args, **kwargs)
+
+    def _restore(self, directory: str | os.PathLike[str], given: Any) -> Any:
+        with orbax_errors():
+            found = structure(directory)
+
+            def read(name: str, like: Any, **options: Any) -> Any:
+                return load(found.path, like, item=name, **options)
+
+            call = f"{type(self).__name__}.restore"
+            if isinstance(self._handler, handlers_lib.CompositeCheckpointHandler):
+                wanted = given if isinstance(given, Mapping) else dict.fromkeys(found.items)
+                restored = {
+                    name: items_lib.restore_item(call, name, items_lib.find(found, name), each, read) for name, each in wanted.items()
+                }
+                return args_lib.Composite(**restored)
+            name = _only_item(found.items)
+            return items_lib.restore_item(call, name, items_lib.find(found, name), given, read)
+
+    def metadata(self, directory: str | os.PathLike[str]) -> StepMetadata:
+        """Returns what is known of the checkpoint without reading it."""
+        with orbax_errors():
+            found = structure(directory)
+        path = to_path(found.path)
+        if isinstance(self._handler, handlers_lib.CompositeCheckpointHandler):
+            described: Any = args_lib.Composite(**{name: items_lib.tree_metadata(item, path / name) for name, item in found.items.items()})
+        else:
+            described = items_lib.tree_metadata(items_lib.find(found, _only_item(found.items)), path)
+        return step_metadata(found, described)
+
+    def structure(self, directory: str | os.PathLike[str]) -> Any:
+        """Returns the tree of an item with what is known of its leaves."""
+        return self.metadata(directory).item_metadata.tree
+
+    def close(self) -> None:
+        """Does nothing: nothing is in flight."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _only_item(items: Mapping[str, Any]) -> str:
+    return DEFAULT_ITEM if DEFAULT_ITEM in items or len(items) != 1 else next(iter(items))
+
+
+class AsyncCheckpointer(Checkpointer):
+    """A Checkpointer with the names of an asynchronous one; `save` blocks until the checkpoint is durable."""
+
+    def wait_until_finished(self) -> None:
+        """Does nothing: nothing is in flight."""
+
+    def check_for_errors(self) -> None:
+        """Does nothing: `save` has raised."""
+
+
+class StandardCheckpointer(AsyncCheckpointer):
+    """Saves and restores trees."""
+
+    def __init__(self, *, async_options: AsyncOptions | None = None, **options: Any) -> None:
+        super().__init__(handlers_lib.StandardCheckpointHandler(), async_options=async_options)
+
+    def restore(self, directory: str | os.PathLike[str], target: Any = None, *args: Any, strict: bool = True, **kwargs: Any) -> Any:
+        """Restores a tree like `target`; None: as it was saved, in dicts and lists."""
+        given = kwargs.get("args", target)
+        return self._restore(
+            directory, given if isinstance(given, args_lib.CheckpointArgs) else args_lib.StandardRestore(target, strict=strict)
+        )
+
+
+class PyTreeCheckpointer(Checkpointer):
+    """Saves and restores trees, with arguments for each leaf."""
+
+    def __init__(self, primary_host: int | None = 0, use_ocdbt: bool = True, use_zarr3: bool = False, use_compression: bool = True) -> None:
+        super().__init__(handlers_lib.PyTreeCheckpointHandler())

@@ -1,0 +1,50 @@
+"""Every name of `orbax.checkpoint`: what `holdfast.compat.orbax` gives when it is asked for one."""
+
+from . import args, checkpoint_manager, checkpoint_utils, checkpointers, handlers, metadata, modules, options, v1
+from .args import ArrayRestoreArgs, RestoreArgs, SaveArgs
+from .checkpoint_manager import AbstractCheckpointManager, CheckpointManager
+from .checkpointers import AbstractCheckpointer, AsyncCheckpointer, Checkpointer, PyTreeCheckpointer, StandardCheckpointer
+from .handlers import (
+    ArrayCheckpointHandler,
+    CompositeCheckpointHandler,
+    JaxRandomKeyCheckpointHandler,
+    JsonCheckpointHandler,
+    NumpyRandomKeyCheckpointHandler,
+    PyTreeCheckpointHandler,
+    StandardCheckpointHandler,
+)
+from .items import PLACEHOLDER
+from .options import AsyncOptions, CheckpointManagerOptions
+
+__all__ = [
+    "PLACEHOLDER",
+    "AbstractCheckpointManager",
+    "AbstractCheckpointer",
+    "ArrayCheckpointHandler",
+    "ArrayRestoreArgs",
+    "AsyncCheckpointer",
+    "AsyncOptions",
+    "CheckpointManager",
+    "CheckpointManagerOptions",
+    "Checkpointer",
+    "CompositeCheckpointHandler",
+    "JaxRandomKeyCheckpointHandler",
+    "JsonCheckpointHandler",
+    "NumpyRandomKeyCheckpointHandler",
+    "PyTreeCheckpointHandler",
+    "PyTreeCheckpointer",
+    "RestoreArgs",
+    "SaveArgs",
+    "StandardCheckpointHandler",
+    "StandardCheckpointer",
+    "args",
+    "checkpoint_manager",
+    "checkpoint_utils",
+    "checkpointers",
+    "handlers",
+    "metadata",
+    "options",
+    "v1",
+]
+
+modules.add_modules(__name__)

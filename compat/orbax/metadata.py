@@ -1,0 +1,115 @@
+"""`orbax.checkpoint.metadata`: what is known of a checkpoint, a step, an item and a leaf without reading it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from holdfast.checkpoint import Structure
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What is known of a leaf; `name` is its path."""
+
+    name: str
+    directory: Any
+
+
+@dataclass(frozen=True)
+class ArrayMetadata(Metadata):
+    """An array. `sharding` is a jax.sharding.Sharding of this job's devices, None where the saved one does not fit. Serves as a target."""
+
+    shape: tuple[int, ...]
+    sharding: Any
+    dtype: Any
+    storage: Any = None
+
+
+@dataclass(frozen=True)
+class ScalarMetadata(Metadata):
+    """A Python number, of the numpy dtype that it would have."""
+
+    shape: tuple[int, ...] = ()
+    sharding: Any = None
+    dtype: Any = None
+
+
+@dataclass(frozen=True)
+class StringMetadata(Metadata):
+    """A text."""
+
+
+@dataclass
+class StepMetadata:
+    """What is known of a step. Times are Unix nanoseconds."""
+
+    item_handlers: Any = None
+    item_metadata: Any = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    performance_metrics: Any = None
+    init_timestamp_nsecs: int | None = None
+    commit_timestamp_nsecs: int | None = None
+    custom_metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class RootMetadata:
+    """What is known of a root: nothing, since holdfast keeps nothing there."""
+
+    internal_metadata: Mapping[str, Any] = field(default_factory=dict)
+    custom_metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+class TreeMetadata(Mapping[Any, Any]):
+    """The metadata of a tree item: a pytree and a mapping of its `tree`."""
+
+    def __init__(self, tree: Any, custom_metadata: Any = None) -> None:
+        self.tree, self.custom_metadata = tree, custom_metadata
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.tree[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.tree)
+
+    def __len__(self) -> int:
+        return len(self.tree)
+
+    def __repr__(self) -> str:
+        return f"TreeMetadata({self.tree!r})"
+
+
+jax.tree_util.register_pytree_node(
+    TreeMetadata, lambda node: ((node.tree,), node.custom_metadata), lambda about, children: TreeMetadata(children[0], about)
+)
+
+
+def leaf_metadata(name: str, leaf: Any, directory: Any) -> Any:
+    """Returns the metadata of a leaf of a structure."""
+    if isinstance(leaf, str | bytes):
+        return StringMetadata(name, directory)
+    if isinstance(leaf, bool | int | float | complex):
+        return ScalarMetadata(name, directory, dtype=np.asarray(leaf).dtype)
+    return ArrayMetadata(name, directory, leaf.shape, leaf.sharding, leaf.dtype)
+
+
+def to_shape_dtype_struct(leaf: Any, dtype: Any = None, scalar_dtype: Any = None) -> Any:
+    """Returns an array, or the metadata of an array or a number, as jax.ShapeDtypeStruct; a number itself as it is."""
+    if isinstance(leaf, StringMetadata):
+        return ""
+    if not hasattr(leaf, "shape"):
+        return leaf if scalar_dtype is None else scalar_dtype(leaf)
+    sharding = None if isinstance(leaf, np.ndarray | np.generic) else getattr(leaf, "sharding", None)
+    return jax.ShapeDtypeStruct(leaf.shape, dtype or leaf.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+
+
+def step_metadata(found: Structure, item_metadata: Any) -> StepMetadata:
+    """Returns the metadata of a step in Orbax's words."""
+    began, ended = (None if time is None else int(time * 1e9) for time in (found.started_s, found.finished_s))
+    kinds = {name: item.kind for name, item in found.items.items()}
+    return StepMetadata(kinds, item_metadata, dict(found.metrics), None, began, ended, found.metadata or {})

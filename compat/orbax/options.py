@@ -1,0 +1,163 @@
+"""`orbax.checkpoint.options`, and the options of a manager."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import policies
+from .refusals import refuse
+
+
+@dataclass
+class AsyncOptions:
+    """Of these `timeout_secs` counts: it bounds a save from its call to its commit."""
+
+    timeout_secs: int = 1200
+    barrier_sync_fn: Any = None
+    post_finalization_callback: Callable[[], None] | None = None
+    create_directories_asynchronously: bool = True
+
+    def __post_init__(self) -> None:
+        nearest = "call wait_until_finished(), then do it"
+        refuse("options.AsyncOptions", nearest, post_finalization_callback=self.post_finalization_callback)
+        refuse("options.AsyncOptions", "leave it out: holdfast agrees by its own coordinator", barrier_sync_fn=self.barrier_sync_fn)
+
+
+@dataclass
+class MultiprocessingOptions:
+    """Which processes take part: all of the job; the primary is process 0."""
+
+    primary_host: int | None = 0
+    active_processes: set[int] | None = None
+    barrier_sync_key_prefix: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.primary_host != 0:
+            refuse(
+                "options.MultiprocessingOptions", "leave it out: the primary is process 0 of the group", primary_host=str(self.primary_host)
+            )
+        refuse("options.MultiprocessingOptions", "holdfast.checkpoint.CheckpointManager(group=...)", active_processes=self.active_processes)
+
+
+@dataclass
+class FileOptions:
+    """How files are made."""
+
+    path_permission_mode: int | None = None
+    skip_sync_file_validations: bool = False
+
+    def __post_init__(self) -> None:
+        refuse("options.FileOptions", "set the umask", path_permission_mode=self.path_permission_mode)
+
+
+class AtomicityMode(enum.Enum):
+    """How Orbax commits. It has no effect: holdfast's record is the commit on every store."""
+
+    AUTO = "auto"
+    RENAME = "rename"
+    COMMIT_FILE = "commit_file"
+
+
+@dataclass
+class AtomicityOptions:
+    """How Orbax commits. It has no effect."""
+
+    mode: AtomicityMode = AtomicityMode.AUTO
+    allow_legacy_atomic_rename: bool = False
+
+
+@dataclass
+class MemoryLimitOptions:
+    """Limits of memory. They have no effect."""
+
+    save_concurrent_bytes: int | None = None
+    restore_concurrent_bytes: int | None = None
+
+
+@dataclass
+class CheckpointManagerOptions:
+    """When to save and what to keep, in Orbax's words.
+
+    Without effect, because holdfast does it always or has no need of it: cleanup_tmp_directories, single_host_load_and_broadcast,
+    enable_background_delete, num_deletion_threads, atomicity_options, save_root_metadata, lightweight_initialize,
+    enable_per_process_directory_creation. Refused: what would name steps otherwise, move them, or keep them by time.
+    """
+
+    save_interval_steps: int = 1
+    max_to_keep: int | None = None
+    keep_time_interval: Any = None
+    keep_period: int | None = None
+    best_fn: Callable[[Any], float] | None = None
+    best_mode: str = "max"
+    keep_checkpoints_without_metrics: bool = True
+    step_prefix: str | None = None
+    step_format_fixed_length: int | None = None
+    step_name_format: Any = None
+    create: bool = True
+    cleanup_tmp_directories: bool = False
+    save_on_steps: Container[int] | None = None
+    single_host_load_and_broadcast: bool = False
+    todelete_subdir: str | None = None
+    todelete_full_path: str | None = None
+    enable_background_delete: bool = False
+    num_deletion_threads: int | None = None
+    read_only: bool = False
+    enable_async_checkpointing: bool = True
+    async_options: AsyncOptions | None = None
+    multiprocessing_options: MultiprocessingOptions = field(default_factory=MultiprocessingOptions)
+    should_save_fn: Callable[[int, int | None], bool] | None = None
+    file_options: FileOptions = field(default_factory=FileOptions)
+    atomicity_options: Any = None
+    save_root_metadata: bool = True
+    temporary_path_class: Any = None
+    save_decision_policy: Any = None
+    preservation_policy: Any = None
+    prevent_write_metrics: bool = False
+    enable_should_save_is_saving_in_progress_check: bool = True
+    enable_per_process_directory_creation: bool = False
+    lightweight_initialize: bool = False
+
+    def __post_init__(self) -> None:
+        if self.best_mode not in ("min", "max"):
+            raise ValueError(f"CheckpointManagerOptions: best_mode is 'min' or 'max', not {self.best_mode!r}")
+        if self.preservation_policy is None and self.max_to_keep is not None and self.max_to_keep < 0:
+            raise ValueError(f"CheckpointManagerOptions: max_to_keep must be None or not below 0, found {self.max_to_keep}")
+        call = "CheckpointManagerOptions"
+        refuse(call, policies.KEEPING_TIME, keep_time_interval=self.keep_time_interval)
+        refuse(
+            call,
+            "leave it out: what is let go is deleted",
+            todelete_subdir=self.todelete_subdir,
+            todelete_full_path=self.todelete_full_path,
+        )
+        refuse(call, "leave it out: the record is the commit", temporary_path_class=self.temporary_path_class)
+        if not self.read_only:
+            names = {name: getattr(self, name) for name in ("step_prefix", "step_format_fixed_length", "step_name_format")}
+            refuse(call, "leave it out: folders of steps are plain numbers (Orbax's own names are read)", **names)
+
+    def save_policy(self) -> Any:
+        """Returns the policy of saving that the options mean, in Orbax's words."""
+        if self.save_decision_policy is not None:
+            return self.save_decision_policy
+        preempted = policies.PreemptionCheckpointingPolicy()
+        if self.should_save_fn is not None:
+            return policies.AnySavePolicy([policies.ShouldSaveFn(self.should_save_fn), preempted])
+        by_step = [policies.FixedIntervalPolicy(self.save_interval_steps)] if self.save_interval_steps else []
+        named = policies.SpecificStepsPolicy(self.save_on_steps or ())
+        return policies.AnySavePolicy([*by_step, named, preempted, policies.InitialSavePolicy()])
+
+    def keep_policy(self) -> Any:
+        """Returns the policy of keeping that the options mean, in Orbax's words."""
+        if self.preservation_policy is not None:
+            return self.preservation_policy
+        chosen: list[Any] = [] if self.keep_period is None else [policies.EveryNSteps(self.keep_period)]
+        if self.best_fn is None:
+            return policies.AnyPreservationPolicy([*chosen, policies.LatestN(self.max_to_keep)])
+        without = self.keep_checkpoints_without_metrics
+        best = policies.BestN(
+            get_metric_fn=self.best_fn, reverse=self.best_mode == "min", n=self.max_to_keep, keep_checkpoints_without_metrics=without
+        )
+        return policies.AnyPreservationPolicy([*chosen, best])

@@ -1,0 +1,273 @@
+"""Orbax's policies of saving and keeping, and how holdfast's manager asks them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol, runtime_checkable
+
+from holdfast.checkpoint import PolicyContext, StepFacts
+
+from .refusals import not_covered
+
+KEEPING_TIME = "keep by steps or metrics (LatestN, EveryNSteps, BestN): holdfast's keep policies know no times"
+
+
+@dataclass
+class PolicyCheckpointInfo:
+    """A step as policies see it."""
+
+    step: int
+    metrics: Any = None
+    made: datetime | None = None
+
+    @property
+    def time(self) -> datetime:
+        """When it was saved."""
+        if self.made is None:
+            raise not_covered("a preservation policy that asks for the time of a step", KEEPING_TIME)
+        return self.made
+
+
+@dataclass(kw_only=True)
+class DecisionContext:
+    """What a policy of saving may know besides the steps."""
+
+    is_saving_in_progress: bool
+    reached_preemption: bool
+    multiprocessing_options: Any = None
+
+
+@dataclass(kw_only=True)
+class PreservationContext:
+    """What a policy of keeping may know besides the steps: nothing."""
+
+
+@runtime_checkable
+class SaveDecisionPolicy(Protocol):
+    """Says when to save."""
+
+    def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext) -> bool:
+        """Returns whether to save `step`."""
+        ...
+
+
+@runtime_checkable
+class PreservationPolicy(Protocol):
+    """Says what to keep."""
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: PreservationContext) -> Sequence[bool]:
+        """Returns for each step whether it stays."""
+        ...
+
+
+@dataclass
+class FixedIntervalPolicy:
+    """Saves the multiples of `interval`."""
+
+    interval: int
+
+    def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext) -> bool:
+        return bool(step.step % self.interval == 0)
+
+
+@dataclass
+class SpecificStepsPolicy:
+    """Saves the steps that it names."""
+
+    steps: Container[int]
+
+    def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext) -> bool:
+        return step.step in self.steps
+
+
+@dataclass(kw_only=True)
+class ContinuousCheckpointingPolicy:
+    """Saves when no save is in flight, and `minimum_interval_secs` have passed since the last."""
+
+    minimum_interval_secs: int | None = None
+    uses_clock = True  # in a group the primary's answer counts
+
+    def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext) -> bool:
+        if context.is_saving_in_progress:
+            return False
+        if not previous_steps or self.minimum_interval_secs is None:
+            return True
+        return bool(step.time - previous_steps[-1].time >= timedelta(seconds=self.minimum_interval_secs))
+
+
+class PreemptionCheckpointingPolicy:
+    """Saves when the job is preempted."""
+
+    def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext) -> bool:
+        return context.reached_preemption
+
+
+class InitialSavePolicy:
+    """Saves when there is no step yet."""
+
+    def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext) -> bool:
+        return not previous_steps
+
+
+@dataclass
+class ShouldSaveFn:
+    """Saves when the function of the step and the last one says so."""
+
+    function: Callable[[int, int | None], bool]
+
+    def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext) -> bool:
+        return bool(self.function(step.step, previous_steps[-1].step if previous_steps else None))
+
+
+@dataclass
+class AnySavePolicy:
+    """Saves when any of its policies does."""
+
+    policies: Sequence[Any]
+
+    @property
+    def uses_clock(self) -> bool:
+        """Whether a clock is part of the answer."""
+        return any(getattr(policy, "uses_clock", False) for policy in self.policies)
+
+    def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext) -> bool:
+        return any(policy.should_save(step, previous_steps=previous_steps, context=context) for policy in self.policies)
+
+
+@dataclass
+class PreserveAll:
+    """Keeps every step."""
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: PreservationContext) -> Sequence[bool]:
+        return [True] * len(checkpoints)
+
+
+@dataclass
+class LatestN:
+    """Keeps the newest `n` steps; None: all."""
+
+    n: int | None = None
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: PreservationContext) -> Sequence[bool]:
+        count = len(checkpoints)
+        return [self.n is None or index >= count - self.n for index in range(count)]
+
+
+@dataclass
+class EveryNSteps:
+    """Keeps multiples of `interval_steps`, or, not exact, steps at least so far apart; of them the newest `max_to_keep`."""
+
+    interval_steps: int
+    exact_interval: bool = True
+    max_to_keep: int | None = None
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: PreservationContext) -> Sequence[bool]:
+        steps = [info.step for info in checkpoints]
+        if self.exact_interval:
+            chosen = [step for step in steps if step % self.interval_steps == 0]
+        else:
+            chosen = []
+            for step in steps:
+                if not chosen or step - chosen[-1] >= self.interval_steps:
+                    chosen.append(step)
+        return _flags(steps, chosen, self.max_to_keep)
+
+
+@dataclass
+class EveryNStepsClosest:
+    """Keeps the step that is closest to each multiple of `interval_steps` (of two the later), and the last."""
+
+    interval_steps: int
+    max_to_keep: int | None = None
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: PreservationContext) -> Sequence[bool]:
+        closest: dict[int, int] = {}
+        steps = [info.step for info in checkpoints]
+        for step in steps:
+            multiple = round(step / self.interval_steps) * self.interval_steps
+            if multiple not in closest or abs(step - multiple) <= abs(closest[multiple] - multiple):
+                closest[multiple] = step
+        return _flags(steps, sorted({*closest.values(), *steps[-1:]}), self.max_to_keep)
+
+
+def _flags(steps: Sequence[int], chosen: Sequence[int], max_to_keep: int | None) -> list[bool]:
+    kept = set(chosen if max_to_keep is None else chosen[len(chosen) - max_to_keep :] if max_to_keep < len(chosen) else chosen)
+    return [step in kept for step in steps]
+
+
+class CustomSteps:
+    """Keeps the steps that it names."""
+
+    def __init__(self, steps: Sequence[int]) -> None:
+        self._steps = frozenset(steps)
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: PreservationContext) -> Sequence[bool]:
+        return [info.step in self._steps for info in checkpoints]
+
+
+@dataclass(kw_only=True)
+class BestN:
+    """Keeps the `n` steps whose metric is highest (`reverse`: lowest); those without metrics too, unless told otherwise."""
+
+    get_metric_fn: Callable[[Any], float]
+    reverse: bool = False
+    n: int | None = None
+    keep_checkpoints_without_metrics: bool = True
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: PreservationContext) -> Sequence[bool]:
+        if self.n is None or len(checkpoints) <= self.n:
+            return [True] * len(checkpoints)
+        ranked = sorted(
+            (info for info in checkpoints if info.metrics), key=lambda info: self.get_metric_fn(info.metrics), reverse=self.reverse
+        )
+        best = (
+            {info.step for info in ranked[len(ranked) - self.n :]} if 0 < self.n < len(ranked) else {info.step for info in ranked if self.n}
+        )
+        without = self.keep_checkpoints_without_metrics and self.n > 0
+        return [info.step in best or (without and not info.metrics) for info in checkpoints]
+
+
+@dataclass
+class AnyPreservationPolicy:
+    """Keeps what any of its policies keeps."""
+
+    policies: Sequence[Any]
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: PreservationContext) -> Sequence[bool]:
+        answers = [policy.should_preserve(checkpoints, context=context) for policy in self.policies]
+        return [any(each) for each in zip(*answers, strict=True)] if answers else [False] * len(checkpoints)
+
+
+@dataclass
+class AskToSave:
+    """A save policy of holdfast's that asks one of Orbax's. `previous` lists the steps, `saving` says if a save is in flight."""
+
+    policy: Any
+    previous: Callable[[], Sequence[PolicyCheckpointInfo]]
+    saving: Callable[[], bool]
+    uses_clock: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.uses_clock = bool(getattr(self.policy, "uses_clock", False))
+
+    def wants(self, context: PolicyContext) -> str:
+        """Returns the policy's name where it wants the step."""
+        step = PolicyCheckpointInfo(context.step, None, datetime.now(UTC))
+        about = DecisionContext(is_saving_in_progress=self.saving(), reached_preemption=context.preempted)
+        wanted = self.policy.should_save(step, previous_steps=self.previous(), context=about)
+        return f"{type(self.policy).__name__} wants step {context.step}" if wanted else ""
+
+
+@dataclass
+class AskToKeep:
+    """A keep policy of holdfast's that asks one of Orbax's. The newest step stays whatever it says."""
+
+    policy: Any
+
+    def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
+        """Returns the steps that stay."""
+        infos = [PolicyCheckpointInfo(facts.step, dict(facts.metrics) or None) for facts in steps]
+        flags = self.policy.should_preserve(infos, context=PreservationContext())
+        return {info.step for info, stays in zip(infos, flags, strict=True) if stays}

@@ -1,0 +1,59 @@
+"""What is not covered: an error that names the call, what is nearest and the page; and stand-ins for names, which raise it when called."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+PAGE = "docs/from-orbax.md"
+NATIVE = "holdfast.checkpoint"
+
+
+def not_covered(call: str, nearest: str) -> NotImplementedError:
+    """Returns the error for a call of Orbax's that is not covered; `nearest` says what to do instead."""
+    return NotImplementedError(f"{call} is not covered by holdfast.compat.orbax: {nearest}. See {PAGE}")
+
+
+def refuse(call: str, nearest: str, **given: Any) -> None:
+    """Raises for the first argument that was given: whose value is none of None, False and ()."""
+    for name, value in given.items():
+        if value is not None and value is not False and value != ():
+            raise not_covered(f"{call}({name}={value!r:.60})", nearest)
+
+
+class _StandIn(type):
+    """The class of names that can be imported, subclassed and asked about, but not called."""
+
+    refusal: str
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise not_covered(f"{cls.__module__}.{cls.__qualname__}", cls.refusal)
+
+
+def stand_in(module: str, name: str, nearest: str) -> Any:
+    """Returns what stands for a name of `module` that is not covered."""
+    return _StandIn(name, (), {"__module__": module, "__qualname__": name, "refusal": nearest})
+
+
+def refusal_of(value: Any) -> str | None:
+    """Returns why a name is refused, None where it is covered."""
+    return value.refusal if isinstance(value, _StandIn) else getattr(value, "__holdfast_refusal__", None)
+
+
+def make_module(name: str, *, refused: str = "", reason: str = "", **names: Any) -> ModuleType:
+    """Makes the module `holdfast.compat.orbax.<name>` of covered names and of stand-ins for the `refused` ones."""
+    module = ModuleType(f"holdfast.compat.orbax.{name}", "Stands for a module of Orbax's.")
+    standing = {each: stand_in(f"orbax.checkpoint.{name}", each, reason) for each in refused.split()}
+    vars(module).update(standing, **names)
+    if not names:
+        vars(module)["__holdfast_refusal__"] = reason
+        vars(module)["__getattr__"] = lambda each: _any_name(f"orbax.checkpoint.{name}", each, reason)
+    sys.modules[module.__name__] = module
+    return module
+
+
+def _any_name(module: str, name: str, reason: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(f"{module} has no {name}")
+    return stand_in(module, name, reason)

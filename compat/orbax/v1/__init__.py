@@ -1,0 +1,70 @@
+"""`from holdfast.compat.orbax import v1 as ocp` stands where `orbax.checkpoint.v1` stood; imports no Orbax."""
+
+from holdfast import multihost
+
+from ..refusals import stand_in
+from . import options, training
+from .checkpoints import (
+    PLACEHOLDER,
+    checkpointables_metadata,
+    delete,
+    delete_async,
+    is_orbax_checkpoint,
+    load,
+    load_async,
+    load_checkpointables,
+    load_checkpointables_async,
+    metadata,
+    save,
+    save_async,
+    save_checkpointables,
+    save_checkpointables_async,
+)
+from .modules import OWN_FILES, arrays, errors, handlers, partial, path, tree
+from .options import Context
+from .results import AsyncResponse, CheckpointMetadata
+
+save_pytree, save_pytree_async, load_pytree, load_pytree_async, pytree_metadata = save, save_async, load, load_async, metadata
+Checkpointable = AbstractCheckpointable = object
+PyTreeMetadata = object
+CheckpointableHandler = stand_in("orbax.checkpoint.v1", "CheckpointableHandler", OWN_FILES)
+StatefulCheckpointable = stand_in("orbax.checkpoint.v1", "StatefulCheckpointable", OWN_FILES)
+
+__all__ = [
+    "PLACEHOLDER",
+    "AbstractCheckpointable",
+    "AsyncResponse",
+    "CheckpointMetadata",
+    "Checkpointable",
+    "CheckpointableHandler",
+    "Context",
+    "PyTreeMetadata",
+    "StatefulCheckpointable",
+    "arrays",
+    "checkpointables_metadata",
+    "delete",
+    "delete_async",
+    "errors",
+    "handlers",
+    "is_orbax_checkpoint",
+    "load",
+    "load_async",
+    "load_checkpointables",
+    "load_checkpointables_async",
+    "load_pytree",
+    "load_pytree_async",
+    "metadata",
+    "multihost",
+    "options",
+    "partial",
+    "path",
+    "pytree_metadata",
+    "save",
+    "save_async",
+    "save_checkpointables",
+    "save_checkpointables_async",
+    "save_pytree",
+    "save_pytree_async",
+    "training",
+    "tree",
+]

@@ -1,0 +1,175 @@
+"""v1's functions on one checkpoint: save, load, metadata, delete."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from holdfast.checkpoint import CheckpointError, StepNotFound, Structure, structure
+from holdfast.checkpoint import load as native_load
+from holdfast.checkpoint import save as native_save
+from holdfast.checkpoint.layouts.detect import layout_of
+from holdfast.checkpoint.storage.path import StorePath
+from holdfast.multihost import is_primary_host, sync_global_processes
+
+from .. import args as args_lib
+from .. import items as items_lib
+from ..items import orbax_errors
+from ..refusals import not_covered
+from .options import Context, current
+from .results import AsyncResponse, CheckpointMetadata, describe, tree_of
+
+AUTO = "AUTO"
+STATE = "state"
+USUAL = (STATE, "pytree", "default")
+PLACEHOLDER = items_lib.PLACEHOLDER
+
+
+class InvalidLayoutError(ValueError):
+    """There is no checkpoint of a layout that is known."""
+
+
+def check_values(call: str, checkpointables: Mapping[str, Any]) -> None:
+    """Raises for a value that writes its own files."""
+    for name, value in checkpointables.items():
+        if hasattr(value, "save") and hasattr(value, "load") and not isinstance(value, type):
+            nearest = "save its state as a tree, or give get_state and set_state to it and save it with holdfast.checkpoint"
+            raise not_covered(
+                f"{call} with the StatefulCheckpointable {name!r}", f"{nearest}; items that are folders of files are not there yet"
+            )
+
+
+def save_checkpointables(path: Any, checkpointables: Mapping[str, Any], *, overwrite: bool = False, custom_metadata: Any = None) -> None:
+    """Saves several trees as one checkpoint; blocks until it is durable. Raises ValueError where one is there."""
+    check_values("save_checkpointables", checkpointables)
+    with orbax_errors():
+        native_save(path, items=checkpointables, overwrite=overwrite, metadata=custom_metadata, timeout_s=current().timeout_s)
+
+
+def save_checkpointables_async(path: Any, checkpointables: Mapping[str, Any], **options: Any) -> AsyncResponse[None]:
+    """Saves as `save_checkpointables` does, blocking; the response is done."""
+    save_checkpointables(path, checkpointables, **options)
+    return AsyncResponse(_nothing, None)
+
+
+def _nothing() -> None:
+    return None
+
+
+def save(path: Any, state: Any, *, checkpointable_name: str = STATE, overwrite: bool = False, custom_metadata: Any = None) -> None:
+    """Saves a tree; blocks until it is durable. Raises ValueError where a checkpoint is there."""
+    save_checkpointables(path, {checkpointable_name: state}, overwrite=overwrite, custom_metadata=custom_metadata)
+
+
+def save_async(path: Any, state: Any, **options: Any) -> AsyncResponse[None]:
+    """Saves as `save` does, blocking; the response is done."""
+    save(path, state, **options)
+    return AsyncResponse(_nothing, None)
+
+
+def _opened(path: Any) -> Structure:
+    try:
+        return structure(path)
+    except StepNotFound as error:
+        raise InvalidLayoutError(str(error)) from error
+
+
+def pick(found: Structure, name: str | None) -> str:
+    """Returns the name of the tree that is meant: itself, a usual one, or the only one. Raises KeyError."""
+    if name not in (None, AUTO):
+        return str(name)
+    trees = [each for each, item in found.items.items() if item.kind == "tree"]
+    usual = [each for each in USUAL if each in trees]
+    if not usual and len(trees) != 1:
+        raise KeyError(f"{found.path} has no item called {', '.join(USUAL)}; it has {sorted(found.items)}: name one by checkpointable_name")
+    return usual[0] if usual else trees[0]
+
+
+def load_item(call: str, found: Structure, name: str, target: Any, context: Context, read: Callable[..., Any]) -> Any:
+    """Loads an item of a checkpoint like `target` (or its metadata); None: as it was saved."""
+    target = target.metadata if isinstance(target, CheckpointMetadata) else target
+    item = items_lib.find(found, name)
+    if target is None:
+        return items_lib.restore_item(call, name, item, None, read)
+    if context.partial_load and item.kind == "tree":
+        return items_lib.restore_tree(name, item, target, read, partial=True)
+    return items_lib.restore_item(call, name, item, args_lib.StandardRestore(target), read)
+
+
+def load(path: Any, abstract_state: Any = None, *, checkpointable_name: str | None = AUTO) -> Any:
+    """Loads a tree. Raises InvalidLayoutError (a ValueError) where there is no checkpoint, ValueError where the target does not fit."""
+    found = _opened(path)
+    with orbax_errors():
+        return load_item("load", found, pick(found, checkpointable_name), abstract_state, current(), _reader(found))
+
+
+def _reader(found: Structure) -> Callable[..., Any]:
+    return lambda name, like, **options: native_load(found.path, like, item=name, **options)
+
+
+def load_async(path: Any, abstract_state: Any = None, *, checkpointable_name: str | None = STATE) -> AsyncResponse[Any]:
+    """Loads as `load` does, blocking; the response is done."""
+    return AsyncResponse(_nothing, load(path, abstract_state, checkpointable_name=checkpointable_name))
+
+
+def load_all(call: str, found: Structure, targets: Any, context: Context, read: Callable[..., Any]) -> dict[str, Any]:
+    """Loads several items: those of `targets`, or all."""
+    targets = targets.metadata if isinstance(targets, CheckpointMetadata) else targets
+    wanted = dict.fromkeys(found.items) if targets is None else targets
+    return {name: load_item(call, found, name, target, context, read) for name, target in wanted.items()}
+
+
+def load_checkpointables(path: Any, abstract_checkpointables: Any = None) -> dict[str, Any]:
+    """Loads several items by name; None: all. Raises as `load` does, KeyError for an item that is not there."""
+    found = _opened(path)
+    with orbax_errors():
+        return load_all("load_checkpointables", found, abstract_checkpointables, current(), _reader(found))
+
+
+def load_checkpointables_async(path: Any, abstract_checkpointables: Any = None) -> AsyncResponse[dict[str, Any]]:
+    """Loads as `load_checkpointables` does, blocking; the response is done."""
+    return AsyncResponse(_nothing, load_checkpointables(path, abstract_checkpointables))
+
+
+def metadata(path: Any, checkpointable_name: str | None = AUTO) -> CheckpointMetadata[Any]:
+    """Returns what is known of a tree, without reading it: a target."""
+    found = _opened(path)
+    return describe(found, tree_of(items_lib.find(found, pick(found, checkpointable_name))))
+
+
+def checkpointables_metadata(path: Any) -> CheckpointMetadata[dict[str, Any]]:
+    """Returns what is known of all items, without reading them."""
+    found = _opened(path)
+    return describe(found, {name: tree_of(item) if item.kind == "tree" else None for name, item in found.items.items()})
+
+
+def is_orbax_checkpoint(path: Any) -> bool:
+    """Says whether `load` can read it: a checkpoint of Orbax's or of holdfast's is there."""
+    try:
+        found = layout_of(StorePath.of(path))
+    except (CheckpointError, OSError):
+        return False
+    return found is not None and found.name in ("orbax", "holdfast")
+
+
+def delete(path: Any, *, checkpointable_name: str | None = None, missing_ok: bool = False) -> bool:
+    """Deletes a checkpoint in a folder of the file system; True if one was there. Every process calls it. Raises FileNotFoundError."""
+    if checkpointable_name is not None or "://" in os.fspath(path):
+        raise not_covered("delete of an item, or in an object store", "delete whole steps by training.Checkpointer.delete")
+    there = layout_of(StorePath.of(path)) is not None
+    sync_global_processes("holdfast.compat.orbax.v1.delete")  # all have looked
+    if not there and not missing_ok:
+        raise FileNotFoundError(f"Checkpoint does not exist: {path}.")
+    try:
+        if there and is_primary_host(0):
+            shutil.rmtree(path)
+    finally:
+        sync_global_processes("holdfast.compat.orbax.v1.deleted")  # it is gone for all
+    return there
+
+
+def delete_async(path: Any, **options: Any) -> AsyncResponse[bool]:
+    """Deletes as `delete` does, blocking; the response is done."""
+    return AsyncResponse(_nothing, delete(path, **options))

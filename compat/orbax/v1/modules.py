@@ -1,0 +1,55 @@
+"""The modules of v1 that are not files here, and the names that are refused."""
+
+from __future__ import annotations
+
+from .. import policies
+from ..metadata import to_shape_dtype_struct
+from ..refusals import make_module, stand_in
+from . import options, training
+from .checkpoints import InvalidLayoutError
+from .results import CheckpointMetadata, RootMetadata
+
+OWN_FILES = "save what it would write as a tree; items that are folders of files are not there yet"
+TYPES = "it is a name for annotations: numpy's and jax's types stand for it"
+
+arrays = make_module(
+    "v1.arrays",
+    refused="AbstractArray AbstractScalar AbstractShardedArray ArrayLike DType Scalar Shape",
+    reason=TYPES,
+    to_shape_dtype_struct=to_shape_dtype_struct,
+)
+errors = make_module(
+    "v1.errors",
+    refused="DeletionInProgressError DeletionRecoveryError",
+    reason="a deletion here is done when it returns",
+    InvalidLayoutError=InvalidLayoutError,
+)
+handlers = make_module(
+    "v1.handlers",
+    refused="AbstractCheckpointable Checkpointable CheckpointableHandler CheckpointableHandlerRegistry JsonHandler ProtoHandler "
+    "PyTreeHandler StatefulCheckpointable global_registry local_registry orbax register_handler",
+    reason=OWN_FILES,
+)
+partial = make_module("v1.partial", refused="finalize save save_async", reason="save all parts as items of one checkpoint")
+path = make_module("v1.path", refused="Path PathAwaitingCreation PathLike step", reason="pathlib.Path, str and URLs are paths")
+tree = make_module(
+    "v1.tree",
+    refused="AbstractLeaf JsonType Leaf PyTree PyTreeKey PyTreeKeyPath PyTreeOf merge",
+    reason="these are names for annotations; jax.tree_util works on trees",
+)
+
+
+def _add_names() -> None:
+    found = vars(training)
+    by_step = make_module(
+        "v1.training.errors", StepAlreadyExistsError=training.StepAlreadyExistsError, StepNotFoundError=training.StepNotFoundError
+    )
+    pathways = make_module("v1.training.pathways", refused="Snapshotter", reason="keep snapshots with holdfast.checkpoint")
+    found.update(errors=by_step, pathways=pathways, save_decision_policies=policies, preservation_policies=policies)
+    found.update(CheckpointMetadata=CheckpointMetadata, RootMetadata=RootMetadata)
+    refused = {"CheckpointablesOptions": OWN_FILES, "DeletionOptions": "deletions are done when they return"}
+    refused["PathwaysOptions"] = "a save needs nothing more on Pathways"
+    vars(options).update({name: stand_in("orbax.checkpoint.v1.options", name, reason) for name, reason in refused.items()})
+
+
+_add_names()

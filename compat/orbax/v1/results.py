@@ -1,0 +1,95 @@
+"""What v1's calls return: metadata, and responses of what runs in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+
+import jax
+
+from holdfast.checkpoint import ItemStructure, Structure
+
+from ..checkpoint_manager import to_path
+from ..items import plain
+
+T = TypeVar("T")
+
+
+class AsyncResponse(Generic[T]):
+    """The outcome of what runs in the background; `wait` blocks for it."""
+
+    def __init__(self, wait: Callable[[], None], value: T) -> None:
+        self._wait, self._value = wait, value
+
+    def result(self, timeout: float | None = None) -> T:
+        """Blocks until it is done and returns its value; raises its error."""
+        self._wait()
+        return self._value
+
+
+class CheckpointMetadata(Generic[T]):
+    """What is known of a checkpoint: `metadata` of its tree or trees. Times are Unix nanoseconds."""
+
+    def __init__(
+        self,
+        path: Any = None,
+        *,
+        metadata: T,
+        init_timestamp_nsecs: int | None = None,
+        commit_timestamp_nsecs: int | None = None,
+        custom_metadata: Any = None,
+        step: int | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.path, self.metadata, self.custom_metadata = path, metadata, custom_metadata
+        self.init_timestamp_nsecs, self.commit_timestamp_nsecs = init_timestamp_nsecs, commit_timestamp_nsecs
+        self.step, self.metrics = step, metrics
+
+    @property
+    def init_timestamp(self) -> datetime | None:
+        """When its save began."""
+        return _time(self.init_timestamp_nsecs)
+
+    @property
+    def commit_timestamp(self) -> datetime | None:
+        """When it was committed."""
+        return _time(self.commit_timestamp_nsecs)
+
+    @property
+    def time(self) -> datetime | None:
+        """When it was committed."""
+        return self.commit_timestamp
+
+    def __repr__(self) -> str:
+        return f"CheckpointMetadata({str(self.path)!r}, step={self.step}, metrics={self.metrics}, metadata={self.metadata!r})"
+
+
+class RootMetadata:
+    """What is known of a root: where it is."""
+
+    def __init__(self, directory: Any, custom_metadata: Any = None) -> None:
+        self.directory, self.custom_metadata = directory, custom_metadata or {}
+
+
+def _time(nanoseconds: int | None) -> datetime | None:
+    return None if nanoseconds is None else datetime.fromtimestamp(nanoseconds / 1e9, UTC)
+
+
+def describe(found: Structure, metadata: Any, *, step: int | None = None) -> CheckpointMetadata[Any]:
+    """Returns what is known of a checkpoint, with the `metadata` of its items."""
+    times = [None if time is None else int(time * 1e9) for time in (found.started_s, found.finished_s)]
+    return CheckpointMetadata(
+        to_path(found.path),
+        metadata=metadata,
+        init_timestamp_nsecs=times[0],
+        commit_timestamp_nsecs=times[1],
+        custom_metadata=found.metadata or {},
+        step=step,
+        metrics=dict(found.metrics) or None,
+    )
+
+
+def tree_of(item: ItemStructure) -> Any:
+    """Returns an item's tree of jax.ShapeDtypeStructs, in dicts and lists; a number stands for itself by the zero of its type."""
+    return plain(jax.tree.map(lambda leaf: leaf if hasattr(leaf, "shape") else type(leaf)(), item.tree))

@@ -1,0 +1,210 @@
+"""`orbax.checkpoint.v1.training`: a Checkpointer of many steps, over the manager."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from holdfast.checkpoint import StepNotFound
+
+from .. import policies
+from ..checkpoint_manager import CheckpointManager
+from ..items import orbax_errors
+from ..options import CheckpointManagerOptions
+from ..refusals import refuse
+from . import checkpoints as checkpoints_lib
+from .options import AsyncOptions, Context, current
+from .results import AsyncResponse, CheckpointMetadata, RootMetadata, describe, tree_of
+
+CALL = "training.Checkpointer"
+
+
+class StepAlreadyExistsError(FileExistsError):
+    """The step is there already."""
+
+
+class StepNotFoundError(FileNotFoundError):
+    """There is no such step."""
+
+
+class Checkpointer:
+    """Saves, keeps and loads the steps of one root. Every process of a job makes one and calls the same."""
+
+    def __init__(
+        self,
+        directory: Any,
+        *,
+        context: Context | None = None,
+        save_decision_policy: Any = None,
+        preservation_policy: Any = None,
+        step_name_format: Any = None,
+        custom_metadata: Any = None,
+        cleanup_tmp_directories: bool = False,
+        lightweight_initialize: bool = False,
+        logger: Any = None,
+    ) -> None:
+        refuse(CALL, "pass it to save(): a root has none", custom_metadata=custom_metadata)
+        self._context = context
+        options = CheckpointManagerOptions(
+            save_decision_policy=save_decision_policy or policies.FixedIntervalPolicy(1),
+            preservation_policy=preservation_policy or policies.PreserveAll(),
+            step_name_format=step_name_format,
+            async_options=AsyncOptions(timeout_secs=int(current(context).timeout_s)),
+        )
+        self._manager = CheckpointManager(directory, options=options, item_names=())
+
+    @property
+    def directory(self) -> Any:
+        """The root."""
+        return self._manager.directory
+
+    @property
+    def checkpoints(self) -> Sequence[CheckpointMetadata[None]]:
+        """The steps, ascending, the one whose save is in flight among them."""
+        return [self._about(step) for step in self._manager.all_steps()]
+
+    @property
+    def latest(self) -> CheckpointMetadata[None] | None:
+        """The newest step, None where there is none."""
+        step = self._manager.latest_step()
+        return None if step is None else self._about(step)
+
+    def _about(self, step: int) -> CheckpointMetadata[None]:
+        try:
+            return describe(self._manager.native.structure(step), None, step=step)
+        except StepNotFound:  # in flight
+            return CheckpointMetadata(metadata=None, step=step)
+
+    # --- saving
+
+    def should_save(self, step: int) -> bool:
+        """Says whether `save` would save."""
+        return self._manager.should_save(step)
+
+    def save(self, step: int, state: Any, *, checkpointable_name: str = checkpoints_lib.STATE, **options: Any) -> bool:
+        """Saves a tree as a step and blocks until it is durable; False where no save is wanted. Raises StepAlreadyExistsError."""
+        return self.save_checkpointables(step, {checkpointable_name: state}, **options)
+
+    def save_async(
+        self, step: int, state: Any, *, checkpointable_name: str = checkpoints_lib.STATE, **options: Any
+    ) -> AsyncResponse[bool] | None:
+        """Starts to save a tree; None where no save is wanted."""
+        return self.save_checkpointables_async(step, {checkpointable_name: state}, **options)
+
+    def save_checkpointables(self, step: int, checkpointables: Mapping[str, Any], **options: Any) -> bool:
+        """Saves several trees as a step and blocks until it is durable."""
+        started = self.save_checkpointables_async(step, checkpointables, **options)
+        return started is not None and started.result()
+
+    def save_checkpointables_async(
+        self,
+        step: int,
+        checkpointables: Mapping[str, Any],
+        *,
+        force: bool = False,
+        overwrite: bool = False,
+        metrics: Mapping[str, Any] | None = None,
+        custom_metadata: Any = None,
+    ) -> AsyncResponse[bool] | None:
+        """Starts to save several trees as a step; None where no save is wanted."""
+        checkpoints_lib.check_values(f"{CALL}.save", checkpointables)
+        if not overwrite and step in self._manager.all_steps():
+            raise StepAlreadyExistsError(f"Step {step} already exists in {self.directory}; pass overwrite=True to replace it.")
+        wanted = self._manager.save_items(step, checkpointables, metrics, custom_metadata, force=force, overwrite=overwrite)
+        return AsyncResponse(self.wait, True) if wanted else None
+
+    # --- loading
+
+    def _step(self, step: int | CheckpointMetadata[Any] | None) -> int:
+        chosen = step.step if isinstance(step, CheckpointMetadata) else step
+        chosen = self._manager.latest_step() if chosen is None else chosen
+        if chosen is None or chosen not in self._manager.all_steps():
+            what = "No checkpoint found" if chosen is None else f"No checkpoint found at step {chosen}"
+            raise StepNotFoundError(f"{what} in {self.directory}; there are {self._manager.all_steps()}.")
+        return chosen
+
+    def load(self, step: Any = None, abstract_state: Any = None, *, checkpointable_name: str = checkpoints_lib.STATE) -> Any:
+        """Loads a tree of a step (None: the latest). Raises StepNotFoundError, ValueError, KeyError."""
+        return self.load_checkpointables(step, {checkpointable_name: abstract_state})[checkpointable_name]
+
+    def load_checkpointables(self, step: Any = None, abstract_checkpointables: Any = None) -> dict[str, Any]:
+        """Loads several trees of a step by name; None: all."""
+        number, context, native = self._step(step), current(self._context), self._manager.native
+        with orbax_errors():
+            read = lambda name, like, **options: native.restore(number, like, item=name, **options)  # noqa: E731
+            return checkpoints_lib.load_all(f"{CALL}.load", native.structure(number), abstract_checkpointables, context, read)
+
+    def load_async(self, step: Any = None, abstract_state: Any = None) -> AsyncResponse[Any]:
+        """Loads as `load` does, blocking; the response is done."""
+        return AsyncResponse(lambda: None, self.load(step, abstract_state))
+
+    def load_checkpointables_async(self, step: Any = None, abstract_checkpointables: Any = None) -> AsyncResponse[dict[str, Any]]:
+        """Loads as `load_checkpointables` does, blocking; the response is done."""
+        return AsyncResponse(lambda: None, self.load_checkpointables(step, abstract_checkpointables))
+
+    save_pytree, save_pytree_async, load_pytree, load_pytree_async = save, save_async, load, load_async
+
+    # --- what is known
+
+    def metadata(self, step: Any = None) -> CheckpointMetadata[Any]:
+        """Returns what is known of a step's tree, without reading it."""
+        number = self._step(step)
+        found = self._manager.native.structure(number)
+        return describe(found, tree_of(found.items[checkpoints_lib.pick(found, checkpoints_lib.AUTO)]), step=number)
+
+    pytree_metadata = metadata
+
+    def checkpointables_metadata(self, step: Any = None) -> CheckpointMetadata[dict[str, Any]]:
+        """Returns what is known of all items of a step, without reading them."""
+        number = self._step(step)
+        found = self._manager.native.structure(number)
+        return describe(found, {name: tree_of(item) if item.kind == "tree" else None for name, item in found.items.items()}, step=number)
+
+    def root_metadata(self) -> RootMetadata:
+        """Returns what is known of the root: where it is."""
+        return RootMetadata(self.directory)
+
+    # --- steps and the end
+
+    def delete(self, step: Any, *, checkpointable_name: str | None = None, missing_ok: bool = False) -> bool:
+        """Deletes a step; True if it was there. Raises StepNotFoundError."""
+        refuse(f"{CALL}.delete", "delete the whole step", checkpointable_name=checkpointable_name)
+        try:
+            number = self._step(step)
+        except StepNotFoundError:
+            if missing_ok:
+                return False
+            raise
+        self._manager.delete(number)
+        return True
+
+    def delete_async(self, step: Any, **options: Any) -> AsyncResponse[bool]:
+        """Deletes as `delete` does, blocking; the response is done."""
+        return AsyncResponse(lambda: None, self.delete(step, **options))
+
+    def cancel(self, step: Any = None) -> None:
+        """Raises NotImplementedError: a save that was begun is committed or fails."""
+        refuse(CALL, "wait(), then delete(step)", cancel=True)
+
+    def is_saving_in_progress(self) -> bool:
+        """Says whether a save is in flight."""
+        return self._manager.is_saving_in_progress()
+
+    def wait(self) -> None:
+        """Blocks until no save is in flight; raises the error of one that failed."""
+        self._manager.wait_until_finished()
+
+    def reload(self) -> None:
+        """Sees steps that others wrote."""
+        self._manager.reload()
+
+    def close(self) -> None:
+        """Waits for the save in flight and closes."""
+        self._manager.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._manager.__exit__(kind, error, trace)

@@ -1,0 +1,157 @@
+"""Writes the table of every public name of orbax.checkpoint and its v1, and what it is here, into docs/from-orbax.md.
+
+python scripts/list_orbax_names.py [FILE]
+
+The names are those of the installed orbax-checkpoint that are its own: what its modules only import from elsewhere is left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+BEGIN, END = "<!-- names: made by scripts/list_orbax_names.py -->", "<!-- names end -->"
+FACE = "holdfast.compat.orbax"
+# Names that are there and do something else than a caller of Orbax's might expect: what.
+TRANSLATED = {
+    "AsyncCheckpointer": "`save` blocks until the checkpoint is durable",
+    "AsyncOptions": "`timeout_secs` counts; callbacks are refused",
+    "AtomicityMode": "no effect: the record is the commit",
+    "AtomicityOptions": "no effect: the record is the commit",
+    "ArrayOptions": "what would change values is refused",
+    "CheckpointManager": "saves in holdfast's layout, reads both; the newest step always stays",
+    "CheckpointManagerOptions": "names of step folders, times and trash folders are refused",
+    "Checkpointer": "saves in holdfast's layout, reads both",
+    "FileOptions": "permissions are refused",
+    "MemoryLimitOptions": "no effect",
+    "MemoryOptions": "no effect",
+    "MultiprocessingOptions": "all processes take part, the primary is 0",
+    "PyTreeCheckpointer": "saves in holdfast's layout, reads both",
+    "PyTreeRestore": "`transforms` are refused, but for `{}`, a partial restore",
+    "PyTreeRestoreArgs": "`transforms` are refused, but for `{}`, a partial restore",
+    "RootMetadata": "a root has no metadata",
+    "SafetensorsOptions": "no effect",
+    "SaveArgs": "`dtype` casts; the rest has no effect",
+    "StandardCheckpointer": "`save` blocks until the checkpoint is durable",
+    "delete_async": "blocks",
+    "load_async": "blocks",
+    "load_checkpointables_async": "blocks",
+    "load_pytree_async": "blocks",
+    "save_async": "blocks until the checkpoint is durable",
+    "save_checkpointables_async": "blocks until the checkpoint is durable",
+    "save_pytree_async": "blocks until the checkpoint is durable",
+}
+
+
+def is_orbax(value: Any) -> bool:
+    """Returns whether an object is Orbax's own; constants are, by their name alone."""
+    module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return module is None or str(module).startswith("orbax")
+
+
+def public_names(module: ModuleType) -> Iterator[str]:
+    """Yields the public names of a module of Orbax's that are its own."""
+    for name in sorted(vars(module)):
+        value = vars(module)[name]
+        if not name.startswith("_") and is_orbax(value):
+            yield name
+
+
+def modules_of(face: ModuleType, prefix: str = "") -> Iterator[tuple[str, ModuleType]]:
+    """Yields the public modules: the face, what it offers, and v1 with what that offers."""
+    yield prefix, face
+    for name in public_names(face):
+        value = vars(face)[name]
+        if not isinstance(value, ModuleType) or ("._src." in value.__name__ and name not in ("multihost", "step")):
+            continue
+        below = f"{prefix}{name}."
+        if name == "v1":
+            yield from modules_of(value, below)
+        elif name != "experimental":
+            yield below, value
+
+
+def real_modules() -> Iterator[tuple[str, ModuleType]]:
+    """Yields Orbax's public modules by their names below `orbax.checkpoint`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield from modules_of(importlib.import_module("orbax.checkpoint"))
+
+
+def counterpart(path: str) -> Any:
+    """Returns what stands for a name of Orbax's; raises AttributeError where nothing does."""
+    found: Any = importlib.import_module(FACE)
+    for part in path.split("."):
+        reason = vars(found).get("__holdfast_refusal__") if isinstance(found, ModuleType) else None
+        if reason is not None:  # the whole module is refused
+            return found
+        found = getattr(found, part)
+    return found
+
+
+def row(path: str) -> tuple[str, str]:
+    """Returns what a name is here: "same", "translated" or "refused", and how or why."""
+    refusal_of = importlib.import_module(f"{FACE}.refusals").refusal_of
+    reason = refusal_of(counterpart(path))
+    if reason:
+        return "refused", reason
+    note = TRANSLATED.get(path.rpartition(".")[2])
+    return ("translated", note) if note else ("same", "")
+
+
+def own_names(prefix: str, module: ModuleType) -> list[str]:
+    """Returns the names of a module that the table lists: modules that only other libraries' code uses are left out."""
+    hidden = ("_lib", "_utils", "_serialization")
+    names = list(public_names(module))
+    kept = []
+    for name in names:
+        value = vars(module)[name]
+        private = isinstance(value, ModuleType) and ("._src." in value.__name__ or name.endswith(hidden) or prefix)
+        if not private or (prefix in ("", "v1.") and name in _PUBLIC_MODULES):
+            kept.append(name)
+    return kept
+
+
+_PUBLIC_MODULES = {"multihost", "step", "checkpoint_utils", "msgpack_utils", "transform_utils", "test_utils"} | {
+    *("arrays", "errors", "handlers", "partial", "path", "training", "tree", "options")
+}
+
+
+def table() -> str:
+    """Returns the table in Markdown, a section a module; names that are the same stand together in one row."""
+    lines = []
+    for prefix, module in real_modules():
+        rows = [(name, *row(prefix + name)) for name in own_names(prefix, module)]
+        if not rows:
+            continue
+        lines += [
+            f"\n### `orbax.checkpoint{'.' + prefix.rstrip('.') if prefix else ''}`\n",
+            "| names | here | how, or what to do instead |",
+            "|---|---|---|",
+        ]
+        groups: dict[tuple[str, str], list[str]] = {}
+        for name, kind, note in rows:
+            groups.setdefault((kind, note), []).append(f"`{name}`")
+        order = {"same": 0, "translated": 1, "refused": 2}
+        for (kind, note), names in sorted(groups.items(), key=lambda group: (order[group[0][0]], group[1])):
+            lines.append(f"| {', '.join(names)} | {kind} | {note} |")
+    return "\n".join(lines) + "\n"
+
+
+def page(text: str) -> str:
+    """Returns the page with the table of today."""
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    source = ROOT / "docs" / "from-orbax.md"
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else source
+    target.write_text(page(source.read_text()))
+    print(target)

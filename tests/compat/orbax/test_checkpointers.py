@@ -1,0 +1,85 @@
+"""Programs on checkpointers of single folders: each runs on Orbax and on holdfast, with the same results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as real
+import pytest
+
+from holdfast.checkpoint import structure
+from holdfast.compat import orbax as ours
+from tests.support.orbax_programs import assert_equal, outcome, run_both
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # Orbax's own
+
+
+def state() -> dict[str, Any]:
+    return {"w": jnp.arange(6.0).reshape(2, 3), "opt": [jnp.ones(2, jnp.bfloat16), {"n": 3}], "b": np.arange(2)}
+
+
+def test_trees(tmp_path: Path) -> None:
+    """StandardCheckpointer and PyTreeCheckpointer: saved once, replaced by force, restored with and without a target."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        found = []
+        for name in ("StandardCheckpointer", "PyTreeCheckpointer"):
+            with getattr(ocp, name)() as checkpointer:
+                wait = getattr(checkpointer, "wait_until_finished", lambda: None)
+                checkpointer.save(root / name, state())
+                wait()
+                again = outcome(lambda checkpointer=checkpointer, path=root / name: checkpointer.save(path, state()))
+                checkpointer.save(root / name, state() | {"b": np.zeros(2)}, force=True)
+                wait()
+                missing = outcome(lambda checkpointer=checkpointer: checkpointer.restore(root / "none"))
+                about = checkpointer.metadata(root / name).item_metadata
+                found += [checkpointer.restore(root / name), checkpointer.restore(root / name, state()), again, missing, about["w"].shape]
+        return found
+
+    run_both(program, tmp_path)
+
+
+def test_generic_checkpointers(tmp_path: Path) -> None:
+    """Checkpointer and AsyncCheckpointer take a handler, and arguments in each of their forms; composites have several items."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        with ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+            checkpointer.save(root / "a", args=ocp.args.StandardSave(state()))
+            checkpointer.wait_until_finished()
+            standard = checkpointer.restore(root / "a", args=ocp.args.StandardRestore(state()))
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            checkpointer.save(root / "b", state())
+            tree = checkpointer.restore(root / "b", args=ocp.args.PyTreeRestore(state()))
+        with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
+            checkpointer.save(root / "c", {"a": [1, "x"]})
+            value = checkpointer.restore(root / "c")
+        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+            items = ocp.args.Composite(state=ocp.args.StandardSave(state()), meta=ocp.args.JsonSave({"a": 1}))
+            checkpointer.save(root / "d", items)
+            wanted = ocp.args.Composite(state=ocp.args.StandardRestore(), meta=ocp.args.JsonRestore())
+            several = checkpointer.restore(root / "d", wanted)
+        return standard, tree, value, dict(several.items())
+
+    run_both(program, tmp_path)
+
+
+def test_a_folder_of_orbax_is_read(tmp_path: Path) -> None:
+    """What Orbax's checkpointers wrote restores here; ours is holdfast's layout."""
+    real.PyTreeCheckpointer().save(tmp_path / "a", state())
+    assert_equal(ours.PyTreeCheckpointer().restore(tmp_path / "a", state()), state())
+    ours.PyTreeCheckpointer().save(tmp_path / "b", state())
+    assert structure(tmp_path / "b").layout == "holdfast" and ours.StandardCheckpointer().structure(tmp_path / "b")["w"].shape == (2, 3)
+
+
+def test_handlers_of_ones_own_are_refused() -> None:
+    """By name, with what to do instead."""
+
+    class Mine:
+        pass
+
+    for call in (lambda: ours.Checkpointer(Mine()), lambda: ours.CompositeCheckpointHandler(data=Mine())):
+        with pytest.raises(NotImplementedError, match=r"handler Mine.*as a tree or a Json item.*docs/from-orbax\.md"):
+            call()

@@ -1,0 +1,88 @@
+"""install() and `python -m holdfast.compat.orbax`: programs that import Orbax run on holdfast, unedited."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import os
+os.environ["JAX_PLATFORMS"] = "cpu"  # before anything has imported jax
+import multiprocessing, subprocess, sys
+assert "jax" not in sys.modules
+
+import orbax.checkpoint as ocp
+import orbax.checkpoint.experimental.v1 as ocp_v1
+import orbax.checkpoint.checkpoint_utils
+from orbax.checkpoint import args, checkpoint_managers, test_utils
+from orbax.checkpoint.checkpoint_managers import LatestN
+from orbax.checkpoint import v1
+
+
+def whose(_=None):
+    import orbax.checkpoint
+    return orbax.checkpoint.CheckpointManager.__module__
+
+
+if __name__ == "__main__":
+    assert whose().startswith("holdfast.") and ocp_v1.load is v1.load and args.StandardSave is ocp.args.StandardSave
+    root = os.path.abspath(sys.argv[1])
+    with ocp.CheckpointManager(root) as manager:
+        manager.save(1, args=args.StandardSave({"x": 1}))
+    assert os.path.exists(f"{root}/1/checkpoint.json")
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print("spawned", pool.map(whose, [0]))
+    code = "import orbax.checkpoint as ocp; print('started', ocp.CheckpointManager.__module__)"
+    print(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip())
+    try:
+        import orbax.checkpoint._src.futures
+    except ModuleNotFoundError as error:
+        print(error)
+    import orbax.export
+    print("export", "site-packages" in (orbax.export.__file__ or str(list(orbax.export.__path__))))
+"""
+
+
+def run(*arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, cwd=folder, env=environment, timeout=100)
+
+
+def test_a_script_runs_unedited(tmp_path: Path) -> None:
+    """Imports of every form, spawned and started children, a module that is not covered; the script sets jax's environment first."""
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM.replace("    import orbax.export\n", "").replace(PROGRAM[PROGRAM.index('    print("export"') :], ""))
+    ran = run("-m", "holdfast.compat.orbax", script, "root", folder=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "spawned ['holdfast.compat.orbax.checkpoint_manager']" in ran.stdout and "started holdfast.compat.orbax" in ran.stdout
+    assert "orbax.checkpoint._src is not covered by holdfast.compat.orbax" in ran.stdout and "docs/from-orbax.md" in ran.stdout
+    (tmp_path / "helper.py").write_text("import sys, orbax.checkpoint as ocp; print(ocp.CheckpointManager.__module__, sys.argv[1:])")
+    ran = run("-m", "holdfast.compat.orbax", "-m", "helper", "a", folder=tmp_path)
+    assert ran.stdout.split(maxsplit=1) == ["holdfast.compat.orbax.checkpoint_manager", "['a']\n"], ran.stderr
+    assert run("-m", "holdfast.compat.orbax", folder=tmp_path).returncode == 2
+
+
+def test_install_is_refused_once_orbax_is_imported(tmp_path: Path) -> None:
+    """The error says what to do; twice is once."""
+    late = "import orbax.checkpoint\nfrom holdfast.compat.orbax import install\ninstall()"
+    ran = run("-W", "ignore", "-c", late, folder=tmp_path)
+    assert (
+        ran.returncode == 1
+        and "RuntimeError: orbax.checkpoint is imported already; call holdfast.compat.orbax.install() before" in ran.stderr
+    )
+    twice = (
+        "from holdfast.compat.orbax import install; install(), install(); import orbax.checkpoint as o; print(o.args.Composite.__module__)"
+    )
+    assert run("-c", twice, folder=tmp_path).stdout.strip() == "holdfast.compat.orbax.args"
+
+
+def test_the_sites_own_customisation_still_runs(tmp_path: Path) -> None:
+    """A sitecustomize that children had before runs after ours."""
+    (tmp_path / "sitecustomize.py").write_text("print('the site')")
+    child = "subprocess.run([sys.executable, '-c', ''], check=True)"
+    code = f"import subprocess, sys; from holdfast.compat.orbax import install; install(); {child}"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=100)
+    assert ran.returncode == 0 and ran.stdout == "the site\nthe site\n", ran.stdout + ran.stderr
