@@ -21,7 +21,7 @@ from .garbage import BackgroundWorker, delete_files, pack_names
 from .holds import held_steps
 
 _log = logging.getLogger(__name__)
-LOOKS = 64  # at a folder that a sweep may be about to remove
+LOOKS = 8  # at a folder that is empty
 
 
 class StepIndex:
@@ -126,13 +126,14 @@ class StepIndex:
         return None
 
     def _is_without(self, step: int, record: str, names: Sequence[str]) -> bool:
+        """Says whether the record is gone. An empty folder is looked at again: a sweep may be about to remove it, or a store not show all."""
         for _ in range(LOOKS):
             left = [entry.name for entry in self._storage.list(str(step))]
             if left or not names:
                 return record not in left
             if f"{step}/" not in [entry.name for entry in self._storage.list("")]:
-                return True
-        return False
+                break
+        return True
 
     def _file_names(self, step: int) -> list[str]:
         """Returns the files of a step, by its record; where that does not read, all that look like ours."""
