@@ -126,7 +126,7 @@ class StepIndex:
         return None
 
     def _is_without(self, step: int, record: str, names: Sequence[str]) -> bool:
-        """Says whether the record is gone. An empty folder is looked at again: a sweep may be about to remove it, or a store not show all."""
+        """Says whether the record is gone. An empty folder is looked at again: a sweep may be at it, or a store not show all."""
         for _ in range(LOOKS):
             left = [entry.name for entry in self._storage.list(str(step))]
             if left or not names:
