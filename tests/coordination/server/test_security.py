@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import jax
 import pytest
 
 from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, Fenced
@@ -268,6 +269,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.skipif(not hasattr(jax.config, "jax_mtls_cert_file"), reason="jaxlib speaks mTLS from 0.12 on")
 @pytest.mark.parametrize(
     ("first_process", "found"), [(0, "met [('from/0', 'here'), ('from/1', 'here')]"), (1, "PERMISSION_DENIED: process")]
 )
