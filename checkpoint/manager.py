@@ -45,6 +45,7 @@ from .saving.stager import SaveRequest, SaveStager
 from .steps.garbage import BackgroundWorker, sweep_files
 from .steps.holds import add_hold
 from .steps.index import StepIndex
+from .steps.lineage import Lineage
 from .steps.object_claims import open_claims
 from .steps.opening import claim_root, list_root, open_root
 from .storage.base import Storage
@@ -91,6 +92,7 @@ class CheckpointManager:
         self._worker = BackgroundWorker()
         is_primary = self._is_writing_primary
         self._index = StepIndex(self._storage, self._keep_policy, opened.steps, self._worker, self._statistics, deletes=is_primary)
+        self._lineage = Lineage(self._storage, self._writer.id, begins=False) if is_primary else None
         self._stager = SaveStager(self._storage, self._group, self._options, self._history)
         self._saver = AsyncSaver(
             SaveContext(
@@ -103,6 +105,7 @@ class CheckpointManager:
                 self._worker,
                 self._statistics,
                 self._history,
+                self._lineage,
             )
         )
         self._counter = 0
@@ -251,6 +254,8 @@ class CheckpointManager:
             self._history.forget()
         if not self._exists(step):
             raise StepNotFound(f"there is no step {step} in {self._storage.root}, which has {self.all_steps()}", step=step)
+        if self._lineage is not None and step == max(self._index.steps()):
+            self._lineage.deleting_newest(step)
         if error := self._index.remove([step]).get(step):
             root = self._storage.root
             message = f"step {step} of {root} could not be deleted and is still there: {error}; look at the disk or the mount, then"
@@ -368,7 +373,10 @@ class CheckpointManager:
         agreement = RestoreAgreement(self._group, name, call, self._options.restore_timeout_s)
         options = replace(options, before_collective=agreement.before_collective)
         restore = functools.partial(self._restore_step, step, like, item, options, hold_s, agreement)
-        return agreement.run(restore, join(self._storage.root, str(step)))
+        value, verdict = agreement.run(restore, join(self._storage.root, str(step)))
+        if verdict.error is None and self._lineage is not None:
+            self._lineage.restored(step)
+        return value, verdict
 
     def _restore_step(self, step: int, like: Any, item: str, options: RestoreOptions, hold_s: float, agreement: RestoreAgreement) -> Any:
         name, timeout_s = f"{self._message_name}/record", self._options.restore_timeout_s
