@@ -5,6 +5,7 @@ from .errors import (
     CommitUnknown,
     Corrupt,
     HostileCheckpoint,
+    SaveCancelled,
     SaveFailed,
     StepExists,
     StepGone,
@@ -36,6 +37,7 @@ from .policy import (
 )
 from .restoring.match import SAVED
 from .restoring.restore import VerifyReport
+from .saving.async_saver import SaveHandle
 from .steps.garbage import Swept, sweep
 from .watch import iterate_steps, wait_for_new_step
 
@@ -64,7 +66,9 @@ __all__ = [
     "PolicyContext",
     "Progress",
     "ProgressBar",
+    "SaveCancelled",
     "SaveFailed",
+    "SaveHandle",
     "SavePolicy",
     "StepExists",
     "StepFacts",

@@ -37,7 +37,7 @@ from .restoring.agreement import RestoreAgreement, Verdict, ask_primary
 from .restoring.group_record import read_record_together
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, restore_any
-from .saving.async_saver import AsyncSaver
+from .saving.async_saver import AsyncSaver, SaveHandle
 from .saving.incremental import SaveHistory, load_digest
 from .saving.save import SaveContext
 from .saving.scheduler import SaveScheduler
@@ -138,8 +138,8 @@ class CheckpointManager:
         metadata: Any = None,
         force: bool = False,
         overwrite: bool = False,
-    ) -> bool:
-        """Starts to save a step; returns False, having done nothing, when the save policy does not want it.
+    ) -> SaveHandle:
+        """Starts to save a step; returns a handle, false, having done nothing, when the save policy does not want it.
 
         `state` is the tree of the item "state"; `items` names several: trees, `Json(value)`, data iterators. Returns when the caller may
         donate or overwrite its arrays; writing goes on in the background. Blocks while the last save is in flight (see Options.on_busy).
@@ -155,7 +155,7 @@ class CheckpointManager:
         known = _is_step(step)
         if not force and (known or self._has_policy) and not self.should_save(step):
             self._statistics.add(saves_skipped=1)
-            return False
+            return SaveHandle(step)
         overwrite = overwrite or (known and self._index.was_passed_over(step))
         called = time.perf_counter()
         self._counter += 1  # before all that can fail: the next save has the same number on all processes
@@ -181,13 +181,13 @@ class CheckpointManager:
             raise
         self._scheduler.started(step)
         self._group.report(step=step)
-        self._saver.start(request)
+        handle = self._saver.start(request)
         self._saver.wait_for_snapshots()
         self._statistics.add(save_blocked_s=time.perf_counter() - called)
         if earlier is not None:
             earlier.add_note(f"the save of step {step} was begun nevertheless")
             raise earlier
-        return True
+        return handle
 
     def wait_until_finished(self, timeout_s: float | None = None) -> None:
         """Blocks until no save is in flight; raises the error of the last one if it failed, TimeoutError after `timeout_s`.
