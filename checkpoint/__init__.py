@@ -17,7 +17,7 @@ from .format.json_state import Json
 from .format.tree import Node
 from .layouts.inspection import ItemStructure, Structure
 from .manager import CheckpointManager
-from .oneshot import load, save, structure, verify
+from .oneshot import load, load_async, save, structure, verify
 from .options import Options, Progress, ProgressBar
 from .policy import (
     AnyOf,
@@ -81,6 +81,7 @@ __all__ = [
     "VerifyReport",
     "iterate_steps",
     "load",
+    "load_async",
     "save",
     "structure",
     "sweep",
