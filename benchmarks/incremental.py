@@ -3,8 +3,8 @@
 python benchmarks/incremental.py [--frozen-mib 512] [--changing-mib 4] [--saves 5] [--folder DIR]
 
 The columns take turns, each save after another kind; medians. A LoRA run: a frozen base and an adapter that moves; and one in which every
-leaf moves, where the digests are all that incremental saves add. "identity" is what accelerators have: there a leaf that is the same jax.Array is
-not even looked at. On the CPU one may be a view of numpy's memory; these are not, so the benchmark says so by hand.
+leaf moves, where the digests are all that incremental saves add. "identity" is what accelerators have: there a leaf that is the same
+jax.Array is not even looked at. On the CPU one may be a view of numpy's memory; these are not, and the benchmark says so by hand.
 """
 
 from __future__ import annotations
