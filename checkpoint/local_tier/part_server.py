@@ -95,12 +95,12 @@ class PartServer:
 
     # --- what it serves
 
-    def publish(self, folder: Path, part: Part) -> None:
+    def publish(self, folder: Path, written: Part) -> None:
         """Serves a part and its files from now on, below the folder of the run."""
         with self._changed:
             self._folder = folder
-            self._parts[part.key.part_name(part.process)] = part
-            self._files.update(part.files)
+            self._parts[written.key.part_name(written.process)] = written
+            self._files.update(written.files)
             self._changed.notify_all()
 
     def give_up(self, key: LocalKey, process: int) -> None:
