@@ -183,6 +183,10 @@ class SaveContext:
     history: SaveHistory | None = None  # of incremental saves
     lineage: Lineage | None = None  # at the primary
 
+    def run(self, request: SaveRequest) -> SaveResult:
+        """Does a whole save: see `run_save`."""
+        return run_save(request, self)
+
     def target(self, request: SaveRequest) -> SaveTarget:
         """Returns where a save goes."""
         return SaveTarget(
