@@ -513,10 +513,15 @@ class LocalTier:
                 self._counts[name] += amount
 
     def statistics(self) -> dict[str, Any]:
-        """Returns what the tier has done, in JSON types: `local_saves`, `local_saves_failed`, ..., and why it is `local_off`."""
+        """Returns what the tier has done, in JSON types: `local_saves`, `local_saves_failed`, ..., and why it is `local_off`.
+
+        `local_survives` is how many hosts may be lost before the newest local step is.
+        """
         with self._lock:
             counts = {f"local_{name}": amount if name.endswith("_s") else int(amount) for name, amount in self._counts.items()}
-        return counts | {"local_off": self._off}
+            newest = self._found[0] if self._found else None
+        survives = 0 if newest is None else newest.survives([peer.host for peer in self._peers])
+        return counts | {"local_survives": survives, "local_off": self._off}
 
     def is_busy(self) -> bool:
         """Says whether a local save is in flight on this process."""

@@ -46,7 +46,7 @@ def test_a_local_step_comes_back_from_the_own_folder(root: Path, hosts: list[Pat
         first.save(0)
         first.save(7, metadata={"at": 7}, metrics={"loss": 0.5})
         assert first.each(lambda rank, manager: (manager.all_steps(), manager.local_steps())) == [([0, 7], [7])] * 2
-        assert first.statistics("saves") == [1, 1]
+        assert first.statistics("saves") == first.statistics("survives") == [1, 1]
         assert first.each(lambda rank, manager: (manager.metadata(7), manager.metrics(7))) == [({"at": 7}, {"loss": 0.5})] * 2
     assert not (root / "7").exists()
     with job(root, hosts[:2]) as second:
@@ -65,6 +65,7 @@ def test_the_copies_serve_when_a_host_is_lost(root: Path, hosts: list[Path]) -> 
     lose(hosts[0], hosts[3])
     with job(root, hosts) as second:
         assert second.restore() == 5
+        assert second.statistics("survives") == [0] * 4
 
 
 def test_a_whole_group_lost_means_the_store(root: Path, hosts: list[Path]) -> None:
