@@ -129,9 +129,11 @@ class HostFolder:
     def let_go(self, key: LocalKey, more_files: Iterable[str] = ()) -> None:
         """Ends the parts of a local save that this process has written; their files are spare from then on, and so are `more_files`."""
         with self._lock:
-            parts = self._kept.pop(key, [])
+            parts = self._kept.get(key, [])
         for part in parts:
             (self.path / key.part_name(part.process)).unlink(missing_ok=True)
+        with self._lock:
+            self._kept.pop(key, None)
         self.storage.spare({*(name for part in parts for name in part.files), *more_files})
 
     def saves(self) -> list[LocalKey]:

@@ -191,15 +191,17 @@ class LocalTier:
     def _check_alone_in_folder(self) -> None:
         """Notes the first error of all, and where another host writes into this folder: copies there would be none."""
         self._off = next((peer.error for peer in self._peers if peer.error), "")
-        own = self._peers[self._group.index]
-        strangers = [peer for peer in self._peers if peer.host != own.host and peer.mark and (self._path / peer.mark).exists()]
-        if strangers:
-            self._error = f"{self._path} is shared by the hosts {own.host} and {strangers[0].host}; expected a folder of one host"
-        if self._keepers[self._group.index] == self._group.index and not self._off:
-            marks = {peer.mark for peer in self._peers}
-            for path in self._path.glob("mark-*"):
+        own, marks = self._peers[self._group.index], {peer.mark: peer for peer in self._peers if peer.mark}
+        try:
+            there = [path for path in self._path.glob("mark-*") if self._path.is_dir()]
+            strangers = [marks[path.name] for path in there if path.name in marks and marks[path.name].host != own.host]
+            if strangers:
+                self._error = f"{self._path} is shared by the hosts {own.host} and {strangers[0].host}; expected a folder of one host"
+            for path in there if self._is_keeper else ():
                 if path.name not in marks:
                     path.unlink(missing_ok=True)
+        except OSError as error:
+            self._error = f"process {self._group.index}: {error_text(error)}"
 
     @property
     def _is_keeper(self) -> bool:
@@ -237,7 +239,11 @@ class LocalTier:
             self._open_folder(run)
         if self._folder is None or not self._is_keeper or self._folder.run != run:
             return []
-        parts = self._folder.scan()
+        try:
+            parts = self._folder.scan()
+        except OSError as error:
+            _log.warning("%s cannot be listed, and counts as empty: %s", self._folder.path, error)
+            return []
         for part in parts:
             self._serve(part)
         return [part.summary() for part in parts]
@@ -336,7 +342,8 @@ class LocalTier:
         if result.error is None:
             self._committed(key, folder)
         else:
-            folder.let_go(key, [f"{key.folder}/{name}" for name in work.own_files()])
+            with contextlib.suppress(OSError):  # then they go with the next
+                folder.let_go(key, [f"{key.folder}/{name}" for name in work.own_files()])
         return result
 
     def _begin(self) -> list[Any]:
@@ -389,7 +396,7 @@ class LocalTier:
             try:
                 for item, report in part.items.items():
                     for file in report.files:
-                        _copy_file(peer, f"{key.folder}/{item}", file, folder, target)
+                        copy_file(peer, f"{key.folder}/{item}", file, folder, lambda: target.remaining_s or 0.001)
             except BaseException:
                 folder.storage.spare(part.files)
                 raise
@@ -431,13 +438,19 @@ class LocalTier:
             kept = [found for found in self._found if found.key.save_id.startswith(self._writer_id)]
             self._found = [FoundStep(key, [], holders), *kept][: self._local.keep]
             stay = {found.key for found in self._found}
-        for old in folder.saves():
-            if old not in stay:
+        self._clean(folder, [old for old in folder.saves() if old not in stay], key)
+
+    def _clean(self, folder: HostFolder, old: Sequence[LocalKey], new: LocalKey) -> None:
+        """Lets older local saves go once a new one is whole; what cannot be deleted now is tried again after the next."""
+        try:
+            for key in old:
                 if self._server is not None:
-                    self._server.withdraw(old.folder)
-                folder.let_go(old)
-        if self._is_keeper:
-            folder.prune(key.opening, self._writer_id, [])
+                    self._server.withdraw(key.folder)
+                folder.let_go(key)
+            if self._is_keeper:
+                folder.prune(new.opening, self._writer_id, [])
+        except OSError as error:
+            _log.warning("older local steps in %s could not be deleted yet: %s", folder.path, error)
 
     # --- restoring
 
@@ -552,12 +565,12 @@ class LocalTier:
                 (self._path / mark).unlink(missing_ok=True)
 
 
-def _copy_file(peer: PeerConnection, folder_name: str, report: FileReport, folder: HostFolder, target: SaveTarget) -> None:
+def copy_file(peer: PeerConnection, folder_name: str, report: FileReport, folder: HostFolder, remaining_s: Callable[[], float]) -> None:
     """Copies one file of a ward and checks every byte of it against its report."""
     name = f"{folder_name}/{report.name}"
     where = f"{peer.address}: {name}"
     head = bytearray(report.head or report.size)
-    _fetch(peer, name, 0, memoryview(head), target)
+    _fetch(peer, name, 0, memoryview(head), remaining_s())
     if crc32c(head) != report.crc:
         raise Corrupt(f"{where}: the checksum of what came does not fit", path=where, file=where)
     chunks = parse_header(bytes(head), report.size, where).values() if report.head else ()
@@ -568,7 +581,7 @@ def _copy_file(peer: PeerConnection, folder_name: str, report: FileReport, folde
         memory = memoryview(bytearray(min(PIECE_BYTES, report.size - len(head))))
         for at in range(len(head), report.size, PIECE_BYTES):
             piece = memory[: report.size - at]
-            _fetch(peer, name, at, piece, target)
+            _fetch(peer, name, at, piece, remaining_s())
             while done < len(entries) and entries[done][0] < at + piece.nbytes:
                 start, nbytes, expected = entries[done]
                 crc = crc32c(piece[max(0, start - at) : start + nbytes - at], crc)
@@ -583,8 +596,8 @@ def _copy_file(peer: PeerConnection, folder_name: str, report: FileReport, folde
         os.close(file)
 
 
-def _fetch(peer: PeerConnection, name: str, offset: int, buffer: memoryview, target: SaveTarget) -> None:
-    got = peer.read(name, offset, [buffer], target.remaining_s or 0.001)
+def _fetch(peer: PeerConnection, name: str, offset: int, buffer: memoryview, timeout_s: float) -> None:
+    got = peer.read(name, offset, [buffer], timeout_s)
     if got != buffer.nbytes:
         raise PeerFailed(5, f"the part server at {peer.address} has {got} of {buffer.nbytes} bytes of {name} at {offset}")
 
