@@ -24,15 +24,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from crc32c import crc32c
-
 from holdfast.multihost import Group, current_spec
 from holdfast.multihost.group.runtime import coordinator_address
 
 from ..errors import CheckpointError, Corrupt, SaveCancelled, SaveFailed, StepNotFound, error_text, failure_of
 from ..format.files import FileReport
 from ..format.limits import RECORD_LIMIT_BYTES
-from ..format.pack_header import parse_header
 from ..format.record import Record, parse_record
 from ..options import Options
 from ..policy import SavePolicy
@@ -47,7 +44,7 @@ from ..saving.stager import SaveRequest, SaveStager
 from ..steps.lineage import Lineage, Opening, read_openings, run_of
 from ..storage.base import Storage
 from ..storage.local import write_all
-from .host_folder import HostFolder, HostStorage
+from .host_folder import HostFolder, HostStorage, read_checked
 from .part_server import PartServer
 from .parts import FoundStep, LocalKey, Part, StepHead, living_steps, record_of
 from .peer_storage import PeerConnection, PeerFailed, Peers, PeerStorage
@@ -55,7 +52,6 @@ from .placement import Member, place_copies, wards_of
 
 _log = logging.getLogger(__name__)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-PIECE_BYTES = 4 << 20  # of a copy, received, checked and written in turn
 MOST_FOUND = 16  # local steps that are told to all
 T = TypeVar("T")
 
@@ -568,38 +564,19 @@ class LocalTier:
 def copy_file(peer: PeerConnection, folder_name: str, report: FileReport, folder: HostFolder, remaining_s: Callable[[], float]) -> None:
     """Copies one file of a ward and checks every byte of it against its report."""
     name = f"{folder_name}/{report.name}"
-    where = f"{peer.address}: {name}"
-    head = bytearray(report.head or report.size)
-    _fetch(peer, name, 0, memoryview(head), remaining_s())
-    if crc32c(head) != report.crc:
-        raise Corrupt(f"{where}: the checksum of what came does not fit", path=where, file=where)
-    chunks = parse_header(bytes(head), report.size, where).values() if report.head else ()
-    entries = sorted((chunk.start, chunk.nbytes, chunk.checksum.crc) for chunk in chunks if chunk.nbytes)
-    file, done, crc = folder.storage.open_to_write(name, report.size), 0, 0
+    file = folder.storage.open_to_write(name, report.size)
     try:
-        write_all(file, [memoryview(head)], 0)
-        memory = memoryview(bytearray(min(PIECE_BYTES, report.size - len(head))))
-        for at in range(len(head), report.size, PIECE_BYTES):
-            piece = memory[: report.size - at]
-            _fetch(peer, name, at, piece, remaining_s())
-            while done < len(entries) and entries[done][0] < at + piece.nbytes:
-                start, nbytes, expected = entries[done]
-                crc = crc32c(piece[max(0, start - at) : start + nbytes - at], crc)
-                if start + nbytes > at + piece.nbytes:
-                    break
-                if crc != expected:
-                    raise Corrupt(f"{where}: the checksum of the chunk at byte {start} does not fit", path=where, file=where)
-                done, crc = done + 1, 0
-            write_all(file, [piece], at)
+
+        def read(offset: int, buffer: memoryview) -> int:
+            return peer.read(name, offset, [buffer], remaining_s())
+
+        def write(offset: int, piece: memoryview) -> None:
+            write_all(file, [piece], offset)
+
+        read_checked(read, report, f"{peer.address}: {name}", write)
         os.ftruncate(file, report.size)
     finally:
         os.close(file)
-
-
-def _fetch(peer: PeerConnection, name: str, offset: int, buffer: memoryview, timeout_s: float) -> None:
-    got = peer.read(name, offset, [buffer], timeout_s)
-    if got != buffer.nbytes:
-        raise PeerFailed(5, f"the part server at {peer.address} has {got} of {buffer.nbytes} bytes of {name} at {offset}")
 
 
 def _own_address() -> str:

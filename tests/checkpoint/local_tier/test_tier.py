@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from holdfast.checkpoint import CheckpointError, CheckpointManager, EveryNSteps, Local, Options, StepNotFound, TreeMismatch
+from holdfast.checkpoint.local_tier.part_server import PartServer
+from holdfast.checkpoint.local_tier.parts import Part
 from tests.support.local_hosts import Job, is_state, job, state
 
 
@@ -371,6 +374,42 @@ def test_a_peer_that_is_gone_fails_the_save_in_time(root: Path, hosts: list[Path
         assert first.statistics("saves_failed") == [1, 1]
         assert first.each(lambda rank, manager: manager.local_steps()) == [[5], [5]]
         assert first.each(lambda rank, manager: manager.save(1000, state(1000, rank)).wait()) == [None, None]
+
+
+LIES = {
+    "a flipped bit": lambda peer: flip(peer["pack"]),
+    "a shorter file": lambda peer: os.truncate(peer["pack"], 5000),
+    "no file": lambda peer: peer["pack"].unlink(),
+    "another run's part": lambda peer: peer["part"].write_bytes(replace(peer["found"], run="1" * 32).to_bytes()),
+    "another process's part": lambda peer: peer["part"].write_bytes(
+        replace(peer["found"], key=peer["found"].key._replace(step=9)).to_bytes()
+    ),
+    "noise": lambda peer: peer["part"].write_bytes(os.urandom(5000)),
+}
+
+
+@pytest.mark.parametrize("kind", LIES)
+def test_a_peer_that_lies_fails_the_save_and_leaves_no_copy(
+    kind: str, root: Path, hosts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its ward gives is held against its checksums and against what was asked for, before any copy exists."""
+    publish = PartServer.publish
+
+    def lie(server: PartServer, folder: Path, found: Part) -> None:
+        if found.process == 1 and found.key.step == 6 and folder.parent == hosts[1]:
+            pack = next((folder / found.key.folder).rglob("*.safetensors"))
+            LIES[kind]({"pack": pack, "part": folder / found.key.part_name(1), "found": found})
+        publish(server, folder, found)
+
+    monkeypatch.setattr(PartServer, "publish", lie)
+    with job(root, hosts[:2], timeout_s=10) as first:
+        first.save(5)
+        first.save(6)
+        assert first.statistics("saves_failed") == [1, 1]
+        assert not list(hosts[0].rglob("6-*/part-*"))
+        assert first.restore() == 5
+        first.save(7)
+        assert first.restore() == 7
 
 
 def test_above_max_bytes_the_tier_ends(root: Path, hosts: list[Path]) -> None:
