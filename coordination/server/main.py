@@ -22,6 +22,7 @@ from typing import Any
 import click
 
 from ..core.machine import Machine
+from ..credentials import require_together
 from ..limits import Config
 from ..names import is_tested_grpc
 from .journal import JournalError, SqliteJournal
@@ -103,10 +104,12 @@ def coordinator(tls_cert: Path | None, tls_key: Path | None, tls_ca: Path | None
 
 
 def _tls(certificate: Path | None, key: Path | None, authority: Path | None) -> Tls | None:
-    if certificate is None and key is None and authority is None:
-        return None
+    try:
+        require_together(**{"--tls-cert": certificate, "--tls-key": key, "--tls-ca": authority})
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     if certificate is None or key is None or authority is None:
-        raise click.UsageError("--tls-cert, --tls-key and --tls-ca belong together: expected all three")
+        return None
     return Tls(key.read_bytes(), certificate.read_bytes(), authority.read_bytes())
 
 

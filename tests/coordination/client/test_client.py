@@ -255,7 +255,7 @@ def test_wrong_arguments_are_the_callers_mistake() -> None:
         CoordinationClient("nowhere", 0)
     with pytest.raises(ValueError, match="process_id must be in"):
         CoordinationClient("127.0.0.1:1", 4, num_processes=4)
-    with pytest.raises(ValueError, match="go together"):
+    with pytest.raises(ValueError, match="belong together"):
         Credentials(tls_cert="cert.pem")
     with pytest.raises(CoordinationError, match="cannot read the token file"):
         CoordinationClient("127.0.0.1:1", 0, credentials=Credentials(token_file="/nonexistent")).connect()
