@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.coordination import CoordinationService, Credentials
-from holdfast.launch.workers.secrets import JobSecrets, server_arguments, spawn_relay, write_files
 
 MOST_PROCESSES = 32
 ENV = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "1"}  # as jax sets it: one log line a barrier would slow jaxlib down
@@ -169,6 +168,9 @@ class Cluster:
         return service.stdout.readline().strip()
 
     def _serve(self, undone: contextlib.ExitStack, peer: Peer, clients: int) -> str:
+        # Here, not above: a worker does not need them, and an earlier commit has none.
+        from holdfast.launch.workers.secrets import JobSecrets, server_arguments, spawn_relay, write_files
+
         secured = peer.way in ("TLS", "relay")
         secrets = JobSecrets.create(["127.0.0.1"]) if secured else None
         if secrets is not None:
