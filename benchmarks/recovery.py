@@ -167,9 +167,10 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, float]]:
         worker = [sys.executable, __file__, "--worker", "--directory", f"{folder}/checkpoints"]
         for name in ("kills", "state_gb", "step_s", "save_every", "after"):
             worker += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
-        command = [str(Path(sys.executable).parent / "holdfast"), "run", "-n", str(arguments.processes), "--max-restarts", str(arguments.kills)]
+        run = [str(Path(sys.executable).parent / "holdfast"), "run", "--log-dir", f"{folder}/logs"]
+        run += ["-n", str(arguments.processes), "--max-restarts", str(arguments.kills)]
         launcher = subprocess.Popen(
-            [*command, "--log-dir", f"{folder}/logs", *arguments.options, "--", *worker],
+            [*run, *arguments.options, "--", *worker],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -211,11 +212,12 @@ def main() -> None:
     parser.add_argument("options", nargs="*", help="of `holdfast run`, after --")
     arguments = parser.parse_args()
     if arguments.worker:
-        return train(arguments)
-    found = measure(arguments)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1))
-    show(found)
+        train(arguments)
+    else:
+        found = measure(arguments)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(found, indent=1))
+        show(found)
 
 
 if __name__ == "__main__":
