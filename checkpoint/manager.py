@@ -108,8 +108,8 @@ class CheckpointManager:
         )
         self._counter = 0
         self._has_policy = save_policy is not None
-        skips = self._options.on_busy == "skip"
-        self._scheduler = SaveScheduler(save_policy, self._group, f"{self._message_name}/soon", skips=skips)
+        skips, newest = self._options.on_busy == "skip", max([*opened.steps, *opened.foreign], default=None)
+        self._scheduler = SaveScheduler(save_policy, self._group, f"{self._message_name}/soon", skips=skips, last_step=newest)
         hang_timeout_s = self._options.hang_timeout_s
         self._watchdog = None if hang_timeout_s is None else Watchdog(hang_timeout_s, exit=self._options.hang_exit)
         self._closed = False

@@ -13,6 +13,7 @@ from ..format.json_state import Json, is_iterator, state_of
 from ..format.limits import check_item_name, copy_json, encode_json
 from ..format.tree import flatten
 from ..options import Options
+from ..policy import StepFacts
 from ..storage.base import Storage
 from ..storage.local import LocalStorage
 from .cancellation import Cancellation
@@ -56,6 +57,11 @@ class SaveRequest:
     def key(self) -> SaveKey:
         """What every message of the save carries."""
         return SaveKey(self.save_id, self.counter, self.step)
+
+    @property
+    def facts(self) -> StepFacts:
+        """What the keep policy decides by."""
+        return StepFacts(self.step, self.metrics, self.started_s)
 
     @property
     def total_bytes(self) -> int:

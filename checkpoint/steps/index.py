@@ -93,7 +93,8 @@ class StepIndex:
     def _read(self, step: int) -> StepFacts | None:
         """Reads what the keep policy needs; None for a step whose record is damaged: it is never touched."""
         try:
-            found = StepFacts(step, dict(read_record(self._storage, str(step)).metrics))
+            record = read_record(self._storage, str(step))
+            found = StepFacts(step, dict(record.metrics), record.started_s)
         except (CheckpointError, OSError):
             return None
         self.add(found)

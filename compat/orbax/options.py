@@ -83,7 +83,7 @@ class CheckpointManagerOptions:
 
     Without effect, because holdfast does it always or has no need of it: cleanup_tmp_directories, single_host_load_and_broadcast,
     enable_background_delete, num_deletion_threads, atomicity_options, save_root_metadata, lightweight_initialize,
-    enable_per_process_directory_creation. Refused: what would name steps otherwise, move them, or keep them by time.
+    enable_per_process_directory_creation. Refused: what would name steps otherwise, or move them.
     """
 
     save_interval_steps: int = 1
@@ -126,7 +126,6 @@ class CheckpointManagerOptions:
         if self.preservation_policy is None and self.max_to_keep is not None and self.max_to_keep < 0:
             raise ValueError(f"CheckpointManagerOptions: max_to_keep must be None or not below 0, found {self.max_to_keep}")
         call = "CheckpointManagerOptions"
-        refuse(call, policies.KEEPING_TIME, keep_time_interval=self.keep_time_interval)
         refuse(
             call,
             "leave it out: what is let go is deleted",
@@ -154,6 +153,8 @@ class CheckpointManagerOptions:
         if self.preservation_policy is not None:
             return self.preservation_policy
         chosen: list[Any] = [] if self.keep_period is None else [policies.EveryNSteps(self.keep_period)]
+        if self.keep_time_interval is not None:
+            chosen.append(policies.EveryNSeconds(int(self.keep_time_interval.total_seconds())))
         if self.best_fn is None:
             return policies.AnyPreservationPolicy([*chosen, policies.LatestN(self.max_to_keep)])
         without = self.keep_checkpoints_without_metrics

@@ -235,7 +235,9 @@ def test_prune_keeps_what_the_rules_say(root: Path, orbax_root: Path) -> None:
     assert (root / "2" / "checkpoint.json").exists()
     assert "deleted: 2" in run("prune", root, "--keep", rules).output
     assert sorted(path.name for path in root.iterdir() if path.name.isdigit()) == ["1", "3"]
-    for wrong in ("first:1", "last:x", "last:0", "best:1", ""):
+    day = run("prune", root, "--keep", "last-seconds:86400,every-seconds:3600,closest:3", "--dry-run", "--json")
+    assert json.loads(day.output)["deleted"] == []
+    for wrong in ("first:1", "every-seconds:x", "last:x", "last:0", "best:1", ""):
         assert "--keep" in run("prune", root, "--keep", wrong, code=2).output
     assert "none of holdfast's" in run("prune", orbax_root, "--keep", "last:1", code=3).output
 

@@ -11,8 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, KeepAll, KeepBest, KeepLast, StepExists, StepFacts, verify
+from holdfast.checkpoint import (
+    CheckpointError,
+    CheckpointManager,
+    KeepAll,
+    KeepBest,
+    KeepEverySeconds,
+    KeepLast,
+    KeepLatestFor,
+    StepExists,
+    StepFacts,
+    verify,
+)
 from holdfast.checkpoint.format.files import has_record, list_steps
+from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.options import Statistics
 from holdfast.checkpoint.policy import KeepPolicy
 from holdfast.checkpoint.steps.garbage import BackgroundWorker
@@ -45,6 +57,14 @@ def test_metrics_come_from_the_records_once(storage: LocalStorage) -> None:
         os.truncate(f"{storage.root}/{step}/checkpoint.json", 0)
     assert index.superfluous(StepFacts(5, {"loss": 0})) == [1, 2, 3, 4]
     assert index.steps() == [1, 2, 3, 4], "a decision changes nothing"
+
+
+def test_times_come_from_the_records(storage: LocalStorage) -> None:
+    """Steps of an earlier manager are as old as their records say."""
+    newer_s = read_record(storage, "4").started_s + 3600
+    assert index_of(storage, KeepLatestFor(60)).superfluous(StepFacts(5, started_s=newer_s)) == [1, 2, 3, 4]
+    assert index_of(storage, KeepLatestFor(7200)).superfluous(StepFacts(5, started_s=newer_s)) == []
+    assert index_of(storage, KeepEverySeconds(600)).superfluous(StepFacts(5, started_s=newer_s)) == [2, 3, 4]
 
 
 def test_a_record_that_does_not_go_keeps_its_packs(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:

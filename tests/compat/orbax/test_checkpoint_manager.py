@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, namedtuple
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,8 @@ def test_which_steps_stay(tmp_path: Path) -> None:
             "policy": ocp.CheckpointManagerOptions(
                 preservation_policy=keep.AnyPreservationPolicy([keep.LatestN(1), keep.CustomSteps([2, 3]), keep.EveryNSteps(5, False)])
             ),
+            "seconds": ocp.CheckpointManagerOptions(max_to_keep=1, keep_time_interval=timedelta(hours=1)),
+            "duration": ocp.CheckpointManagerOptions(preservation_policy=keep.LatestDuration(timedelta(hours=1))),
             "closest": ocp.CheckpointManagerOptions(preservation_policy=keep.EveryNStepsClosest(4)),
         }
         found = {}
@@ -290,7 +293,6 @@ def test_what_is_not_covered_says_what_to_do(tmp_path: Path) -> None:
     """Each refusal names the call, what is nearest, and the page."""
     refused = {
         r"CheckpointManagerOptions\(step_prefix='ckpt'\).*plain numbers": lambda: ours.CheckpointManagerOptions(step_prefix="ckpt"),
-        r"keep_time_interval=.*know no times": lambda: ours.CheckpointManagerOptions(keep_time_interval=1),
         r"todelete_subdir='trash'": lambda: ours.CheckpointManagerOptions(todelete_subdir="trash"),
         r"CheckpointManager\(metadata=.*custom_metadata": lambda: ours.CheckpointManager(tmp_path, metadata={"a": 1}),
         r"transforms=.*rename=": lambda: ours.args.PyTreeRestore(transforms={"a": 1}),
