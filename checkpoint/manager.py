@@ -39,6 +39,7 @@ from .restoring.group_record import read_record_together
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, restore_any
 from .saving.async_saver import AsyncSaver, SaveHandle
+from .saving.cast import SaveDtype
 from .saving.incremental import SaveHistory, load_digest
 from .saving.save import SaveContext
 from .saving.scheduler import SaveScheduler
@@ -137,6 +138,7 @@ class CheckpointManager:
         items: Mapping[str, Any] | None = None,
         metrics: Mapping[str, Any] | None = None,
         metadata: Any = None,
+        dtype: SaveDtype = None,
         force: bool = False,
         overwrite: bool = False,
     ) -> SaveHandle:
@@ -144,7 +146,8 @@ class CheckpointManager:
 
         `state` is the tree of the item "state"; `items` names several: trees, `Json(value)`, data iterators. Returns when the caller may
         donate or overwrite its arrays; writing goes on in the background. Blocks while the last save is in flight (see Options.on_busy).
-        `metrics` are numbers, for KeepBest and `best_step`; `metadata` is a JSON value. `force` saves whatever the policy says;
+        `metrics` are numbers, for KeepBest and `best_step`; `metadata` is a JSON value. `dtype` is what floating-point arrays are saved as,
+        or says so of a leaf's path (None: as it is): `lambda path: jnp.bfloat16 if path.startswith("params.") else None`. `force` saves whatever the policy says;
         `overwrite` replaces a step that exists; one that a restore with `fallback` has passed over is replaced without.
 
         Raises StepExists, UnsupportedLeaf, ValueError before anything is written. The error of an earlier save that failed in the
@@ -170,7 +173,7 @@ class CheckpointManager:
             earlier = self._saver.take_error()
             step = check_step(step)
             self._refuse_existing(step, overwrite)
-            request = self._stager.stage(request, _items(state, items), metrics, metadata)
+            request = self._stager.stage(request, _items(state, items), metrics, metadata, dtype)
         except BaseException as error:
             if earlier is not None:
                 error.add_note(f"besides, an earlier save failed: {earlier}")

@@ -17,6 +17,7 @@ from ..policy import StepFacts
 from ..storage.base import Storage
 from ..storage.local import LocalStorage
 from .cancellation import Cancellation
+from .cast import SaveDtype, cast_tree
 from .incremental import SaveHistory, Unmoved, link_unmoved, unlink
 from .plan import Plan
 from .planner import Planner
@@ -89,8 +90,15 @@ class SaveStager:
         self._options = options
         self._planners: dict[str, Planner] = {}
 
-    def stage(self, request: SaveRequest, items: Mapping[str, Any], metrics: Mapping[str, Any] | None, metadata: Any) -> SaveRequest:
-        """Returns the request with items, metrics and metadata. Raises UnsupportedLeaf, TypeError, ValueError, holding nothing then."""
+    def stage(
+        self,
+        request: SaveRequest,
+        items: Mapping[str, Any],
+        metrics: Mapping[str, Any] | None,
+        metadata: Any,
+        dtype: SaveDtype = None,
+    ) -> SaveRequest:
+        """Returns the request with items, their trees cast to `dtype`, metrics and metadata. Raises UnsupportedLeaf, TypeError, ValueError, holding nothing then."""
         trees: dict[str, tuple[Plan, Snapshot]] = {}
         values: dict[str, JsonValue] = {}
         staged = replace(request, trees=trees, values=values, metadata=copy_json(metadata, "the metadata"))
@@ -102,6 +110,7 @@ class SaveStager:
                 elif is_iterator(value):
                     values[name] = JsonValue(encode_json(state_of(name, value), f"the state of the iterator {name!r}"), per_process=True)
                 else:
+                    value = cast_tree(value, dtype)
                     plan = self._planner(name).plan(value)
                     unmoved = self._link_unmoved(request, name, plan, value)
                     trees[name] = (plan, take_snapshot(plan, value, host_memory_bytes=self._options.host_memory_bytes, unmoved=unmoved))
