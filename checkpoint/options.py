@@ -125,6 +125,8 @@ class Options:
         equal on all processes. It comes back on as many processes, or by `restore(process=...)`.
     incremental: writes what has changed since this manager's last save, and links the files that have the rest: every step stays whole by
         itself, and takes at most twice its size. On POSIX folders; needs the extra `incremental`.
+    step_format: how a new root calls the folders of its steps, "checkpoint_{:08d}": it is written down when the root is opened first, and
+        holds for good. None: as the root has it, "{:d}" if it is new.
     full_every: with `incremental`, how many saves share a file at most: every n-th writes everything (None: no bound).
     hang_timeout_s: without a question about a step or a save for so long, the stacks of all threads go to the log and to the coordinator
         (see `multihost.watchdog`); None: nobody watches. With `hang_exit` the process then ends with exit code 124.
@@ -143,6 +145,7 @@ class Options:
     per_process: Callable[[str], bool] | None = None
     incremental: bool = False
     full_every: int | None = None
+    step_format: str | None = None
     hang_timeout_s: float | None = None
     hang_exit: bool = False
 

@@ -1,8 +1,8 @@
 """When to save and what to keep: values, and decisions that return their reason.
 
 A save policy answers `wants(context)` with the sentence that says why, or "" for no. A keep policy answers `keeps(steps)` with the steps
-that must stay. Neither reads a clock or a disk: what they need is in their arguments, so every process of a job decides alike; to a keep policy
-it is as late as the newest step. Anything with the same verb serves: subclassing is not needed.
+that must stay. Neither reads a clock or a disk: what they need is in their arguments, so every process of a job decides alike; to a keep
+policy it is as late as the newest step. Anything with the same verb serves: subclassing is not needed.
 """
 
 from __future__ import annotations

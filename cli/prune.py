@@ -64,14 +64,14 @@ def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bo
 def _readable(storage: Any) -> tuple[list[Any], list[int]]:
     """Returns the steps with their metrics, and those that a listing shows to be damaged: they must not count for the last or the best."""
     from holdfast.checkpoint import CheckpointError, StepFacts
-    from holdfast.checkpoint.format.files import list_steps
+    from holdfast.checkpoint.format.files import list_steps, read_step_names
     from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
     from holdfast.checkpoint.storage.path import StorePath
 
-    steps, damaged = [], []
+    steps, damaged, names = [], [], read_step_names(storage)
     for step in list_steps(storage):
         try:
-            checkpoint = HoldfastCheckpoint(StorePath(storage, str(step)))
+            checkpoint = HoldfastCheckpoint(StorePath(storage, names.name_of(step)))
         except CheckpointError:
             damaged.append(step)
             continue

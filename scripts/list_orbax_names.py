@@ -26,7 +26,7 @@ TRANSLATED = {
     "AtomicityOptions": "no effect: the record is the commit",
     "ArrayOptions": "what would change values is refused",
     "CheckpointManager": "saves in holdfast's layout, reads both; the newest step always stays",
-    "CheckpointManagerOptions": "names of step folders and trash folders are refused",
+    "CheckpointManagerOptions": "names of step folders by a function and trash folders are refused",
     "Checkpointer": "saves in holdfast's layout, reads both",
     "FileOptions": "permissions are refused",
     "MemoryLimitOptions": "no effect",

@@ -182,7 +182,7 @@ class SaveContext:
             self.storage,
             self.group,
             request.key,
-            folder=str(request.step),
+            folder=request.folder,
             claim=f"{FOLDER}/{self.writer.id}",
             messages=f"checkpoint/{self.writer.id}/{request.counter % MESSAGE_NAMES}",
             timeout_s=self.options.save_timeout_s,
@@ -237,7 +237,7 @@ def _look_again(request: SaveRequest, context: SaveContext) -> None:
     """Knows the step, at the primary, if its record is there after all; the others learn it with the next save."""
 
     def look() -> None:
-        if has_record(context.storage, request.step):
+        if has_record(context.storage, request.folder):
             context.index.add(request.facts)
 
     context.worker.put(f"looking whether step {request.step} was saved", look)

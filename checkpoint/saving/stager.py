@@ -36,15 +36,17 @@ class JsonValue:
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """What one process saves as a step. `save_id` is the writer's id and `counter`, which is the same on all processes.
+    """What one process saves as a step, into `folder` ("": the root itself).
 
-    `trees` and `values` are the items. `broken` says why this process cannot take part: the others learn it from its report.
+    `save_id` is the writer's id and `counter`, which is the same on all processes. `trees` and `values` are the items. `broken` says why
+    this process cannot take part: the others learn it from its report.
     """
 
     counter: int
     step: int
     save_id: str
     overwrite: bool = False
+    folder: str = ""
     trees: Mapping[str, tuple[Plan, Snapshot]] = field(default_factory=dict)
     values: Mapping[str, JsonValue] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -98,7 +100,10 @@ class SaveStager:
         metadata: Any,
         dtype: SaveDtype = None,
     ) -> SaveRequest:
-        """Returns the request with items, their trees cast to `dtype`, metrics and metadata. Raises UnsupportedLeaf, TypeError, ValueError, holding nothing then."""
+        """Returns the request with items, their trees cast to `dtype`, metrics and metadata.
+
+        Raises UnsupportedLeaf, TypeError, ValueError, holding nothing then.
+        """
         trees: dict[str, tuple[Plan, Snapshot]] = {}
         values: dict[str, JsonValue] = {}
         staged = replace(request, trees=trees, values=values, metadata=copy_json(metadata, "the metadata"))
@@ -120,14 +125,14 @@ class SaveStager:
             staged.release()
             for name, (plan, snapshot) in trees.items():
                 if isinstance(self._storage, LocalStorage):
-                    unlink(snapshot.unmoved, plan, self._storage, str(request.step), name, request.save_id)
+                    unlink(snapshot.unmoved, plan, self._storage, request.folder, name, request.save_id)
             raise
 
     def _link_unmoved(self, request: SaveRequest, item: str, plan: Plan, tree: Any) -> Unmoved | None:
         if self._history is None:
             return None
         assert isinstance(self._storage, LocalStorage)
-        return link_unmoved(self._history, plan, flatten(tree)[0], self._storage, str(request.step), item, request.save_id)
+        return link_unmoved(self._history, plan, flatten(tree)[0], self._storage, request.folder, item, request.save_id)
 
     def _planner(self, item: str) -> Planner:
         if item not in self._planners:

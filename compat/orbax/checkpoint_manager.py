@@ -81,7 +81,7 @@ class CheckpointManager(AbstractCheckpointManager):
             self._directory,
             save_policy=AskToSave(self._options.save_policy(), self._infos, self.is_saving_in_progress),
             keep_policy=AskToKeep(self._options.keep_policy()),
-            options=Options(save_timeout_s=timeout_s, read_only=self._options.read_only),
+            options=Options(save_timeout_s=timeout_s, read_only=self._options.read_only, step_format=self._options.step_format()),
         )
 
     @property

@@ -83,7 +83,7 @@ class CheckpointManagerOptions:
 
     Without effect, because holdfast does it always or has no need of it: cleanup_tmp_directories, single_host_load_and_broadcast,
     enable_background_delete, num_deletion_threads, atomicity_options, save_root_metadata, lightweight_initialize,
-    enable_per_process_directory_creation. Refused: what would name steps otherwise, or move them.
+    enable_per_process_directory_creation. Refused: what would name steps by a function, or move them.
     """
 
     save_interval_steps: int = 1
@@ -134,8 +134,14 @@ class CheckpointManagerOptions:
         )
         refuse(call, "leave it out: the record is the commit", temporary_path_class=self.temporary_path_class)
         if not self.read_only:
-            names = {name: getattr(self, name) for name in ("step_prefix", "step_format_fixed_length", "step_name_format")}
-            refuse(call, "leave it out: folders of steps are plain numbers (Orbax's own names are read)", **names)
+            refuse(call, "give step_prefix and step_format_fixed_length", step_name_format=self.step_name_format)
+
+    def step_format(self) -> str | None:
+        """Returns how folders of steps are called, None where the options do not say."""
+        if self.step_prefix is None and self.step_format_fixed_length is None:
+            return None
+        prefix = f"{self.step_prefix}_" if self.step_prefix else ""
+        return f"{prefix}{{:0{self.step_format_fixed_length or 1}d}}"
 
     def save_policy(self) -> Any:
         """Returns the policy of saving that the options mean, in Orbax's words."""

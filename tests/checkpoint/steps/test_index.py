@@ -78,7 +78,7 @@ def test_a_record_that_does_not_go_keeps_its_packs(storage: LocalStorage, monkey
         patch.setattr(os, "unlink", unlink)
         assert list(index.remove([2])) == [2]
     assert 2 in index.steps() and verify(f"{storage.root}/2").step == 2
-    assert not index.remove([2]) and not has_record(storage, 2)
+    assert not index.remove([2]) and not has_record(storage, "2")
 
 
 def test_a_held_step_and_the_new_one_stay(storage: LocalStorage) -> None:
@@ -95,7 +95,7 @@ def test_removing_deletes_at_the_primary_alone(storage: LocalStorage) -> None:
     assert other.remove([1, 2]) == {} and other.steps() == [3, 4] and list_steps(storage) == [1, 2, 3, 4]
     worker, statistics = BackgroundWorker(), Statistics()
     primary = StepIndex(storage, KeepAll(), list_steps(storage), worker, statistics, deletes=True)
-    assert primary.remove([1, 2]) == {} and not has_record(storage, 1)
+    assert primary.remove([1, 2]) == {} and not has_record(storage, "1")
     assert worker.wait(60) and not os.path.exists(f"{storage.root}/1") and statistics.to_dict()["steps_deleted"] == 2
     assert primary.remove([7]) == {}
 
@@ -110,7 +110,7 @@ def test_a_step_that_cannot_be_deleted_stays_listed(storage: LocalStorage) -> No
             super().delete(names)
 
     index = index_of(Refusing(storage.root), KeepAll())
-    assert list(index.remove([1, 2, 3])) == [2] and index.steps() == [2, 4] and has_record(storage, 2)
+    assert list(index.remove([1, 2, 3])) == [2] and index.steps() == [2, 4] and has_record(storage, "2")
 
 
 def test_a_damaged_step_is_deleted_on_request_with_all_that_is_ours(storage: LocalStorage) -> None:
