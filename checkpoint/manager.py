@@ -85,7 +85,8 @@ class CheckpointManager:
         if self._options.step_format is not None:
             parse_step_format(self._options.step_format)
         single_writer = self._options.single_writer
-        self._storage = open_storage(directory, single_writer=single_writer)
+        file_mode, folder_mode = self._options.file_mode, self._options.folder_mode
+        self._storage = open_storage(directory, single_writer=single_writer, file_mode=file_mode, folder_mode=folder_mode)
         self._history = _history_of(self._storage, self._options)
         self._claims = open_claims(self._storage, single_writer=single_writer, claim_age_s=self._options.claim_age_s)
         opened = open_root(self._storage, self._claims, self._group, self._options, find_foreign=find_foreign_steps, needs_claim=False)

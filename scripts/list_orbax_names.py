@@ -28,7 +28,7 @@ TRANSLATED = {
     "CheckpointManager": "saves in holdfast's layout, reads both; the newest step always stays",
     "CheckpointManagerOptions": "names of step folders by a function and trash folders are refused",
     "Checkpointer": "saves in holdfast's layout, reads both",
-    "FileOptions": "permissions are refused",
+    "FileOptions": "permissions are CheckpointManager's; v1 refuses them",
     "MemoryLimitOptions": "no effect",
     "MemoryOptions": "no effect",
     "MultiprocessingOptions": "all processes take part, the primary is 0",

@@ -44,13 +44,10 @@ class MultiprocessingOptions:
 
 @dataclass
 class FileOptions:
-    """How files are made."""
+    """How files are made: folders of steps have `path_permission_mode`, files too, without leave to execute."""
 
     path_permission_mode: int | None = None
     skip_sync_file_validations: bool = False
-
-    def __post_init__(self) -> None:
-        refuse("options.FileOptions", "set the umask", path_permission_mode=self.path_permission_mode)
 
 
 class AtomicityMode(enum.Enum):
