@@ -16,8 +16,8 @@ from ..options import Options
 from ..policy import StepFacts
 from ..storage.base import Storage
 from ..storage.local import LocalStorage
-from .cancellation import Cancellation
 from .cast import SaveDtype, cast_tree
+from .commit import Cancellation
 from .incremental import SaveHistory, Unmoved, link_unmoved, unlink
 from .plan import Plan
 from .planner import Planner
