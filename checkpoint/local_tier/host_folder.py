@@ -58,7 +58,7 @@ class HostStorage(LocalStorage):
     def open_to_write(self, name: str, size: int) -> int:
         """Returns the descriptor of a new file, which may be a spare one under a new name, with bytes in it."""
         path = self._to_change(name)
-        return in_folder(path, lambda: self._take(path, size) or create_file(path))
+        return in_folder(path, lambda: self._take(path, size) or create_file(path), self.folder_mode)
 
     def spare(self, names: Iterable[str]) -> None:
         """Lets files be written over. Nobody may read them for what they are any more."""
