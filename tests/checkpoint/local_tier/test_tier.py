@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from holdfast.checkpoint import CheckpointError, CheckpointManager, EveryNSteps, Local, Options, StepNotFound, TreeMismatch
@@ -300,7 +301,8 @@ def test_a_step_that_both_want_is_saved_durably_only(root: Path, hosts: list[Pat
     with CheckpointManager(root, save_policy=EveryNSteps(2), local=local) as manager:
         for step in range(2, 6):
             assert manager.should_save(step)
-            manager.save(step, state(step, 0)).wait()
+            manager.save(step, state(step, 0), dtype=lambda path: np.float16 if path == "mine" else None).wait()
+        assert manager.restore(5)["mine"].dtype == np.float16, "as a durable save would have it"
         assert (manager.all_steps(), manager.local_steps()) == ([2, 4, 5], [5])
         manager.save(7, state(7, 0), force=True).wait()
         assert (manager.all_steps(), manager.local_steps()) == ([2, 4, 5, 7], [5])
