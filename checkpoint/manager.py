@@ -201,7 +201,7 @@ class CheckpointManager:
             self._statistics.add(saves_skipped=1)
             return SaveHandle(step)
         if self._tier is not None and known:
-            self._tier.saved_durably(step)
+            self._tier.started(step)
         overwrite = overwrite or (known and self._index.was_passed_over(step))
         called = time.perf_counter()
         self._counter += 1  # before all that can fail: the next save has the same number on all processes

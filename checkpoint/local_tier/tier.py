@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 from holdfast.multihost import Group, current_spec
 from holdfast.multihost.group.runtime import coordinator_address
 
-from ..errors import CheckpointError, Corrupt, SaveCancelled, SaveFailed, StepNotFound, error_text, failure_of
+from ..errors import CheckpointError, Corrupt, SaveCancelled, SaveFailed, StepNotFound, error_text, failure_of, naming_path
 from ..format.files import FileReport
 from ..format.limits import RECORD_LIMIT_BYTES
 from ..format.record import Record, parse_record
@@ -53,6 +53,7 @@ from .placement import Member, place_copies, wards_of
 
 _log = logging.getLogger(__name__)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+OLD_MARK_S = 3600.0
 MOST_FOUND = 16  # local steps that are told to all
 T = TypeVar("T")
 
@@ -135,15 +136,22 @@ class LocalTier:
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(("saves", "saves_failed", "save_s", "save_bytes", "copied_bytes", "restores", "restores_failed"), 0.0)
         self._off = self._error = ""
+        self._mark = ""
         self._stager = SaveStager(self.storage, group, self.options)
-        self._peers, self._secret = self._meet()
-        members = [Member(rank, peer.host, peer.slice_id) for rank, peer in enumerate(self._peers)]
-        self._copies = place_copies(members, local.replicas)
-        self._wards = wards_of(self._copies, group.index)
-        self._keepers = [min(rank for rank, other in enumerate(self._peers) if other.folder == peer.folder) for peer in self._peers]
-        self._check_alone_in_folder()
+        self._scheduler: SaveScheduler | None = None
+        try:
+            self._peers, self._secret = self._meet()
+            members = [Member(rank, peer.host, peer.slice_id) for rank, peer in enumerate(self._peers)]
+            self._copies = place_copies(members, local.replicas)
+            self._wards = wards_of(self._copies, group.index)
+            firsts: dict[str, int] = {}
+            self._keepers = [firsts.setdefault(peer.folder, rank) for rank, peer in enumerate(self._peers)]
+            self._check_alone_in_folder()
+            self.survey()
+        except BaseException:
+            self.close(0.0)
+            raise
         self._scheduler = SaveScheduler(local.save_policy, group, f"{self._messages}/soon", skips=True)
-        self.survey()
         if self._off and group.index == 0:
             _log.warning("the local tier of %s is off: %s", storage.root, self._off)
 
@@ -172,10 +180,10 @@ class LocalTier:
             if self._path.is_symlink():
                 raise CheckpointError(f"{self._path} is a link; expected a folder of this host, or none")
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            mark = f"mark-{secrets.token_hex(8)}"
-            (self._path / mark).write_text(host)
+            self._mark = f"mark-{secrets.token_hex(8)}"
+            (self._path / self._mark).write_text(host)
             found = self._path.stat()
-            peer = peer._replace(folder=f"{host} {found.st_dev} {found.st_ino}", mark=mark)
+            peer = peer._replace(folder=f"{host} {found.st_dev} {found.st_ino}", mark=self._mark)
             if self._group.count > 1:
                 if spec is not None and spec.tls_ca is not None:
                     raise CheckpointError("this job's coordinator has TLS, and parts do not go over TLS in this version")
@@ -190,13 +198,14 @@ class LocalTier:
         self._off = next((peer.error for peer in self._peers if peer.error), "")
         own, marks = self._peers[self._group.index], {peer.mark: peer for peer in self._peers if peer.mark}
         try:
-            there = [path for path in self._path.glob("mark-*") if self._path.is_dir()]
+            there = list(self._path.glob("mark-*"))
             strangers = [marks[path.name] for path in there if path.name in marks and marks[path.name].host != own.host]
             if strangers:
                 self._error = f"{self._path} is shared by the hosts {own.host} and {strangers[0].host}; expected a folder of one host"
             for path in there if self._is_keeper else ():
-                if path.name not in marks:
-                    path.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):  # a younger one may be of another job that opens here now
+                    if path.name not in marks and time.time() - path.stat().st_mtime > OLD_MARK_S:
+                        path.unlink()
         except OSError as error:
             self._error = f"process {self._group.index}: {error_text(error)}"
 
@@ -228,7 +237,8 @@ class LocalTier:
             raise CheckpointError(f"the local tier of {self._root.root} cannot be used: {self._off}", path=self._local.path)
 
     def _read_openings(self) -> list[list[Any]]:
-        return [[each.run, each.number, each.writer, each.base] for each in read_openings(self._root)]
+        with naming_path(self._root.root):
+            return [[each.run, each.number, each.writer, each.base] for each in read_openings(self._root)]
 
     def _list(self, run: str) -> list[Any]:
         """Returns the inventory of this process's folder, where it is the one that lists it, and serves what is in it."""
@@ -277,13 +287,14 @@ class LocalTier:
 
     def wants(self, step: int) -> bool:
         """Says whether `save` is to be called for a step; alike on every process. A lane that is busy skips."""
-        if self._off and self._group.count == 1:
+        if self._scheduler is None or (self._off and self._group.count == 1):
             return False
         return bool(self._scheduler.reason(step, busy=self._saver.busy() or bool(self._off)))
 
-    def saved_durably(self, step: int) -> None:
-        """Notes that a step goes to the store: a preemption, for one, is answered with it."""
-        self._scheduler.started(step)
+    def started(self, step: int) -> None:
+        """Notes that a step is being saved, here or in the store: a preemption, for one, is answered with it."""
+        if self._scheduler is not None:
+            self._scheduler.started(step)
 
     def save(
         self, step: int, items: Mapping[str, Any], metrics: Mapping[str, Any] | None, metadata: Any, dtype: SaveDtype = None
@@ -293,7 +304,7 @@ class LocalTier:
         self._counter += 1
         save_id = f"{self._writer_id}{1 << 31 | self._counter:08x}"  # the durable lane counts from 1
         request = SaveRequest(self._counter, step, save_id)
-        self._scheduler.started(step)
+        self.started(step)
         try:
             request = self._stager.stage(request, items, metrics, metadata, dtype)
         except BaseException as error:
@@ -554,14 +565,15 @@ class LocalTier:
         with contextlib.suppress(TimeoutError):
             self._saver.join(timeout_s)
         self._saver.close()
-        self._scheduler.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
         if self._server is not None:
             self._server.close()
         if self._folder is not None:
             self._folder.close()
-        if mark := self._peers[self._group.index].mark:
+        if self._mark:
             with contextlib.suppress(OSError):
-                (self._path / mark).unlink(missing_ok=True)
+                (self._path / self._mark).unlink(missing_ok=True)
 
 
 def copy_file(peer: PeerConnection, folder_name: str, report: FileReport, folder: HostFolder, remaining_s: Callable[[], float]) -> None:

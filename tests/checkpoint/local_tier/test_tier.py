@@ -460,3 +460,26 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, int], tmp_p
         Local(tmp_path, save_policy=EveryNSteps(1), **settings)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expects a save_policy besides"):
         CheckpointManager(tmp_path, local=Local(tmp_path, save_policy=EveryNSteps(1)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ten_thousand_local_saves_leave_nothing_behind(root: Path, hosts: list[Path]) -> None:
+    """Files, descriptors, threads and memory are after the last as after the first thousand."""
+
+    def held() -> tuple[int, int, int, int]:
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        files = len([path for path in hosts[0].rglob("*") if path.is_file()])
+        return files, len(os.listdir("/proc/self/fd")), threading.active_count(), resident
+
+    local = Local(hosts[0], save_policy=EveryNSteps(1), keep=2)
+    with CheckpointManager(root, save_policy=EveryNSteps(10**6), local=local) as manager:
+        for step in range(1, 10_001):
+            manager.save(step, state(step, 0)).wait()
+            if step == 1000:
+                first = held()
+        last = held()
+        assert manager.local_steps() == [9999, 10_000]
+        assert is_state(manager.restore(), 10_000, 0)
+    assert last[:3] == first[:3]
+    assert last[3] - first[3] < 32 << 20, (first, last)
