@@ -5,6 +5,7 @@ from .errors import (
     CommitUnknown,
     Corrupt,
     HostileCheckpoint,
+    SaveCancelled,
     SaveFailed,
     StepExists,
     StepGone,
@@ -16,7 +17,7 @@ from .format.json_state import Json
 from .format.tree import Node
 from .layouts.inspection import ItemStructure, Structure
 from .manager import CheckpointManager
-from .oneshot import load, save, structure, verify
+from .oneshot import load, load_async, save, structure, verify
 from .options import Options, Progress, ProgressBar
 from .policy import (
     AnyOf,
@@ -36,6 +37,7 @@ from .policy import (
 )
 from .restoring.match import SAVED
 from .restoring.restore import VerifyReport
+from .saving.async_saver import SaveHandle
 from .steps.garbage import Swept, sweep
 from .watch import iterate_steps, wait_for_new_step
 
@@ -64,7 +66,9 @@ __all__ = [
     "PolicyContext",
     "Progress",
     "ProgressBar",
+    "SaveCancelled",
     "SaveFailed",
+    "SaveHandle",
     "SavePolicy",
     "StepExists",
     "StepFacts",
@@ -77,6 +81,7 @@ __all__ = [
     "VerifyReport",
     "iterate_steps",
     "load",
+    "load_async",
     "save",
     "structure",
     "sweep",

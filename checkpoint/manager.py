@@ -27,17 +27,18 @@ from .errors import CheckpointError, SaveFailed, StepExists, StepGone, StepNotFo
 from .format.files import has_record, list_steps
 from .format.limits import check_step
 from .format.record import Record, read_record
+from .format.rename import Names
 from .layouts.base import CheckpointInfo
 from .layouts.detect import ForeignSteps, find_foreign_steps, restore_checkpoint
 from .layouts.holdfast import HoldfastCheckpoint
 from .layouts.inspection import Structure, structure_of
 from .options import Options, Statistics
 from .policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule
-from .restoring.agreement import RestoreAgreement, Verdict, ask_primary
+from .restoring.agreement import RestoreAgreement, Verdict, ask_primary, name_items, wanted_items
 from .restoring.group_record import read_record_together
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, restore_any
-from .saving.async_saver import AsyncSaver
+from .saving.async_saver import AsyncSaver, SaveHandle
 from .saving.incremental import SaveHistory, load_digest
 from .saving.save import SaveContext
 from .saving.scheduler import SaveScheduler
@@ -138,8 +139,8 @@ class CheckpointManager:
         metadata: Any = None,
         force: bool = False,
         overwrite: bool = False,
-    ) -> bool:
-        """Starts to save a step; returns False, having done nothing, when the save policy does not want it.
+    ) -> SaveHandle:
+        """Starts to save a step; returns a handle, false, having done nothing, when the save policy does not want it.
 
         `state` is the tree of the item "state"; `items` names several: trees, `Json(value)`, data iterators. Returns when the caller may
         donate or overwrite its arrays; writing goes on in the background. Blocks while the last save is in flight (see Options.on_busy).
@@ -155,7 +156,7 @@ class CheckpointManager:
         known = _is_step(step)
         if not force and (known or self._has_policy) and not self.should_save(step):
             self._statistics.add(saves_skipped=1)
-            return False
+            return SaveHandle(step)
         overwrite = overwrite or (known and self._index.was_passed_over(step))
         called = time.perf_counter()
         self._counter += 1  # before all that can fail: the next save has the same number on all processes
@@ -181,13 +182,13 @@ class CheckpointManager:
             raise
         self._scheduler.started(step)
         self._group.report(step=step, save_blocked_s=self._statistics.save_blocked_s)
-        self._saver.start(request)
+        handle = self._saver.start(request)
         self._saver.wait_for_snapshots()
         self._statistics.add(save_blocked_s=time.perf_counter() - called)
         if earlier is not None:
             earlier.add_note(f"the save of step {step} was begun nevertheless")
             raise earlier
-        return True
+        return handle
 
     def wait_until_finished(self, timeout_s: float | None = None) -> None:
         """Blocks until no save is in flight; raises the error of the last one if it failed, TimeoutError after `timeout_s`.
@@ -319,10 +320,12 @@ class CheckpointManager:
         like: Any = None,
         *,
         item: str = "state",
+        items: Mapping[str, Any] | None = None,
         partial: bool | Callable[[str], bool] = False,
         cast: bool = False,
         types: Sequence[type] = (),
         plain: bool = False,
+        rename: Names = None,
         read_once: bool = False,
         fallback: bool = False,
         hold_s: float = 0.0,
@@ -331,8 +334,10 @@ class CheckpointManager:
         """Restores an item of a step; `step=None` is the newest, by the primary's answer. In a group it ends alike on all processes.
 
         `like` is a tree of arrays or jax.ShapeDtypeStructs with shardings, of any topology (None: numpy; SAVED: the saved shardings); for
-        an iterator's item the iterator, which takes its state back. Without one, a class that is not among `types` comes back as `Node`,
-        with `plain=True` as dict or list. `fallback=True` goes to the newest whole step, on all processes alike, when a newer one cannot
+        an iterator's item the iterator, which takes its state back. `items` names several, each with its `like` or None, and a dict of them
+        comes back, all of one step. Without a `like`, a class that is not among `types` comes back as `Node`, with `plain=True` as dict or
+        list. `rename` turns the paths of stored leaves into those of `like`: a mapping, rules of (pattern, replacement), or a function.
+        `fallback=True` goes to the newest whole step, on all processes alike, when a newer one cannot
         be read. `hold_s` keeps the step from the keep policy for so many seconds. Of iterators, and of leaves that were kept per process,
         each process gets its own back, on as many processes as saved; `process` is the one whose to take instead.
 
@@ -340,37 +345,42 @@ class CheckpointManager:
         TreeMismatch, Corrupt, HostileCheckpoint, CheckpointError where the store cannot be read; where one process fails, all raise it, and
         `error.process` says which. Raises BarrierTimeout or ProcessLost naming the process that did not come to the end.
         """
-        chosen = None if step is None else check_step(step)
+        chosen, wanted = None if step is None else check_step(step), wanted_items(item, like, items)
         selected = (self._group.index, self._group.count) if process is None else (operator.index(process),)
         options = RestoreOptions(
             partial=partial,
             cast=cast,
             types=types,
             plain=plain,
+            rename=rename,
             read_once=read_once,
             per_process=PerProcessSelection(*selected),
             host_memory_bytes=self._options.host_memory_bytes,
         )
         began = time.perf_counter()
         if fallback:
-            value = self._restore_newest_whole(chosen, like, item, options, hold_s)
+            values = self._restore_newest_whole(chosen, wanted, options, hold_s)
         else:
-            value, verdict = self._restore_alike(self._agreed_latest() if chosen is None else chosen, like, item, options, hold_s)
+            values, verdict = self._restore_alike(self._agreed_latest() if chosen is None else chosen, wanted, options, hold_s)
             if verdict.error is not None:
                 raise verdict.error
-        size = sum(int(getattr(leaf, "nbytes", 0)) for leaf in jax.tree_util.tree_leaves(value))
+        size = sum(int(getattr(leaf, "nbytes", 0)) for leaf in jax.tree_util.tree_leaves(values))
         self._statistics.add(restores=1, restore_s=time.perf_counter() - began, restore_bytes=size)
-        return value
+        return values[item] if items is None else values
 
-    def _restore_alike(self, step: int, like: Any, item: str, options: RestoreOptions, hold_s: float) -> tuple[Any, Verdict]:
-        """Returns the value and how the restore ended on all processes."""
-        name, call = f"{self._message_name}/restore", f"the item {item!r} of step {step}"
+    def _restore_alike(
+        self, step: int, wanted: Mapping[str, Any], options: RestoreOptions, hold_s: float
+    ) -> tuple[dict[str, Any] | None, Verdict]:
+        """Returns the values by item, and how the restore ended on all processes."""
+        name, call = f"{self._message_name}/restore", f"{name_items(wanted)} of step {step}"
         agreement = RestoreAgreement(self._group, name, call, self._options.restore_timeout_s)
         options = replace(options, before_collective=agreement.before_collective)
-        restore = functools.partial(self._restore_step, step, like, item, options, hold_s, agreement)
+        restore = functools.partial(self._restore_step, step, wanted, options, hold_s, agreement)
         return agreement.run(restore, join(self._storage.root, str(step)))
 
-    def _restore_step(self, step: int, like: Any, item: str, options: RestoreOptions, hold_s: float, agreement: RestoreAgreement) -> Any:
+    def _restore_step(
+        self, step: int, wanted: Mapping[str, Any], options: RestoreOptions, hold_s: float, agreement: RestoreAgreement
+    ) -> dict[str, Any]:
         name, timeout_s = f"{self._message_name}/record", self._options.restore_timeout_s
         record = None if step in self._foreign else read_record_together(self._storage, str(step), self._group, name, timeout_s=timeout_s)
         if hold_s > 0 and self._group.index == 0:
@@ -378,11 +388,11 @@ class CheckpointManager:
         if record is None:
             checkpoint = self._foreign.open(step)
             agreement.opened(checkpoint.info.save_id)
-            return restore_checkpoint(checkpoint, item, like, options)
+            return {item: restore_checkpoint(checkpoint, item, like, options) for item, like in wanted.items()}
         agreement.opened(record.writer_id)
-        return restore_any(self._storage, str(step), record, item, like, options)
+        return {item: restore_any(self._storage, str(step), record, item, like, options) for item, like in wanted.items()}
 
-    def _restore_newest_whole(self, newest: int | None, like: Any, item: str, options: RestoreOptions, hold_s: float) -> Any:
+    def _restore_newest_whole(self, newest: int | None, wanted: Mapping[str, Any], options: RestoreOptions, hold_s: float) -> Any:
         """Tries the steps from the newest (or `newest`) down until one restores on every process.
 
         Only damage and deletion are passed over. A `like` or an item that does not fit is an error on every process: an older step would
@@ -392,9 +402,9 @@ class CheckpointManager:
         gone = 0
         while candidates := [step for step in self._agreed_steps() if step not in failures and (newest is None or step <= newest)]:
             step = max(candidates)
-            value, verdict = self._restore_alike(step, like, item, options, hold_s)
+            values, verdict = self._restore_alike(step, wanted, options, hold_s)
             if verdict.error is None:
-                return value
+                return values
             if verdict.is_mistake:
                 raise verdict.error
             _log.warning("step %d of %s is passed over: %s", step, self._storage.root, verdict.error)

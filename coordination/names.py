@@ -22,6 +22,7 @@ PROFILE_D = "/xla.DistributedRuntimeService/"
 SESSION = "/holdfast.Coordination/Session"
 STATUS = "/holdfast.Coordination/GetStatus"
 STACKS = "/holdfast.Coordination/GetStacks"
+REPORT_EXIT = "/holdfast.Coordination/ReportExit"
 
 TOKEN_HEADER = "authorization"
 """Holds "Bearer <token>"."""

@@ -14,8 +14,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A suite that a script runs in its background inherits an ignored SIGINT, and so would all that it starts.
+    # A suite that a script runs in its background, or under nohup, inherits ignored signals, and so would all that it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

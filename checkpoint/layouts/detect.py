@@ -12,13 +12,13 @@ from typing import Any
 from ..errors import StepGone, StepNotFound, TreeMismatch
 from ..format.files import LOOKS, read_step_names
 from ..format.record import ItemRecord
-from ..format.rename import Names
 from ..format.tree import describe, escape
 from ..restoring.match import SAVED
+from ..restoring.renamed import RenamedReader, renamed
 from ..restoring.restore import RestoreOptions, restore_tree
 from ..storage.base import Entry, Storage
 from ..storage.path import StorePath, open_storage, split
-from .base import CheckpointInfo, CheckpointLayout, CheckpointReader, RenamedReader, renamed
+from .base import CheckpointInfo, CheckpointLayout, CheckpointReader
 from .holdfast import HoldfastLayout
 
 log = logging.getLogger("holdfast.checkpoint")
@@ -238,26 +238,22 @@ def restore_checkpoint(
     item: str = "state",
     like: Any = None,
     options: RestoreOptions | None = None,
-    *,
-    rename: Names = None,
 ) -> Any:
-    """Restores one item of any layout. Nothing is read collectively: `read_once` of the options is left out.
-
-    `rename` turns the path of a stored leaf into the path that it has in `like`: a mapping, rules of (pattern, replacement) or a function.
-    """
+    """Restores one item of any layout. Nothing is read collectively: `read_once` of the options is left out."""
+    options = options or RestoreOptions()
     item = pick_item(checkpoint.info, item)
     if checkpoint.info.items.get(item) == "json":
         return checkpoint.json(item)
     original = found = checkpoint.item(item)
-    if rename is not None:
-        found = renamed(found, rename)
+    if options.rename is not None:
+        found = renamed(found, options.rename)
     if checkpoint.info.layout != "holdfast" and like is not None and like is not SAVED:
         found = _spelled_like(found, like)
     reader = checkpoint.reader(item)
     if found is not original:
         reader = RenamedReader(reader, found, original)
     try:
-        return restore_tree(reader, found, like, replace(options or RestoreOptions(), read_once=False))
+        return restore_tree(reader, found, like, replace(options, read_once=False, rename=None))
     except TreeMismatch as error:
         error.path = error.path or checkpoint.info.path
         raise

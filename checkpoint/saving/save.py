@@ -49,7 +49,13 @@ class SnapshotWork:
         if request.broken is not None:
             raise request.broken
         self._check_space()
-        progress = None if listener is None else ProgressMeter(request.step, request.own_bytes, listener).add
+        meter = None if listener is None else ProgressMeter(request.step, request.own_bytes, listener)
+
+        def progress(nbytes: int) -> None:
+            request.cancellation.check(request.step, self._process)
+            if meter is not None:
+                meter.add(nbytes)
+
         items = {}
         try:
             for name, (_, snapshot) in request.trees.items():
@@ -184,6 +190,7 @@ class SaveContext:
             overwrite=request.overwrite,
             worker=self.worker,
             began=request.began,
+            cancellation=request.cancellation,
         )
 
 

@@ -15,6 +15,7 @@ from ..format.tree import flatten
 from ..options import Options
 from ..storage.base import Storage
 from ..storage.local import LocalStorage
+from .cancellation import Cancellation
 from .incremental import SaveHistory, Unmoved, link_unmoved, unlink
 from .plan import Plan
 from .planner import Planner
@@ -49,6 +50,7 @@ class SaveRequest:
     broken: Exception | None = None
     started_s: float = field(default_factory=time.time)  # Unix time, for the record
     began: float = field(default_factory=time.monotonic)  # what the save's time is counted from
+    cancellation: Cancellation = field(default_factory=Cancellation)
 
     @property
     def key(self) -> SaveKey:

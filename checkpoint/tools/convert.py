@@ -24,12 +24,13 @@ from ..format.pack_header import HEADER_BYTES, ChunkChecksum
 from ..format.record import ItemRecord, LeafRecord, check_record
 from ..format.rename import Names
 from ..format.tree import describe, flatten, rebuild
-from ..layouts.base import BATCH_BYTES, CheckpointReader, RenamedReader, arrays_of, fresh, leaves_below, read_leaves, renamed
+from ..layouts.base import BATCH_BYTES, CheckpointReader, arrays_of, fresh, leaves_below, read_leaves
 from ..layouts.safetensors import INDEX, NAMES, SHARD_BYTES, SINGLE, header_of, split_shards
 from ..options import Options
 from ..restoring.devices import Region
 from ..restoring.per_process import PerProcessReader, PerProcessSelection, leaves_of_process
 from ..restoring.reader import ArrayReader, ReadRequest
+from ..restoring.renamed import RenamedReader, renamed
 from ..saving.commit import SaveTarget, run_protocol
 from ..saving.pack_writer import pack_parts, plan_pack, write_json
 from ..saving.plan import CHUNK_BYTES, Leaf, Plan, ShardPlacement, make_plan

@@ -93,8 +93,9 @@ class CheckpointManager(AbstractCheckpointManager):
 
     def all_steps(self, read: bool = False) -> list[int]:
         """Returns the steps, ascending: those that are there, and the one whose save is in flight (not with `read`)."""
+        in_flight = self._saving is not None and self.is_saving_in_progress()  # asked first: it may be there by the time of the listing
         steps = set(self.native.all_steps())
-        if not read and self._saving is not None and self.is_saving_in_progress():
+        if not read and self._saving is not None and in_flight:
             steps.add(self._saving[0])
         return sorted(steps)
 

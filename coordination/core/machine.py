@@ -148,9 +148,33 @@ class Machine:
             return
         who = name_processes(self.task_table.missing([task.task_id], now))
         sentence = f"{who} is lost: its heartbeat timeout is {self.config.heartbeat_timeout_s:g} s"
+        self._end_life(task, sentence, now)
+
+    def _end_life(self, task: Task, why: str, now: float) -> None:
+        """Loses a task, whose incarnations never come back."""
         self.task_table.end_life(task)
         self.fenced.append(task.task_id)
-        self._fail(task, Status(Code.UNAVAILABLE, sentence, source_task=task.task_id), now)
+        self._fail(task, Status(Code.UNAVAILABLE, why, source_task=task.task_id), now)
+
+    def report_exit(self, task_id: int, exit_code: int, now: float) -> Status | None:
+        """Loses a task whose end its launcher has seen; one that has left, or is lost already, stays as it is.
+
+        jaxlib's agents do not say on whom a get depends: those of processes without a Session fail too, as their launcher ends the job.
+        """
+        task = self.task_table.get(task_id)
+        if task is None:
+            return self.task_table.no_such_task(task_id)
+        if task.state is not TaskState.CONNECTED:
+            return None
+        task.ended = f"ended by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
+        if not self.registration.gathered:
+            self.task_table.end_life(task)
+            self._lose(task, TaskState.DISCONNECTED, now)
+            return None
+        self._end_life(task, f"{name_processes(self.task_table.missing([task_id], now))} is lost", now)
+        (lost,) = self.task_table.missing([task_id], now)
+        self.keys.fail_unnamed(lost, {other.task_id for other in self.task_table.tasks if other.agent and not other.session})
+        return None
 
     def next_due(self) -> float:
         """Returns when `tick` should be called at the latest."""

@@ -44,6 +44,7 @@ class Task:
     last_seen: float | None = None
     state_since: float = 0.0
     error: Status | None = None
+    ended: str = ""  # how this life ended, where a launcher saw it
     owner: str = ""  # in a secured service: a digest of the key that this task's calls hold
     version: int = 0  # of the table, when this task last changed
     agent_since: int = 0  # the table's version when the agent came
@@ -139,6 +140,7 @@ class TaskTable:
         self.set_state(task, state)
         task.error, task.state_since = error, now
         if state is TaskState.CONNECTED:
+            task.ended = ""
             self.lost.discard(task.task_id)
         elif state is not TaskState.UNINITIALIZED:
             self.lost.add(task.task_id)
@@ -174,7 +176,7 @@ class TaskTable:
     def _describe(self, task: Task, now: float) -> Missing:
         silent_s = None if task.last_seen is None else max(0.0, now - task.last_seen)
         progress = None if task.progress == Progress() else replace(task.progress)
-        return Missing(task.task_id, task.host, silent_s, task.task_id in self.lost, progress)
+        return Missing(task.task_id, task.host, silent_s, task.task_id in self.lost, progress, task.ended)
 
     def changed_since(self, version: int) -> list[Task]:
         """Returns the tasks that have changed after `version`."""

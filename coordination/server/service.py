@@ -19,7 +19,7 @@ from holdfast.proto import session_pb2
 from ..core.machine import Machine
 from ..core.status import Code, Completion, Status
 from ..limits import Config
-from ..names import SESSION, STACKS, STATUS
+from ..names import REPORT_EXIT, SESSION, STACKS, STATUS
 from .admission import TaskOwners
 from .profile_d import RPCS_D
 from .profiles import RPCS, Caller, Rpc, message_of, status_details
@@ -142,8 +142,24 @@ class Service:
                 writer.fail(Code.INVALID_ARGUMENT, f"{path}: the request is not a message of this rpc", b"")
                 return
             self.sessions.ask_stacks(StacksCall(writer, task_id), task_id, self._clock())
+        elif path == REPORT_EXIT:
+            self._report_exit(body, writer)
         else:
             writer.fail(Code.UNIMPLEMENTED, f"{path} is not served here; expected one of profiles A, B and D, or {SESSION}", b"")
+
+    def _report_exit(self, body: bytes, writer: ResponseWriter) -> None:
+        """Takes a launcher's word that a process has ended. Who speaks for the process holds its key, as for any call in its name."""
+        try:
+            request = session_pb2.ReportExitRequest.FromString(body)
+        except DecodeError:
+            writer.fail(Code.INVALID_ARGUMENT, f"{REPORT_EXIT}: the request is not a message of this rpc", b"")
+            return
+        status = self._owners and self._owners.may_call(request.process_id, writer.key, writer.names)
+        status = status or self.machine.report_exit(request.process_id, request.exit_code, self._clock())
+        if status is None:
+            writer.succeed(session_pb2.ReportExitResponse().SerializeToString())
+        else:
+            writer.fail(status.code, status.message, b"")
 
     def status(self) -> session_pb2.StatusResponse:
         """Returns what `holdfast status` shows."""

@@ -367,6 +367,9 @@ class SessionStreams:
             return
         for call in list(session.calls.values()):
             self._machine.drop(call)
+        askers, _ = self._queries.pop(session.query, ([], 0.0))
+        gone = Status(Code.UNAVAILABLE, f"process {session.task_id} has ended its Session, so it cannot answer")
+        self._machine.completions += [Completion(call, None, gone) for call in askers if call not in session.calls.values()]
         if self._sessions.get(session.task_id) is session:
             del self._sessions[session.task_id]
             self._machine.task_table.tasks[session.task_id].attached = False

@@ -225,8 +225,6 @@ class CompletionQueueTransport:
                     break
                 next_stop_poll = now + _STOP_POLL_S
             due = service.next_due()
-            if now - due > STANDSTILL_S:
-                self._catch_up()
             event = poll(time.time() + min(due, next_stop_poll) - now)  # what has arrived is read before time passes
             remaining = batch
             while event.completion_type != _TIMED_OUT:
@@ -236,7 +234,9 @@ class CompletionQueueTransport:
                     break
                 event = poll(0)
             self._flush()
-            if clock() >= due:
+            if (late_s := clock() - due) >= 0:
+                if late_s > STANDSTILL_S:  # this process may have been stopped within poll, which then says that its time is over
+                    self._catch_up()
                 service.tick()
                 self._flush()
         self._stop()

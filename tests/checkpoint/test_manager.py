@@ -356,3 +356,30 @@ def test_many_saves_in_a_row_leave_no_trace(tmp_path: Path, saves: int) -> None:
         threads, handles, resident = zip(*loads, strict=True)
         assert max(threads) <= threads[0] and max(handles) <= handles[0], loads
         assert resident[3] - resident[1] < 4096, f"KiB after each quarter: {resident}"
+
+
+def test_one_restore_of_several_items(tmp_path: Path) -> None:
+    """`items` gives a dict of trees, JSON and an iterator's state, all of one step; one that is not there is StepNotFound, naming it."""
+    with CheckpointManager(tmp_path) as manager:
+        for step in (1, 2):
+            manager.save(step, items={"model": tree(step), "ema": tree(step + 1), "config": Json({"lr": step})}).wait()
+        found = manager.restore(items={"model": tree(0), "config": None, "ema": None})
+        assert list(found) == ["model", "config", "ema"] and equal(found["model"], 2) and found["config"] == {"lr": 2}
+        assert isinstance(found["ema"]["w"], np.ndarray) and found["ema"]["step"] == 3
+        assert manager.statistics()["restores"] == 1
+        assert manager.restore(1, items={"config": None}, fallback=True) == {"config": {"lr": 1}}
+        with pytest.raises(StepNotFound, match="'optimizer'"):
+            manager.restore(items={"model": None, "optimizer": None})
+        with pytest.raises(ValueError, match="either `item` and `like`, or `items`"):
+            manager.restore(like=tree(0), items={"model": None})
+
+
+def test_a_restore_renames_leaves(tmp_path: Path) -> None:
+    """`rename` gives stored leaves the paths of `like`, of holdfast's steps as of others; without a `like` a flat dict comes back."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"old": {"w": jnp.arange(3.0)}, "step": 7}).wait()
+        found = manager.restore(like={"new": {"w": jnp.zeros(3)}, "step": 0}, rename={"old.w": "new.w"})
+        assert found["new"]["w"].tolist() == [0, 1, 2] and found["step"] == 7
+        assert set(manager.restore(rename=[(r"old\.(.*)", r"\1")])) == {"w", "step"}
+        with pytest.raises(ValueError, match="the same name"):
+            manager.restore(rename=lambda path: "x")

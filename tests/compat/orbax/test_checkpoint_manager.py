@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict, namedtuple
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from flax import nnx
 
 from holdfast.checkpoint import CheckpointManager as NativeManager
+from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.compat import orbax as ours
 from tests.support.orbax_programs import assert_equal, outcome, run_both
 
@@ -307,3 +309,26 @@ def test_what_is_not_covered_says_what_to_do(tmp_path: Path) -> None:
         with pytest.raises(NotImplementedError, match=r"args\.MyArgs.*StandardSave"):
             manager.save(1, args=MyArgs())
         assert manager.all_steps() == [] and manager.latest_step() is None
+
+
+def test_a_step_that_is_committed_during_the_listing_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save that is in flight when the folder is looked at, and is not a moment later, is in none of two gaps."""
+    committing, commit = threading.Event(), LocalStorage.commit
+
+    def held(storage: LocalStorage, *given: Any, **more: Any) -> None:
+        assert committing.wait(60)
+        commit(storage, *given, **more)
+
+    monkeypatch.setattr(LocalStorage, "commit", held)
+    with ours.CheckpointManager(tmp_path) as manager:
+        listing = manager.native.all_steps
+
+        def slow() -> list[int]:
+            found = listing()
+            committing.set()
+            manager.wait_until_finished()
+            return found
+
+        manager.save(1, args=ours.args.StandardSave({"x": 1}))
+        monkeypatch.setattr(manager.native, "all_steps", slow)
+        assert manager.all_steps() == [1]
