@@ -227,7 +227,7 @@ class CheckpointManager:
                 self._saver.start(replace(request, broken=broken))
             raise
         self._scheduler.started(step)
-        self._group.report(step=step)
+        self._group.report(step=step, save_blocked_s=self._statistics.save_blocked_s)
         handle = self._saver.start(request)
         self._saver.wait_for_snapshots()
         self._statistics.add(save_blocked_s=time.perf_counter() - called)

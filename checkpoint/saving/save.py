@@ -227,11 +227,13 @@ def _take_note(request: SaveRequest, result: SaveResult, context: SaveContext) -
         context.history.settle(committed=result.error is None)
     if result.error is not None:
         context.statistics.add(saves_failed=1)
+        if context.group.index == (getattr(result.error, "process", None) or 0):  # one speaks for all
+            context.group.report(trouble=str(result.error))
         if isinstance(result.error, CommitUnknown) and context.group.index == 0:
             _look_again(request, context)
         return
     context.statistics.add(saves=1, save_s=time.monotonic() - request.began, save_bytes=request.total_bytes)
-    context.group.report(saved_step=request.step)
+    context.group.report(saved_step=request.step, trouble="")
     if result.steps is not None:
         context.index.adopt(result.steps)
     context.index.add(request.facts)

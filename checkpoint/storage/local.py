@@ -325,7 +325,7 @@ def make_folders(folder: Path, mode: int | None) -> None:
     sync_folder(folder.parent)
 
 
-def in_folder(path: Path, make: Callable[[], T], mode: int | None) -> T:
+def in_folder(path: Path, make: Callable[[], T], mode: int | None = None) -> T:
     """Makes something in a folder that is made for it, again when a sweep removes the empty folder in between."""
     for _ in range(FOLDER_TRIES):
         with contextlib.suppress(FileNotFoundError):
