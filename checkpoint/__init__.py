@@ -5,6 +5,7 @@ from .errors import (
     CommitUnknown,
     Corrupt,
     HostileCheckpoint,
+    SaveCancelled,
     SaveFailed,
     StepExists,
     StepGone,
@@ -16,18 +17,22 @@ from .format.json_state import Json
 from .format.tree import Node
 from .layouts.inspection import ItemStructure, Structure
 from .manager import CheckpointManager
-from .oneshot import load, save, structure, verify
+from .oneshot import load, load_async, save, structure, verify
 from .options import Options, Progress, ProgressBar
 from .policy import (
     AnyOf,
     AtSteps,
     EveryNSeconds,
     EveryNSteps,
+    FirstSave,
     KeepAll,
     KeepAnyOf,
     KeepBest,
+    KeepClosestTo,
     KeepEvery,
+    KeepEverySeconds,
     KeepLast,
+    KeepLatestFor,
     KeepPolicy,
     OnPreemption,
     PolicyContext,
@@ -36,6 +41,7 @@ from .policy import (
 )
 from .restoring.match import SAVED
 from .restoring.restore import VerifyReport
+from .saving.async_saver import SaveHandle
 from .steps.garbage import Swept, sweep
 from .watch import iterate_steps, wait_for_new_step
 
@@ -49,14 +55,18 @@ __all__ = [
     "Corrupt",
     "EveryNSeconds",
     "EveryNSteps",
+    "FirstSave",
     "HostileCheckpoint",
     "ItemStructure",
     "Json",
     "KeepAll",
     "KeepAnyOf",
     "KeepBest",
+    "KeepClosestTo",
     "KeepEvery",
+    "KeepEverySeconds",
     "KeepLast",
+    "KeepLatestFor",
     "KeepPolicy",
     "Node",
     "OnPreemption",
@@ -64,7 +74,9 @@ __all__ = [
     "PolicyContext",
     "Progress",
     "ProgressBar",
+    "SaveCancelled",
     "SaveFailed",
+    "SaveHandle",
     "SavePolicy",
     "StepExists",
     "StepFacts",
@@ -77,6 +89,7 @@ __all__ = [
     "VerifyReport",
     "iterate_steps",
     "load",
+    "load_async",
     "save",
     "structure",
     "sweep",

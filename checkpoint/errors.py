@@ -39,6 +39,10 @@ class SaveFailed(CheckpointError):
     leaf: str = ""
 
 
+class SaveCancelled(SaveFailed):
+    """Says that a process called a save off before it was committed."""
+
+
 class CommitUnknown(CheckpointError):
     """Says that this process does not know whether the save was committed: it may yet appear, whole or not at all."""
 
@@ -73,7 +77,7 @@ class HostileCheckpoint(CheckpointError):
 
 # What crosses between the processes of a job as itself; every other error becomes a SaveFailed.
 _SENT_ERRORS: dict[str, type[HoldfastError]] = {
-    kind.__name__: kind for kind in (CheckpointError, CommitUnknown, Fenced, SaveFailed, StepExists)
+    kind.__name__: kind for kind in (CheckpointError, CommitUnknown, Fenced, SaveCancelled, SaveFailed, StepExists)
 }
 
 

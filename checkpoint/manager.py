@@ -24,20 +24,22 @@ from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, Watchdog, default_group
 
 from .errors import CheckpointError, SaveFailed, StepExists, StepGone, StepNotFound, error_text, naming_path
-from .format.files import has_record, list_steps
+from .format.files import has_record, list_steps, parse_step_format
 from .format.limits import check_step
 from .format.record import Record, read_record
+from .format.rename import Names
 from .layouts.base import CheckpointInfo
 from .layouts.detect import ForeignSteps, find_foreign_steps, restore_checkpoint
 from .layouts.holdfast import HoldfastCheckpoint
 from .layouts.inspection import Structure, structure_of
 from .options import Options, Statistics
 from .policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule
-from .restoring.agreement import RestoreAgreement, Verdict, ask_primary
+from .restoring.agreement import RestoreAgreement, Verdict, ask_primary, name_items, wanted_items
 from .restoring.group_record import read_record_together
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, restore_any
-from .saving.async_saver import AsyncSaver
+from .saving.async_saver import AsyncSaver, SaveHandle
+from .saving.cast import SaveDtype
 from .saving.incremental import SaveHistory, load_digest
 from .saving.save import SaveContext
 from .saving.scheduler import SaveScheduler
@@ -80,8 +82,11 @@ class CheckpointManager:
         self._options = options or Options()
         self._group = group if group is not None else default_group()
         self._keep_policy = keep_policy or KeepAll()
+        if self._options.step_format is not None:
+            parse_step_format(self._options.step_format)
         single_writer = self._options.single_writer
-        self._storage = open_storage(directory, single_writer=single_writer)
+        file_mode, folder_mode = self._options.file_mode, self._options.folder_mode
+        self._storage = open_storage(directory, single_writer=single_writer, file_mode=file_mode, folder_mode=folder_mode)
         self._history = _history_of(self._storage, self._options)
         self._claims = open_claims(self._storage, single_writer=single_writer, claim_age_s=self._options.claim_age_s)
         opened = open_root(self._storage, self._claims, self._group, self._options, find_foreign=find_foreign_steps, needs_claim=False)
@@ -90,7 +95,16 @@ class CheckpointManager:
         self._statistics = Statistics()
         self._worker = BackgroundWorker()
         is_primary = self._is_writing_primary
-        self._index = StepIndex(self._storage, self._keep_policy, opened.steps, self._worker, self._statistics, deletes=is_primary)
+        self._step_names = opened.step_names
+        self._index = StepIndex(
+            self._storage,
+            self._keep_policy,
+            opened.steps,
+            self._worker,
+            self._statistics,
+            deletes=is_primary,
+            names=self._step_names,
+        )
         self._stager = SaveStager(self._storage, self._group, self._options, self._history)
         self._saver = AsyncSaver(
             SaveContext(
@@ -107,8 +121,8 @@ class CheckpointManager:
         )
         self._counter = 0
         self._has_policy = save_policy is not None
-        skips = self._options.on_busy == "skip"
-        self._scheduler = SaveScheduler(save_policy, self._group, f"{self._message_name}/soon", skips=skips)
+        skips, newest = self._options.on_busy == "skip", max([*opened.steps, *opened.foreign], default=None)
+        self._scheduler = SaveScheduler(save_policy, self._group, f"{self._message_name}/soon", skips=skips, last_step=newest)
         hang_timeout_s = self._options.hang_timeout_s
         self._watchdog = None if hang_timeout_s is None else Watchdog(hang_timeout_s, exit=self._options.hang_exit)
         self._closed = False
@@ -136,15 +150,18 @@ class CheckpointManager:
         items: Mapping[str, Any] | None = None,
         metrics: Mapping[str, Any] | None = None,
         metadata: Any = None,
+        dtype: SaveDtype = None,
         force: bool = False,
         overwrite: bool = False,
-    ) -> bool:
-        """Starts to save a step; returns False, having done nothing, when the save policy does not want it.
+    ) -> SaveHandle:
+        """Starts to save a step; returns a handle, false, having done nothing, when the save policy does not want it.
 
         `state` is the tree of the item "state"; `items` names several: trees, `Json(value)`, data iterators. Returns when the caller may
         donate or overwrite its arrays; writing goes on in the background. Blocks while the last save is in flight (see Options.on_busy).
-        `metrics` are numbers, for KeepBest and `best_step`; `metadata` is a JSON value. `force` saves whatever the policy says;
-        `overwrite` replaces a step that exists; one that a restore with `fallback` has passed over is replaced without.
+        `metrics` are numbers, for KeepBest and `best_step`; `metadata` is a JSON value. `dtype` is what floating-point arrays are saved as,
+        or says so of a leaf's path (None: as it is): `lambda path: jnp.bfloat16 if path.startswith("params.") else None`. `force` saves
+        whatever the policy says; `overwrite` replaces a step that exists; one that a restore with `fallback` has passed over is replaced
+        without.
 
         Raises StepExists, UnsupportedLeaf, ValueError before anything is written. The error of an earlier save that failed in the
         background is raised here too, after this save has begun: every process then begins the same saves, whenever it learns of a
@@ -155,11 +172,12 @@ class CheckpointManager:
         known = _is_step(step)
         if not force and (known or self._has_policy) and not self.should_save(step):
             self._statistics.add(saves_skipped=1)
-            return False
+            return SaveHandle(step)
         overwrite = overwrite or (known and self._index.was_passed_over(step))
         called = time.perf_counter()
         self._counter += 1  # before all that can fail: the next save has the same number on all processes
-        request = SaveRequest(self._counter, check_step(step) if known else 0, f"{self._writer.id}{self._counter:08x}", overwrite)
+        number, save_id = check_step(step) if known else 0, f"{self._writer.id}{self._counter:08x}"
+        request = SaveRequest(self._counter, number, save_id, overwrite, self._folder(number))
         earlier: HoldfastError | None = None
         if not self._has_claim:
             claim_root(self._storage, self._claims, self._writer, self._group, self._options)
@@ -169,7 +187,7 @@ class CheckpointManager:
             earlier = self._saver.take_error()
             step = check_step(step)
             self._refuse_existing(step, overwrite)
-            request = self._stager.stage(request, _items(state, items), metrics, metadata)
+            request = self._stager.stage(request, _items(state, items), metrics, metadata, dtype)
         except BaseException as error:
             if earlier is not None:
                 error.add_note(f"besides, an earlier save failed: {earlier}")
@@ -181,13 +199,13 @@ class CheckpointManager:
             raise
         self._scheduler.started(step)
         self._group.report(step=step)
-        self._saver.start(request)
+        handle = self._saver.start(request)
         self._saver.wait_for_snapshots()
         self._statistics.add(save_blocked_s=time.perf_counter() - called)
         if earlier is not None:
             earlier.add_note(f"the save of step {step} was begun nevertheless")
             raise earlier
-        return True
+        return handle
 
     def wait_until_finished(self, timeout_s: float | None = None) -> None:
         """Blocks until no save is in flight; raises the error of the last one if it failed, TimeoutError after `timeout_s`.
@@ -225,8 +243,11 @@ class CheckpointManager:
     def _is_writing_primary(self) -> bool:
         return self._group.index == 0 and not self._options.read_only
 
+    def _folder(self, step: int) -> str:
+        return self._step_names.name_of(check_step(step))
+
     def _exists(self, step: int) -> bool:
-        return step in self._index if self._group.count > 1 else has_record(self._storage, step)
+        return step in self._index if self._group.count > 1 else has_record(self._storage, self._folder(step))
 
     def _refuse_existing(self, step: int, overwrite: bool) -> None:
         root = self._storage.root
@@ -297,10 +318,10 @@ class CheckpointManager:
         return self._facts(step).metadata
 
     def _facts(self, step: int) -> Record | CheckpointInfo:
-        with naming_path(join(self._storage.root, str(step))):
+        with naming_path(join(self._storage.root, self._folder(step))):
             if step in self._foreign:
                 return self._foreign.open(step).info
-            return read_record(self._storage, str(check_step(step)))
+            return read_record(self._storage, self._folder(step))
 
     def _list_steps(self) -> list[int]:
         with naming_path(self._storage.root):
@@ -308,10 +329,10 @@ class CheckpointManager:
 
     def structure(self, step: int) -> Structure:
         """Returns what a step holds, without reading an array: each item's tree is what `like` accepts. Raises StepNotFound, Corrupt."""
-        with naming_path(join(self._storage.root, str(step))):
+        with naming_path(join(self._storage.root, self._folder(step))):
             if step in self._foreign:
                 return structure_of(self._foreign.open(step))
-            return structure_of(HoldfastCheckpoint(StorePath(self._storage, str(check_step(step)))))
+            return structure_of(HoldfastCheckpoint(StorePath(self._storage, self._folder(step))))
 
     def restore(
         self,
@@ -319,10 +340,12 @@ class CheckpointManager:
         like: Any = None,
         *,
         item: str = "state",
+        items: Mapping[str, Any] | None = None,
         partial: bool | Callable[[str], bool] = False,
         cast: bool = False,
         types: Sequence[type] = (),
         plain: bool = False,
+        rename: Names = None,
         read_once: bool = False,
         fallback: bool = False,
         hold_s: float = 0.0,
@@ -331,8 +354,10 @@ class CheckpointManager:
         """Restores an item of a step; `step=None` is the newest, by the primary's answer. In a group it ends alike on all processes.
 
         `like` is a tree of arrays or jax.ShapeDtypeStructs with shardings, of any topology (None: numpy; SAVED: the saved shardings); for
-        an iterator's item the iterator, which takes its state back. Without one, a class that is not among `types` comes back as `Node`,
-        with `plain=True` as dict or list. `fallback=True` goes to the newest whole step, on all processes alike, when a newer one cannot
+        an iterator's item the iterator, which takes its state back. `items` names several, each with its `like` or None, and a dict of them
+        comes back, all of one step. Without a `like`, a class that is not among `types` comes back as `Node`, with `plain=True` as dict or
+        list. `rename` turns the paths of stored leaves into those of `like`: a mapping, rules of (pattern, replacement), or a function.
+        `fallback=True` goes to the newest whole step, on all processes alike, when a newer one cannot
         be read. `hold_s` keeps the step from the keep policy for so many seconds. Of iterators, and of leaves that were kept per process,
         each process gets its own back, on as many processes as saved; `process` is the one whose to take instead.
 
@@ -340,49 +365,55 @@ class CheckpointManager:
         TreeMismatch, Corrupt, HostileCheckpoint, CheckpointError where the store cannot be read; where one process fails, all raise it, and
         `error.process` says which. Raises BarrierTimeout or ProcessLost naming the process that did not come to the end.
         """
-        chosen = None if step is None else check_step(step)
+        chosen, wanted = None if step is None else check_step(step), wanted_items(item, like, items)
         selected = (self._group.index, self._group.count) if process is None else (operator.index(process),)
         options = RestoreOptions(
             partial=partial,
             cast=cast,
             types=types,
             plain=plain,
+            rename=rename,
             read_once=read_once,
             per_process=PerProcessSelection(*selected),
             host_memory_bytes=self._options.host_memory_bytes,
         )
         began = time.perf_counter()
         if fallback:
-            value = self._restore_newest_whole(chosen, like, item, options, hold_s)
+            values = self._restore_newest_whole(chosen, wanted, options, hold_s)
         else:
-            value, verdict = self._restore_alike(self._agreed_latest() if chosen is None else chosen, like, item, options, hold_s)
+            values, verdict = self._restore_alike(self._agreed_latest() if chosen is None else chosen, wanted, options, hold_s)
             if verdict.error is not None:
                 raise verdict.error
-        size = sum(int(getattr(leaf, "nbytes", 0)) for leaf in jax.tree_util.tree_leaves(value))
+        size = sum(int(getattr(leaf, "nbytes", 0)) for leaf in jax.tree_util.tree_leaves(values))
         self._statistics.add(restores=1, restore_s=time.perf_counter() - began, restore_bytes=size)
-        return value
+        return values[item] if items is None else values
 
-    def _restore_alike(self, step: int, like: Any, item: str, options: RestoreOptions, hold_s: float) -> tuple[Any, Verdict]:
-        """Returns the value and how the restore ended on all processes."""
-        name, call = f"{self._message_name}/restore", f"the item {item!r} of step {step}"
+    def _restore_alike(
+        self, step: int, wanted: Mapping[str, Any], options: RestoreOptions, hold_s: float
+    ) -> tuple[dict[str, Any] | None, Verdict]:
+        """Returns the values by item, and how the restore ended on all processes."""
+        name, call = f"{self._message_name}/restore", f"{name_items(wanted)} of step {step}"
         agreement = RestoreAgreement(self._group, name, call, self._options.restore_timeout_s)
         options = replace(options, before_collective=agreement.before_collective)
-        restore = functools.partial(self._restore_step, step, like, item, options, hold_s, agreement)
-        return agreement.run(restore, join(self._storage.root, str(step)))
+        restore = functools.partial(self._restore_step, step, wanted, options, hold_s, agreement)
+        return agreement.run(restore, join(self._storage.root, self._folder(step)))
 
-    def _restore_step(self, step: int, like: Any, item: str, options: RestoreOptions, hold_s: float, agreement: RestoreAgreement) -> Any:
+    def _restore_step(
+        self, step: int, wanted: Mapping[str, Any], options: RestoreOptions, hold_s: float, agreement: RestoreAgreement
+    ) -> dict[str, Any]:
         name, timeout_s = f"{self._message_name}/record", self._options.restore_timeout_s
-        record = None if step in self._foreign else read_record_together(self._storage, str(step), self._group, name, timeout_s=timeout_s)
+        is_ours, folder = step not in self._foreign, self._folder(step)
+        record = read_record_together(self._storage, folder, self._group, name, timeout_s=timeout_s) if is_ours else None
         if hold_s > 0 and self._group.index == 0:
             add_hold(self._storage, step, hold_s)
         if record is None:
             checkpoint = self._foreign.open(step)
             agreement.opened(checkpoint.info.save_id)
-            return restore_checkpoint(checkpoint, item, like, options)
+            return {item: restore_checkpoint(checkpoint, item, like, options) for item, like in wanted.items()}
         agreement.opened(record.writer_id)
-        return restore_any(self._storage, str(step), record, item, like, options)
+        return {item: restore_any(self._storage, folder, record, item, like, options) for item, like in wanted.items()}
 
-    def _restore_newest_whole(self, newest: int | None, like: Any, item: str, options: RestoreOptions, hold_s: float) -> Any:
+    def _restore_newest_whole(self, newest: int | None, wanted: Mapping[str, Any], options: RestoreOptions, hold_s: float) -> Any:
         """Tries the steps from the newest (or `newest`) down until one restores on every process.
 
         Only damage and deletion are passed over. A `like` or an item that does not fit is an error on every process: an older step would
@@ -392,9 +423,9 @@ class CheckpointManager:
         gone = 0
         while candidates := [step for step in self._agreed_steps() if step not in failures and (newest is None or step <= newest)]:
             step = max(candidates)
-            value, verdict = self._restore_alike(step, like, item, options, hold_s)
+            values, verdict = self._restore_alike(step, wanted, options, hold_s)
             if verdict.error is None:
-                return value
+                return values
             if verdict.is_mistake:
                 raise verdict.error
             _log.warning("step %d of %s is passed over: %s", step, self._storage.root, verdict.error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -14,23 +15,25 @@ from holdfast.multihost import Group, default_group
 
 from .errors import StepExists, naming_path
 from .format.files import has_record, other_step
+from .format.json_state import is_tree
 from .format.limits import check_item_name, check_step
 from .format.rename import Names
 from .layouts.base import CheckpointReader
 from .layouts.detect import find_checkpoint, is_single_file, open_checkpoint, open_found, restore_checkpoint
 from .layouts.inspection import Structure, structure_of
 from .options import Options
-from .restoring.agreement import RestoreAgreement, ask_primary
+from .restoring.agreement import RestoreAgreement, ask_primary, name_items, wanted_items
 from .restoring.match import spans_processes
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, VerifyReport
+from .saving.cast import SaveDtype, cast_tree
 from .saving.commit import SaveTarget, run_protocol
 from .saving.save import SnapshotWork
 from .saving.stager import SaveRequest, SaveStager
 from .steps.claims import FOLDER, Writer
 from .steps.object_claims import open_claims
 from .steps.opening import give_up_claim, open_root
-from .storage.base import Storage
+from .storage.base import Storage, start_thread
 from .storage.path import StorePath, join, open_storage, split
 
 
@@ -42,6 +45,7 @@ def save(
     items: Mapping[str, Any] | None = None,
     step: int = 0,
     metadata: Any = None,
+    dtype: SaveDtype = None,
     overwrite: bool = False,
     group: Group | None = None,
     timeout_s: float = 600.0,
@@ -50,7 +54,7 @@ def save(
 ) -> None:
     """Saves a tree as a checkpoint in the folder `path`, durably; blocks until it is there. Every process of the group calls it.
 
-    It is the item `item`; `items` instead of a state names several, as in `CheckpointManager.save`.
+    It is the item `item`; `items` instead of a state names several, as in `CheckpointManager.save`, and `dtype` casts as there.
     `per_process` says which leaves each process keeps for itself (see Options).
 
     With `layout="orbax"` it is a checkpoint of Orbax's, which its v0 manager (as a step folder of a root) and its v1 functions restore. It
@@ -69,7 +73,8 @@ def save(
         _refuse_for_orbax(step, overwrite, per_process)
         from .layouts.orbax.write import save_orbax
 
-        save_orbax(StorePath.of(path), chosen, metadata=metadata, group=group, timeout_s=timeout_s)
+        trees = {name: cast_tree(value, dtype) if is_tree(value) else value for name, value in chosen.items()}
+        save_orbax(StorePath.of(path), trees, metadata=metadata, group=group, timeout_s=timeout_s)
         return
     if group.count == 1:
         _check_step(step, path), [check_item_name(name) for name in chosen]
@@ -78,7 +83,7 @@ def save(
     options = Options(save_timeout_s=timeout_s, per_process=per_process)
     writer = open_root(storage, claims, group, options).writer
     try:
-        _save(_stage(storage, group, options, writer, chosen, step, metadata, overwrite), storage, group, options, writer)
+        _save(_stage(storage, group, options, writer, chosen, step, metadata, dtype, overwrite), storage, group, options, writer)
     finally:
         if group.index == 0:
             give_up_claim(storage, claims, writer)
@@ -97,7 +102,15 @@ def _refuse_for_orbax(step: int, overwrite: bool, per_process: Callable[[str], b
 
 
 def _stage(
-    storage: Storage, group: Group, options: Options, writer: Writer, items: dict[str, Any], step: int, metadata: Any, overwrite: bool
+    storage: Storage,
+    group: Group,
+    options: Options,
+    writer: Writer,
+    items: dict[str, Any],
+    step: int,
+    metadata: Any,
+    dtype: SaveDtype,
+    overwrite: bool,
 ) -> SaveRequest:
     """Returns the request with the tree; in a group an error is in it, so that all learn of it."""
     request = SaveRequest(0, 0, writer.id, overwrite)
@@ -105,7 +118,7 @@ def _stage(
         request = replace(request, step=_check_step(step, storage.root))
         if group.index == 0 and not overwrite:
             _refuse_existing(storage)
-        return SaveStager(storage, group, options).stage(request, items, None, metadata)
+        return SaveStager(storage, group, options).stage(request, items, None, metadata, dtype)
     except Exception as error:
         if group.count == 1:
             raise
@@ -142,6 +155,7 @@ def load(
     like: Any = None,
     *,
     item: str = "state",
+    items: Mapping[str, Any] | None = None,
     partial: bool | Callable[[str], bool] = False,
     cast: bool = False,
     types: Sequence[type] = (),
@@ -155,8 +169,7 @@ def load(
     """Restores one item of the checkpoint in the folder `path`, or of the latest step where it is a root of steps (the log says which).
 
     The checkpoint may be holdfast's, Orbax's, or a safetensors file or folder. The arguments mean what they mean for
-    `CheckpointManager.restore`; `rename` turns the paths of stored leaves into those of `like`: a mapping, rules of (pattern,
-    replacement), or a function.
+    `CheckpointManager.restore`; with `items` a dict of several comes back.
 
     Without a `group` each process of a job may call it by itself, with shardings of its own devices or of all; of a root only with those of
     its own, since each takes the latest step that it sees. With a group every process calls it: all take the step that the primary finds,
@@ -167,16 +180,49 @@ def load(
     rank, count = (jax.process_index(), jax.process_count()) if group is None else (group.index, group.count)
     selection = PerProcessSelection(rank, count) if process is None else PerProcessSelection(process)
     options = RestoreOptions(
-        partial=partial, cast=cast, types=types, plain=plain, per_process=selection, host_memory_bytes=host_memory_bytes
+        partial=partial,
+        cast=cast,
+        types=types,
+        plain=plain,
+        rename=rename,
+        per_process=selection,
+        host_memory_bytes=host_memory_bytes,
     )
+    wanted = wanted_items(item, like, items)
     if group is not None:
-        return _load_alike(path, item, like, options, rename, group, timeout_s)
-    with naming_path(os.fspath(path)):
-        return restore_checkpoint(_open_alone(path, like), item, like, options, rename=rename)
+        values = _load_alike(path, wanted, options, group, timeout_s)
+    else:
+        with naming_path(os.fspath(path)):
+            values = _restore_items(_open_alone(path, wanted), wanted, options)
+    return values[item] if items is None else values
 
 
-def _open_alone(path: str | os.PathLike[str], like: Any) -> CheckpointReader:
-    if spans_processes(like) and not is_single_file(path):
+def _restore_items(checkpoint: CheckpointReader, wanted: Mapping[str, Any], options: RestoreOptions) -> dict[str, Any]:
+    return {item: restore_checkpoint(checkpoint, item, like, options) for item, like in wanted.items()}
+
+
+def load_async(path: str | os.PathLike[str], like: Any = None, **options: Any) -> Future[Any]:
+    """Begins `load(path, like, ...)` on a thread of its own; returns at once the future of what it returns or raises. Thread-safe.
+
+    An interpreter that exits does not wait for it. Raises ValueError for a `group`, whose processes load one after the other.
+    """
+    if options.get("group") is not None:
+        raise ValueError("load_async: group= expects all processes to load in one order, which threads do not keep; expected load(...)")
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(load(path, like, **options))
+        except BaseException as error:
+            future.set_exception(error)
+
+    start_thread(run)
+    return future
+
+
+def _open_alone(path: str | os.PathLike[str], wanted: Mapping[str, Any]) -> CheckpointReader:
+    if any(map(spans_processes, wanted.values())) and not is_single_file(path):
         folder, _ = find_checkpoint(open_storage(path))
         if folder.name:
             raise ValueError(
@@ -187,8 +233,8 @@ def _open_alone(path: str | os.PathLike[str], like: Any) -> CheckpointReader:
 
 
 def _load_alike(
-    path: str | os.PathLike[str], item: str, like: Any, options: RestoreOptions, rename: Names, group: Group, timeout_s: float
-) -> Any:
+    path: str | os.PathLike[str], wanted: Mapping[str, Any], options: RestoreOptions, group: Group, timeout_s: float
+) -> dict[str, Any]:
     """Loads on all processes of a group what the primary finds; it ends alike on all."""
     where = os.fspath(path)
     name = f"checkpoint/load/{hashlib.sha256(where.encode()).hexdigest()[:16]}"
@@ -197,17 +243,18 @@ def _load_alike(
         with naming_path(where):
             return "" if is_single_file(path) else find_checkpoint(open_storage(path))[0].name
 
-    def restore() -> Any:
+    def restore() -> dict[str, Any]:
         checkpoint = open_checkpoint(path) if is_single_file(path) else open_found(StorePath(open_storage(path), folder))
         agreement.opened(checkpoint.info.save_id)
-        return restore_checkpoint(checkpoint, item, like, options, rename=rename)
+        return _restore_items(checkpoint, wanted, options)
 
     folder = ask_primary(group, f"{name}/folder", find, timeout_s)
-    agreement = RestoreAgreement(group, name, f"the item {item!r} of {join(where, folder)}", timeout_s)
-    value, verdict = agreement.run(restore, where)
+    agreement = RestoreAgreement(group, name, f"{name_items(wanted)} of {join(where, folder)}", timeout_s)
+    values, verdict = agreement.run(restore, where)
     if verdict.error is not None:
         raise verdict.error
-    return value
+    assert values is not None
+    return values
 
 
 def verify(path: str | os.PathLike[str]) -> VerifyReport:

@@ -21,6 +21,7 @@ PROFILE_D = "/xla.DistributedRuntimeService/"
 SESSION = "/holdfast.Coordination/Session"
 STATUS = "/holdfast.Coordination/GetStatus"
 STACKS = "/holdfast.Coordination/GetStacks"
+REPORT_EXIT = "/holdfast.Coordination/ReportExit"
 
 TOKEN_HEADER = "authorization"
 """Holds "Bearer <token>"."""

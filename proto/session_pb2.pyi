@@ -196,6 +196,18 @@ class ReportErrorResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ReportExitRequest(_message.Message):
+    __slots__ = ("process_id", "exit_code")
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    process_id: int
+    exit_code: int
+    def __init__(self, process_id: _Optional[int] = ..., exit_code: _Optional[int] = ...) -> None: ...
+
+class ReportExitResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class StacksRequest(_message.Message):
     __slots__ = ("task_id",)
     TASK_ID_FIELD_NUMBER: _ClassVar[int]

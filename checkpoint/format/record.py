@@ -281,6 +281,12 @@ def _parse_file(item: str, name: str, size: Any, head: Any, crc: Any, *, path: s
     return FileReport(name, whole(size), whole(head, whole(size)), whole(crc, 0xFFFFFFFF))
 
 
+def is_file_of(name: str, process: int, save_id: str) -> bool:
+    """Says whether a file in an item's folder is one that a process writes in a save."""
+    match = _FILE_NAME.fullmatch(name)
+    return match is not None and int(match[1]) == process and match[3] == save_id
+
+
 def _parse_value(data: dict[str, Any], values: Iterator[Any]) -> LeafRecord:
     path, kind = data["path"], data["kind"]
     value_kind, text = next(values, ("", ""))

@@ -7,7 +7,7 @@ this seam, neither tools nor the command line, knows files of other people's lay
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,6 @@ import numpy as np
 from ..errors import StepNotFound
 from ..format.grid import Grid
 from ..format.record import ItemRecord, LeafRecord
-from ..format.rename import Names, rename_all
 from ..restoring.reader import Allocate, ArrayReader, ReadRequest
 from ..restoring.restore import VerifyReport
 from ..storage.base import Entry
@@ -104,29 +103,6 @@ def array_record(
     return LeafRecord(
         path, kind, dtype, shape, impl, sharding, Grid(shape, shard_shape, shard_shape if chunk_shape is None else chunk_shape)
     )
-
-
-class RenamedReader:
-    """Fills leaves that go by other paths than the stored ones."""
-
-    def __init__(self, reader: ArrayReader, renamed: ItemRecord, original: ItemRecord) -> None:
-        self._reader = reader
-        self._original = {new.path: old for new, old in zip(renamed.leaves, original.leaves, strict=True)}
-
-    def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
-        """Gives every request its array: see ArrayReader."""
-        inner = [ReadRequest(self._original[read.leaf.path], read.region) for read in reads]
-        self._reader.fill(inner, allocate)
-        for read, filled in zip(reads, inner, strict=True):
-            read.array = filled.array
-
-
-def renamed(item: ItemRecord, names: Names) -> ItemRecord:
-    """Returns the item with other paths, its leaves in the same order; its tree becomes a flat dict of them."""
-    new = rename_all(names, [leaf.path for leaf in item.leaves])
-    leaves = tuple(replace(leaf, path=new[leaf.path]) for leaf in item.leaves)
-    tree = {"kind": "dict", "keys": list(new.values()), "nodes": list(range(len(leaves)))}
-    return ItemRecord(item.name, item.kind, item.files, tree, leaves)
 
 
 def leaves_below(item: ItemRecord, path: str) -> list[LeafRecord]:

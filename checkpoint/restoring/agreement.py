@@ -7,7 +7,7 @@ calls the same, in the same order.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from holdfast.coordination import HoldfastError
@@ -17,6 +17,21 @@ from ..errors import CheckpointError, Corrupt, HostileCheckpoint, StepGone, Step
 
 T = TypeVar("T")
 _KINDS = {kind.__name__: kind for kind in (CheckpointError, Corrupt, HostileCheckpoint, StepGone, StepNotFound, TreeMismatch)}
+
+
+def wanted_items(item: str, like: Any, items: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns what a restore wants: each item with its `like`. Raises ValueError where one and several are named."""
+    if items is None:
+        return {item: like}
+    if like is not None or item != "state":
+        raise ValueError("restore: give either `item` and `like`, or `items`, a dict of each item's name and its `like`")
+    return dict(items)
+
+
+def name_items(wanted: Mapping[str, Any]) -> str:
+    """Returns what is restored, for a sentence."""
+    names = [repr(name) for name in wanted]
+    return f"the item {names[0]}" if len(names) == 1 else f"the items {', '.join(names)}"
 
 
 class RestoreReport(NamedTuple):

@@ -14,6 +14,7 @@ import numpy as np
 from ..errors import HostileCheckpoint, StepNotFound, TreeMismatch
 from ..format.json_state import give_state, is_iterator
 from ..format.record import ItemRecord, Record, find_item
+from ..format.rename import Names
 from ..format.tree import describe, flatten, paused_gc, rebuild
 from ..storage.base import Storage
 from ..storage.path import join
@@ -23,6 +24,7 @@ from .match import SAVED, LeafRequest, check_paths, match_leaf, refuse, request_
 from .memory_pool import POOL
 from .per_process import PerProcessReader, PerProcessSelection, leaves_of_process
 from .reader import ArrayReader, ItemReader, ReadRequest
+from .renamed import RenamedReader, renamed
 
 WAVE_BYTES = 2 << 30  # of host memory for bytes on their way to devices with memory of their own
 _Placed: TypeAlias = tuple[LeafRequest, DevicePlacement | None]  # None: as one array on the host
@@ -34,7 +36,8 @@ class RestoreOptions:
 
     `partial=True` ignores saved leaves that `like` lacks; a predicate on leaf paths says which leaves to read, and without a `like` the
     others come back as None, with one as they are in it. `cast=True` allows another dtype. `types` are classes that may be rebuilt without
-    a `like`; with `plain` all others become dicts and lists. `read_once=True` reads replicated arrays once in the whole job and spreads
+    a `like`; with `plain` all others become dicts and lists. `rename` turns the path of a stored leaf into the one that it has in `like`: a
+    mapping, rules of (pattern, replacement), or a function. `read_once=True` reads replicated arrays once in the whole job and spreads
     them by a device collective: every process calls it alike; `before_collective` is called once it has read all that it reads, and may
     raise. `per_process` says whose copies of leaves that were kept per process come back (None: those of all, along a first axis).
     """
@@ -43,6 +46,7 @@ class RestoreOptions:
     cast: bool = False
     types: Sequence[type] = ()
     plain: bool = False
+    rename: Names = None
     read_once: bool = False
     per_process: PerProcessSelection | None = None
     host_memory_bytes: int | None = None
@@ -98,6 +102,9 @@ def restore_tree(reader: ArrayReader, found: ItemRecord, like: Any = None, optio
     options = options or RestoreOptions()
     options.check_like(like)
     partial = options.partial
+    if options.rename is not None:
+        original, found = found, renamed(found, options.rename)
+        reader = RenamedReader(reader, found, original)
     if options.per_process is not None and any(leaf.per_process for leaf in found.leaves):
         reader, found = PerProcessReader(reader, found, options.per_process), leaves_of_process(found, options.per_process)
     gc.collect(0)  # jax lets go of memory that dead arrays were made of when the collector runs: it is used again here

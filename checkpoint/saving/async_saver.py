@@ -1,38 +1,144 @@
-"""The save in flight: at most one, on a thread of its own, and its result for the next call."""
+"""The save in flight: at most one, on a thread of its own, its handle for the caller, and its error for the next call."""
 
 from __future__ import annotations
 
-import functools
+import collections
+import logging
 import queue
 import threading
 from collections.abc import Callable
 
 from holdfast.coordination import HoldfastError
 
-from ..errors import SaveFailed
+from ..errors import SaveCancelled, SaveFailed, error_text
 from ..storage.base import Latch, start_thread
 from .commit import RESULT_WAIT_S
 from .protocol import SaveResult
 from .save import SaveContext, run_save
 from .stager import SaveRequest
 
+_log = logging.getLogger(__name__)
 
-class _Flight:
-    """A save that was begun, and how it ended: its result, or a defect."""
 
-    def __init__(self, request: SaveRequest) -> None:
-        self.request = request
-        self.ended = Latch()
-        self.result: SaveResult | None = None
-        self.defect: BaseException | None = None
+class SaveHandle:
+    """What `CheckpointManager.save` returns: a save that was begun, or, false then, one that the save policy did not want. Thread-safe.
 
-    def run(self, context: SaveContext) -> None:
-        threading.current_thread().name = f"holdfast-save-{self.request.step}"
+    Nobody needs to keep it: a save goes on without, and the manager raises its error at a later call, unless `wait` has raised it.
+    """
+
+    def __init__(self, step: int, request: SaveRequest | None = None, context: SaveContext | None = None) -> None:
+        self.step = step
+        self._request, self._context = request, context
+        self._ended = Latch()
+        self._result: SaveResult | None = None
+        self._defect: BaseException | None = None
+        self._is_unread, self._is_cancelled_here = request is not None, False
+        self._thread_id: int | None = None
+        self._callbacks: collections.deque[Callable[[int], object]] = collections.deque()
+        if request is None:
+            self._ended.set()
+
+    def __bool__(self) -> bool:
+        return self._request is not None
+
+    def __repr__(self) -> str:
+        state = "skipped" if not self else "in flight" if not self.done() else "failed" if self._error() else "committed"
+        return f"<SaveHandle of step {self.step}: {state}>"
+
+    def done(self) -> bool:
+        """Says whether the save has ended on this process, one way or the other."""
+        return self._ended.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Blocks until the save has ended: returns when the step is there, raises its error each time when not.
+
+        What `on_commit` was given by then has been called. Raises TimeoutError after `timeout_s`; without it the save's own time is the
+        bound. For a save that was skipped it returns at once.
+        """
+        if self._thread_id == threading.get_ident():
+            raise RuntimeError(f"what was given to on_commit waits for its own save, of step {self.step}, which ends when it returns")
+        self._join(timeout_s)
+        self._is_unread = False
+        if (error := self._error()) is not None:
+            raise error
+
+    def cancel(self) -> bool:
+        """Calls the save off, on all processes; returns whether that came in time, so that the step will not be there. Does not block.
+
+        In time is, on the primary, what comes before its commit begins, and elsewhere what comes before the process has reported its share.
+        `wait` raises SaveCancelled then, and so do later calls of the other processes' managers; this one's do not. What was written is
+        deleted.
+        """
+        if self._request is None or not self._request.cancellation.cancel():
+            return False
+        self._is_cancelled_here = True
+        return True
+
+    def on_commit(self, callback: Callable[[int], object]) -> None:
+        """Calls `callback(step)` once the step is there, now if it is already; never, if the save fails.
+
+        It is called on the saving thread, before `wait` returns, so that the next save waits for it; what it raises goes to the log.
+        """
+        self._callbacks.append(callback)
+        if self.done() and self and self._error() is None:
+            self._call_back()
+
+    def _call_back(self) -> None:
+        while self._callbacks:
+            try:
+                self._callbacks.popleft()(self.step)
+            except Exception as error:
+                _log.warning("what was given to on_commit of step %d failed: %s", self.step, error_text(error))
+
+    def _error(self) -> BaseException | None:
+        return self._defect or (None if self._result is None else self._result.error)
+
+    def _run(self) -> None:
+        """Does the save, on the saving thread."""
+        assert self._request is not None and self._context is not None
+        self._thread_id = threading.get_ident()
+        threading.current_thread().name = f"holdfast-save-{self.step}"
         try:
-            self.result = run_save(self.request, context)
+            self._result = run_save(self._request, self._context)
+            if self._result.error is None:
+                self._call_back()
         except BaseException as error:  # a defect; the next call raises it
-            self.defect = error
-        self.ended.set()
+            self._defect = error
+        self._thread_id = None
+        self._ended.set()
+        if self._error() is None:
+            self._call_back()  # what came while the last of them was called
+
+    def _join(self, timeout_s: float | None = None) -> None:
+        """Waits for the end; the save's own time bounds the wait unless a store hangs. Raises TimeoutError after `timeout_s`."""
+        if self._context is None:
+            return
+        bound_s = self._context.options.save_timeout_s + 4 * RESULT_WAIT_S
+        if self._ended.wait(bound_s if timeout_s is None else timeout_s):
+            return
+        if timeout_s is not None:
+            raise TimeoutError(f"the save of step {self.step} is still in flight after {timeout_s:g} s")
+        root = self._context.storage.root
+        raise SaveFailed(f"the save of step {self.step} hangs in the store {root} for over {bound_s:g} s", step=self.step)
+
+    def _wait_for_snapshots(self) -> None:
+        """Blocks until the caller may donate or overwrite the arrays of the save."""
+        assert self._request is not None
+        for _, snapshot in self._request.trees.values():
+            while not snapshot.wait(0.5) and not self.done():
+                pass
+
+    def _take_error(self) -> HoldfastError | None:
+        """Returns the save's error, once; None where it is in flight, or has raised its error already. Raises a defect."""
+        if not self._is_unread or not self.done():
+            return None
+        self._is_unread = False
+        if self._defect is not None:
+            raise self._defect
+        assert self._result is not None and self._request is not None
+        error = self._result.error
+        was_raised = self._request.broken is not None or (self._is_cancelled_here and isinstance(error, SaveCancelled))
+        return None if was_raised else error
 
 
 class AsyncSaver:
@@ -40,22 +146,22 @@ class AsyncSaver:
 
     def __init__(self, context: SaveContext) -> None:
         self._context = context
-        self._flight: _Flight | None = None  # the last
-        self._unread = False
+        self._last: SaveHandle | None = None
         self._queue: queue.SimpleQueue[Callable[[], None] | None] | None = None
 
-    def start(self, request: SaveRequest) -> None:
+    def start(self, request: SaveRequest) -> SaveHandle:
         """Begins a save; the one before has ended. One thread serves all: to start one would hold the caller until it runs.
 
         An interrupt (Ctrl-C) at any moment leaves either no save, or one that runs: what later calls wait for is noted last.
         """
-        flight = _Flight(request)
+        handle = SaveHandle(request.step, request, self._context)
         if self._queue is None:
             queued: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
             start_thread(_serve, queued)
             self._queue = queued
-        self._queue.put(functools.partial(flight.run, self._context))
-        self._flight, self._unread = flight, True
+        self._queue.put(handle._run)
+        self._last = handle
+        return handle
 
     def close(self) -> None:
         """Lets the thread end, after the save in flight."""
@@ -67,36 +173,21 @@ class AsyncSaver:
 
     def busy(self) -> bool:
         """Says whether a save has not ended."""
-        return self._flight is not None and not self._flight.ended.is_set()
+        return self._last is not None and not self._last.done()
 
     def wait_for_snapshots(self) -> None:
         """Blocks until the caller may donate or overwrite the arrays of the save."""
-        if self._flight is not None:
-            for _, snapshot in self._flight.request.trees.values():
-                while not snapshot.wait(0.5) and self.busy():
-                    pass
+        if self._last is not None:
+            self._last._wait_for_snapshots()
 
     def join(self, timeout_s: float | None = None) -> None:
         """Waits for the save in flight; its own time bounds the wait unless a store hangs. Raises TimeoutError after `timeout_s`."""
-        if self._flight is None:
-            return
-        step, bound_s = self._flight.request.step, self._context.options.save_timeout_s + 4 * RESULT_WAIT_S
-        if self._flight.ended.wait(bound_s if timeout_s is None else timeout_s):
-            return
-        if timeout_s is not None:
-            raise TimeoutError(f"the save of step {step} is still in flight after {timeout_s:g} s")
-        root = self._context.storage.root
-        raise SaveFailed(f"the save of step {step} hangs in the store {root} for over {bound_s:g} s", step=step)
+        if self._last is not None:
+            self._last._join(timeout_s)
 
     def take_error(self) -> HoldfastError | None:
         """Returns the error of the last save, once; None where it is in flight, or has raised its error already."""
-        if self._flight is None or not self._unread or self.busy():
-            return None
-        self._unread = False
-        if self._flight.defect is not None:
-            raise self._flight.defect
-        assert self._flight.result is not None
-        return None if self._flight.request.broken is not None else self._flight.result.error
+        return None if self._last is None else self._last._take_error()
 
     def raise_error(self) -> None:
         """Raises the error of the last save, once."""

@@ -14,7 +14,7 @@ from typing import Protocol
 from holdfast.coordination import Fenced
 from holdfast.multihost import Group
 
-from ..errors import CheckpointError, SaveFailed, StepExists, StepNotFound
+from ..errors import CheckpointError, SaveCancelled, SaveFailed, StepExists, StepNotFound
 from ..format.files import ItemReport
 from ..format.record import parse_record, read_record
 from ..steps.garbage import BackgroundWorker, delete_files
@@ -63,6 +63,28 @@ _log = logging.getLogger(__name__)
 RESULT_WAIT_S = 30.0  # what the primary's result may take beyond the save's own time
 
 
+class Cancellation:
+    """Calls a save off, until `close`. Thread-safe, without a lock that an interrupt could leave held: the first call decides."""
+
+    def __init__(self) -> None:
+        self._first: dict[None, str] = {}
+
+    def cancel(self) -> bool:
+        """Calls the save off; returns whether that came in time, so that nothing of it is or will be committed."""
+        return self._first.setdefault(None, "cancelled") == "cancelled"
+
+    def check(self, step: int, process: int) -> None:
+        """Raises SaveCancelled where the save was called off."""
+        if self._first.get(None) == "cancelled":
+            message = f"step {step} was not saved: process {process} called it off; nothing of it stays"
+            raise SaveCancelled(message, step=step, process=process)
+
+    def close(self, step: int, process: int) -> None:
+        """Lets no later `cancel` come in time: from here on others may commit. Raises SaveCancelled where the save was called off."""
+        self._first.setdefault(None, "closed")
+        self.check(step, process)
+
+
 @dataclass(frozen=True)
 class SaveTarget:
     """Where a save goes, and with whom.
@@ -81,6 +103,7 @@ class SaveTarget:
     overwrite: bool = False
     worker: BackgroundWorker | None = None  # for files that cannot be deleted yet; without it they are left to a sweep
     began: float = field(default_factory=time.monotonic)
+    cancellation: Cancellation = field(default_factory=Cancellation)
 
     @property
     def where(self) -> str:
@@ -165,7 +188,7 @@ class _Part:
     def _perform(self, effect: Effect) -> Event:
         match effect:
             case Prepare():
-                return Prepared(self._work.write(), self._work.steps_crc())
+                return self._prepare()
             case Gather(report):
                 return self._gather(report)
             case BuildRecord(reports):
@@ -184,6 +207,12 @@ class _Part:
                 return None
             case Hear():
                 return Heard(receive_result(self._target.group, self._target.messages, self._work.plans(), self._result_wait_s))
+
+    def _prepare(self) -> Event:
+        target, items = self._target, self._work.write()
+        if target.group.index:  # the next it says is its report
+            target.cancellation.close(target.key.step, target.group.index)
+        return Prepared(items, self._work.steps_crc())
 
     @property
     def _result_wait_s(self) -> float:
@@ -209,11 +238,12 @@ class _Part:
             return Refused(SaveFailed(message, step=target.key.step))
         replaced = set(_named_files(target)) if target.overwrite else set()
         try:
+            target.cancellation.close(target.key.step, target.group.index)
             target.storage.commit(name, record, target.claim, replace=target.overwrite)
         except NameTaken:
             message = f"{target.where} holds a checkpoint already, saved by another writer meanwhile; nothing was changed"
             return Refused(StepExists(message, step=target.key.step, path=target.where))
-        except (NotCommitted, Fenced) as error:
+        except (NotCommitted, Fenced, SaveCancelled) as error:
             return Refused(error)
         if replaced:
             self._delete_replaced(replaced - set(parse_record(record, target.where).file_names()))

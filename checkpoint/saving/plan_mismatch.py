@@ -31,15 +31,20 @@ def check_reports(item: str, plan: Plan, reports: Sequence[ItemReport]) -> None:
 
     Its message names the leaf and the processes that differ; `process` is the first of them.
     """
-    others = [report.process for report in reports if report.plan != plan.hash]
+    names = [plan.leaves[index].path for index in plan.local_leaves] + [leaf.path for leaf in plan.value_leaves]
+    check_shares(item, plan.hash, names, reports)
+
+
+def check_shares(item: str, plan: str, names: Sequence[str], reports: Sequence[ItemReport]) -> None:
+    """Does so where the plan is known by its hash, and by the names of what is local to each process."""
+    others = [report.process for report in reports if report.plan != plan]
     if others:
         message = (
-            f"item {item!r}: processes {others} planned another save than process {plan.process}: "
+            f"item {item!r}: processes {others} planned another save than process {reports[0].process}: "
             "their trees differ in structure, shapes, dtypes or shardings; save the same tree everywhere"
         )
         raise PlansDiffer(message, process=others[0], item=item)
-    names = [plan.leaves[index].path for index in plan.local_leaves] + [leaf.path for leaf in plan.value_leaves]
-    for position, name in enumerate(names if plan.process_count > 1 else []):
+    for position, name in enumerate(names if len(reports) > 1 else []):
         others = [report.process for report in reports if report.local[position] != reports[0].local[position]]
         if others:
             message = (

@@ -18,6 +18,8 @@ The rules:
   certain. All other packs are a sweep's, once the claim is fenced: a late commit may still land, even where another's record was read
   meanwhile, since that may be deleted first.
 - Whoever reported that it failed knows without another word that nothing is committed: the commit needs its share.
+- A save is called off by a failure: in the report of a process with a share, or at the primary in place of the commit. After its report, or
+  once it has begun to commit, a process cannot call it off any more.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from typing import Any, TypeAlias, TypeGuard
 
 from holdfast.coordination import Fenced, HoldfastError
 
-from ..errors import CommitUnknown, SaveFailed, StepExists, error_from_message, error_text, error_to_message, failure_of
+from ..errors import CommitUnknown, SaveCancelled, SaveFailed, StepExists, error_from_message, error_text, error_to_message, failure_of
 from ..format.files import ItemReport
 
 READ_TRIES = 3  # of a record that settles what is not known
@@ -67,8 +69,8 @@ class SaveReport:
 
     @classmethod
     def of_error(cls, process: int, key: SaveKey, error: Exception) -> SaveReport:
-        """Returns the report of a process that cannot save; of a step that exists, or a writer that was fenced, the message says it all."""
-        text = error.message if isinstance(error, StepExists | Fenced) else error_text(error)
+        """Returns the report of a process that cannot save; where it has no share in what is wrong, the message says it all."""
+        text = error.message if isinstance(error, StepExists | Fenced | SaveCancelled) else error_text(error)
         return cls(process, key, error=text, kind=type(error).__name__)
 
     def to_bytes(self) -> bytes:
@@ -345,13 +347,8 @@ def check_save_reports(reports: Sequence[SaveReport], key: SaveKey, writers: Col
             )
     shares = [report for report in reports if report.process in writers]
     for report in shares:
-        if report.error and report.kind == "StepExists":
-            raise StepExists(report.error, step=key.step)
-        if report.error and report.kind == "Fenced":
-            raise Fenced(report.error)
         if report.error:
-            message = f"step {key.step} was not saved: process {report.process} failed: {report.error}"
-            raise SaveFailed(message, step=key.step, process=report.process)
+            raise reported_error(report)
     missing = sorted(set(writers) - {report.process for report in shares})
     if missing:
         message = f"step {key.step} was not saved: there is no report of process {missing[0]}, which has a share in it"
@@ -366,6 +363,19 @@ def check_save_reports(reports: Sequence[SaveReport], key: SaveKey, writers: Col
             )
 
 
+def reported_error(report: SaveReport) -> HoldfastError:
+    """Returns what all processes raise of the one whose report has an error."""
+    step, process = report.key.step, report.process
+    match report.kind:
+        case "StepExists":
+            return StepExists(report.error, step=step)
+        case "Fenced":
+            return Fenced(report.error)
+        case "SaveCancelled":
+            return SaveCancelled(report.error, step=step, process=process)
+    return SaveFailed(f"step {step} was not saved: process {process} failed: {report.error}", step=step, process=process)
+
+
 # --- the others
 
 
@@ -377,7 +387,7 @@ def follow(key: SaveKey, process: int, writers: Collection[int]) -> Saving:
     if isinstance(heard, Heard) and fits(heard.result.key, key):
         return heard.result
     if knows_failure(report, writers):
-        return _not_committed(key, SaveFailed(f"step {key.step} was not saved: process {process} failed: {report.error}", process=process))
+        return _not_committed(key, reported_error(report))
     why = next((event.error for event in (sent, heard) if isinstance(event, Failed)), "what came was of another save")
     return unheard(key, (yield from _read()), f"process {process} was not told how it ended: {why}")
 

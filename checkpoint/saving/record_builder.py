@@ -9,6 +9,7 @@ import json
 import math
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,24 @@ ENTRY_BYTES = 200  # of a chunk's entry in a header, at most, besides six for ea
 _EXAMPLES = {kind.__name__: encode_value(kind()) for kind in (bool, int, float, complex, str, bytes)}
 
 
+@dataclass(frozen=True)
+class TreeText:
+    """What a record says of a tree besides the reports: `text` is its JSON without its end, the same whoever fills it in.
+
+    `plan` is the plan's hash, `files` how many there are. `values` says of each Python value whether it is kept per process, and `names`
+    what the host-local arrays and the values are called whose CRCs reports have.
+    """
+
+    plan: str
+    text: str
+    files: int
+    values: tuple[bool, ...]
+    names: tuple[str, ...]
+
+
 def build_record(
     step: int,
-    items: Mapping[str, tuple[Plan | None, Sequence[ItemReport]]],
+    items: Mapping[str, tuple[Plan | TreeText | None, Sequence[ItemReport]]],
     *,
     writer: str,
     processes: int,
@@ -37,6 +53,7 @@ def build_record(
     finished_s: float,
     metrics: Mapping[str, Any] | None = None,
     metadata: Any = None,
+    opening: int | None = None,
 ) -> bytes:
     """Returns the bytes of checkpoint.json. A JSON item has no plan. `metrics` and `metadata` are of JSON types (TypeError otherwise)."""
     head = {
@@ -49,6 +66,7 @@ def build_record(
         "versions": _versions(),
         "metrics": {name: value if math.isfinite(value) else repr(float(value)) for name, value in (metrics or {}).items()},
     }
+    head |= {} if opening is None else {"opening": opening}
     bodies = [f"{json.dumps(name)}:{_item_text(name, plan, reports)}" for name, (plan, reports) in items.items()]
     body = f'{_dump(head)[:-1]},"metadata":{_metadata_text(metadata)},"items":{{{",".join(bodies)}}}'.encode()
     return sealed(body)
@@ -127,18 +145,30 @@ def _versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
 
 
-def _item_text(name: str, plan: Plan | None, reports: Sequence[ItemReport]) -> str:
+def _item_text(name: str, plan: Plan | TreeText | None, reports: Sequence[ItemReport]) -> str:
     files = [[f"{name}/{file.name}", file.size, file.head, file.crc] for report in reports for file in report.files]
     if plan is None:
         return _dump({"kind": "json", "files": files})
     if all(report.where is None for report in reports):
-        assert len(files) == len(plan.files), f"item {name}: {len(files)} files were reported, {len(plan.files)} planned"
-        if "record" not in plan.cache:
-            plan.cache["record"] = _static_text(plan, _planned_files(plan))
-        text = plan.cache["record"]
+        tree = plan if isinstance(plan, TreeText) else tree_text(plan)
+        assert len(files) == tree.files, f"item {name}: {len(files)} files were reported, {tree.files} planned"
+        text, kept = tree.text, tree.values
     else:
-        text = _static_text(plan, _reported_files(plan, reports))
-    return f'{text},"values":{_dump(_values(plan, reports))},"files":{_dump(files)}}}'
+        assert isinstance(plan, Plan)
+        text, kept = _static_text(plan, _reported_files(plan, reports)), _kept_per_process(plan)
+    return f'{text},"values":{_dump(_values(kept, reports))},"files":{_dump(files)}}}'
+
+
+def tree_text(plan: Plan) -> TreeText:
+    """Returns what a record says of a tree whose files are as planned; made once a plan."""
+    if "record" not in plan.cache:
+        plan.cache["record"] = _static_text(plan, _planned_files(plan))
+    names = (*(plan.leaves[index].path for index in plan.local_leaves), *(leaf.path for leaf in plan.value_leaves))
+    return TreeText(plan.hash, plan.cache["record"], len(plan.files), _kept_per_process(plan), names)
+
+
+def _kept_per_process(plan: Plan) -> tuple[bool, ...]:
+    return tuple(leaf.per_process for leaf in plan.value_leaves)
 
 
 def _planned_files(plan: Plan) -> list[Ints]:
@@ -168,12 +198,12 @@ def _reported_files(plan: Plan, reports: Sequence[ItemReport]) -> list[Ints]:
     return np.split(where, np.cumsum([len(array.writers) for array in arrays])[:-1])
 
 
-def _values(plan: Plan, reports: Sequence[ItemReport]) -> list[Any]:
+def _values(kept_per_process: Sequence[bool], reports: Sequence[ItemReport]) -> list[Any]:
     """Returns the Python values: [type, text], and of those kept per process [type, [text of each process]]."""
     values: list[Any] = []
     others = [iter(report.values) for report in reports[1:]]
-    for leaf, (kind, text) in zip(plan.value_leaves, reports[0].values, strict=True):
-        values.append([kind, [text, *(next(other)[1] for other in others)] if leaf.per_process else text])
+    for kept, (kind, text) in zip(kept_per_process, reports[0].values, strict=True):
+        values.append([kind, [text, *(next(other)[1] for other in others)] if kept else text])
     return values
 
 

@@ -24,12 +24,13 @@ from ..format.pack_header import HEADER_BYTES, ChunkChecksum
 from ..format.record import ItemRecord, LeafRecord, check_record
 from ..format.rename import Names
 from ..format.tree import describe, flatten, rebuild
-from ..layouts.base import BATCH_BYTES, CheckpointReader, RenamedReader, arrays_of, fresh, leaves_below, read_leaves, renamed
+from ..layouts.base import BATCH_BYTES, CheckpointReader, arrays_of, fresh, leaves_below, read_leaves
 from ..layouts.safetensors import INDEX, NAMES, SHARD_BYTES, SINGLE, header_of, split_shards
 from ..options import Options
 from ..restoring.devices import Region
 from ..restoring.per_process import PerProcessReader, PerProcessSelection, leaves_of_process
 from ..restoring.reader import ArrayReader, ReadRequest
+from ..restoring.renamed import RenamedReader, renamed
 from ..saving.commit import SaveTarget, run_protocol
 from ..saving.pack_writer import pack_parts, plan_pack, write_json
 from ..saving.plan import CHUNK_BYTES, Leaf, Plan, ShardPlacement, make_plan
@@ -253,14 +254,15 @@ def _to_holdfast(
         if step in opened.steps or step in opened.foreign:
             raise StepExists(f"step {step} is already in {root}; choose another place or delete it first", path=str(root), step=step)
         key = SaveKey(writer_id, 0, step)
-        target = SaveTarget(storage, Solo(), key, str(step), f"{FOLDER}/{writer_id}", f"checkpoint/convert/{writer_id}", timeout_s=math.inf)
+        folder = opened.step_names.name_of(step)
+        target = SaveTarget(storage, Solo(), key, folder, f"{FOLDER}/{writer_id}", f"checkpoint/convert/{writer_id}", timeout_s=math.inf)
         result = run_protocol(target, _ConversionWork(checkpoint, chosen, target, progress))
         if result.error is not None:
             cause = result.error.__cause__
             raise cause if isinstance(cause, HoldfastError) and result.deletable else result.error
     finally:
-        give_up_claim(storage, claims, opened.writer, str(step))
-    return str(root / str(step))
+        give_up_claim(storage, claims, opened.writer, opened.step_names.name_of(step))
+    return str(root / folder)
 
 
 class _ConversionWork:

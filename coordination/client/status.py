@@ -1,4 +1,4 @@
-"""Asks a coordinator about its job, without being a process of the job: status, stacks, keys."""
+"""Speaks to a coordinator without being a process of its job: status, stacks, keys, and the end of a process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.proto import coordination_b_pb2, session_pb2
 
 from ..credentials import Credentials
 from ..errors import CoordinationError
-from ..names import PROFILE_B, STACKS, STATUS
+from ..names import PROFILE_B, REPORT_EXIT, STACKS, STATUS
 from .unary import CHANNEL_OPTIONS
 
 _LIST_KEYS = PROFILE_B + "GetKeyValueDir"  # of profile B, whose requests name no incarnation
@@ -35,6 +35,7 @@ class StatusClient:
         self._channel = credentials.channel(address, CHANNEL_OPTIONS)
         self._status = self._method(STATUS, session_pb2.StatusRequest, session_pb2.StatusResponse)
         self._stacks = self._method(STACKS, session_pb2.StacksRequest, session_pb2.StacksResponse)
+        self._report_exit = self._method(REPORT_EXIT, session_pb2.ReportExitRequest, session_pb2.ReportExitResponse)
         self._list_keys = self._method(_LIST_KEYS, coordination_b_pb2.GetKeyValueDirRequest, coordination_b_pb2.GetKeyValueDirResponse)
 
     def _method(self, path: str, request: Any, response: Any) -> Any:
@@ -64,6 +65,13 @@ class StatusClient:
         requests = [session_pb2.StacksRequest(task_id=process_id) for process_id in process_ids]
         calls = [self._stacks.future(request, timeout=_STACKS_TIMEOUT_S, **self._options) for request in requests]
         return [_stacks_of(call) for call in calls]
+
+    def report_exit(self, process_id: int, exit_code: int) -> None:
+        """Reports as its launcher that a process has ended, by minus the signal's number where one ended it: it is lost at once.
+
+        Nothing happens to one that has left. A secured coordinator takes this from a holder of the process's key alone.
+        """
+        self._call(self._report_exit, session_pb2.ReportExitRequest(process_id=process_id, exit_code=exit_code))
 
     def close(self) -> None:
         """Closes the connection; calls under way raise CANCELLED."""

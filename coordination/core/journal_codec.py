@@ -81,7 +81,7 @@ def _json(value: Any) -> bytes:
 
 
 def _task(task: Task) -> bytes:
-    names = ("task_id", "agent", "session", "host", "pid", "version", "owner", "former", "agent_since", "session_since")
+    names = ("task_id", "agent", "session", "host", "pid", "version", "ended", "owner", "former", "agent_since", "session_since")
     kept = {name: getattr(task, name) for name in names}
     progress = asdict(task.progress)
     return _json(kept | {"state": int(task.state), "error": _status(task.error), "seen": task.last_seen is not None, "progress": progress})
@@ -89,7 +89,7 @@ def _task(task: Task) -> bytes:
 
 def _load_task(machine: Machine, kept: dict[str, Any], now: float) -> None:
     task = machine.task_table.tasks[kept["task_id"]]
-    for name in ("session", "host", "pid", "version", "former"):
+    for name in ("session", "host", "pid", "version", "ended", "former"):
         setattr(task, name, kept[name])
     machine.task_table.set_state(task, TaskState(kept["state"]))
     task.error, task.state_since = _load_status(kept["error"]), now

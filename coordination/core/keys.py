@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,8 +139,17 @@ class Keys:
         """Fails all waits that depend on a lost task."""
         for wait in self.waiting():
             if lost.task_id in wait.depends_on:
-                sentence = f"key {wait.key!r} will not be set: {name_processes([lost])} is lost"
-                self.end(wait, Status(Code.UNAVAILABLE, sentence, missing=(lost,)))
+                self._fail(wait, lost)
+
+    def fail_unnamed(self, lost: Missing, tasks: Container[int]) -> None:
+        """Fails all waits of `tasks` that do not say on whom they depend."""
+        for wait in self.waiting():
+            if not wait.depends_on and wait.task_id in tasks:
+                self._fail(wait, lost)
+
+    def _fail(self, wait: KeyWait, lost: Missing) -> None:
+        sentence = f"key {wait.key!r} will not be set: {name_processes([lost])} is lost"
+        self.end(wait, Status(Code.UNAVAILABLE, sentence, missing=(lost,)))
 
     def try_get(self, call: Any, key: str) -> None:
         """Answers at once, NOT_FOUND where there is no such key."""

@@ -48,9 +48,11 @@ class Missing:
     silent_s: float | None
     lost: bool
     progress: Progress | None = None  # None where it has reported nothing
+    ended: str = ""  # how, where a launcher saw it: "ended by signal 9"
 
     def __str__(self) -> str:
         silence = "never seen" if self.silent_s is None else f"silent for {self.silent_s:.{0 if self.silent_s >= 10 else 1}f} s"
+        silence = self.ended or silence
         return f"{self.task_id} (host {self.host}, {silence})" if self.host else f"{self.task_id} ({silence})"
 
 

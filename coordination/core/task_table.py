@@ -43,11 +43,13 @@ class Task:
     last_seen: float | None = None
     state_since: float = 0.0
     error: Status | None = None
+    ended: str = ""  # how this life ended, where a launcher saw it
     owner: str = ""  # in a secured service: a digest of the key that this task's calls hold
     version: int = 0  # of the table, when this task last changed
     agent_since: int = 0  # the table's version when the agent came
     session_since: int = 0
     attached: bool = False  # its Session has a stream now
+    suspect_since: float | None = None  # its side closed the connection without a goodbye, and it has not been heard of since
     former: list[int] = field(default_factory=list)  # incarnations that are over for good, the latest last
     progress: Progress = field(default_factory=Progress)
 
@@ -137,6 +139,7 @@ class TaskTable:
         self.set_state(task, state)
         task.error, task.state_since = error, now
         if state is TaskState.CONNECTED:
+            task.ended, task.suspect_since = "", None
             self.lost.discard(task.task_id)
         elif state is not TaskState.UNINITIALIZED:
             self.lost.add(task.task_id)
@@ -164,6 +167,8 @@ class TaskTable:
         for task in self.tasks:
             if task.last_seen is not None:
                 task.last_seen = min(now, task.last_seen + seconds)
+            if task.suspect_since is not None:
+                task.suspect_since = min(now, task.suspect_since + seconds)
 
     def missing(self, task_ids: Iterable[int], now: float) -> tuple[Missing, ...]:
         """Describes tasks as an error names them, in order of their ids."""
@@ -172,7 +177,7 @@ class TaskTable:
     def _describe(self, task: Task, now: float) -> Missing:
         silent_s = None if task.last_seen is None else max(0.0, now - task.last_seen)
         progress = None if task.progress == Progress() else replace(task.progress)
-        return Missing(task.task_id, task.host, silent_s, task.task_id in self.lost, progress)
+        return Missing(task.task_id, task.host, silent_s, task.task_id in self.lost, progress, task.ended)
 
     def changed_since(self, version: int) -> list[Task]:
         """Returns the tasks that have changed after `version`."""

@@ -27,7 +27,7 @@ from holdfast.proto import coordination_b_pb2, coordination_pb2, distributed_run
 
 from ..client.unary import CHANNEL_OPTIONS
 from ..credentials import Credentials
-from ..names import PROFILE_A, PROFILE_B, PROFILE_D, SESSION, STACKS, STATUS, STATUS_DETAILS
+from ..names import PROFILE_A, PROFILE_B, PROFILE_D, REPORT_EXIT, SESSION, STACKS, STATUS, STATUS_DETAILS
 from .spawn import PROGRAM, SpawnedServer, start
 
 MESSAGES = {PROFILE_A: coordination_pb2, PROFILE_B: coordination_b_pb2, PROFILE_D: distributed_runtime_pb2}
@@ -83,6 +83,8 @@ def task_ids(message: Any) -> list[int]:
 
 def request_of(path: str, body: bytes) -> Any | None:
     """Returns a unary request's message, None for a path that no profile has. DecodeError for garbage."""
+    if path == REPORT_EXIT:
+        return session_pb2.ReportExitRequest.FromString(body)
     profile, _, method = path.rpartition("/")
     kind = getattr(MESSAGES.get(f"{profile}/"), f"{method}Request", None)
     return None if kind is None else kind.FromString(body)

@@ -70,6 +70,13 @@ class Options:
     "--heartbeat-timeout-s", type=click.FloatRange(0.1), default=100.0, show_default=True, help="Silence after which a process is lost."
 )
 @click.option(
+    "--reconnect-grace-s",
+    type=click.FloatRange(0),
+    default=5.0,
+    show_default=True,
+    help="A process whose side closed its connection without a goodbye is lost after that.",
+)
+@click.option(
     "--shutdown-timeout-s",
     type=click.FloatRange(0.1),
     default=300.0,

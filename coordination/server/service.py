@@ -19,7 +19,7 @@ from holdfast.proto import session_pb2
 from ..core.machine import Machine
 from ..core.status import Code, Completion, Status
 from ..limits import Config
-from ..names import SESSION, STACKS, STATUS
+from ..names import REPORT_EXIT, SESSION, STACKS, STATUS
 from .admission import TaskOwners
 from .profile_d import RPCS_D
 from .profiles import RPCS, Caller, Rpc, message_of, status_details
@@ -41,8 +41,13 @@ class UnaryCall:
 
     @property
     def watched(self) -> bool:
-        """Returns whether it matters that the client goes away. At a barrier it does not: the task has arrived, and stays so."""
-        return self.rpc.waits
+        """Returns whether it matters that the client goes away."""
+        return self.rpc.waits or self.suspicious
+
+    @property
+    def suspicious(self) -> bool:
+        """Returns whether a client that goes away has most likely died: an agent that waits for as long as it takes."""
+        return self.rpc.kept and not self.writer.timed
 
     def settle(self, machine: Machine, completion: Completion) -> None:
         """Sends a completion of the machine."""
@@ -142,8 +147,24 @@ class Service:
                 writer.fail(Code.INVALID_ARGUMENT, f"{path}: the request is not a message of this rpc", b"")
                 return
             self.sessions.ask_stacks(StacksCall(writer, task_id), task_id, self._clock())
+        elif path == REPORT_EXIT:
+            self._report_exit(body, writer)
         else:
             writer.fail(Code.UNIMPLEMENTED, f"{path} is not served here; expected one of profiles A, B and D, or {SESSION}", b"")
+
+    def _report_exit(self, body: bytes, writer: ResponseWriter) -> None:
+        """Takes a launcher's word that a process has ended. Who speaks for the process holds its key, as for any call in its name."""
+        try:
+            request = session_pb2.ReportExitRequest.FromString(body)
+        except DecodeError:
+            writer.fail(Code.INVALID_ARGUMENT, f"{REPORT_EXIT}: the request is not a message of this rpc", b"")
+            return
+        status = self._owners and self._owners.may_call(request.process_id, writer.key, writer.names)
+        status = status or self.machine.report_exit(request.process_id, request.exit_code, self._clock())
+        if status is None:
+            writer.succeed(session_pb2.ReportExitResponse().SerializeToString())
+        else:
+            writer.fail(status.code, status.message, b"")
 
     def status(self) -> session_pb2.StatusResponse:
         """Returns what `holdfast status` shows."""
@@ -156,8 +177,12 @@ class Service:
         return self._published
 
     def drop(self, call: UnaryCall) -> None:
-        """Forgets a call whose client has gone away."""
-        self.machine.drop(call)
+        """Forgets a call whose client has gone away. One at a barrier stays: its task has arrived."""
+        if call.rpc.waits:
+            self.machine.drop(call)
+        task = self.machine.task_table.get(call.caller.task_id)
+        if task is not None and not task.session and task.agent == call.caller.incarnation and call.suspicious:
+            self.machine.suspect(task.task_id, self._clock())
 
     # ---- Sessions --------------------------------------------------------------------------------------------------------------------
 
@@ -167,8 +192,8 @@ class Service:
         self.sessions.frame(stream, body, self._clock())
 
     def stream_closed(self, stream: SessionStream) -> None:
-        """Forgets a Session's stream that has ended; its task lives on until its heartbeat timeout."""
-        self.sessions.closed(stream)
+        """Forgets a Session's stream that has ended; its task lives on for a while, and may open another."""
+        self.sessions.closed_by_client(stream, self._clock())
 
     # ---- Time and completions --------------------------------------------------------------------------------------------------------
 

@@ -78,12 +78,13 @@ class BaseEngine(Engine):
         return []
 
     def _report_exit(self, event: Exited) -> None:
-        """Queues the end of a process, after the progress that it reported before.
+        """Reports the end of a process to the coordinator, and queues it after the progress that it reported before.
 
         A SIGTERM that was not ours, to a process that had no handler yet because it had not joined, is a notice to all.
         """
         watch = self._watch
         if watch is not None:
+            watch.report_exit(event.process, event.code)
             watch.refresh()
         if event.code in _BY_SIGTERM and not self._sent_sigterm and (watch is None or event.process not in watch.joined):
             self._queue.put(Notice(f"process {event.process} (SIGTERM before it had joined)"))

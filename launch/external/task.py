@@ -1,14 +1,17 @@
-"""`holdfast task`: one process of a job that Slurm, mpirun or Kubernetes started, with a ProcessSpec in its environment."""
+"""`holdfast task`: one process of a job that Slurm, mpirun or Kubernetes started, with a ProcessSpec in its environment.
+
+The command is a child, with the launcher's signals passed on: its end, however it comes, is reported to the coordinator at once.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import queue
 import signal
 import socket
 import stat
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +22,11 @@ from holdfast.coordination import CoordinationError, Credentials, StatusClient
 from holdfast.coordination.process.job_folder import JobFolder, user_folder
 from holdfast.multihost import ProcessSpec, StartupFailed, StartupTimeout
 
-from ..workers.coordinator import Coordinator
+from ..workers.coordinator import Coordinator, report_exit
 from ..workers.environment import worker_env
+from ..workers.process import WorkerProcess
 from ..workers.secrets import JobSecrets, credentials_in, require_cryptography, spawn_relay, write_files
+from ..workers.signals import passing_on
 from .detect import ClusterEnv, detect
 
 MARK = "\x1eholdfast "
@@ -45,7 +50,7 @@ def run_task(
     secrets_dir: Path | None = None,
     insecure: bool = False,
 ) -> int:
-    """Runs `command` as the process that the launcher's environment says this is; does not return unless `report` is set.
+    """Runs `command` as the process that the launcher's environment says this is, and returns its exit code (128 + a signal's number).
 
     The coordinator is at `coordinator`; without one, process 0 starts it. Where all processes are on this machine, it listens at a Unix
     socket. Elsewhere at `host` (default: the name of process 0's machine), and the others find its address in the folder `rendezvous`,
@@ -83,9 +88,14 @@ def run_task(
     env, lines = worker_env(environment, spec, share_of=detected.local_size)
     for line in lines:
         print(f"holdfast: {line}", file=sys.stderr, flush=True)
-    if not report:
-        os.execvpe(command[0], list(command), env)
-    return _run_and_report(command, env)
+    step = env.get("SLURM_STEP_ID", "")
+    if report:
+        print(f"{MARK}started {step}", flush=True)
+    code = _run(command, env, passes_on=not step)
+    report_exit(address, spec.process_id, code)
+    if report:
+        print(f"{MARK}exited {code}", flush=True)
+    return code if code >= 0 else 128 - code
 
 
 def _rendezvous(
@@ -130,8 +140,7 @@ def _relay(detected: ClusterEnv, coordinator: str, name: str, secrets: JobSecret
         found: dict[str, Any] = {"relay": relay.address, "pid": relay.pid}
     else:
         found = _wait_for(path, lambda found: Path(f"/proc/{found['pid']}").exists())
-    # The relay ends when nobody holds the other end of its input any more: this process, and what it becomes, holds one.
-    os.set_inheritable(os.open(f"/proc/{found['pid']}/fd/0", os.O_WRONLY), True)
+    os.open(f"/proc/{found['pid']}/fd/0", os.O_WRONLY)  # it ends when nobody holds the other end of its input any more: this process does
     return str(found["relay"])
 
 
@@ -178,15 +187,12 @@ def _gathers(found: dict[str, Any]) -> bool:
             return False
 
 
-def _run_and_report(command: Sequence[str], env: Mapping[str, str]) -> int:
-    """Runs the command as a child and reports how it ended. The engine signals the whole step: this process only has to outlive it."""
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-    print(f"{MARK}started {env.get('SLURM_STEP_ID', '')}", flush=True)
-    try:
-        code = subprocess.Popen(list(command), env=dict(env)).wait()
-    except OSError as error:
-        print(f"holdfast: cannot run {command[0]!r}: {error.strerror}", file=sys.stderr, flush=True)
-        code = 127
-    print(f"{MARK}exited {code}", flush=True)
-    return code if code >= 0 else 128 - code
+def _run(command: Sequence[str], env: Mapping[str, str], *, passes_on: bool) -> int:
+    """Runs the command to its end, and passes signals on to it. A step of Slurm's gets none from here: it is signalled as a whole."""
+    happened: queue.SimpleQueue[tuple[bool, int]] = queue.SimpleQueue()  # (ended?, exit code or signal)
+    with passing_on(lambda number: happened.put((False, number)), signal.SIGUSR1, signal.SIGUSR2):
+        process = WorkerProcess(command, env, on_line=None, on_exit=lambda code: happened.put((True, code)))
+        while not (item := happened.get())[0]:
+            if passes_on:
+                process.signal(item[1])
+    return item[1]

@@ -85,6 +85,11 @@ class ProgressWatch:
             if self._notices or any(prefix.prefix == "holdfast" for prefix in status.prefixes):
                 self._report_notices(self._client.key_value_dir_get_bytes(_SYNC))
 
+    def report_exit(self, process: int, code: int) -> None:
+        """Reports the end of a process to the coordinator, which ends at once what waits for it; takes at most 1 s."""
+        with contextlib.suppress(CoordinationError):  # it is gone, and nobody waits there
+            self._client.report_exit(process, code)
+
     def still_needed(self, ended_well: bool) -> bool:
         """Returns whether processes needed the coordinator that has ended; one that ends well by itself is not needed for a start."""
         return self._connected > 0 or (not ended_well and not self.joined)
@@ -108,6 +113,12 @@ class ProgressWatch:
         self._closed.set()
         self._thread.join()
         self._client.close()
+
+
+def report_exit(address: str, process: int, code: int) -> None:
+    """Reports the end of a process to the coordinator at `address`, or its relay, unless that is gone; takes at most 1 s."""
+    with contextlib.suppress(CoordinationError), StatusClient(address, timeout_s=1.0) as client:
+        client.report_exit(process, code)
 
 
 def _progress(task: session_pb2.TaskStatus) -> ProcessProgress:

@@ -18,7 +18,8 @@ CALL_RUNNER = _SHIMS / "call_runner.py"
 class WorkerProcess:
     """One started process, below a subreaper that leaves nothing of it behind. Two daemon threads serve it: for its output, and its end.
 
-    `on_line` gets each line of stdout and stderr, without the newline, in pieces of at most a million characters; `on_exit` the exit code
+    `on_line` gets each line of stdout and stderr, without the newline, in pieces of at most a million characters (None: both are this
+    process's own); `on_exit` gets the exit code
     (minus the signal's number), after the last line and after all that the process left behind, in its session or another, has been
     killed. Both are called on those threads. The calling thread must outlive the process: on Linux all of it ends with that thread.
     """
@@ -29,7 +30,7 @@ class WorkerProcess:
         env: Mapping[str, str],
         *,
         cwd: str | Path | None = None,
-        on_line: Callable[[str], None],
+        on_line: Callable[[str], None] | None,
         on_exit: Callable[[int], None],
     ) -> None:
         self._on_line, self._on_exit = on_line, on_exit
@@ -38,8 +39,8 @@ class WorkerProcess:
             env=dict(env),
             cwd=cwd,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stdout=None if on_line is None else subprocess.PIPE,
+            stderr=None if on_line is None else subprocess.STDOUT,
             encoding="utf-8",
             errors="replace",
             bufsize=1,
@@ -54,6 +55,8 @@ class WorkerProcess:
         self._waiter.start()
 
     def _read(self) -> None:
+        if self._on_line is None:
+            return
         assert self._popen.stdout is not None
         with self._popen.stdout as stream:
             while line := stream.readline(_MAX_LINE):

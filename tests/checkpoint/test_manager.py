@@ -30,8 +30,10 @@ from holdfast.checkpoint import (
     StepNotFound,
     TreeMismatch,
     UnsupportedLeaf,
+    iterate_steps,
     load,
     verify,
+    wait_for_new_step,
 )
 from holdfast.checkpoint.storage.base import Entry
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -356,3 +358,57 @@ def test_many_saves_in_a_row_leave_no_trace(tmp_path: Path, saves: int) -> None:
         threads, handles, resident = zip(*loads, strict=True)
         assert max(threads) <= threads[0] and max(handles) <= handles[0], loads
         assert resident[3] - resident[1] < 4096, f"KiB after each quarter: {resident}"
+
+
+def test_one_restore_of_several_items(tmp_path: Path) -> None:
+    """`items` gives a dict of trees, JSON and an iterator's state, all of one step; one that is not there is StepNotFound, naming it."""
+    with CheckpointManager(tmp_path) as manager:
+        for step in (1, 2):
+            manager.save(step, items={"model": tree(step), "ema": tree(step + 1), "config": Json({"lr": step})}).wait()
+        found = manager.restore(items={"model": tree(0), "config": None, "ema": None})
+        assert list(found) == ["model", "config", "ema"] and equal(found["model"], 2) and found["config"] == {"lr": 2}
+        assert isinstance(found["ema"]["w"], np.ndarray) and found["ema"]["step"] == 3
+        assert manager.statistics()["restores"] == 1
+        assert manager.restore(1, items={"config": None}, fallback=True) == {"config": {"lr": 1}}
+        with pytest.raises(StepNotFound, match="'optimizer'"):
+            manager.restore(items={"model": None, "optimizer": None})
+        with pytest.raises(ValueError, match="either `item` and `like`, or `items`"):
+            manager.restore(like=tree(0), items={"model": None})
+
+
+def test_a_restore_renames_leaves(tmp_path: Path) -> None:
+    """`rename` gives stored leaves the paths of `like`, of holdfast's steps as of others; without a `like` a flat dict comes back."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"old": {"w": jnp.arange(3.0)}, "step": 7}).wait()
+        found = manager.restore(like={"new": {"w": jnp.zeros(3)}, "step": 0}, rename={"old.w": "new.w"})
+        assert found["new"]["w"].tolist() == [0, 1, 2] and found["step"] == 7
+        assert set(manager.restore(rename=[(r"old\.(.*)", r"\1")])) == {"w", "step"}
+        with pytest.raises(ValueError, match="the same name"):
+            manager.restore(rename=lambda path: "x")
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_steps_live_under_the_names_of_the_root(tmp_path: Path, incremental: bool) -> None:
+    """Saved, listed, kept, held, restored, read without a manager, watched, replaced, swept and deleted under the root's format."""
+    options = Options(step_format="checkpoint_{:04d}", incremental=incremental)
+    with CheckpointManager(tmp_path, keep_policy=KeepLast(2), options=options) as manager:
+        for step in (1, 2, 30000):
+            manager.save(step, tree(step), metrics={"loss": step}).wait()
+        assert manager.all_steps() == [2, 30000] and equal(manager.restore(2, like=tree(0), hold_s=60), 2)
+        assert manager.structure(2).step == 2 and manager.metrics(2) == {"loss": 2} and manager.best_step("loss") == 2
+        with pytest.raises(StepExists, match="step 2 is already in"):
+            manager.save(2, tree(2))
+        manager.save(2, tree(3), overwrite=True).wait()
+        assert equal(manager.restore(2, like=tree(0)), 3)
+    assert {name.split("/")[0] for name in files(tmp_path)} == {"checkpoint_0002", "checkpoint_30000"}
+    assert equal(load(tmp_path, tree(0)), 30000) and verify(tmp_path / "checkpoint_0002").step == 2
+    assert next(iterate_steps(tmp_path, timeout_s=1)) == 30000 and wait_for_new_step(tmp_path, after=2, timeout_s=1) == 30000
+    (tmp_path / "checkpoint_0005" / "state").mkdir(parents=True)
+    (tmp_path / "checkpoint_0005" / "state" / "00000-00000-0123456700000001.safetensors").write_text("left behind")
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.all_steps() == [2, 30000] and manager.latest_step() == 30000
+        manager.save(30001, tree(4)).wait()
+        manager.delete(30000)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".holdfast", "checkpoint_0002", "checkpoint_30001"]
+    with CheckpointManager(tmp_path, options=Options(read_only=True)) as manager:
+        assert manager.all_steps() == [2, 30001]

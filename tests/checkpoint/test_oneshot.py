@@ -6,11 +6,24 @@ import logging
 import os
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointManager, Corrupt, Json, SaveFailed, StepExists, StepNotFound, UnsupportedLeaf, load, save, verify
+from holdfast.checkpoint import (
+    CheckpointManager,
+    Corrupt,
+    Json,
+    SaveFailed,
+    StepExists,
+    StepNotFound,
+    UnsupportedLeaf,
+    load,
+    load_async,
+    save,
+    verify,
+)
 from holdfast.multihost import Group, Solo
 from tests.support.checkpointing import at_once, groups
 
@@ -109,3 +122,15 @@ def test_the_group_of_one_is_the_default(tmp_path: Path) -> None:
     """Without a job the group is this process."""
     save(tmp_path, {"n": 1}, group=Solo())
     assert load(tmp_path) == {"n": 1}
+
+
+def test_a_load_in_the_background_is_a_future(tmp_path: Path) -> None:
+    """Its result is what `load` returns, its exception what it raises; a group is refused; an exit does not wait for it."""
+    save(tmp_path / "a", items={"model": {"w": jnp.arange(3.0)}, "config": Json(1)})
+    like = {"w": jnp.zeros(3)}
+    assert load_async(tmp_path / "a", like, item="model").result(60)["w"].tolist() == [0, 1, 2]
+    found = load_async(tmp_path / "a", items={"model": like, "config": None}).result(60)
+    assert found["config"] == 1 and isinstance(found["model"]["w"], jax.Array)
+    assert isinstance(load_async(tmp_path / "b").exception(60), StepNotFound)
+    with pytest.raises(ValueError, match="load_async: group="):
+        load_async(tmp_path / "a", group=Solo())

@@ -11,14 +11,19 @@ from typing import Any
 import grpc
 
 from holdfast.coordination import CoordinationClient, Credentials
-from holdfast.coordination.names import PROFILE_A, PROFILE_B, PROFILE_D, STACKS, STATUS
+from holdfast.coordination.names import PROFILE_A, PROFILE_B, PROFILE_D, REPORT_EXIT, STACKS, STATUS
 from holdfast.coordination.server.profile_d import RPCS_D
 from holdfast.coordination.server.profiles import RPCS
-from holdfast.proto import coordination_b_pb2, coordination_pb2, distributed_runtime_pb2
+from holdfast.proto import coordination_b_pb2, coordination_pb2, distributed_runtime_pb2, session_pb2
 from tests.support.tls import Authority
 
-UNARY = [*RPCS, *RPCS_D, STATUS, STACKS]
-MESSAGES = {PROFILE_A: coordination_pb2, PROFILE_B: coordination_b_pb2, PROFILE_D: distributed_runtime_pb2}
+UNARY = [*RPCS, *RPCS_D, STATUS, STACKS, REPORT_EXIT]
+MESSAGES = {
+    PROFILE_A: coordination_pb2,
+    PROFILE_B: coordination_b_pb2,
+    PROFILE_D: distributed_runtime_pb2,
+    "/holdfast.Coordination/": session_pb2,
+}
 OWN_POOL = (("grpc.use_local_subchannel_pool", 1),)
 VICTIM, LIAR = 1, 2
 FOR_ALL = {STATUS, STACKS}  # every holder of certificate and token may ask how the job is
@@ -162,7 +167,7 @@ def in_the_name_of(process_id: int, secured: Secured) -> Callable[[str], bytes]:
             message.protocol_version = 1
         if "local_topology" in names:
             message.local_topology.node_id = process_id
-        for name in {"source_task_id", "requesting_task_id", "node_id"} & names.keys():
+        for name in {"source_task_id", "requesting_task_id", "node_id", "process_id"} & names.keys():
             setattr(message, name, process_id)
         for name in {"source_task", "requesting_task", "error_origin"} & names.keys():
             if hasattr(task := getattr(message, name), "task_id"):  # else it is a list of tasks

@@ -2,7 +2,7 @@
 
 A run is a few saves of one job, one after the other on each process, while messages are late, lost, or those of an earlier save; commits
 are applied and fail, fail and are applied later, or are answered twice; processes die; steps are deleted; another writer saves the same
-steps; a sweep follows a death; and in the end the power goes. Each violation of an invariant is raised with the seed.
+steps; saves are called off; a sweep follows a death; and in the end the power goes. Each violation of an invariant is raised with the seed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.checkpoint import SaveFailed, StepExists
+from holdfast.checkpoint import SaveCancelled, SaveFailed, StepExists
 from holdfast.checkpoint.saving import protocol as p
+from holdfast.checkpoint.saving.commit import Cancellation
 from holdfast.checkpoint.saving.protocol import Effect, Event, SaveKey, SaveReport, SaveResult
 from holdfast.coordination import Fenced
 
@@ -103,6 +104,7 @@ class Process:
     unclear: bool = False
     wait: str = ""  # what it blocks in; an answer to anything else comes too late
     own: SaveReport | None = None
+    cancellation: Cancellation = field(default_factory=Cancellation)
 
 
 @dataclass
@@ -115,11 +117,14 @@ class Round:
 
 
 class SaveSimulation:
-    """One seeded run. `parses` and `counts_failures` are switched off by mutations: a rule of the shell that must be missed if it goes."""
+    """One seeded run. Mutations switch rules of the shell off, each of which must be missed if it goes.
 
-    def __init__(self, seed: int, *, parses: bool = True, counts_failures: bool = True) -> None:
+    `parses` and `counts_failures` are two; with `closes` a cancel comes too late once its process has reported, or begun to commit.
+    """
+
+    def __init__(self, seed: int, *, parses: bool = True, counts_failures: bool = True, closes: bool = True) -> None:
         self.seed, self.rng = seed, random.Random(seed)
-        self.parses, self.counts_failures = parses, counts_failures
+        self.parses, self.counts_failures, self.closes = parses, counts_failures, closes
         self.store = Store(objects=self.rng.random() < 0.5)
         self.processes = [Process(rank) for rank in range(self.rng.randint(1, 4))]
         everyone = [process.rank for process in self.processes]
@@ -128,6 +133,7 @@ class SaveSimulation:
         self.overwrites = [self.rng.random() < 0.5 for _ in range(SAVES)]
         self.rounds = [Round() for _ in range(SAVES + 1)]
         self.ends: dict[str, list[tuple[int, SaveResult]]] = {}
+        self.cancelled: set[str] = set()  # saves that were called off in time
         self.now, self.order, self.rivals = 0.0, 0, 0
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.trace: list[str] = []
@@ -150,7 +156,7 @@ class SaveSimulation:
             for process in self.processes:
                 self.at(self.rng.random(), lambda process=process: self.next_save(process))  # type: ignore[misc]
             for _ in range(self.rng.randint(0, 3)):
-                self.at(self.rng.uniform(0, 200), self.rng.choice([self.rival, self.user_deletes, self.kill, self.sweep]))
+                self.at(self.rng.uniform(0, 200), self.rng.choice([self.rival, self.user_deletes, self.kill, self.sweep, self.cancel]))
             while self.events:
                 self.now, _, act = heapq.heappop(self.events)
                 act()
@@ -189,6 +195,24 @@ class SaveSimulation:
         self.log("the writer is fenced, dead or by force, and swept")
         self.store.sweep("a")
 
+    def cancel(self) -> None:
+        """The user of a process calls its save off; where it has a share, or is the primary, that can stop the commit."""
+        process = self.rng.choice(self.processes)
+        if not process.alive or process.saving is None or process.key is None or process.rank not in self.writers:
+            return
+        in_time = process.cancellation.cancel()
+        self.log(f"process {process.rank} calls {process.key.save_id} off, {'in time' if in_time else 'too late'}")
+        if in_time:
+            self.cancelled.add(process.key.save_id)
+
+    def may_go_on(self, process: Process, key: SaveKey) -> SaveCancelled | None:
+        """Closes the time of a cancel; returns the error where it came in time."""
+        try:
+            process.cancellation.close(key.step, process.rank) if self.closes else process.cancellation.check(key.step, process.rank)
+        except SaveCancelled as error:
+            return error
+        return None
+
     # --- the saves of one process
 
     def next_save(self, process: Process) -> None:
@@ -199,6 +223,9 @@ class SaveSimulation:
         step = self.steps[number]
         process.key = SaveKey(f"a{process.counter}", process.counter, step)
         process.began, process.effects, process.unclear, process.own = self.now, 0, False, None
+        process.cancellation = Cancellation()
+        if self.chance(0.05):
+            self.at(self.rng.uniform(0, 8), self.cancel)
         part = p.lead(process.key, self.writers) if process.rank == 0 else p.follow(process.key, process.rank, self.writers)
         process.saving = part
         self.resume(process, process.key, None)
@@ -283,8 +310,8 @@ class SaveSimulation:
                 return
             if process.rank in self.writers:
                 self.store.put(key.step, f"{process.rank}-{key.save_id}")
-            failed = self.chance(0.08)  # it cannot write, or is called off
-            self.resume(process, key, p.Failed(OSError(28, "full")) if failed else p.Prepared({}))
+            failed = OSError(28, "full") if self.chance(0.08) else self.may_go_on(process, key) if process.rank else None
+            self.resume(process, key, p.Failed(failed) if failed is not None else p.Prepared({}))
 
         self.at(delay_s, done)
 
@@ -321,6 +348,10 @@ class SaveSimulation:
         kind, *files = text.split()
         record = Record(key.save_id, frozenset(files), readable=kind == "good")
         replace = self.overwrites[key.counter - 1]
+
+        if (called_off := self.may_go_on(process, key)) is not None:
+            self.answer(process, delay_s, p.Refused(called_off))
+            return
 
         def done() -> None:  # the call was made: it goes on though the process may have died
             event = self.try_commit(key, record, replace)
@@ -410,6 +441,8 @@ class SaveSimulation:
                 raise Violation(f"{save_id} is committed for processes {committed}, and failed for {failed}")
             if failed and save_id in {record.save_id for record in self.store.records.values()} | self.store.by_rule:
                 raise Violation(f"{save_id} failed for processes {failed}, and its record came to exist")
+            if save_id in self.cancelled and (committed or save_id in {record.save_id for record in self.store.records.values()}):
+                raise Violation(f"{save_id} was called off in time, and is committed")
             if committed:
                 self.acknowledged(ends[0][1].key)
         counters = {process.counter for process in self.processes if process.alive}

@@ -18,7 +18,7 @@ from pathlib import Path
 from holdfast.coordination import Relay
 from holdfast.multihost import ProcessSpec
 
-from ...workers.coordinator import Coordinator
+from ...workers.coordinator import Coordinator, report_exit
 from ...workers.environment import worker_env
 from ...workers.process import CALL_RUNNER, WorkerProcess
 from ...workers.secrets import JobSecrets, spawn_relay
@@ -61,7 +61,12 @@ class WorkerActor:
             command = [sys.executable, str(CALL_RUNNER), str(path), str(self._result)]
             env["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         assert command is not None
-        self._process = WorkerProcess(command, env, on_line=self._updates.put, on_exit=self._updates.put)
+
+        def on_exit(code: int) -> None:
+            report_exit(spec.coordinator, spec.process_id, code)
+            self._updates.put(code)
+
+        self._process = WorkerProcess(command, env, on_line=self._updates.put, on_exit=on_exit)
         return lines
 
     @property

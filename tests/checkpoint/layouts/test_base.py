@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint import StepNotFound
 from holdfast.checkpoint.layouts.base import (
-    RenamedReader,
     array_record,
     find_named,
     leaves_below,
     read_leaves,
-    renamed,
     total_bytes,
     verify_by_reading,
 )
@@ -36,15 +34,6 @@ def test_batches_are_bounded(sizes: list[int], batch_bytes: int) -> None:
     assert found == [(path, array.tolist()) for path, array in arrays.items()]
     for batch in reader.batches:
         assert sum(read.nbytes for read in batch) <= batch_bytes or len([read for read in batch if read.nbytes]) == 1
-
-
-def test_a_renamed_item_reads_as_before() -> None:
-    """New paths lead to the old leaves' values; the tree becomes a flat dict of the new paths."""
-    item = item_of(ARRAYS)
-    new = renamed(item, lambda path: path.replace(".", "/"))
-    assert [leaf.path for leaf in new.leaves] == ["a/w", "a/b", "ab", "c"] == new.tree["keys"]
-    found = {leaf.path: array for leaf, array in read_leaves(RenamedReader(MemoryReader(ARRAYS), new, item), new.leaves)}
-    assert all(found[path.replace(".", "/")].tobytes() == array.tobytes() for path, array in ARRAYS.items())
 
 
 def test_leaves_below_a_path() -> None:

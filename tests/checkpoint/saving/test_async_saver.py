@@ -10,18 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointManager, Options, Progress, SaveFailed
+from holdfast.checkpoint import CheckpointManager, EveryNSteps, Options, Progress, SaveCancelled, SaveFailed
 from holdfast.checkpoint.options import Statistics
 from holdfast.checkpoint.policy import KeepAll
 from holdfast.checkpoint.saving import async_saver
 from holdfast.checkpoint.saving.async_saver import AsyncSaver
-from holdfast.checkpoint.saving.save import SaveContext
+from holdfast.checkpoint.saving.save import SaveContext, SnapshotWork
 from holdfast.checkpoint.saving.stager import SaveRequest, SaveStager
 from holdfast.checkpoint.steps.claims import LocalClaims, this_writer
 from holdfast.checkpoint.steps.garbage import BackgroundWorker
 from holdfast.checkpoint.steps.index import StepIndex
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.multihost import Solo
+from holdfast.multihost import ClusterGroup, Solo
+from tests.support.checkpointing import at_once, groups
 
 
 class Gate:
@@ -51,7 +52,7 @@ def context(tmp_path: Path, gate: Gate) -> Iterator[SaveContext]:
 
 
 def staged(context: SaveContext, step: int) -> SaveRequest:
-    request = SaveRequest(step, step, f"{context.writer.id}{step:08x}")
+    request = SaveRequest(step, step, f"{context.writer.id}{step:08x}", folder=str(step))
     return SaveStager(context.storage, context.group, context.options).stage(request, {"state": {"w": np.zeros(100)}}, None, None)
 
 
@@ -145,3 +146,136 @@ def test_close_raises_what_failed_but_not_over_another_error(tmp_path: Path) -> 
     with pytest.raises(KeyError) as caught:
         leave()
     assert "besides, a save failed" in caught.value.__notes__[0]
+
+
+def test_the_handle_of_a_save_is_true_and_waits_for_the_step(tmp_path: Path) -> None:
+    """It is done when the step is there; one that the policy skipped is false, done, and has nothing to wait for or to cancel."""
+    with CheckpointManager(tmp_path, save_policy=EveryNSteps(2)) as manager:
+        handle, skipped = manager.save(2, tree(2)), manager.save(3, tree(3))
+        handle.wait()
+        assert handle and handle.done() and handle.step == 2 and manager.all_steps() == [2] and "committed" in repr(handle)
+        assert not handle.cancel() and manager.latest_step() == 2
+        skipped.wait()
+        skipped.on_commit(lambda step: pytest.fail(f"step {step} was skipped"))
+        assert not skipped and skipped.done() and not skipped.cancel() and skipped.step == 3 and "skipped" in repr(skipped)
+
+
+def test_a_handle_raises_the_error_of_its_save_each_time_and_the_manager_not_again(tmp_path: Path) -> None:
+    """`wait` raises what made the save fail; then no later call of the manager does."""
+    with CheckpointManager(tmp_path) as manager:
+        (tmp_path / "1").write_text("in the way")
+        handle = manager.save(1, tree(1))
+        for _ in range(2):
+            with pytest.raises(SaveFailed, match="step 1 was not saved: process 0 failed"):
+                handle.wait()
+        assert handle.done() and "failed" in repr(handle)
+        manager.check_for_errors()
+
+
+def test_a_handle_that_waits_too_long_says_so(tmp_path: Path, gate: Gate) -> None:
+    """`wait(timeout_s)` raises TimeoutError, and the save goes on."""
+    with CheckpointManager(tmp_path, options=Options(progress=gate)) as manager:
+        handle = manager.save(1, tree(1))
+        with pytest.raises(TimeoutError, match=r"the save of step 1 is still in flight after 0\.01 s"):
+            handle.wait(0.01)
+        assert not handle.done() and "in flight" in repr(handle)
+        gate.opened.set()
+        handle.wait()
+        assert manager.latest_step() == 1
+
+
+def test_callbacks_are_called_once_the_step_is_there(tmp_path: Path, gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    """In order, with the step, before `wait` returns; one given later at once; never for a save that failed; what one raises is logged."""
+    called: list[object] = []
+
+    def look(step: int) -> None:
+        called.append((step, (tmp_path / str(step) / "checkpoint.json").is_file()))
+        handle.wait()  # of this very save
+
+    with CheckpointManager(tmp_path, options=Options(progress=gate)) as manager:
+        handle = manager.save(1, tree(1))
+        handle.on_commit(look)
+        handle.on_commit(called.append)
+        assert gate.entered.wait(60) and not called
+        gate.opened.set()
+        handle.wait()
+        assert called == [(1, True), 1]
+        assert "RuntimeError: what was given to on_commit waits for its own save, of step 1" in caplog.text
+        handle.on_commit(called.append)
+        assert called == [(1, True), 1, 1]
+        (tmp_path / "2").write_text("in the way")
+        failed = manager.save(2, tree(2))
+        failed.on_commit(called.append)
+        with pytest.raises(SaveFailed):
+            failed.wait()
+        failed.on_commit(called.append)
+        assert called == [(1, True), 1, 1]
+
+
+def test_a_save_that_is_cancelled_while_it_writes_leaves_nothing(tmp_path: Path, gate: Gate) -> None:
+    """`cancel` returns True: the step never is, its files are deleted, `wait` raises SaveCancelled, later calls of the manager do not."""
+    with CheckpointManager(tmp_path, options=Options(progress=gate)) as manager:
+        handle = manager.save(1, tree(1))
+        assert gate.entered.wait(60) and handle.cancel() and handle.cancel()
+        gate.opened.set()
+        with pytest.raises(SaveCancelled, match="step 1 was not saved: process 0 called it off; nothing of it stays") as caught:
+            handle.wait()
+        assert caught.value.step == 1 and caught.value.process == 0
+        manager.check_for_errors()
+        assert manager.all_steps() == [] and not list(tmp_path.glob("1/**/*.safetensors"))
+        manager.save(1, tree(1)).wait()
+        assert manager.all_steps() == [1]
+
+
+def test_a_cancel_when_nothing_is_left_to_write_stops_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last moment is that before the commit: a record that is built and parsed is not given its name any more."""
+    with CheckpointManager(tmp_path) as manager:
+        parse, handles, in_time = SnapshotWork.check, [], []
+        started = threading.Event()
+
+        def check(work: SnapshotWork, record: bytes) -> None:
+            parse(work, record)
+            assert started.wait(60)
+            in_time.append(handles[0].cancel())
+
+        monkeypatch.setattr(SnapshotWork, "check", check)
+        handles.append(manager.save(1, tree(1)))
+        started.set()
+        with pytest.raises(SaveCancelled):
+            handles[0].wait()
+        assert in_time == [True] and manager.all_steps() == []
+
+
+def _cancels(tmp_path: Path, group: ClusterGroup, gate: Gate, *, late: bool) -> tuple[bool, BaseException | None, list[int]]:
+    """Saves as one of two processes, of which the second calls the save off; returns what came of it there."""
+    options = Options(progress=gate, per_process=lambda path: True, save_timeout_s=30)
+    reported = threading.Event()
+    gather = group.gather
+    group.gather = lambda *given, **more: (reported.set(), gather(*given, **more))[1]  # type: ignore[assignment,func-returns-value]
+    with CheckpointManager(tmp_path, group=group, options=options) as manager:
+        handle, in_time, error = manager.save(1, {"w": np.zeros(100)}), False, None
+        assert gate.entered.wait(60)
+        if group.index:
+            if late:
+                gate.opened.set()
+                assert reported.wait(60)
+            in_time = handle.cancel()
+            gate.opened.set()
+        try:
+            handle.wait()
+        except SaveCancelled as caught:
+            error = caught
+        return in_time, error, manager.all_steps()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_one_process_calls_a_save_off_for_all(tmp_path: Path, late: bool) -> None:
+    """Before its report it does, and all are told who did; after it the step is saved on all."""
+    with groups(2) as both:
+        gates = [Gate(), Gate()]
+        gates[0].opened.set()
+        ends = at_once([lambda group=group: _cancels(tmp_path, group, gates[group.index], late=late) for group in both])  # type: ignore[misc]
+    assert ends[1][0] is not late
+    for _, error, steps in ends:
+        assert steps == ([1] if late else [])
+        assert late or (isinstance(error, SaveCancelled) and error.process == 1)

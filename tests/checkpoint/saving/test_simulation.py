@@ -39,11 +39,19 @@ def test_a_seed_replays_exactly() -> None:
 
 
 def test_everything_really_happens() -> None:
-    """Among 300 seeds there are all ends of a save, unclear commits, late ones that land, deaths, sweeps, rivals and deletions."""
+    """Among 300 seeds there are all ends of a save, unclear commits, late ones that land, deaths, sweeps, rivals, deletions and cancels."""
     lines = "\n".join(line for seed in range(300) for line in SaveSimulation(seed).run())
     for event in (
-        *(": committed", ": SaveFailed, deletes", ": StepExists, deletes", ": Fenced, deletes", ": CommitUnknown, keeps"),
+        *(
+            ": committed",
+            ": SaveFailed, deletes",
+            ": SaveCancelled, deletes",
+            ": StepExists, deletes",
+            ": Fenced, deletes",
+            ": CommitUnknown, keeps",
+        ),
         *(": Unclear", ": Refused", ": Committed", "lands", "dies", "swept", "rival commits", "is deleted"),
+        *("off, in time", "off, too late"),
     ):
         assert event in lines, event
 
@@ -91,6 +99,7 @@ MUTATIONS: dict[str, tuple[dict[str, Any], dict[str, bool]]] = {
     "reports are not looked at": ({"check_save_reports": lambda reports, key, writers: None}, {}),
     "the record is not parsed before the commit": ({}, {"parses": False}),
     "a save that failed is not counted": ({}, {"counts_failures": False}),
+    "a cancel after the report, or while it commits, is in time": ({}, {"closes": False}),
 }
 
 

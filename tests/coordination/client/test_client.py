@@ -84,7 +84,7 @@ def test_a_missing_process_at_the_start_is_named(service: CoordinationService) -
     assert caught.value.missing == (1,) and caught.value.name == "connect"
 
 
-@pytest.mark.parametrize("late_timeouts", [0.5, 1.2, 3.0])
+@pytest.mark.parametrize("late_timeouts", [0.5, 1.2, pytest.param(3.0, marks=pytest.mark.slow)])
 def test_a_job_whose_last_process_is_late_starts(service: CoordinationService, late_timeouts: float, session: bool) -> None:
     """Whoever waits for the others is alive, however long: the last one comes heartbeat timeouts later, and all have joined."""
     clients = [CoordinationClient(service.address, index, session=session) for index in range(2)]

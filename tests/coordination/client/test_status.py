@@ -6,8 +6,9 @@ import socket
 
 import pytest
 
-from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, StatusClient
+from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, Fenced, StatusClient
 from tests.support.in_process import serving
+from tests.support.secured import at_once
 
 
 def test_a_status_client_asks_and_joins_nothing() -> None:
@@ -31,6 +32,21 @@ def test_stacks_are_asked_of_all_at_once() -> None:
         with StatusClient(service.address) as status:
             (stacks,) = status.stacks([0])
     assert isinstance(stacks, str) and "test_stacks_are_asked_of_all_at_once" in stacks
+
+
+def test_a_launcher_reports_an_exit() -> None:
+    """The process is lost at once, by how it ended; its own client is Fenced. A number that the job does not have is refused."""
+    with CoordinationService.spawn(2, recoverable=True) as service, StatusClient(service.address) as status:
+        clients = [CoordinationClient(service.address, index, host=f"b{index}") for index in range(2)]
+        at_once([client.connect for client in clients])
+        status.report_exit(1, -9)
+        assert status.status().tasks[1].error == "process 1 (host b1, ended by signal 9) is lost"
+        with pytest.raises(Fenced, match="this life of process 1 is over: process 1 "):
+            clients[1].wait_at_barrier("b", 30_000)
+        with pytest.raises(CoordinationError, match="there is no process 2: the job has 2, 0 to 1"):
+            status.report_exit(2, 0)
+        clients[0].shutdown()
+        clients[1].close()
 
 
 def test_nobody_is_unavailable_at_once_or_waited_for() -> None:

@@ -181,6 +181,87 @@ def test_a_standstill_of_the_service_is_nobodys_silence() -> None:
     assert not driver.machine.task_table.connected(1) and driver.machine.task_table.connected(0)
 
 
+def test_an_exit_that_its_launcher_saw_loses_the_process_at_once() -> None:
+    """Every wait that needs it ends with its name and how it ended; that life never comes back, the next one does."""
+    driver = Driver(3, recoverable=True)
+    met, got = driver.barrier(0), driver.get("k", 1, depends_on=(2,))
+    unnamed = driver.get("of nobody", 1)
+    driver.make(lambda call: driver.machine.registration.wait_for_all(call, 0, driver.now, math.inf))
+    assert driver.machine.report_exit(2, -9, driver.now) is None and driver.machine.fenced == [2]
+    driver.settle()
+    ended = "process 2 (host b2, ended by signal 9) is lost"
+    assert driver.message(met) == f"1 of 3 at 'save/100'; it can never be passed: {ended}"
+    assert driver.message(got) == f"key 'k' will not be set: {ended}" and driver.code(unnamed) is None
+    assert driver.machine.task_table.tasks[2].error == Status(Code.UNAVAILABLE, ended, source_task=2)
+    refused = driver.open(2)
+    assert refused is not None and ended in refused.message
+    assert driver.open(2, life=2) is None and not driver.machine.task_table.tasks[2].ended
+
+
+def test_an_exit_of_one_that_has_left_or_was_never_there_is_no_news() -> None:
+    """Who said goodbye has DISCONNECTED; before the job has gathered one that ended is merely not there; a number of nobody is refused."""
+    driver = Driver(2, sessions=False, recoverable=True)
+    assert driver.open(0) is None
+    assert driver.machine.report_exit(1, 0, driver.now) is None and driver.machine.report_exit(0, 1, driver.now) is None
+    assert driver.machine.task_table.tasks[0].state is TaskState.DISCONNECTED and driver.machine.fenced == []
+    assert driver.open(0, life=2) is None and driver.open(1) is None and driver.machine.registration.gathered
+    driver.make(lambda call: driver.machine.shut_down(call, 1, True, driver.now))
+    assert driver.machine.report_exit(1, 0, driver.now) is None
+    assert driver.machine.task_table.tasks[1].state is TaskState.DISCONNECTED
+    refused = driver.machine.report_exit(7, 1, driver.now)
+    assert refused is not None and refused.message == "there is no process 7: the job has 2, 0 to 1"
+
+
+def test_an_exit_ends_the_gets_of_agents_that_name_nobody() -> None:
+    """jaxlib's agents do not say whom they wait for: those of processes without a Session end by the name of the one that ended."""
+    driver = Driver(3, sessions=False, recoverable=True)
+    for task_id in range(3):
+        driver.register(task_id, 10 + task_id)
+    waits = driver.get("k", 0)
+    driver.machine.report_exit(2, 1, driver.now)
+    driver.settle()
+    assert driver.message(waits) == "key 'k' will not be set: process 2 (ended with exit code 1) is lost"
+
+
+def test_who_closes_its_connection_without_a_goodbye_is_lost_after_the_grace() -> None:
+    """Its side closed it, and it did not come back within 5 s: half of the heartbeat timeout, which it keeps otherwise."""
+    driver = Driver(3, recoverable=True, reconnect_grace_s=5.0)
+    met = driver.barrier(0, timeout_s=60)
+    driver.machine.suspect(2, driver.now)
+    driver.wait(4.5, beating=(0, 1))
+    assert driver.code(met) is None
+    driver.wait(2, beating=(0, 1))
+    cause = "its side closed the connection without a goodbye, and it did not come back within 5 s"
+    error = driver.machine.task_table.tasks[2].error
+    assert error is not None and error.message == f"process 2 (host b2, silent for 6.0 s) is lost: {cause}"
+    assert driver.code(met) is Code.INTERNAL and driver.machine.fenced == [2]
+
+
+def test_who_comes_back_in_time_is_no_longer_suspect() -> None:
+    """A new stream ends the suspicion, as an agent's call does; while the job gathers there is none; a standstill is nobody's fault."""
+    driver = Driver(3, sessions=False, recoverable=True, reconnect_grace_s=2.0)
+    driver.register(2, 12)
+    for task_id in range(2):
+        assert driver.open(task_id) is None
+    driver.machine.suspect(0, driver.now)
+    driver.machine.suspect(2, driver.now)
+    driver.wait(1.5)
+    assert driver.open(0) is None and driver.machine.identify(None, 12, 7, driver.now) == 2
+    driver.wait(4)
+    driver.machine.suspect(1, driver.now)
+    driver.now += 20
+    driver.machine.tick(driver.now)
+    driver.wait(1.5, beating=(0,))
+    assert driver.machine.task_table.connected_count == 3
+    driver.wait(1, beating=(0,))
+    assert not driver.machine.task_table.connected(1)
+    waiting = Driver(2, sessions=False, recoverable=True, reconnect_grace_s=2.0)
+    assert waiting.open(0) is None
+    waiting.machine.suspect(0, 0.0)
+    waiting.wait(8)
+    assert waiting.machine.task_table.connected(0)
+
+
 def test_a_lost_agent_is_refused_and_can_end() -> None:
     """Its calls are ABORTED with the reason, it cannot register again, and its shutdown is answered OK, which jaxlib's client survives."""
     driver = Driver(2, sessions=False, recoverable=True)

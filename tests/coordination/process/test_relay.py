@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, Relay, StatusClient
+from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, ProcessLost, Relay, StatusClient
 from holdfast.coordination.names import PROFILE_A
 from holdfast.proto import coordination_pb2
 from tests.support.cluster import Processes
@@ -50,6 +50,36 @@ def test_a_relay_speaks_for_its_own_processes_only(security: Security, address: 
             request = coordination_pb2.TryGetKeyValueRequest(key="secret", incarnations=coordination_pb2.Incarnations(task_id=2))
             with pytest.raises(grpc.RpcError, match="has not registered through this relay"):
                 channel.unary_unary(PROFILE_A + "TryGetKeyValue")(request.SerializeToString(), timeout=5)
+
+
+def test_a_relay_passes_on_the_end_of_its_own_processes(security: Security) -> None:
+    """The launcher's word for a process of this host goes through, by the key that the process came with; for another's it does not."""
+    with CoordinationService.spawn(2, recoverable=True, arguments=security.arguments) as service:
+        first, second = security.member(), security.member()
+        with Relay.spawn(service.address, second, [1]) as relay, StatusClient(relay.address) as launcher:
+            clients = [CoordinationClient(service.address, 0, credentials=first), CoordinationClient(relay.address, 1)]
+            at_once([client.connect for client in clients])
+            with pytest.raises(CoordinationError, match="process 0 is not of this relay"):
+                launcher.report_exit(0, -9)
+            launcher.report_exit(1, -9)
+            with pytest.raises(ProcessLost, match=r"process 1 .*ended by signal 9"):
+                clients[0].wait_at_barrier("b", 1)
+            for client in clients:
+                client.close()
+
+
+def test_a_death_behind_a_relay_is_known_too(security: Security) -> None:
+    """The relay ends its stream with the one that the process's side has closed: the process is lost after the grace."""
+    arguments = (*security.arguments, "--reconnect-grace-s=0.2")
+    with CoordinationService.spawn(2, recoverable=True, arguments=arguments) as service:
+        first, second = security.member(), security.member()
+        with Relay.spawn(service.address, second, [1]) as relay:
+            clients = [CoordinationClient(service.address, 0, credentials=first), CoordinationClient(relay.address, 1)]
+            at_once([client.connect for client in clients])
+            clients[1].close()
+            with pytest.raises(ProcessLost, match=r"process 1 .*is lost"):
+                clients[0].wait_at_barrier("b", 30_000)
+            clients[0].close()
 
 
 def test_a_relay_of_another_is_refused(security: Security, address: str) -> None:

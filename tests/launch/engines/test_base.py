@@ -5,10 +5,15 @@ from __future__ import annotations
 import io
 import signal
 
+import pytest
+
+from holdfast.coordination import CoordinationClient, ProcessLost
 from holdfast.launch import LiveView
 from holdfast.launch.engines.base import BaseEngine, run_job
 from holdfast.launch.supervisor.job import Action, Exited, Job, Launch, Reserve, Reserved, Stop
+from holdfast.launch.workers.coordinator import Coordinator
 from holdfast.launch.workers.output import ConsoleOutput
+from tests.support.secured import at_once
 
 
 class Recording(BaseEngine):
@@ -56,6 +61,27 @@ def test_events_come_in_order_and_no_event_is_no_error() -> None:
     engine.carry_out(Launch(1, 2))
     assert [engine.events(0) for _ in range(4)] == [[Reserved(1, 2)], [Exited(1, 0, 0)], [Exited(1, 1, 0)], []]
     assert engine.events(0.01) == [] and engine.progress() == ()
+
+
+def test_the_coordinator_hears_of_an_exit_before_the_supervisor() -> None:
+    """When the event is queued, whoever waits for the process has been told how it ended."""
+    coordinator = Coordinator("j", 1, 2)
+    clients = [CoordinationClient(coordinator.address, index, num_processes=2) for index in range(2)]
+    engine = Recording(output())
+    try:
+        at_once([client.connect for client in clients])
+        engine._open_watch(coordinator.address, 1)
+        engine._report_exit(Exited(1, 1, -9))
+        while not isinstance(event := engine.events(10)[0], Exited):
+            pass
+        assert event == Exited(1, 1, -9)
+        with pytest.raises(ProcessLost, match=r"process 1 .*ended by signal 9"):
+            clients[0].wait_at_barrier("b", 1)
+    finally:
+        engine._close_watch()
+        for client in clients:
+            client.close()
+        coordinator.close()
 
 
 def test_a_job_runs_to_its_end_and_its_reasons_go_to_the_output() -> None:

@@ -348,7 +348,7 @@ time.sleep(600)
 def test_log_dir_holds_a_file_of_each_process_and_the_coordinators(tmp_path: Path) -> None:
     """Lines with their time, of all attempts; what the launcher said; when the coordinator came and why it went."""
     run_local(python("import os; print('I am', os.environ['HOLDFAST_PROCESS_ID'])"), 2, output=CollectedOutput(), log_dir=tmp_path / "logs")
-    logs = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()}
+    logs = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir() if path.is_file()}
     assert set(logs) == {"process-0.log", "process-1.log", "launcher.log", "coordinator.log"}
     assert re.fullmatch(r"\S+ \S+ I am 1\n", logs["process-1.log"])
     assert "attempt 1, coordinator at unix:" in logs["launcher.log"]

@@ -1,0 +1,241 @@
+"""What the folders of hosts hold and what it adds up to: parts, which local steps are whole, and which of them may come back. No I/O.
+
+A part is what one process wrote in one local save: `part-<rank>.json` beside its packs, published last. A copy on a peer is the same text.
+Nothing else says that a local step exists: it is whole if every part of one save is complete somewhere and their reports fit together. Its
+record is built from the parts when it is restored.
+
+An opening is one stretch of saves of a root, of any kind, that goes on from one step. Its file in the root is written before its first
+commit. A local step is dead if it lies above the base of any later opening: that one went on without it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from ..errors import Corrupt, HostileCheckpoint, SaveFailed
+from ..format.files import ItemReport
+from ..format.limits import ITEM_NAME
+from ..format.record import is_file_of, whole
+from ..saving.plan_mismatch import check_json, check_shares
+from ..saving.record_builder import TreeText, build_record
+from ..storage.tombstone import body_of, sealed
+
+FORMAT = "holdfast-part/1"
+RUN_ID = re.compile(r"[0-9a-f]{32}")
+NOTHING = -1  # the base of an opening that went on from no step
+_SAVE_ID = re.compile(r"[0-9a-f]{16}")
+_FOLDER = re.compile(r"(\d{1,18})/(\d{1,18})-([0-9a-f]{16})")
+
+
+class LocalKey(NamedTuple):
+    """Names one local save of a run; parts of two saves never have one key."""
+
+    step: int
+    opening: int
+    save_id: str
+    processes: int
+
+    @property
+    def folder(self) -> str:
+        """The folder of its parts, below that of the run."""
+        return f"{self.opening}/{self.step}-{self.save_id}"
+
+    def part_name(self, process: int) -> str:
+        """Returns the name of a part, below the folder of the run."""
+        return f"{self.folder}/part-{process:05d}.json"
+
+
+@dataclass(frozen=True)
+class StepHead:
+    """What a record says besides the files: process 0's part has it."""
+
+    trees: Mapping[str, TreeText]
+    started_s: float
+    finished_s: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    metadata: Any = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one process wrote in one local save."""
+
+    run: str
+    key: LocalKey
+    process: int
+    items: Mapping[str, ItemReport]
+    head: StepHead | None = None
+
+    @property
+    def files(self) -> dict[str, int]:
+        """The files that belong to it, below the folder of the run, with their sizes."""
+        reports = self.items.items()
+        return {f"{self.key.folder}/{item}/{file.name}": file.size for item, report in reports for file in report.files}
+
+    def to_bytes(self) -> bytes:
+        """Returns the text of part-<rank>.json, which ends in its own checksum as a record does."""
+        head = None if self.head is None else asdict(self.head)
+        body = {"format": FORMAT, "run": self.run, "key": self.key, "process": self.process, "head": head, "items": _items_of(self.items)}
+        return sealed(json.dumps(body, separators=(",", ":")).encode()[:-1])
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: str) -> Part:
+        """Parses a part. Raises Corrupt where its bytes are not what was written, HostileCheckpoint for what no process of ours writes."""
+        if data != sealed(body_of(data)):
+            raise Corrupt(f"{path}: the part's checksum does not fit its bytes; it was damaged after it was written", path=path, file=path)
+        try:
+            return _parse_part(json.loads(data))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise HostileCheckpoint(f"{path}: this is not a part that holdfast writes: {error!r}", path=path, file=path) from error
+
+    def summary(self) -> list[Any]:
+        """Returns what an inventory says of the part, in JSON types."""
+        return [*self.key, self.process, json.dumps(_items_of(self.items), separators=(",", ":"))]
+
+
+def _items_of(items: Mapping[str, ItemReport]) -> dict[str, Any]:
+    return {name: report.to_json() for name, report in items.items()}
+
+
+def _parse_part(data: dict[str, Any]) -> Part:
+    key = LocalKey(*data["key"])
+    process, run = whole(data["process"]), data["run"]
+    whole(key.step), whole(key.opening), whole(key.processes)
+    if data["format"] != FORMAT or not RUN_ID.fullmatch(run) or not _SAVE_ID.fullmatch(key.save_id) or process >= key.processes:
+        raise ValueError(f"{data['format']!r}, run {run!r}, {key}, process {process}")
+    items = {name: _parse_report(name, report, process, key.save_id) for name, report in data["items"].items()}
+    head = data["head"]
+    if (head is None) != (process != 0):
+        raise ValueError(f"process {process} has the head {head!r:.100}")
+    return Part(run, key, process, items, None if head is None else _parse_head(head))
+
+
+def _parse_report(item: str, data: Any, process: int, save_id: str) -> ItemReport:
+    report = ItemReport.from_json(data)
+    for file in report.files:
+        whole(file.crc, 0xFFFFFFFF), whole(file.head, whole(file.size))
+        if not is_file_of(file.name, process, save_id):
+            raise ValueError(f"{file.name!r} is no file of process {process}")
+    if not ITEM_NAME.fullmatch(item) or report.process != process or len({file.name for file in report.files}) != len(report.files):
+        raise ValueError(f"item {item!r} of process {report.process}")
+    return report
+
+
+def _parse_head(data: dict[str, Any]) -> StepHead:
+    trees = {
+        str(name): TreeText(str(tree["plan"]), str(tree["text"]), whole(tree["files"]), tuple(tree["values"]), tuple(tree["names"]))
+        for name, tree in data["trees"].items()
+    }
+    return StepHead(trees, float(data["started_s"]), float(data["finished_s"]), dict(data["metrics"]), data["metadata"])
+
+
+def parse_folder(name: str) -> tuple[int, int, str] | None:
+    """Returns opening, step and save id of a local save's folder, below that of the run; None for a name that is none."""
+    match = _FOLDER.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2]), match[3])
+
+
+# --- what is there
+
+
+@dataclass
+class FoundStep:
+    """A local step of which all parts are there: by process, the report and the ranks that hold the part."""
+
+    key: LocalKey
+    reports: list[str]
+    holders: list[list[int]]
+
+    def survives(self, hosts: Sequence[str]) -> int:
+        """Returns how many hosts may be lost before a part is; `hosts` are those of the ranks."""
+        return min(len({hosts[rank] for rank in ranks}) for ranks in self.holders) - 1
+
+
+def find_whole(inventories: Sequence[bytes]) -> list[FoundStep]:
+    """Returns the local steps of which every part is somewhere, by the inventories of all ranks: JSON lists of summaries."""
+    found: dict[LocalKey, dict[int, tuple[str, list[int]]]] = {}
+    for rank, inventory in enumerate(inventories):
+        for *fields, process, report in json.loads(inventory):
+            parts = found.setdefault(LocalKey(*fields), {})
+            known = parts.setdefault(process, (report, []))
+            if known[0] == report:
+                known[1].append(rank)
+    whole_ones = [(key, parts) for key, parts in found.items() if len(parts) == key.processes]
+    return [
+        FoundStep(key, [parts[process][0] for process in range(key.processes)], [parts[process][1] for process in range(key.processes)])
+        for key, parts in whole_ones
+    ]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """One stretch of saves of a root: `base` is the step that it goes on from (NOTHING), `writer` what its save ids begin with."""
+
+    run: str
+    number: int
+    writer: str
+    base: int
+
+
+def why_dead(key: LocalKey, openings: Collection[Opening]) -> str:
+    """Returns why a local step may not come back, or "". One of an opening that the root does not know may be of any branch."""
+    own = next((opening for opening in openings if opening.number == key.opening), None)
+    if own is None or not key.save_id.startswith(own.writer):
+        return f"opening {key.opening} of writer {key.save_id[:8]} is not known to the root"
+    later = next((opening for opening in openings if opening.number > key.opening and opening.base < key.step), None)
+    if later is None:
+        return ""
+    return f"opening {later.number} went on from " + (f"step {later.base}" if later.base >= 0 else "no step") + ", without it"
+
+
+def living_steps(inventories: Sequence[bytes], openings: Collection[Opening]) -> list[FoundStep]:
+    """Returns the whole local steps that may come back, best first: the highest, of equals that of the latest opening."""
+    living = [found for found in find_whole(inventories) if not why_dead(found.key, openings)]
+    return sorted(living, key=lambda found: found.key, reverse=True)
+
+
+def record_of(found: FoundStep, head: StepHead) -> bytes:
+    """Returns the record of a local step. Raises SaveFailed where the reports do not fit together, as at a commit; HostileCheckpoint."""
+    key = found.key
+    shares = [{name: ItemReport.from_json(report) for name, report in json.loads(text).items()} for text in found.reports]
+    items: dict[str, tuple[TreeText | None, list[ItemReport]]] = {}
+    for process, share in enumerate(shares):
+        if set(share) != set(shares[0]) or not set(head.trees) <= set(share):
+            raise SaveFailed(f"local step {key.step}: process {process} saved the items {sorted(share)}, others {sorted(shares[0])}")
+    for name in shares[0]:
+        tree, reports = head.trees.get(name), [share[name] for share in shares]
+        _check_item(name, tree, reports)
+        items[name] = tree, reports
+    return build_record(
+        key.step,
+        items,
+        writer=key.save_id,
+        processes=key.processes,
+        started_s=head.started_s,
+        finished_s=head.finished_s,
+        metrics=head.metrics,
+        metadata=head.metadata,
+        opening=key.opening,
+    )
+
+
+def _check_item(name: str, tree: TreeText | None, reports: Sequence[ItemReport]) -> None:
+    if tree is None:
+        if not any(report.files for report in reports[1:]):
+            check_json(name, reports)
+        return
+    values = len(tree.values), sum(tree.values)
+    lengths = {(len(report.local), len(report.values)) for report in reports[1:]}
+    if (
+        sum(len(report.files) for report in reports) != tree.files
+        or len(reports[0].values) != values[0]
+        or lengths - {(len(tree.names), values[1])}
+        or (len(reports) > 1 and len(reports[0].local) != len(tree.names))
+        or any(report.where is not None for report in reports)
+    ):
+        raise HostileCheckpoint(f"item {name!r} of a local step: the reports of its parts are not what its plan asks for")
+    check_shares(name, tree.plan, tree.names, reports)

@@ -1,0 +1,33 @@
+"""Leaves under other names: an item whose leaves go by the paths that the caller has for them, and the reader that still finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..format.record import ItemRecord
+from ..format.rename import Names, rename_all
+from .reader import Allocate, ArrayReader, ReadRequest
+
+
+class RenamedReader:
+    """Fills leaves that go by other paths than the stored ones."""
+
+    def __init__(self, reader: ArrayReader, renamed: ItemRecord, original: ItemRecord) -> None:
+        self._reader = reader
+        self._original = {new.path: old for new, old in zip(renamed.leaves, original.leaves, strict=True)}
+
+    def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
+        """Gives every request its array: see ArrayReader."""
+        inner = [ReadRequest(self._original[read.leaf.path], read.region) for read in reads]
+        self._reader.fill(inner, allocate)
+        for read, filled in zip(reads, inner, strict=True):
+            read.array = filled.array
+
+
+def renamed(item: ItemRecord, names: Names) -> ItemRecord:
+    """Returns the item with other paths, its leaves in the same order; its tree becomes a flat dict of them."""
+    new = rename_all(names, [leaf.path for leaf in item.leaves])
+    leaves = tuple(replace(leaf, path=new[leaf.path]) for leaf in item.leaves)
+    tree = {"kind": "dict", "keys": list(new.values()), "nodes": list(range(len(leaves)))}
+    return ItemRecord(item.name, item.kind, item.files, tree, leaves)

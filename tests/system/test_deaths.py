@@ -1,0 +1,154 @@
+"""A death is known at once where somebody saw it, and in seconds where nobody did: each wait that needs the process ends by its name."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.coordination import CoordinationService, StatusClient
+from tests.support.cluster import Processes
+from tests.support.proxy import Proxy
+
+HEARTBEAT_S = 100.0
+"""Far above all that is waited for here: no silence decides anything."""
+HOLDFAST = Path(sys.executable).parent / "holdfast"
+
+# argv: index, count, address, the program that starts the processes ("task", or "" for nobody), whose client, what the survivors wait for
+WAITING = f"""
+import json, os, sys, time
+index, count, address, starter, whose = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]
+if starter and "HOLDFAST_COORDINATOR" not in os.environ:
+    os.execv({str(HOLDFAST)!r}, ["holdfast", "task", "--coordinator", address, "--", sys.executable, *sys.argv])
+last = count - 1
+if whose == "ours":
+    from holdfast.coordination import CoordinationClient
+    client = CoordinationClient(address, index, num_processes=count, host=f"b{{index}}")
+else:
+    from jaxlib import _jax
+    client = _jax.get_distributed_runtime_client(address, index, init_timeout=60, shutdown_timeout=1, heartbeat_timeout=86400)
+client.connect()
+waits = [
+    lambda: client.wait_at_barrier("meet", 60_000),
+    lambda: client.blocking_key_value_get("value", 60_000, **({{"depends_on": [last]}} if whose == "ours" else {{}})),
+]
+if index == last:
+    print("pid", os.getpid(), flush=True)
+    client.blocking_key_value_get("never", 600_000)
+client.key_value_set(f"waits/{{index}}", "")
+print("waits", flush=True)
+try:
+    waits[index % 2]()
+except Exception as error:
+    print("failed", json.dumps([time.time(), type(error).__name__, str(error)]), flush=True)
+os._exit(0)
+"""
+
+
+@contextmanager
+def job(count: int, *arguments: str, grace_s: float = 1.0, served: tuple[str, ...] = ()) -> Iterator[tuple[Processes, int]]:
+    """Yields processes that wait for the last of them, and its number."""
+    options = {"recoverable": True, "survivable": True, "heartbeat_timeout_s": HEARTBEAT_S}
+    with CoordinationService.spawn(count, **options, arguments=(f"--reconnect-grace-s={grace_s}", *served)) as service:  # type: ignore[arg-type]
+        ranks = [{"OMPI_COMM_WORLD_RANK": str(index), "OMPI_COMM_WORLD_SIZE": str(count)} for index in range(count)]
+        with Processes(WAITING, count, arguments=[service.address, *arguments], env_of=ranks.__getitem__) as processes:
+            processes.wait_for(count - 1, "pid ")
+            for index in range(count - 1):
+                processes.wait_for(index, "waits")
+            yield processes, int(processes.output(count - 1).split("pid ")[1].split()[0])
+
+
+def failures(processes: Processes, count: int) -> list[tuple[float, str, str]]:
+    """Returns when and how the waits of the first `count` processes failed."""
+    found = []
+    for index in range(count):
+        processes.wait_for(index, "failed")
+        found.append(tuple(json.loads(processes.output(index).split("failed ", 1)[1].splitlines()[0])))
+    return found
+
+
+@pytest.mark.parametrize("whose", ["ours", "jaxlib's"])
+def test_a_launcher_that_saw_an_exit_ends_every_wait_by_name(whose: str) -> None:
+    """SIGKILL of one of three under `holdfast task`: a barrier and a blocking get fail with its name and why, a hundredth of the
+    heartbeat timeout later, with our client and with jaxlib's own."""
+    with job(3, "task", whose) as (processes, pid):
+        killed_at = time.time()
+        os.kill(pid, signal.SIGKILL)
+        found = failures(processes, 2)
+        assert processes.popens[2].wait(20) == 128 + signal.SIGKILL
+    for failed_at, kind, message in found:
+        print(f"{whose}: {failed_at - killed_at:.2f} s after SIGKILL: {kind}: {message}")
+        assert "ended by signal 9" in message and "process 2" in message
+        assert kind == ("ProcessLost" if whose == "ours" else "JaxRuntimeError")
+        assert failed_at - killed_at < HEARTBEAT_S / 10
+
+
+@pytest.mark.parametrize("served", [(), ("--public-api",)], ids=["completion-queue", "grpc.aio"])
+@pytest.mark.parametrize("whose", ["ours", "jaxlib's"])
+def test_a_death_that_nobody_saw_is_known_after_the_grace(whose: str, served: tuple[str, ...]) -> None:
+    """SIGKILL of one of three that nobody started for us: its kernel closes its connection, and 1 s later it is lost; jaxlib's agent too,
+    which had a call under way. A blocking get of jaxlib's names nobody, and waits on."""
+    with job(3, "", whose, served=served) as (processes, pid):
+        killed_at = time.time()
+        os.kill(pid, signal.SIGKILL)
+        found = failures(processes, 2 if whose == "ours" else 1)
+    for failed_at, kind, message in found:
+        print(f"{whose}: {failed_at - killed_at:.2f} s after SIGKILL: {kind}: {message}")
+        assert "process 2 (" in message
+        assert failed_at - killed_at < HEARTBEAT_S / 5
+
+
+PATIENT = """
+import sys
+from holdfast.coordination import CoordinationClient
+index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+if index == 1:
+    address = sys.argv[4]
+client = CoordinationClient(address, index)
+client.connect()
+print("connected", flush=True)
+client.wait_at_barrier("meet", 60_000)
+client.shutdown()
+"""
+
+
+@pytest.mark.parametrize("stop_s", [2.0, pytest.param(30.0, marks=pytest.mark.slow)])
+def test_who_is_alive_is_not_lost(stop_s: float) -> None:
+    """A process that is paused for far longer than the grace, and one whose connection was reset: nobody is lost, and all meet."""
+    grace_s = min(0.5, stop_s / 6)
+    with CoordinationService.spawn(
+        3, recoverable=True, heartbeat_timeout_s=HEARTBEAT_S, arguments=(f"--reconnect-grace-s={grace_s}",)
+    ) as service:
+        with Proxy(service.address) as proxy, Processes(PATIENT, 3, arguments=[service.address, proxy.address]) as processes:
+            for index in range(3):
+                processes.wait_for(index, "connected")
+            processes.kill(0, signal.SIGSTOP)
+            proxy.cut()
+            time.sleep(stop_s)  # what is tested is that so much time passes
+            with StatusClient(service.address) as status:
+                assert [task.error for task in status.status().tasks] == [""] * 3
+            processes.kill(0, signal.SIGCONT)
+            assert [each.code for each in processes.wait(60)] == [0, 0, 0], processes.output(1)
+
+
+def test_a_coordinator_that_comes_back_from_its_journal_suspects_nobody(tmp_path: Path) -> None:
+    """Killed and restarted on its port: each comes back on a new stream, later than the grace, and all meet."""
+    options = {"recoverable": True, "heartbeat_timeout_s": HEARTBEAT_S, "journal": str(tmp_path / "journal")}
+    arguments = ("--reconnect-grace-s=0.2",)
+    with CoordinationService.spawn(2, **options, arguments=arguments) as first:  # type: ignore[arg-type]
+        with Processes(PATIENT, 2, arguments=[first.address, first.address]) as processes:
+            for index in range(2):
+                processes.wait_for(index, "connected")
+            os.kill(first.pid, signal.SIGKILL)
+            first.wait(10)
+            port = int(first.address.rsplit(":", 1)[1])
+            with CoordinationService.spawn(2, port=port, **options, arguments=arguments) as second:  # type: ignore[arg-type]
+                assert [each.code for each in processes.wait(60)] == [0, 0], processes.output(0)
+                assert second.wait(30) == 0
