@@ -2,8 +2,8 @@
 
     python benchmarks/waiting.py [--clients 1000] [--processes 4] [--seconds 30] [--barriers 10000] [--heartbeat-timeout-s 60]
 
-The waits are of real clients over loopback. A client sends a heartbeat every quarter of the timeout: both sides say how old the last sign of
-the other got. The barriers are driven into the state machine itself: ten million arrivals over sockets would measure the clients.
+The waits are of real clients over loopback. Clients send a heartbeat every quarter of the timeout; both sides say how old the last sign
+of the other got. The barriers are driven into the state machine itself: ten million arrivals over sockets would measure the clients.
 """
 
 from __future__ import annotations
