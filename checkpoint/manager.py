@@ -24,7 +24,7 @@ from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, Watchdog, default_group
 
 from .errors import CheckpointError, SaveFailed, StepExists, StepGone, StepNotFound, error_text, naming_path
-from .format.files import has_record, list_steps
+from .format.files import has_record, list_steps, parse_step_format
 from .format.limits import check_step
 from .format.record import Record, read_record
 from .format.rename import Names
@@ -39,6 +39,7 @@ from .restoring.group_record import read_record_together
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, restore_any
 from .saving.async_saver import AsyncSaver, SaveHandle
+from .saving.cast import SaveDtype
 from .saving.incremental import SaveHistory, load_digest
 from .saving.save import SaveContext
 from .saving.scheduler import SaveScheduler
@@ -81,8 +82,11 @@ class CheckpointManager:
         self._options = options or Options()
         self._group = group if group is not None else default_group()
         self._keep_policy = keep_policy or KeepAll()
+        if self._options.step_format is not None:
+            parse_step_format(self._options.step_format)
         single_writer = self._options.single_writer
-        self._storage = open_storage(directory, single_writer=single_writer)
+        file_mode, folder_mode = self._options.file_mode, self._options.folder_mode
+        self._storage = open_storage(directory, single_writer=single_writer, file_mode=file_mode, folder_mode=folder_mode)
         self._history = _history_of(self._storage, self._options)
         self._claims = open_claims(self._storage, single_writer=single_writer, claim_age_s=self._options.claim_age_s)
         opened = open_root(self._storage, self._claims, self._group, self._options, find_foreign=find_foreign_steps, needs_claim=False)
@@ -91,7 +95,16 @@ class CheckpointManager:
         self._statistics = Statistics()
         self._worker = BackgroundWorker()
         is_primary = self._is_writing_primary
-        self._index = StepIndex(self._storage, self._keep_policy, opened.steps, self._worker, self._statistics, deletes=is_primary)
+        self._step_names = opened.step_names
+        self._index = StepIndex(
+            self._storage,
+            self._keep_policy,
+            opened.steps,
+            self._worker,
+            self._statistics,
+            deletes=is_primary,
+            names=self._step_names,
+        )
         self._stager = SaveStager(self._storage, self._group, self._options, self._history)
         self._saver = AsyncSaver(
             SaveContext(
@@ -108,8 +121,8 @@ class CheckpointManager:
         )
         self._counter = 0
         self._has_policy = save_policy is not None
-        skips = self._options.on_busy == "skip"
-        self._scheduler = SaveScheduler(save_policy, self._group, f"{self._message_name}/soon", skips=skips)
+        skips, newest = self._options.on_busy == "skip", max([*opened.steps, *opened.foreign], default=None)
+        self._scheduler = SaveScheduler(save_policy, self._group, f"{self._message_name}/soon", skips=skips, last_step=newest)
         hang_timeout_s = self._options.hang_timeout_s
         self._watchdog = None if hang_timeout_s is None else Watchdog(hang_timeout_s, exit=self._options.hang_exit)
         self._closed = False
@@ -137,6 +150,7 @@ class CheckpointManager:
         items: Mapping[str, Any] | None = None,
         metrics: Mapping[str, Any] | None = None,
         metadata: Any = None,
+        dtype: SaveDtype = None,
         force: bool = False,
         overwrite: bool = False,
     ) -> SaveHandle:
@@ -144,8 +158,10 @@ class CheckpointManager:
 
         `state` is the tree of the item "state"; `items` names several: trees, `Json(value)`, data iterators. Returns when the caller may
         donate or overwrite its arrays; writing goes on in the background. Blocks while the last save is in flight (see Options.on_busy).
-        `metrics` are numbers, for KeepBest and `best_step`; `metadata` is a JSON value. `force` saves whatever the policy says;
-        `overwrite` replaces a step that exists; one that a restore with `fallback` has passed over is replaced without.
+        `metrics` are numbers, for KeepBest and `best_step`; `metadata` is a JSON value. `dtype` is what floating-point arrays are saved as,
+        or says so of a leaf's path (None: as it is): `lambda path: jnp.bfloat16 if path.startswith("params.") else None`. `force` saves
+        whatever the policy says; `overwrite` replaces a step that exists; one that a restore with `fallback` has passed over is replaced
+        without.
 
         Raises StepExists, UnsupportedLeaf, ValueError before anything is written. The error of an earlier save that failed in the
         background is raised here too, after this save has begun: every process then begins the same saves, whenever it learns of a
@@ -160,7 +176,8 @@ class CheckpointManager:
         overwrite = overwrite or (known and self._index.was_passed_over(step))
         called = time.perf_counter()
         self._counter += 1  # before all that can fail: the next save has the same number on all processes
-        request = SaveRequest(self._counter, check_step(step) if known else 0, f"{self._writer.id}{self._counter:08x}", overwrite)
+        number, save_id = check_step(step) if known else 0, f"{self._writer.id}{self._counter:08x}"
+        request = SaveRequest(self._counter, number, save_id, overwrite, self._folder(number))
         earlier: HoldfastError | None = None
         if not self._has_claim:
             claim_root(self._storage, self._claims, self._writer, self._group, self._options)
@@ -170,7 +187,7 @@ class CheckpointManager:
             earlier = self._saver.take_error()
             step = check_step(step)
             self._refuse_existing(step, overwrite)
-            request = self._stager.stage(request, _items(state, items), metrics, metadata)
+            request = self._stager.stage(request, _items(state, items), metrics, metadata, dtype)
         except BaseException as error:
             if earlier is not None:
                 error.add_note(f"besides, an earlier save failed: {earlier}")
@@ -226,8 +243,11 @@ class CheckpointManager:
     def _is_writing_primary(self) -> bool:
         return self._group.index == 0 and not self._options.read_only
 
+    def _folder(self, step: int) -> str:
+        return self._step_names.name_of(check_step(step))
+
     def _exists(self, step: int) -> bool:
-        return step in self._index if self._group.count > 1 else has_record(self._storage, step)
+        return step in self._index if self._group.count > 1 else has_record(self._storage, self._folder(step))
 
     def _refuse_existing(self, step: int, overwrite: bool) -> None:
         root = self._storage.root
@@ -298,10 +318,10 @@ class CheckpointManager:
         return self._facts(step).metadata
 
     def _facts(self, step: int) -> Record | CheckpointInfo:
-        with naming_path(join(self._storage.root, str(step))):
+        with naming_path(join(self._storage.root, self._folder(step))):
             if step in self._foreign:
                 return self._foreign.open(step).info
-            return read_record(self._storage, str(check_step(step)))
+            return read_record(self._storage, self._folder(step))
 
     def _list_steps(self) -> list[int]:
         with naming_path(self._storage.root):
@@ -309,10 +329,10 @@ class CheckpointManager:
 
     def structure(self, step: int) -> Structure:
         """Returns what a step holds, without reading an array: each item's tree is what `like` accepts. Raises StepNotFound, Corrupt."""
-        with naming_path(join(self._storage.root, str(step))):
+        with naming_path(join(self._storage.root, self._folder(step))):
             if step in self._foreign:
                 return structure_of(self._foreign.open(step))
-            return structure_of(HoldfastCheckpoint(StorePath(self._storage, str(check_step(step)))))
+            return structure_of(HoldfastCheckpoint(StorePath(self._storage, self._folder(step))))
 
     def restore(
         self,
@@ -376,13 +396,14 @@ class CheckpointManager:
         agreement = RestoreAgreement(self._group, name, call, self._options.restore_timeout_s)
         options = replace(options, before_collective=agreement.before_collective)
         restore = functools.partial(self._restore_step, step, wanted, options, hold_s, agreement)
-        return agreement.run(restore, join(self._storage.root, str(step)))
+        return agreement.run(restore, join(self._storage.root, self._folder(step)))
 
     def _restore_step(
         self, step: int, wanted: Mapping[str, Any], options: RestoreOptions, hold_s: float, agreement: RestoreAgreement
     ) -> dict[str, Any]:
         name, timeout_s = f"{self._message_name}/record", self._options.restore_timeout_s
-        record = None if step in self._foreign else read_record_together(self._storage, str(step), self._group, name, timeout_s=timeout_s)
+        is_ours, folder = step not in self._foreign, self._folder(step)
+        record = read_record_together(self._storage, folder, self._group, name, timeout_s=timeout_s) if is_ours else None
         if hold_s > 0 and self._group.index == 0:
             add_hold(self._storage, step, hold_s)
         if record is None:
@@ -390,7 +411,7 @@ class CheckpointManager:
             agreement.opened(checkpoint.info.save_id)
             return {item: restore_checkpoint(checkpoint, item, like, options) for item, like in wanted.items()}
         agreement.opened(record.writer_id)
-        return {item: restore_any(self._storage, str(step), record, item, like, options) for item, like in wanted.items()}
+        return {item: restore_any(self._storage, folder, record, item, like, options) for item, like in wanted.items()}
 
     def _restore_newest_whole(self, newest: int | None, wanted: Mapping[str, Any], options: RestoreOptions, hold_s: float) -> Any:
         """Tries the steps from the newest (or `newest`) down until one restores on every process.

@@ -14,7 +14,6 @@ from ..errors import CheckpointError, CommitUnknown, failure_of
 from ..format.files import ItemReport, decode_value, has_record, json_name, pack_name
 from ..format.record import check_record, check_record_size
 from ..options import Options, ProgressMeter, Statistics
-from ..policy import StepFacts
 from ..steps.claims import FOLDER, Claims, Writer
 from ..steps.garbage import BackgroundWorker
 from ..steps.index import StepIndex
@@ -157,7 +156,7 @@ class SnapshotWork:
             return Superfluous()
         steps = tuple(self._index.steps()) if list_steps else None
         try:
-            return Superfluous(tuple(self._index.superfluous(StepFacts(self._request.step, self._request.metrics))), steps)
+            return Superfluous(tuple(self._index.superfluous(self._request.facts)), steps)
         except Exception as error:  # the step is saved; what should go may go after the next save
             _log.warning("which steps to delete after step %d could not be decided: %s", self._request.step, error)
             return Superfluous((), steps)
@@ -183,7 +182,7 @@ class SaveContext:
             self.storage,
             self.group,
             request.key,
-            folder=str(request.step),
+            folder=request.folder,
             claim=f"{FOLDER}/{self.writer.id}",
             messages=f"checkpoint/{self.writer.id}/{request.counter % MESSAGE_NAMES}",
             timeout_s=self.options.save_timeout_s,
@@ -225,7 +224,7 @@ def _take_note(request: SaveRequest, result: SaveResult, context: SaveContext) -
     context.group.report(saved_step=request.step)
     if result.steps is not None:
         context.index.adopt(result.steps)
-    context.index.add(StepFacts(request.step, request.metrics))
+    context.index.add(request.facts)
     context.index.remove(result.superfluous)
     if context.group.index == 0:
         try:
@@ -238,7 +237,7 @@ def _look_again(request: SaveRequest, context: SaveContext) -> None:
     """Knows the step, at the primary, if its record is there after all; the others learn it with the next save."""
 
     def look() -> None:
-        if has_record(context.storage, request.step):
-            context.index.add(StepFacts(request.step, request.metrics))
+        if has_record(context.storage, request.folder):
+            context.index.add(request.facts)
 
     context.worker.put(f"looking whether step {request.step} was saved", look)

@@ -34,6 +34,7 @@ _QUIET_S = 0.1  # without an event: then all has been read
 _RECEIVE_MESSAGE = cygrpc.ReceiveMessageOperation
 _SEND_MESSAGE = cygrpc.SendMessageOperation
 _RECEIVE_CLOSE = cygrpc.ReceiveCloseOnServerOperation
+_NO_DEADLINE = 1e17  # seconds since 1970; what gRPC says for none is above
 _TIMED_OUT = cygrpc.CompletionType.queue_timeout
 _OK = cygrpc.StatusCode.ok
 _SEND_INITIAL = cygrpc.SendInitialMetadataOperation(None, 0)
@@ -53,10 +54,10 @@ def _names(call: Any) -> Sequence[bytes]:
 class _UnaryWriter:
     """A ResponseWriter of one unary call."""
 
-    __slots__ = ("_call", "_held", "_transport", "done", "key", "path")
+    __slots__ = ("_call", "_held", "_transport", "done", "key", "path", "timed")
 
-    def __init__(self, transport: CompletionQueueTransport, call: Any, path: str, key: str) -> None:
-        self._transport, self._call, self.path, self.key = transport, call, path, key
+    def __init__(self, transport: CompletionQueueTransport, call: Any, path: str, key: str, timed: bool) -> None:
+        self._transport, self._call, self.path, self.key, self.timed = transport, call, path, key, timed
         self._held: UnaryCall | None = None
         self.done = False
         call.start_server_batch((_RECEIVE_MESSAGE(0),), self._on_request)
@@ -211,7 +212,7 @@ class CompletionQueueTransport:
         if path == SESSION:
             _QueuedStream(self, call, key)
         else:
-            _UnaryWriter(self, call, path, key)
+            _UnaryWriter(self, call, path, key, event.call_details.deadline < _NO_DEADLINE)
 
     def serve(self, stop_reason: Callable[[], str | None]) -> str:
         """Serves until `stop_reason()` gives one, which it returns."""
@@ -225,8 +226,6 @@ class CompletionQueueTransport:
                     break
                 next_stop_poll = now + _STOP_POLL_S
             due = service.next_due()
-            if now - due > STANDSTILL_S:
-                self._catch_up()
             event = poll(time.time() + min(due, next_stop_poll) - now)  # what has arrived is read before time passes
             remaining = batch
             while event.completion_type != _TIMED_OUT:
@@ -236,7 +235,9 @@ class CompletionQueueTransport:
                     break
                 event = poll(0)
             self._flush()
-            if clock() >= due:
+            if (late_s := clock() - due) >= 0:
+                if late_s > STANDSTILL_S:  # this process may have been stopped within poll, which then says that its time is over
+                    self._catch_up()
                 service.tick()
                 self._flush()
         self._stop()

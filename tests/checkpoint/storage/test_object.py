@@ -229,7 +229,7 @@ class _Flaky(http.server.BaseHTTPRequestHandler):
         """Logs nothing."""
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
+@pytest.mark.parametrize("status", [429, *(pytest.param(status, marks=pytest.mark.slow) for status in (500, 503))])
 def test_a_store_under_load_is_asked_again(s3: str, status: int) -> None:
     """Errors that pass are retried: a save and a restore succeed although the first requests of each kind fail."""
     upstream = s3.split("endpoint=")[1].split("&")[0]
