@@ -10,10 +10,10 @@ from __future__ import annotations
 import collections
 import functools
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, PyTreeDef, Seq
 
 from ..errors import HostileCheckpoint, TreeMismatch, UnsupportedLeaf
 
+Maker: TypeAlias = Callable[[dict[str, Any]], Any]
 MAX_DEPTH = 200  # of nodes within nodes; Python and JSON parsers recurse
 VALUE_TYPES = (bool, int, float, complex, str, bytes)
 
@@ -204,20 +205,22 @@ def type_name(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def rebuild(description: Any, leaves: Sequence[Any], types: Sequence[type] = (), *, plain: bool = False) -> Any:
+def rebuild(
+    description: Any, leaves: Sequence[Any], types: Sequence[type] = (), *, plain: bool = False, makers: Mapping[str, Maker] | None = None
+) -> Any:
     """Returns the tree of a checked description: classes in `types` are called with their fields by name, others become Nodes.
 
-    With `plain` others, namedtuples too, become dicts of their fields, or lists where these are numbered.
+    With `plain` others, namedtuples too, become dicts of their fields, or lists where these are numbered. `makers` are for leaf types.
     """
-    return _rebuild(description, leaves, {type_name(cls): cls for cls in types}, plain)
+    return _rebuild(description, leaves, {type_name(cls): cls for cls in types}, plain, makers or {})
 
 
-def _rebuild(node: Any, leaves: Sequence[Any], types: Mapping[str, type], plain: bool) -> Any:
+def _rebuild(node: Any, leaves: Sequence[Any], types: Mapping[str, type], plain: bool, makers: Mapping[str, Maker]) -> Any:
     if node is None:
         return None
     if isinstance(node, int):
         return leaves[node]
-    children = [_rebuild(child, leaves, types, plain) for child in node["nodes"]]
+    children = [_rebuild(child, leaves, types, plain, makers) for child in node["nodes"]]
     match node["kind"]:
         case "list":
             return children
@@ -230,6 +233,8 @@ def _rebuild(node: Any, leaves: Sequence[Any], types: Mapping[str, type], plain:
     cls = types.get(node["type"])
     if cls is not None:
         return _call(cls, node["keys"], children)
+    if node["type"] in makers:
+        return makers[node["type"]](dict(zip(node["keys"], children, strict=True)))
     if plain:
         numbered = node["keys"] and node["keys"] == list(range(len(children)))
         return children if numbered else dict(zip(node["keys"], children, strict=True))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from holdfast.multihost import Group
 
 from ..errors import CheckpointError, CommitUnknown, failure_of
-from ..format.files import ItemReport, decode_value, has_record, json_name, pack_name
+from ..format.files import ItemReport, bin_name, decode_value, has_record, json_name, pack_name
 from ..format.record import check_record, check_record_size
 from ..options import Options, ProgressMeter, Statistics
 from ..steps.claims import FOLDER, Claims, Writer
@@ -21,11 +21,11 @@ from ..storage.base import Storage
 from ..storage.local import LocalStorage, fenced
 from .commit import SaveTarget, run_protocol
 from .incremental import NAMES, SaveHistory
-from .pack_writer import report_json, write_json, write_snapshot
+from .pack_writer import report_json, write_files, write_json, write_snapshot
 from .plan import Plan
 from .plan_mismatch import check_json, check_reports
 from .protocol import SaveReport, SaveResult, Superfluous
-from .record_builder import build_record
+from .record_builder import FilesText, build_record
 from .stager import SaveRequest
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class SnapshotWork:
         self._request, self._target, self._options, self._context = request, target, options, context
         self._index = None if context is None else context.index
         self._process = target.group.index
-        self._items: Mapping[str, tuple[Plan | None, list[ItemReport]]] = {}
+        self._items: Mapping[str, tuple[Plan | FilesText | None, list[ItemReport]]] = {}
 
     def write(self) -> Mapping[str, ItemReport]:
         """Writes this process's share, durably; reports it."""
@@ -73,6 +73,8 @@ class SnapshotWork:
                     items[name] = write_json(storage, self._target.folder, name, request.save_id, self._process, value.data)
                 else:
                     items[name] = report_json(self._process, value.data)
+            for name, staged in request.files.items():
+                items[name] = write_files(storage, self._target.folder, name, request.save_id, self._process, staged, progress)
         except FileNotFoundError as error:
             if storage.list(self._target.claim):
                 raise
@@ -97,7 +99,9 @@ class SnapshotWork:
     def build(self, reports: Sequence[SaveReport]) -> bytes:
         """Returns the record, at the primary. Raises SaveFailed where the reports do not fit together."""
         request = self._request
-        items: dict[str, tuple[Plan | None, list[ItemReport]]] = {}
+        items: dict[str, tuple[Plan | FilesText | None, list[ItemReport]]] = {}
+        for name, files in request.files.items():
+            items[name] = (FilesText(files.per_process), [report.items[name] for report in reports])
         for name in [*request.trees, *request.values]:
             plan = request.trees[name][0] if name in request.trees else None
             shares = [report.items[name] for report in reports]
@@ -109,7 +113,7 @@ class SnapshotWork:
         self._items = items
         return self._record(items)
 
-    def _record(self, items: Mapping[str, tuple[Plan | None, list[ItemReport]]]) -> bytes:
+    def _record(self, items: Mapping[str, tuple[Plan | FilesText | None, list[ItemReport]]]) -> bytes:
         request = self._request
         return build_record(
             request.step,
@@ -128,7 +132,8 @@ class SnapshotWork:
             check_record(record, self._target.where)
             return
         check_record_size(record, self._target.where)
-        check_record(self._record({name: (None, shares) for name, (_, shares) in self._items.items()}), self._target.where)
+        items = {name: (item if isinstance(item, FilesText) else None, shares) for name, (item, shares) in self._items.items()}
+        check_record(self._record(items), self._target.where)
         for _, shares in self._items.values():
             for kind, text in (value for share in shares for value in share.values):
                 decode_value(kind, text)
@@ -144,7 +149,9 @@ class SnapshotWork:
         numbers = [(item, pack * len(each) + more) for item, plan in self.plans().items() for pack in plan.own for more in each]
         packs = [f"{item}/{pack_name(self._process, number, save_id)}" for item, number in numbers]
         values = [item for item, value in self._request.values.items() if value.per_process or not self._process]
-        return packs + [f"{item}/{json_name(self._process, save_id)}" for item in values]
+        numbered = [(item, number) for item, staged in self._request.files.items() for number in range(len(staged))]
+        files = [f"{item}/{bin_name(self._process, number, save_id)}" for item, number in numbered]
+        return packs + files + [f"{item}/{json_name(self._process, save_id)}" for item in values]
 
     def steps_crc(self) -> int:
         """Returns what tells the steps that this process knows from others."""
