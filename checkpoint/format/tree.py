@@ -8,6 +8,7 @@ class that jax knows as a pytree) and "type" and "keys".
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,9 @@ VALUE_TYPES = (bool, int, float, complex, str, bytes)
 _LEAF_TYPES = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic, bool, int, float, complex, str, bytes)
 _seen_leaf_types: set[type] = set()
 _MAPPINGS = {dict: "dict", collections.OrderedDict: "OrderedDict", collections.defaultdict: "defaultdict"}
+_MAPPING_KINDS = frozenset(_MAPPINGS.values())
+_KEYED, _KEY_TYPES = _MAPPING_KINDS | {"namedtuple", "object"}, frozenset({str, int})
+_SEQUENCE, _MAPPING = {"kind", "nodes"}, {"kind", "nodes", "keys"}  # what a node's description has
 _ESCAPED = {ord(char): f"\\{char}" for char in "\\.[]"} | {code: f"\\x{code:02x}" for code in (*range(32), 127)}
 
 
@@ -167,7 +171,12 @@ def _is_leaf(tree: Any) -> bool:
 
 
 def _children(tree: Any) -> list[tuple[str | int, Any]] | None:
-    """Returns the (key, child) pairs one level down, or None for a leaf."""
+    """Returns the (key, child) pairs one level down, or None for a leaf. What most trees are made of is taken apart as jax does it."""
+    if type(tree) is dict:
+        with contextlib.suppress(TypeError):  # keys that have no order: jax says so
+            return [(key, tree[key]) for key in sorted(tree)]
+    if type(tree) in (list, tuple):
+        return list(enumerate(tree))
     pairs, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
     if len(pairs) == 1 and not pairs[0][0]:
         return None
@@ -279,9 +288,9 @@ def _check(node: Any, done: int, depth: int, path: str) -> int:
 def _check_kind(node: dict[str, Any]) -> bool:
     kind, keys = node.get("kind"), node.get("keys")
     if kind in ("list", "tuple"):
-        return set(node) == {"kind", "nodes"}
-    if kind not in (*_MAPPINGS.values(), "namedtuple", "object") or not isinstance(keys, list) or len(keys) != len(node["nodes"]):
+        return node.keys() == _SEQUENCE
+    if kind not in _KEYED or not isinstance(keys, list) or len(keys) != len(node["nodes"]):
         return False
-    if any(type(key) not in (str, int) for key in keys) or len(set(keys)) != len(keys):
+    if not _KEY_TYPES.issuperset(map(type, keys)) or len(set(keys)) != len(keys):
         return False
-    return set(node) == {"kind", "nodes", "keys"} if kind in _MAPPINGS.values() else isinstance(node.get("type"), str) and len(node) == 4
+    return node.keys() == _MAPPING if kind in _MAPPING_KINDS else isinstance(node.get("type"), str) and len(node) == 4
