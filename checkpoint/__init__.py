@@ -18,6 +18,7 @@ from .format.leaf_types import register_leaf_type
 from .format.own_files import Files
 from .format.tree import Node
 from .layouts.inspection import ItemStructure, Structure
+from .local_tier.tier import Local
 from .manager import CheckpointManager
 from .oneshot import load, load_async, save, structure, verify
 from .options import Options, Progress, ProgressBar
@@ -71,6 +72,7 @@ __all__ = [
     "KeepLast",
     "KeepLatestFor",
     "KeepPolicy",
+    "Local",
     "Node",
     "OnPreemption",
     "Options",
