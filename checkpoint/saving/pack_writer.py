@@ -214,7 +214,7 @@ def write_files(
 
     reports = run_side_by_side(write, list(enumerate(staged.names)), storage.max_concurrency)
     prefix = f"{process:05d}/" if staged.per_process else ""
-    return ItemReport(process, "", tuple(reports), names=tuple(f"{prefix}{own}" for own in staged.names))
+    return ItemReport(process, "", tuple(reports), names=tuple(f"{prefix}{own}" for own in staged.names), per_process=staged.per_process)
 
 
 def _file_parts(file: BinaryIO, crcs: list[int]) -> Iterator[Part]:

@@ -26,7 +26,7 @@ from .pack_writer import report_json, write_files, write_json, write_snapshot
 from .plan import Plan
 from .plan_mismatch import check_json, check_reports
 from .protocol import SaveReport, SaveResult, Superfluous
-from .record_builder import FilesText, build_record
+from .record_builder import build_record
 from .stager import SaveRequest
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class SnapshotWork:
         self._request, self._target, self._options, self._context = request, target, options, context
         self._index = None if context is None else context.index
         self._process = target.group.index
-        self._items: Mapping[str, tuple[Plan | FilesText | None, list[ItemReport]]] = {}
+        self._items: Mapping[str, tuple[Plan | None, list[ItemReport]]] = {}
         self._opening: int | None = None
 
     def write(self) -> Mapping[str, ItemReport]:
@@ -101,15 +101,13 @@ class SnapshotWork:
     def build(self, reports: Sequence[SaveReport]) -> bytes:
         """Returns the record, at the primary. Raises SaveFailed where the reports do not fit together."""
         request = self._request
-        items: dict[str, tuple[Plan | FilesText | None, list[ItemReport]]] = {}
-        for name, files in request.files.items():
-            items[name] = (FilesText(files.per_process), [report.items[name] for report in reports])
-        for name in [*request.trees, *request.values]:
+        items: dict[str, tuple[Plan | None, list[ItemReport]]] = {}
+        for name in [*request.trees, *request.values, *request.files]:
             plan = request.trees[name][0] if name in request.trees else None
             shares = [report.items[name] for report in reports]
             if plan is not None:
                 check_reports(name, plan, shares)
-            elif not request.values[name].per_process:
+            elif name in request.values and not request.values[name].per_process:
                 check_json(name, shares)
             items[name] = (plan, shares)
         self._items = items
@@ -117,7 +115,7 @@ class SnapshotWork:
         self._opening = None if opening is None else opening.number
         return self._record(items)
 
-    def _record(self, items: Mapping[str, tuple[Plan | FilesText | None, list[ItemReport]]]) -> bytes:
+    def _record(self, items: Mapping[str, tuple[Plan | None, list[ItemReport]]]) -> bytes:
         request = self._request
         return build_record(
             request.step,
@@ -137,8 +135,7 @@ class SnapshotWork:
             check_record(record, self._target.where)
             return
         check_record_size(record, self._target.where)
-        items = {name: (item if isinstance(item, FilesText) else None, shares) for name, (item, shares) in self._items.items()}
-        check_record(self._record(items), self._target.where)
+        check_record(self._record({name: (None, shares) for name, (_, shares) in self._items.items()}), self._target.where)
         for _, shares in self._items.values():
             for kind, text in (value for share in shares for value in share.values):
                 decode_value(kind, text)

@@ -36,7 +36,7 @@ from ..saving.commit import SaveTarget, run_protocol
 from ..saving.pack_writer import pack_parts, plan_pack, write_files, write_json
 from ..saving.plan import CHUNK_BYTES, Leaf, Plan, ShardPlacement, make_plan
 from ..saving.protocol import SaveKey, SaveReport, Superfluous
-from ..saving.record_builder import FilesText, build_record, check_plan
+from ..saving.record_builder import build_record, check_plan
 from ..steps.claims import FOLDER, Claims
 from ..steps.object_claims import open_claims
 from ..steps.opening import give_up_claim, open_root
@@ -272,7 +272,7 @@ class _ConversionWork:
     def __init__(self, checkpoint: CheckpointReader, chosen: Mapping[str, Selected], target: SaveTarget, progress: Progress) -> None:
         self._checkpoint, self._chosen, self._target, self._progress = checkpoint, chosen, target, progress
         self._started_s = time.time()
-        self._items: dict[str, tuple[Plan | FilesText | None, list[ItemReport]]] = {}
+        self._items: dict[str, tuple[Plan | None, list[ItemReport]]] = {}
         self._names: list[str] = []
 
     def write(self) -> Mapping[str, ItemReport]:
@@ -295,7 +295,7 @@ class _ConversionWork:
             target = self._target
             report = write_files(target.storage, target.folder, item, target.key.save_id, 0, staged, self._progress)
         self._names += [f"{item}/{file.name}" for file in report.files]
-        self._items[item] = (FilesText(per_process=False), [report])
+        self._items[item] = (None, [report])
 
     def build(self, reports: Sequence[SaveReport]) -> bytes:
         """Returns the record: the one report of the save is this work's own."""
