@@ -18,6 +18,16 @@ def _amounts(context: click.Context, parameter: click.Parameter, values: tuple[s
         raise click.BadParameter(f"{', '.join(values)}: expected NAME=AMOUNT") from None
 
 
+def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the command with the module in it that stands for Orbax: after the interpreter and its options."""
+    at = 1
+    while at < len(command) and command[at].startswith("-") and command[at] not in ("-m", "-c"):
+        at += 2 if command[at] in ("-X", "-W") else 1
+    if not Path(command[0]).name.startswith("python") or at >= len(command) or command[at] == "-c":
+        raise click.UsageError(f"--orbax: expected a command like `python train.py` or `python -m train`, found {' '.join(command)}")
+    return (*command[:at], "-m", "holdfast.compat.orbax", *command[at:])
+
+
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-n", "--num-processes", type=click.IntRange(1, 4096), required=True, help="How many processes.")
 @click.option("--max-restarts", type=click.IntRange(0), default=0, show_default=True, help="Restarts after a death; progress refills them.")
@@ -49,6 +59,7 @@ def _amounts(context: click.Context, parameter: click.Parameter, values: tuple[s
 @click.option(
     "--insecure", is_flag=True, help="Ray: no token and certificates; whoever reaches the coordinator's port can disturb the job."
 )
+@click.option("--orbax", is_flag=True, help="COMMAND is python and a script, which gets holdfast where it imports orbax.checkpoint.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     num_processes: int,
@@ -69,6 +80,7 @@ def run(
     slices: int,
     startup_timeout_s: float,
     insecure: bool,
+    orbax: bool,
     command: tuple[str, ...],
 ) -> None:
     """Run COMMAND as N processes of one job, under a coordinator of their own.
@@ -90,6 +102,7 @@ def run(
         raise click.UsageError("--log-dir is for processes of this machine: with --ray, redirect the output, which holds the lines of all")
     if ray is not None and (standby or preload):
         raise click.UsageError("--standby and --preload are for processes of this machine: leave them out with --ray")
+    command = _with_orbax(command) if orbax else command
     from holdfast.launch import LiveView, RestartPolicy, run_local
     from holdfast.launch import ray as ray_engine
 
