@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from ..errors import CheckpointError, Corrupt
+from ..errors import CheckpointError, Corrupt, HostileCheckpoint
 from ..format.files import FileReport
+from ..format.limits import HEADER_LIMIT_BYTES
 from ..format.pack_header import parse_header
 from ..storage import base
 from ..storage.local import LocalStorage, create_file, in_folder, write_all
@@ -211,12 +212,15 @@ def read_checked(
         if read(offset, buffer) != buffer.nbytes:
             raise Corrupt(f"{where}: it ends before byte {offset + buffer.nbytes} of {report.size}", path=where, file=where)
 
-    head = memoryview(bytearray(report.head or report.size))
+    if report.head > HEADER_LIMIT_BYTES:
+        raise HostileCheckpoint(f"{where}: a header of {report.head} bytes is not one that holdfast writes", path=where, file=where)
+    head = memoryview(bytearray(report.head))
     fill(0, head)
-    if crc32c(head) != report.crc:
+    if report.head and crc32c(head) != report.crc:
         raise Corrupt(f"{where}: the checksum of its beginning does not fit", path=where, file=where)
     chunks = parse_header(bytes(head), report.size, where).values() if report.head else ()
     entries = sorted((chunk.start, chunk.nbytes, chunk.checksum.crc) for chunk in chunks if chunk.nbytes)
+    entries = entries if report.head else [(0, report.size, report.crc)]  # a file without a header is checked whole
     done(0, head)
     memory, checked, crc = memoryview(bytearray(min(PIECE_BYTES, report.size - len(head)))), 0, 0
     for at in range(len(head), report.size, PIECE_BYTES):
@@ -228,7 +232,7 @@ def read_checked(
             if start + nbytes > at + piece.nbytes:
                 break
             if crc != expected:
-                raise Corrupt(f"{where}: the checksum of the chunk at byte {start} does not fit", path=where, file=where)
+                raise Corrupt(f"{where}: the checksum of what begins at byte {start} does not fit", path=where, file=where)
             checked, crc = checked + 1, 0
         done(at, piece)
 
