@@ -23,7 +23,6 @@ from ..storage.base import NameTaken, NotCommitted, Storage
 from ..storage.local import LocalStorage, make_durable
 from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME
-from .cancellation import Cancellation
 from .plan import Plan
 from .plan_mismatch import PlansDiffer, explain, receive_result
 from .protocol import (
@@ -65,6 +64,28 @@ _log = logging.getLogger(__name__)
 RESULT_WAIT_S = 30.0  # what the primary's result may take beyond the save's own time
 
 
+class Cancellation:
+    """Calls a save off, until `close`. Thread-safe, without a lock that an interrupt could leave held: the first call decides."""
+
+    def __init__(self) -> None:
+        self._first: dict[None, str] = {}
+
+    def cancel(self) -> bool:
+        """Calls the save off; returns whether that came in time, so that nothing of it is or will be committed."""
+        return self._first.setdefault(None, "cancelled") == "cancelled"
+
+    def check(self, step: int, process: int) -> None:
+        """Raises SaveCancelled where the save was called off."""
+        if self._first.get(None) == "cancelled":
+            message = f"step {step} was not saved: process {process} called it off; nothing of it stays"
+            raise SaveCancelled(message, step=step, process=process)
+
+    def close(self, step: int, process: int) -> None:
+        """Lets no later `cancel` come in time: from here on others may commit. Raises SaveCancelled where the save was called off."""
+        self._first.setdefault(None, "closed")
+        self.check(step, process)
+
+
 @dataclass(frozen=True)
 class SaveTarget:
     """Where a save goes, and with whom.
@@ -96,7 +117,7 @@ class SaveTarget:
         """The seconds that remain of the save's time."""
         return max(0.0, self.began + self.timeout_s - time.monotonic())
 
-    def report(self, stage: SaveStage, **progress: int) -> None:
+    def report(self, stage: SaveStage, **progress: int | str) -> None:
         """Reports to the launcher where this process's part stands."""
         self.group.report(save=self.key.counter, save_stage=stage, **progress)
 
@@ -136,7 +157,8 @@ def run_protocol(target: SaveTarget, work: SaveWork) -> SaveResult:
         result = _run(_Part(target, work), target)
         return result
     finally:
-        saved = {"saved_step": target.key.step} if target.reports_step and result is not None and result.error is None else {}
+        is_saved = target.reports_step and result is not None and result.error is None
+        saved = {"saved_step": target.key.step, "trouble": ""} if is_saved else {}
         target.report(SaveStage.SETTLED, **saved)  # in one report: a launcher may end a process that is settled
 
 
