@@ -158,7 +158,7 @@ def run_protocol(target: SaveTarget, work: SaveWork) -> SaveResult:
         return result
     finally:
         is_saved = target.reports_step and result is not None and result.error is None
-        saved = {"saved_step": target.key.step, "trouble": ""} if is_saved else {}
+        saved: dict[str, int | str] = {"saved_step": target.key.step, "trouble": ""} if is_saved else {}
         target.report(SaveStage.SETTLED, **saved)  # in one report: a launcher may end a process that is settled
 
 
