@@ -55,7 +55,10 @@ def build_record(
     metadata: Any = None,
     opening: int | None = None,
 ) -> bytes:
-    """Returns the bytes of checkpoint.json. An item of JSON or files has no plan. `metrics` and `metadata` are of JSON types (TypeError otherwise)."""
+    """Returns the bytes of checkpoint.json. An item of JSON or files has no plan.
+
+    `metrics` and `metadata` are of JSON types (TypeError otherwise).
+    """
     head = {
         "format": FORMAT,
         "step": step,
