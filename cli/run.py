@@ -40,6 +40,12 @@ def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
 @click.option(
     "--log-dir", type=click.Path(file_okay=False, path_type=Path), help="A rotated file for each process, and the coordinator's log."
 )
+@click.option(
+    "--standby/--no-standby",
+    default=None,
+    help="Interpreters that wait to become the next attempt, jax imported.  [default: where restarts are allowed]",
+)
+@click.option("--preload", default="", metavar="MODULES", help="What standbys import besides jax and holdfast: flax,optax")
 @click.option("--grace-s", type=_SECONDS, default=5.0, show_default=True, help="From SIGTERM to SIGKILL for what is left after a failure.")
 @click.option("--preemption-grace-s", type=_SECONDS, default=120.0, show_default=True, help="To save and leave after a notice.")
 @click.option("--job-id", help="Of this job, the same in each run of it.  [default: a new one]")
@@ -63,6 +69,8 @@ def run(
     capacity_file: Path | None,
     heartbeat_timeout_s: float,
     log_dir: Path | None,
+    standby: bool | None,
+    preload: str,
     grace_s: float,
     preemption_grace_s: float,
     job_id: str | None,
@@ -92,6 +100,8 @@ def run(
     """
     if ray is not None and log_dir is not None:
         raise click.UsageError("--log-dir is for processes of this machine: with --ray, redirect the output, which holds the lines of all")
+    if ray is not None and (standby or preload):
+        raise click.UsageError("--standby and --preload are for processes of this machine: leave them out with --ray")
     command = _with_orbax(command) if orbax else command
     from holdfast.launch import LiveView, RestartPolicy, run_local
     from holdfast.launch import ray as ray_engine
@@ -130,6 +140,8 @@ def run(
                     output=output,
                     heartbeat_timeout_s=heartbeat_timeout_s,
                     log_dir=log_dir,
+                    standby=standby,
+                    preload=[name.strip() for name in preload.split(",") if name.strip()],
                 )
     except (ValueError, ImportError, OSError) as error:
         raise click.UsageError(str(error)) from error

@@ -55,9 +55,9 @@ def build_record(
     metadata: Any = None,
     opening: int | None = None,
 ) -> bytes:
-    """Returns the bytes of checkpoint.json. An item of JSON or files has no plan.
+    """Returns the bytes of checkpoint.json. An item of JSON or files has no plan. `metrics` and `metadata` are of JSON types.
 
-    `metrics` and `metadata` are of JSON types (TypeError otherwise).
+    Raises TypeError where they are not.
     """
     head = {
         "format": FORMAT,
