@@ -18,6 +18,16 @@ def _amounts(context: click.Context, parameter: click.Parameter, values: tuple[s
         raise click.BadParameter(f"{', '.join(values)}: expected NAME=AMOUNT") from None
 
 
+def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the command with the module in it that stands for Orbax: after the interpreter and its options."""
+    at = 1
+    while at < len(command) and command[at].startswith("-") and command[at] not in ("-m", "-c"):
+        at += 2 if command[at] in ("-X", "-W") else 1
+    if not Path(command[0]).name.startswith("python") or at >= len(command) or command[at] == "-c":
+        raise click.UsageError(f"--orbax: expected a command like `python train.py` or `python -m train`, found {' '.join(command)}")
+    return (*command[:at], "-m", "holdfast.compat.orbax", *command[at:])
+
+
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-n", "--num-processes", type=click.IntRange(1, 4096), required=True, help="How many processes.")
 @click.option("--max-restarts", type=click.IntRange(0), default=0, show_default=True, help="Restarts after a death; progress refills them.")
@@ -30,6 +40,12 @@ def _amounts(context: click.Context, parameter: click.Parameter, values: tuple[s
 @click.option(
     "--log-dir", type=click.Path(file_okay=False, path_type=Path), help="A rotated file for each process, and the coordinator's log."
 )
+@click.option(
+    "--standby/--no-standby",
+    default=None,
+    help="Interpreters that wait to become the next attempt, jax imported.  [default: where restarts are allowed]",
+)
+@click.option("--preload", default="", metavar="MODULES", help="What standbys import besides jax and holdfast: flax,optax")
 @click.option("--grace-s", type=_SECONDS, default=5.0, show_default=True, help="From SIGTERM to SIGKILL for what is left after a failure.")
 @click.option("--commit-grace-s", type=_SECONDS, default=600.0, show_default=True, help="To end a save that a failure did not spoil.")
 @click.option("--preemption-grace-s", type=_SECONDS, default=120.0, show_default=True, help="To save and leave after a notice.")
@@ -44,6 +60,7 @@ def _amounts(context: click.Context, parameter: click.Parameter, values: tuple[s
 @click.option(
     "--insecure", is_flag=True, help="Ray: no token and certificates; whoever reaches the coordinator's port can disturb the job."
 )
+@click.option("--orbax", is_flag=True, help="COMMAND is python and a script, which gets holdfast where it imports orbax.checkpoint.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     num_processes: int,
@@ -53,6 +70,8 @@ def run(
     capacity_file: Path | None,
     heartbeat_timeout_s: float,
     log_dir: Path | None,
+    standby: bool | None,
+    preload: str,
     grace_s: float,
     commit_grace_s: float,
     preemption_grace_s: float,
@@ -63,6 +82,7 @@ def run(
     slices: int,
     startup_timeout_s: float,
     insecure: bool,
+    orbax: bool,
     command: tuple[str, ...],
 ) -> None:
     """Run COMMAND as N processes of one job, under a coordinator of their own.
@@ -82,6 +102,9 @@ def run(
     """
     if ray is not None and log_dir is not None:
         raise click.UsageError("--log-dir is for processes of this machine: with --ray, redirect the output, which holds the lines of all")
+    if ray is not None and (standby or preload):
+        raise click.UsageError("--standby and --preload are for processes of this machine: leave them out with --ray")
+    command = _with_orbax(command) if orbax else command
     from holdfast.launch import LiveView, RestartPolicy, run_local
     from holdfast.launch import ray as ray_engine
 
@@ -120,6 +143,8 @@ def run(
                     output=output,
                     heartbeat_timeout_s=heartbeat_timeout_s,
                     log_dir=log_dir,
+                    standby=standby,
+                    preload=[name.strip() for name in preload.split(",") if name.strip()],
                 )
     except (ValueError, ImportError, OSError) as error:
         raise click.UsageError(str(error)) from error

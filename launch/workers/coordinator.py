@@ -8,6 +8,7 @@ import os
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ _SYNC = "holdfast/sync"  # where multihost's sync points keep their keys
 _NOTICE_KEY = re.compile(r"holdfast/sync/.*/notices/(\d+)")
 _POLL_S = 0.5
 _REAP_S = 10.0
+MOST_HISTORY = 200  # lines of a launcher that a new coordinator is told
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,17 @@ class ProgressWatch:
         self._reported = Progress(attempt)
         self._ours: set[int] = set()  # processes that have had a Session
         self._notices: set[str] = set()
+        self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
         self._closed = threading.Event()
         self.processes: tuple[ProcessProgress, ...] = ()
         self.joined: frozenset[int] = frozenset()  # processes of a job that has gathered
         self._connected = 0
         self._thread = threading.Thread(target=self._run, name="holdfast-progress", daemon=True)
         self._thread.start()
+
+    def note(self, unix_s: float, text: str) -> None:
+        """Adds a line to the job's history at the coordinator, with the next poll."""
+        self._history.append((unix_s, text))
 
     def _run(self) -> None:
         while not self._closed.wait(_POLL_S):
@@ -75,6 +82,7 @@ class ProgressWatch:
     def refresh(self) -> None:
         """Polls now, and reports what is new before it returns; takes at most 2 s."""
         with self._lock, contextlib.suppress(CoordinationError):
+            self._send_history()
             status = self._client.status()
             self.processes = tuple(_progress(task) for task in status.tasks)
             if status.phase != "gathering":
@@ -91,6 +99,12 @@ class ProgressWatch:
                 self._report(progress)
             if self._notices or any(prefix.prefix == "holdfast" for prefix in status.prefixes):
                 self._report_notices(self._client.key_value_dir_get_bytes(_SYNC))
+
+    def _send_history(self) -> None:
+        while self._history:
+            unix_s, text = self._history[0]
+            self._client.report_event("launcher", text, unix_s)
+            self._history.popleft()
 
     def diagnose(self) -> list[Finding]:
         """Returns why the job hangs, nothing where the coordinator does not answer. Blocks for at most a minute."""
