@@ -26,7 +26,7 @@ class Goodput:
     @property
     def total_s(self) -> float:
         """The seconds since the start."""
-        return sum(getattr(self, each.name) for each in fields(self))
+        return float(sum(getattr(self, each.name) for each in fields(self)))
 
     @property
     def fraction(self) -> float:
