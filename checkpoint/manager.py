@@ -451,6 +451,7 @@ class CheckpointManager:
             values = self._restore_one(chosen, wanted, options, hold_s)
         size = sum(int(getattr(leaf, "nbytes", 0)) for leaf in jax.tree_util.tree_leaves(values))
         self._statistics.add(restores=1, restore_s=time.perf_counter() - began, restore_bytes=size)
+        self._group.report(restore_s=self._statistics.restore_s)
         return values[item] if items is None else values
 
     def _restore_one(self, chosen: int | None, wanted: Mapping[str, Any], options: RestoreOptions, hold_s: float) -> dict[str, Any]:

@@ -68,7 +68,8 @@ def run_task(
     step = env.get("SLURM_STEP_ID", "")
     if report:
         print(f"{MARK}started {step}", flush=True)
-    code = _run(command, env, passes_on=not step)
+    detected = detect(environment)
+    code = _run(command, env, passes_on=detected is not None and detected.launcher != "Slurm")
     report_exit(spec.coordinator, spec.process_id, code)
     if report:
         print(f"{MARK}exited {code}", flush=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from holdfast.multihost import JobError, Preempted, StartupFailed
 
 from .decide import decide
+from .goodput import Goodput, GoodputMeter
 from .job import Action, Decision, Event, Job, Launch, Reserve, Start, StartFailed, State, Tick
 
 
@@ -44,6 +45,7 @@ class JobResult:
     reasons: tuple[str, ...]
     elapsed_s: float
     interrupted: bool = False  # by SIGINT
+    goodput: Goodput = field(default_factory=Goodput)  # where the time went
 
     def raise_for_outcome(self) -> None:
         """Raises the error that ended the job, if one did."""
@@ -60,6 +62,7 @@ def supervise(
 ) -> JobResult:
     """Runs `job` on `engine` to its end, and closes the engine. Blocks. `on_decision` sees each decision, with the job before it."""
     began, first = clock(), job.attempt
+    meter = GoodputMeter(began)
     reasons: list[str] = []
     pending: deque[Event] = deque([Start()])
     try:
@@ -67,7 +70,9 @@ def supervise(
             if not pending:
                 timeout_s = None if job.wake_at is None else max(0.0, job.wake_at - clock())
                 pending.extend([*engine.events(timeout_s), Tick()])
-            decision = decide(job, pending.popleft(), clock())
+            event = pending.popleft()
+            decision = decide(job, event, clock())
+            meter.observe(decision.job, event, clock())
             if decision.job.state is not job.state or decision.actions:
                 reasons.append(decision.reason)
             on_decision(job, decision)
@@ -75,7 +80,8 @@ def supervise(
             pending.extendleft(_carry_out(engine, decision))  # a start that failed is decided upon before anything else
     finally:
         engine.close()
-    return _result(job, reasons, clock() - began, job.attempt - first)
+    ended = clock()
+    return _result(job, reasons, ended - began, job.attempt - first, meter.goodput(ended))
 
 
 def _carry_out(engine: Engine, decision: Decision) -> list[Event]:
@@ -90,7 +96,7 @@ def _carry_out(engine: Engine, decision: Decision) -> list[Event]:
     return []
 
 
-def _result(job: Job, reasons: list[str], elapsed_s: float, attempts: int) -> JobResult:
+def _result(job: Job, reasons: list[str], elapsed_s: float, attempts: int, goodput: Goodput) -> JobResult:
     outcome = "done" if job.state is State.FINISHED else "preempted" if isinstance(job.error, Preempted) else "failed"
     return JobResult(
         outcome,
@@ -103,4 +109,5 @@ def _result(job: Job, reasons: list[str], elapsed_s: float, attempts: int) -> Jo
         tuple(reasons),
         elapsed_s,
         "SIGINT" in job.notices,
+        goodput,
     )

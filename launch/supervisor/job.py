@@ -171,6 +171,8 @@ class Progress:
     saved_step: int = -1
     done: bool = False
     saves: Mapping[int, SavePosition] = field(default_factory=dict)
+    restored_s: float = 0.0  # spent in restores, by the process that spent most
+    blocked_s: float = 0.0  # spent blocked in saves, likewise
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class ProgressWatch:
             done = len(status.tasks) > 0 and all(task.progress.values.get("done", 0) for task in status.tasks)
             self._ours |= {task.task_id for task in status.tasks if task.has_session}
             saves = {process: _save_position(status.tasks[process]) for process in self._ours}
-            progress = Progress(self._attempt, step, saved, done, saves)
+            progress = Progress(self._attempt, step, saved, done, saves, _most(status, "restore_s"), _most(status, "save_blocked_s"))
             if progress != self._reported:
                 self._reported = progress
                 self._report(progress)
@@ -146,6 +146,10 @@ def report_exit(address: str, process: int, code: int) -> None:
     """Reports the end of a process to the coordinator at `address`, or its relay, unless that is gone; takes at most 1 s."""
     with contextlib.suppress(CoordinationError), StatusClient(address, timeout_s=1.0) as client:
         client.report_exit(process, code)
+
+
+def _most(status: session_pb2.StatusResponse, name: str) -> float:
+    return max((task.progress.values.get(name, 0.0) for task in status.tasks), default=0.0)
 
 
 def _save_position(task: session_pb2.TaskStatus) -> SavePosition:

@@ -108,6 +108,23 @@ def test_a_death_that_nobody_saw_is_known_after_the_grace(whose: str, served: tu
         assert failed_at - killed_at < HEARTBEAT_S / 5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("starter", ["task", ""])
+@pytest.mark.parametrize("whose", ["ours", "jaxlib's"])
+def test_twenty_deaths_of_twenty(whose: str, starter: str) -> None:
+    """SIGKILL of one of four, with and without a launcher, at the default grace: each survivor's wait ends by its name, each time."""
+    waited: list[float] = []
+    for _ in range(20):
+        with job(4, starter, whose, grace_s=5.0) as (processes, pid):
+            killed_at = time.time()
+            os.kill(pid, signal.SIGKILL)
+            found = failures(processes, 3 if starter or whose == "ours" else 1)
+        assert all("process 3 (" in message for _, _, message in found), found
+        waited += [failed_at - killed_at for failed_at, _, _ in found]
+    print(f"{whose}, started by {starter or 'nobody'}: {min(waited):.2f} to {max(waited):.2f} s after SIGKILL")
+    assert max(waited) < HEARTBEAT_S / 5
+
+
 PATIENT = """
 import sys
 from holdfast.coordination import CoordinationClient

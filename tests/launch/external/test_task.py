@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -38,6 +39,24 @@ def test_a_task_becomes_its_command() -> None:
     done = run_task("--coordinator", "c:1", "--", sys.executable, "-S", "-c", code, **JOBSET, MEGASCALE_SLICE_ID="9")
     assert (done.returncode, done.stdout) == (7, "9 6 2\n"), done.stderr
     assert "holdfast: MEGASCALE_SLICE_ID: '9' -> '2'" in done.stderr
+
+
+def test_a_signal_of_the_launcher_reaches_the_command_and_nothing_outlives_the_task() -> None:
+    """SIGTERM is the command's to handle; its exit code is the task's. Killed, the task takes its command along."""
+    code = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print(os.getpid(), flush=True)
+while True:
+    time.sleep(600)
+"""
+    command = [HOLDFAST, "task", "--coordinator", "c:1", "--", sys.executable, "-S", "-c", code]
+    for number, ended in ((signal.SIGTERM, 7), (signal.SIGKILL, -signal.SIGKILL)):
+        with subprocess.Popen(command, env=os.environ | JOBSET, stdout=subprocess.PIPE, text=True) as task:
+            assert task.stdout is not None
+            pid = int(task.stdout.readline())
+            task.send_signal(number)
+            assert task.wait(60) == ended and wait_until_ended([pid])
 
 
 def test_what_a_task_cannot_do_is_one_clear_error() -> None:

@@ -134,3 +134,10 @@ def test_a_failure_without_a_budget_is_the_error_of_the_job() -> None:
     result = supervise(job(1), engine, clock=engine.clock)
     assert (result.outcome, result.exit_code) == ("failed", 3)
     assert isinstance(result.error, WorkerFailed) and result.error.processes == (0,)
+
+
+def test_the_result_accounts_for_all_time() -> None:
+    """The parts of the goodput sum to the time that the job took."""
+    engine = Script([Reserved(1, 2)], [Exited(1, 0, 1)], [], [], [], [Reserved(2, 2)], [Exited(2, 0, 0), Exited(2, 1, 0)])
+    result = supervise(job(max_failures=1, grace_s=4.0, backoff_s=2.0), engine, clock=engine.clock)
+    assert result.goodput.total_s == result.elapsed_s > 0 and result.goodput.ending_s > 0
