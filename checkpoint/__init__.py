@@ -16,6 +16,7 @@ from .errors import (
 from .format.json_state import Json
 from .format.tree import Node
 from .layouts.inspection import ItemStructure, Structure
+from .local_tier.tier import Local
 from .manager import CheckpointManager
 from .oneshot import load, load_async, save, structure, verify
 from .options import Options, Progress, ProgressBar
@@ -68,6 +69,7 @@ __all__ = [
     "KeepLast",
     "KeepLatestFor",
     "KeepPolicy",
+    "Local",
     "Node",
     "OnPreemption",
     "Options",

@@ -11,9 +11,14 @@ import click
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from holdfast.coordination import CoordinationError, Credentials, HoldfastError, StatusClient
+from holdfast.coordination.diagnosis.findings import Evidence, Finding, diagnose, expected_s, silent
+from holdfast.coordination.diagnosis.stacks import fold
+from holdfast.coordination.process.diagnose import gather
 from holdfast.coordination.process.job_folder import RunningJob, job_folders, user_folder
 from holdfast.proto import coordination_pb2, session_pb2
 
@@ -21,6 +26,7 @@ _FILE = click.Path(exists=True, dir_okay=False)
 _COLOURS = {"CONNECTED": "green", "ERROR": "red", "DISCONNECTED": "yellow"}
 _MAX_MISSING = 20
 _CONNECT_TIMEOUT_S = 2.0
+_DIAGNOSIS_INTERVAL_S = 10.0  # with --watch
 
 
 @click.command()
@@ -108,31 +114,55 @@ def _connect(address: str) -> str:
 
 
 def _print_stacks(client: StatusClient) -> None:
-    """Prints the stacks of all processes, in order."""
+    """Prints what is wrong, and the stacks of all processes, in order. Threads of ours and of the runtime are counted only."""
+    for finding in diagnose(gather(client, with_stacks=True)):
+        click.echo(finding.text)
     process_ids = [task.task_id for task in client.status().tasks]
     for process_id, stacks in zip(process_ids, client.stacks(process_ids), strict=True):
-        click.echo(f"--- process {process_id}\n{str(stacks).rstrip()}")
+        left, mark, report = str(stacks).partition("Left by its watchdog: ")
+        click.echo(f"--- process {process_id}\n{(fold(left) or left).rstrip()}".rstrip())
+        if mark:
+            click.echo(mark + report.rstrip())
 
 
 def _show(client: StatusClient, as_json: bool, watch: bool, interval_s: float) -> None:
+    findings = _Findings(client)
     if as_json:
         while True:
-            shown = MessageToDict(client.status(), preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+            shown = MessageToDict(findings.status(), preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+            shown["diagnosis"] = [finding.as_json() for finding in findings.found]
             click.echo(json.dumps(shown, indent=None if watch else 2))
             if not watch:
                 return
             time.sleep(interval_s)
     if not watch:
-        Console().print(_tables(client.status()))
+        Console().print(_tables(findings.status(), findings.found))
         return
-    with Live(_tables(client.status()), refresh_per_second=4) as live:
+    with Live(_tables(findings.status(), findings.found), refresh_per_second=4) as live:
         while True:
             time.sleep(interval_s)
-            live.update(_tables(client.status()))
+            live.update(_tables(findings.status(), findings.found))
 
 
-def _tables(status: session_pb2.StatusResponse) -> Group:
-    parts: list[str | Table] = [f"[bold]{_headline(status)}[/bold]", _processes(status)]
+class _Findings:
+    """The status as it is now, with what was last found to be wrong."""
+
+    def __init__(self, client: StatusClient) -> None:
+        self._client = client
+        self._due = 0.0
+        self.found: list[Finding] = []
+
+    def status(self) -> session_pb2.StatusResponse:
+        if time.monotonic() < self._due:
+            return self._client.status()
+        evidence: Evidence = gather(self._client)
+        self.found, self._due = diagnose(evidence), time.monotonic() + _DIAGNOSIS_INTERVAL_S
+        return evidence.status
+
+
+def _tables(status: session_pb2.StatusResponse, findings: list[Finding]) -> Group:
+    parts: list[str | Text | Table] = [Text(finding.text, style="bold red") for finding in findings]
+    parts += [Text(_headline(status), style="bold"), _processes(status)]
     if status.barriers:
         parts.append(_barriers(status))
     return Group(*parts)
@@ -152,20 +182,44 @@ def _headline(status: session_pb2.StatusResponse) -> str:
     )
 
 
+_COLUMNS = ("process", "state", "host", "pid", "last heard", "step", "steps/s", "saved", "blocked", "waiting", "waits", "memory", "error")
+_LEFT = {"state", "host", "error"}
+
+
 def _processes(status: session_pb2.StatusResponse) -> Table:
     table = Table(box=None, pad_edge=False)
-    for title in ("process", "state", "host", "pid", "last seen", "step", "saved", "waits", "error"):
-        table.add_column(title, justify="right" if title in ("process", "pid", "last seen", "step", "saved", "waits") else "left")
+    for title in _COLUMNS:
+        table.add_column(title, justify="left" if title in _LEFT else "right")
     for task in status.tasks:
-        state = coordination_pb2.TaskState.Name(task.state)
-        seen = "never" if task.heartbeat_age_s < 0 else f"{task.heartbeat_age_s:.1f} s"
-        step = str(task.progress.step) if task.progress.HasField("step") else ""
-        saved = str(task.progress.saved_step) if task.progress.HasField("saved_step") else ""
-        coloured = f"[{_COLOURS.get(state, 'white')}]{state}[/]"
-        table.add_row(
-            str(task.task_id), coloured, task.host, str(task.pid or ""), seen, step, saved, str(task.waiting_calls or ""), task.error
-        )
+        table.add_row(*_row(status, task))
     return table
+
+
+def _row(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> list[str]:
+    state = coordination_pb2.TaskState.Name(task.state)
+    progress, values = task.progress, task.progress.values
+    return [
+        str(task.task_id),
+        f"[{_COLOURS.get(state, 'white')}]{state}[/]",
+        escape(task.host),
+        str(task.pid or ""),
+        _heard(status, task),
+        str(progress.step) if progress.HasField("step") else "",
+        f"{task.steps_per_second:.2g}" if task.step_age_s >= 0 else "",
+        str(progress.saved_step) if progress.HasField("saved_step") else "",
+        f"{values['save_blocked_s']:.1f} s" if "save_blocked_s" in values else "",
+        f"{values['waiting_share']:.0%}" if "waiting_share" in values else "",
+        str(task.waiting_calls or ""),
+        f"{values['memory_bytes'] / 2**30:.1f} GiB" if "memory_bytes" in values else "",
+        escape(task.error or progress.trouble),
+    ]
+
+
+def _heard(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> str:
+    if task.heartbeat_age_s < 0:
+        return "never"
+    heard = f"{task.heartbeat_age_s:.1f} of {expected_s(status, task):.0f} s"
+    return f"[red]{heard}[/]" if silent(status, task) else heard
 
 
 def _barriers(status: session_pb2.StatusResponse) -> Table:
@@ -177,5 +231,5 @@ def _barriers(status: session_pb2.StatusResponse) -> Table:
         missing = ", ".join(map(str, barrier.missing[:_MAX_MISSING]))
         more = f" and {len(barrier.missing) - _MAX_MISSING} more" if len(barrier.missing) > _MAX_MISSING else ""
         time_left = "" if barrier.left_s < 0 else f"{barrier.left_s:.1f} s"
-        table.add_row(barrier.barrier_id, waiting, f"[red]{missing}{more}[/]", time_left)
+        table.add_row(escape(barrier.barrier_id), waiting, f"[red]{missing}{more}[/]", time_left)
     return table

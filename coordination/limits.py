@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 _KIB, _MIB = 1024, 1024 * 1024
 
+HEARTBEATS_PER_TIMEOUT = 4
+"""A client is heard of at least so often in one heartbeat timeout."""
+
 
 @dataclass(frozen=True)
 class Limits:

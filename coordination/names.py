@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import signal
 from typing import Any, NamedTuple
 
 import grpc
@@ -38,6 +39,17 @@ MISMATCH_TYPE = f"{_TYPES}tensorflow.ServiceMismatchError"
 
 TESTED_GRPC = ((1, 66), (1, 86))
 """Releases of grpcio, from the first to before the second, whose private module was tested. Outside it gRPC's public API serves."""
+
+
+LOOK_SIGNAL = int(getattr(signal, "SIGRTMAX", 64)) - 2
+"""Has a process of a job write its stacks from C into its file of vitals, though some thread holds its interpreter."""
+VITALS_INTERVAL_S = 0.5
+"""So often a process whose interpreter runs touches its file of vitals."""
+
+
+def vitals_file(process_id: int, thread: int) -> str:
+    """Returns the name of the file in memory by which a process lets others of its host look at it; `thread` takes LOOK_SIGNAL."""
+    return f"holdfast-vitals-{process_id}-{thread}"
 
 
 @functools.cache
@@ -111,7 +123,7 @@ def make_error(code: str, message: str, payloads: dict[str, bytes], request: Any
 
 def _report_line(report: spb.ReportRequest) -> str:
     """Returns a report in words, such as "step 40, saved_step 30"."""
-    return ", ".join(f"{field.name} {value}" for field, value in report.ListFields() if field.name != "values")
+    return ", ".join(f"{field.name} {value}" for field, value in report.ListFields() if field.name != "values" and value != "")
 
 
 def barrier_counter(error: CoordinationError) -> int | None:

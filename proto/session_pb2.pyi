@@ -164,7 +164,7 @@ class MissingTask(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., host: _Optional[str] = ..., silent_s: _Optional[float] = ..., lost: bool = ..., progress: _Optional[_Union[ReportRequest, _Mapping]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("step", "saved_step", "values")
+    __slots__ = ("step", "saved_step", "values", "trouble")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -175,10 +175,12 @@ class ReportRequest(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     SAVED_STEP_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
     step: int
     saved_step: int
     values: _containers.ScalarMap[str, float]
-    def __init__(self, step: _Optional[int] = ..., saved_step: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    trouble: str
+    def __init__(self, step: _Optional[int] = ..., saved_step: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
     __slots__ = ()
@@ -221,11 +223,29 @@ class StacksResponse(_message.Message):
     def __init__(self, stacks: _Optional[bytes] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("with_events", "events_after")
+    WITH_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_AFTER_FIELD_NUMBER: _ClassVar[int]
+    with_events: bool
+    events_after: int
+    def __init__(self, with_events: bool = ..., events_after: _Optional[int] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("number", "unix_s", "kind", "text", "task_id")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    unix_s: float
+    kind: str
+    text: str
+    task_id: int
+    def __init__(self, number: _Optional[int] = ..., unix_s: _Optional[float] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., task_id: _Optional[int] = ...) -> None: ...
 
 class TaskStatus(_message.Message):
-    __slots__ = ("task_id", "state", "host", "pid", "heartbeat_age_s", "error", "has_session", "has_agent", "progress", "waiting_calls")
+    __slots__ = ("task_id", "state", "host", "pid", "heartbeat_age_s", "error", "has_session", "has_agent", "progress", "waiting_calls", "step_age_s", "steps_per_second", "usual_steps_per_second")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +256,9 @@ class TaskStatus(_message.Message):
     HAS_AGENT_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     WAITING_CALLS_FIELD_NUMBER: _ClassVar[int]
+    STEP_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    USUAL_STEPS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     state: _coordination_pb2.TaskState
     host: str
@@ -246,7 +269,10 @@ class TaskStatus(_message.Message):
     has_agent: bool
     progress: ReportRequest
     waiting_calls: int
-    def __init__(self, task_id: _Optional[int] = ..., state: _Optional[_Union[_coordination_pb2.TaskState, str]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., error: _Optional[str] = ..., has_session: bool = ..., has_agent: bool = ..., progress: _Optional[_Union[ReportRequest, _Mapping]] = ..., waiting_calls: _Optional[int] = ...) -> None: ...
+    step_age_s: float
+    steps_per_second: float
+    usual_steps_per_second: float
+    def __init__(self, task_id: _Optional[int] = ..., state: _Optional[_Union[_coordination_pb2.TaskState, str]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., error: _Optional[str] = ..., has_session: bool = ..., has_agent: bool = ..., progress: _Optional[_Union[ReportRequest, _Mapping]] = ..., waiting_calls: _Optional[int] = ..., step_age_s: _Optional[float] = ..., steps_per_second: _Optional[float] = ..., usual_steps_per_second: _Optional[float] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("task_id", "since_s")
@@ -281,7 +307,7 @@ class KeyPrefix(_message.Message):
     def __init__(self, prefix: _Optional[str] = ..., keys: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("job", "attempt", "num_processes", "up_s", "phase", "tasks", "barriers", "keys", "key_bytes", "prefixes", "calls", "barriers_passed", "barriers_failed", "recoverable", "survivable", "journal")
+    __slots__ = ("job", "attempt", "num_processes", "up_s", "phase", "tasks", "barriers", "keys", "key_bytes", "prefixes", "calls", "barriers_passed", "barriers_failed", "recoverable", "survivable", "journal", "heartbeat_interval_s", "events")
     JOB_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     NUM_PROCESSES_FIELD_NUMBER: _ClassVar[int]
@@ -298,6 +324,8 @@ class StatusResponse(_message.Message):
     RECOVERABLE_FIELD_NUMBER: _ClassVar[int]
     SURVIVABLE_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
     job: str
     attempt: int
     num_processes: int
@@ -314,4 +342,6 @@ class StatusResponse(_message.Message):
     recoverable: bool
     survivable: bool
     journal: str
-    def __init__(self, job: _Optional[str] = ..., attempt: _Optional[int] = ..., num_processes: _Optional[int] = ..., up_s: _Optional[float] = ..., phase: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., barriers: _Optional[_Iterable[_Union[BarrierStatus, _Mapping]]] = ..., keys: _Optional[int] = ..., key_bytes: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[KeyPrefix, _Mapping]]] = ..., calls: _Optional[int] = ..., barriers_passed: _Optional[int] = ..., barriers_failed: _Optional[int] = ..., recoverable: bool = ..., survivable: bool = ..., journal: _Optional[str] = ...) -> None: ...
+    heartbeat_interval_s: float
+    events: _containers.RepeatedCompositeFieldContainer[Event]
+    def __init__(self, job: _Optional[str] = ..., attempt: _Optional[int] = ..., num_processes: _Optional[int] = ..., up_s: _Optional[float] = ..., phase: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., barriers: _Optional[_Iterable[_Union[BarrierStatus, _Mapping]]] = ..., keys: _Optional[int] = ..., key_bytes: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[KeyPrefix, _Mapping]]] = ..., calls: _Optional[int] = ..., barriers_passed: _Optional[int] = ..., barriers_failed: _Optional[int] = ..., recoverable: bool = ..., survivable: bool = ..., journal: _Optional[str] = ..., heartbeat_interval_s: _Optional[float] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...

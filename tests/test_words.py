@@ -52,7 +52,7 @@ PUBLIC = {
     "checkpoint": """
         SAVED AnyOf AtSteps CheckpointError CheckpointManager CommitUnknown Corrupt EveryNSeconds EveryNSteps FirstSave
         HostileCheckpoint ItemStructure Json KeepAll KeepAnyOf KeepBest KeepClosestTo KeepEvery KeepEverySeconds KeepLast
-        KeepLatestFor KeepPolicy Node OnPreemption Options PolicyContext Progress ProgressBar SaveCancelled SaveFailed SaveHandle
+        KeepLatestFor KeepPolicy Local Node OnPreemption Options PolicyContext Progress ProgressBar SaveCancelled SaveFailed SaveHandle
         SavePolicy StepExists StepFacts StepGone StepNotFound Structure Swept TreeMismatch UnsupportedLeaf VerifyReport
         iterate_steps load load_async save structure sweep verify wait_for_new_step
     """,

@@ -17,6 +17,7 @@ from ..options import Options, ProgressMeter, Statistics
 from ..steps.claims import FOLDER, Claims, Writer
 from ..steps.garbage import BackgroundWorker
 from ..steps.index import StepIndex
+from ..steps.lineage import Lineage
 from ..storage.base import Storage
 from ..storage.local import LocalStorage, fenced
 from .commit import SaveTarget, run_protocol
@@ -41,6 +42,7 @@ class SnapshotWork:
         self._index = None if context is None else context.index
         self._process = target.group.index
         self._items: Mapping[str, tuple[Plan | None, list[ItemReport]]] = {}
+        self._opening: int | None = None
 
     def write(self) -> Mapping[str, ItemReport]:
         """Writes this process's share, durably; reports it."""
@@ -107,6 +109,8 @@ class SnapshotWork:
                 check_json(name, shares)
             items[name] = (plan, shares)
         self._items = items
+        opening = None if self._context is None or self._context.lineage is None else self._context.lineage.current()
+        self._opening = None if opening is None else opening.number
         return self._record(items)
 
     def _record(self, items: Mapping[str, tuple[Plan | None, list[ItemReport]]]) -> bytes:
@@ -120,6 +124,7 @@ class SnapshotWork:
             finished_s=time.time(),
             metrics=request.metrics,
             metadata=request.metadata,
+            opening=self._opening,
         )
 
     def check(self, record: bytes) -> None:
@@ -175,6 +180,11 @@ class SaveContext:
     worker: BackgroundWorker
     statistics: Statistics
     history: SaveHistory | None = None  # of incremental saves
+    lineage: Lineage | None = None  # at the primary
+
+    def run(self, request: SaveRequest) -> SaveResult:
+        """Does a whole save: see `run_save`."""
+        return run_save(request, self)
 
     def target(self, request: SaveRequest) -> SaveTarget:
         """Returns where a save goes."""
@@ -217,11 +227,13 @@ def _take_note(request: SaveRequest, result: SaveResult, context: SaveContext) -
         context.history.settle(committed=result.error is None)
     if result.error is not None:
         context.statistics.add(saves_failed=1)
+        if context.group.index == (getattr(result.error, "process", None) or 0):  # one speaks for all
+            context.group.report(trouble=str(result.error))
         if isinstance(result.error, CommitUnknown) and context.group.index == 0:
             _look_again(request, context)
         return
     context.statistics.add(saves=1, save_s=time.monotonic() - request.began, save_bytes=request.total_bytes)
-    context.group.report(saved_step=request.step)
+    context.group.report(saved_step=request.step, trouble="")
     if result.steps is not None:
         context.index.adopt(result.steps)
     context.index.add(request.facts)

@@ -66,14 +66,14 @@ class LocalStorage:
 
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
         path = self._to_change(name)
-        file = _in_folder(path, lambda: _create(path), self.folder_mode)
+        file = in_folder(path, lambda: create_file(path), self.folder_mode)
         try:
             self._set_mode(file)
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise OSError(errno.EEXIST, "a pipe or a device of that name is there; expected a file or none", str(path))
             dirty = 0
             for offset, buffers in parts:
-                written = _write_all(file, buffers, offset)
+                written = write_all(file, buffers, offset)
                 dirty += written
                 if dirty >= WRITEBACK_BYTES:
                     _start_writeback(file, offset + written - dirty if dirty > written else offset, max(written, dirty))
@@ -91,7 +91,7 @@ class LocalStorage:
         found = old.lstat()
         if not stat.S_ISREG(found.st_mode) or found.st_size != size:
             raise OSError(errno.ESTALE, f"it is no file of {size} bytes", str(old))
-        _in_folder(new, lambda: os.link(old, new, follow_symlinks=False), self.folder_mode)
+        in_folder(new, lambda: os.link(old, new, follow_symlinks=False), self.folder_mode)
 
     def _set_mode(self, file: int) -> None:
         if self._file_mode is not None:
@@ -127,14 +127,14 @@ class LocalStorage:
             file = os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
                 self._set_mode(file)
-                _write_all(file, [memoryview(data)], 0)
+                write_all(file, [memoryview(data)], 0)
                 os.fsync(file)
                 made = os.fstat(file)
             finally:
                 os.close(file)
         try:
             with _refusing(lambda error: error.errno in REFUSALS), self._fenced_if_gone(claim):
-                _in_folder(path, lambda: self._publish(source, path, made, replace), self.folder_mode)
+                in_folder(path, lambda: self._publish(source, path, made, replace), self.folder_mode)
         finally:
             with contextlib.suppress(OSError):  # it goes with its claim
                 os.unlink(source)
@@ -215,7 +215,7 @@ class LocalStorage:
                 sync_folder(folder)
 
 
-def _create(path: Path) -> int:
+def create_file(path: Path) -> int:
     """Returns a new file's descriptor. One that is there is replaced, never written over: other steps may have a name for it too."""
     for _ in range(FOLDER_TRIES):
         try:
@@ -286,7 +286,7 @@ def fenced(claim: str) -> Fenced:
     return Fenced(f"the claim {claim} was taken away: another writer has fenced this one; open a new manager to write again")
 
 
-def _write_all(file: int, buffers: Sequence[memoryview], offset: int) -> int:
+def write_all(file: int, buffers: Sequence[memoryview], offset: int) -> int:
     total = sum(buffer.nbytes for buffer in buffers)
     done = sum(_transfer(os.pwritev, file, buffers, offset))
     if done != total:
@@ -325,7 +325,7 @@ def make_folders(folder: Path, mode: int | None) -> None:
     sync_folder(folder.parent)
 
 
-def _in_folder(path: Path, make: Callable[[], T], mode: int | None) -> T:
+def in_folder(path: Path, make: Callable[[], T], mode: int | None = None) -> T:
     """Makes something in a folder that is made for it, again when a sweep removes the empty folder in between."""
     for _ in range(FOLDER_TRIES):
         with contextlib.suppress(FileNotFoundError):

@@ -20,6 +20,7 @@ from holdfast.proto import session_pb2 as spb
 from ..credentials import Credentials
 from ..deadline import Deadline
 from ..errors import CoordinationError, CoordinatorLost, ProcessLost
+from ..limits import HEARTBEATS_PER_TIMEOUT
 from ..names import is_service_mismatch
 from .processes import ProcessInfo, ProcessWatch
 from .session import ANSWER_GRACE_S, SessionTransport, without_memory
@@ -37,7 +38,6 @@ IDEMPOTENT = frozenset(
 """Methods whose second sending does no more than the first. InsertKeyValue is one only with allow_overwrite; without it, the client
 reads the key back to learn whether the first sending had arrived. IncrementKeyValue never is: its answer lost, it fails."""
 
-HEARTBEATS_PER_TIMEOUT = 4
 DEFAULT_HEARTBEAT_TIMEOUT_S = 100.0
 """Where neither the service nor the caller says: jax's own default."""
 LAST_ATTEMPT_S = 0.5

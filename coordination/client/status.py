@@ -60,10 +60,10 @@ class StatusClient:
         response = self._call(self._list_keys, coordination_b_pb2.GetKeyValueDirRequest(directory_key=key))
         return sorted((entry.key, bytes(entry.value)) for entry in response.kv)
 
-    def stacks(self, process_ids: Sequence[int]) -> list[str | CoordinationError]:
-        """Returns the stacks of all threads of each process, or why there are none. Asks all at once, at most 30 s."""
+    def stacks(self, process_ids: Sequence[int], *, timeout_s: float = _STACKS_TIMEOUT_S) -> list[str | CoordinationError]:
+        """Returns the stacks of all threads of each process, or why there are none. Asks all at once, and waits for `timeout_s` at most."""
         requests = [session_pb2.StacksRequest(task_id=process_id) for process_id in process_ids]
-        calls = [self._stacks.future(request, timeout=_STACKS_TIMEOUT_S, **self._options) for request in requests]
+        calls = [self._stacks.future(request, timeout=timeout_s, **self._options) for request in requests]
         return [_stacks_of(call) for call in calls]
 
     def report_exit(self, process_id: int, exit_code: int) -> None:

@@ -26,12 +26,13 @@ from .keys import Keys
 from .liveness import LivenessBarrier
 from .registration import Registration
 from .shutdown_barrier import ShutdownBarrier
-from .status import Code, Completion, Status, name_processes
+from .status import Code, Completion, Status, clip, name_processes
 from .task_table import Task, TaskState, TaskTable
 from .timers import Timers
 from .watches import TaskWatches
 
 _SCAN_INTERVAL_S = 1.0
+OUR_WAITS = "holdfast/sync/"  # keys that a thread of ours waits for in every healthy process
 STANDSTILL_S = 1.0
 """A tick that comes later than this after it was due comes from a service that stood still, and heard nobody."""
 
@@ -201,7 +202,7 @@ class Machine:
             self._drop_agent(task)
             return
         known = Code(code) if 0 < code <= Code.UNAUTHENTICATED else Code.UNKNOWN
-        text = message.encode()[: self.config.limits.error_bytes].decode(errors="ignore")
+        text = clip(message, self.config.limits.error_bytes)
         sentence = f"process {task_id} reported: {text}"
         self._fail(task, Status(known, sentence, source_task=task_id, reported=True), now)
 
@@ -310,8 +311,19 @@ class Machine:
             Code.INTERNAL, f"process {task_id} takes no part in the job any more{cause}", missing=self.task_table.missing([task_id], now)
         )
 
-    def report(self, call: Any, task_id: int, step: int | None, saved_step: int | None, values: dict[str, float]) -> None:
-        """Notes how far a process has come."""
+    def report(
+        self,
+        call: Any,
+        task_id: int,
+        now: float,
+        *,
+        step: int | None = None,
+        saved_step: int | None = None,
+        values: dict[str, float] | None = None,
+        trouble: str | None = None,
+    ) -> None:
+        """Notes how far a process has come. What is None keeps its value."""
+        values = values or {}
         progress, most = self.task_table.tasks[task_id].progress, self.config.limits.report_values
         if len(progress.values | values) > most or any(len(name) > 100 for name in values):
             sentence = f"a report of {len(progress.values | values)} values; expected at most {most}, with names of at most 100 characters"
@@ -320,11 +332,15 @@ class Machine:
         progress.step = progress.step if step is None else step
         progress.saved_step = progress.saved_step if saved_step is None else saved_step
         progress.values |= values
+        if step is not None:
+            self.task_table.tasks[task_id].pace.note(step, now)
+        if trouble is not None:
+            progress.trouble = clip(trouble, self.config.limits.error_bytes)
         self._complete(call)
 
     def waiting_calls(self) -> Counter[int]:
-        """Returns how many calls of each task wait."""
-        waits = [wait.task_id for wait in self.keys.waiting()]
+        """Returns how many calls of each task's program wait. What a thread of ours waits for all the time is not counted."""
+        waits = [wait.task_id for wait in self.keys.waiting() if not wait.key.startswith(OUR_WAITS)]
         waits += [task_id for barrier in self.barriers.open.values() for task_id in barrier.waiting]
         waits += [*self.registration.waiting(), *self.shutdown_barrier.waiting()]
         return Counter(task_id for task_id in waits if self.task_table.get(task_id) is not None)

@@ -37,6 +37,7 @@ class Progress:
     step: int | None = None
     saved_step: int | None = None
     values: dict[str, float] = field(default_factory=dict)
+    trouble: str = ""  # what has gone wrong and not been mended since
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,11 @@ class Missing:
         silence = "never seen" if self.silent_s is None else f"silent for {self.silent_s:.{0 if self.silent_s >= 10 else 1}f} s"
         silence = self.ended or silence
         return f"{self.task_id} (host {self.host}, {silence})" if self.host else f"{self.task_id} ({silence})"
+
+
+def clip(text: str, most_bytes: int) -> str:
+    """Returns `text`, cut to so many bytes."""
+    return text.encode()[:most_bytes].decode(errors="ignore")
 
 
 MAX_NAMED = 40

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from .pace import Pace
 from .status import Code, Missing, Progress, Status
 
 _FORMER_KEPT = 16  # a process that was started again more often has long ended its first lives
@@ -52,6 +53,7 @@ class Task:
     suspect_since: float | None = None  # its side closed the connection without a goodbye, and it has not been heard of since
     former: list[int] = field(default_factory=list)  # incarnations that are over for good, the latest last
     progress: Progress = field(default_factory=Progress)
+    pace: Pace = field(default_factory=Pace, compare=False)  # not kept in a journal
 
     def incarnation(self, session: bool) -> int:
         """Returns the incarnation as peers on the same kind of channel know it: a Session's, or an agent's."""

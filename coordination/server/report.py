@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import asdict
 
 from holdfast.proto import session_pb2
 
 from ..core.barriers import Barrier
 from ..core.machine import Machine
 from ..core.task_table import Task
+from ..limits import HEARTBEATS_PER_TIMEOUT
 
 _MAX_PREFIXES = 50
 _STACKS_PREFIX = "holdfast/stacks/"  # where the watchdog of holdfast.multihost leaves its report as JSON
@@ -34,6 +36,7 @@ def status_of(machine: Machine, calls: int, now: float, with_stream: set[int]) -
         barriers_failed=machine.barriers.failed,
         recoverable=config.recoverable,
         survivable=config.survivable,
+        heartbeat_interval_s=config.heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT,
     )
     if shutting_down := machine.shutdown_barrier.waiting():
         missing = sorted(machine.task_table.everyone - set(shutting_down))
@@ -69,7 +72,10 @@ def _task(task: Task, now: float, has_session: bool) -> session_pb2.TaskStatus:
         error=task.error.message if task.error else "",
         has_session=has_session,
         has_agent=task.agent != 0,
-        progress=session_pb2.ReportRequest(step=task.progress.step, saved_step=task.progress.saved_step, values=task.progress.values),
+        progress=session_pb2.ReportRequest(**asdict(task.progress)),
+        step_age_s=-1.0 if task.pace.moved_at is None else now - task.pace.moved_at,
+        steps_per_second=task.pace.per_second(now),
+        usual_steps_per_second=task.pace.usual,
     )
 
 

@@ -256,9 +256,8 @@ class SessionStreams:
         machine, task_id = self._machine, call.caller.task_id
         if request.method == "Report":
             report = session_pb2.ReportRequest.FromString(request.body)
-            step = report.step if report.HasField("step") else None
-            saved_step = report.saved_step if report.HasField("saved_step") else None
-            machine.report(call, task_id, step, saved_step, dict(report.values))
+            given = {name: getattr(report, name) for name in ("step", "saved_step", "trouble") if report.HasField(name)}
+            machine.report(call, task_id, now, values=dict(report.values), **given)
         elif request.method == "ReportError":
             error = session_pb2.ReportErrorRequest.FromString(request.body)
             machine.report_error(call, task_id, error.error_code, error.error_message, now)
@@ -376,6 +375,9 @@ class SessionStreams:
             return
         for call in list(session.calls.values()):
             self._machine.drop(call)
+        askers, _ = self._queries.pop(session.query, ([], 0.0))
+        gone = Status(Code.UNAVAILABLE, f"process {session.task_id} has ended its Session, so it cannot answer")
+        self._machine.completions += [Completion(call, None, gone) for call in askers if call not in session.calls.values()]
         if self._sessions.get(session.task_id) is session:
             del self._sessions[session.task_id]
             self._machine.task_table.tasks[session.task_id].attached = False

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import queue
 import signal
+import threading
 from collections.abc import Sequence
 
 from holdfast.coordination import Credentials
 
 from ..supervisor.engine import Engine, JobResult, supervise
-from ..supervisor.job import Event, Exited, Job, Notice, Stop
+from ..supervisor.job import HANG, Event, Exited, Job, Notice, Stop
 from ..view import LiveView, reporter
 from ..workers.coordinator import ProcessProgress, ProgressWatch
 from ..workers.output import Output
@@ -28,6 +29,8 @@ class BaseEngine(Engine):
         self._output = output
         self._queue: queue.SimpleQueue[Event | signal.Signals] = queue.SimpleQueue()
         self._watch: ProgressWatch | None = None
+        self._explaining = threading.Lock()
+        self._explained: ProgressWatch | None = None
         self._signals = 0
         self._sent_sigterm = False  # to the processes of this attempt
 
@@ -86,9 +89,19 @@ class BaseEngine(Engine):
         if watch is not None:
             watch.report_exit(event.process, event.code)
             watch.refresh()
+            if event.code == HANG:
+                self._explain_hang(watch)
         if event.code in _BY_SIGTERM and not self._sent_sigterm and (watch is None or event.process not in watch.joined):
             self._queue.put(Notice(f"process {event.process} (SIGTERM before it had joined)"))
         self._queue.put(event)
+
+    def _explain_hang(self, watch: ProgressWatch) -> None:
+        """Says, once in an attempt, who keeps the others waiting and where: those that hang have left their stacks."""
+        with self._explaining:
+            if self._explained is not watch:
+                self._explained = watch
+                for finding in watch.diagnose():
+                    self._output.say(f"hang: {finding.text}")
 
     def _close_watch(self) -> None:
         watch, self._watch = self._watch, None

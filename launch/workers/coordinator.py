@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.coordination import CoordinationError, CoordinationService, Credentials, StatusClient
+from holdfast.coordination.diagnosis.findings import Finding, diagnose
+from holdfast.coordination.process.diagnose import gather
 from holdfast.coordination.process.job_folder import JobFolder, RunningJob
 from holdfast.multihost import StartupFailed
 from holdfast.proto import coordination_pb2, session_pb2
@@ -84,6 +86,12 @@ class ProgressWatch:
                 self._report(Progress(self._attempt, step, saved, done))
             if self._notices or any(prefix.prefix == "holdfast" for prefix in status.prefixes):
                 self._report_notices(self._client.key_value_dir_get_bytes(_SYNC))
+
+    def diagnose(self) -> list[Finding]:
+        """Returns why the job hangs, nothing where the coordinator does not answer. Blocks for at most a minute."""
+        with contextlib.suppress(CoordinationError):
+            return diagnose(gather(self._client, hangs=True))
+        return []
 
     def report_exit(self, process: int, code: int) -> None:
         """Reports the end of a process to the coordinator, which ends at once what waits for it; takes at most 1 s."""

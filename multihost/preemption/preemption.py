@@ -24,6 +24,7 @@ import jax
 from jax._src import distributed
 
 from ..group.group_client import Client, GroupClient, group_client_of
+from ..liveness.vitals import note_step
 from ..liveness.watchdog import progress
 from .signals import Signals
 from .sources import GceMetadata, Notice, Polled, SlurmEnd, Source
@@ -359,6 +360,7 @@ def reached_preemption(step: int) -> bool:
     """
     reached = current().reached(step)
     progress()
+    note_step(step)
     if reached:
         jax.monitoring.record_event(EVENT)
     return reached

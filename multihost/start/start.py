@@ -23,6 +23,7 @@ from ..group.group_client import Deadline, forget_group_client, group_client_of
 from ..group.ids import forget_ids, initialize_ids
 from ..group.runtime import set_client
 from ..liveness.health import health
+from ..liveness.vitals import forget_vitals, start_vitals, stop_vitals
 from ..preemption import preemption
 from ..preemption.sources import Source
 from ..spec import ProcessSpec
@@ -148,6 +149,7 @@ def _join(discovered: DiscoveredProcess, spec: ProcessSpec, timeouts: _Timeouts,
         client = _connect(spec, credentials, deadline, timeouts)
     _job = _Job(spec, client, timeouts.shutdown_s)
     set_client(client, spec)
+    start_vitals(client, spec.process_id, spec.num_processes)
     group_client = group_client_of(client)
     group_client.loss_known_s = client.heartbeat_timeout_s + 1
     preemption.start(client, spec.process_id, spec.num_processes, lost=group_client.lost_tasks)
@@ -272,6 +274,7 @@ def _leave(job: _Job, why: str = "") -> None:
     end_jax()
     if job.relay is not None:
         job.relay.close()
+    stop_vitals()
     set_client(None)
     forget_group_client(job.client)
     forget_ids()
@@ -317,6 +320,7 @@ def _forget_in_child() -> None:
     state.preemption_sync_manager = state.client = state.service = None
     if job.relay is not None:
         job.relay.abandon()
+    forget_vitals()
     set_client(None)
     forget_ids()
 

@@ -18,7 +18,7 @@ class Proxy:
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
-        self.refusing = False
+        self.refusing = self._dropping = False
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -38,7 +38,8 @@ class Proxy:
     def _forward(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65_536):
-                sink.sendall(data)
+                if not self._dropping:
+                    sink.sendall(data)
         self._close(source, sink)
 
     def _close(self, *sockets: socket.socket) -> None:
@@ -48,6 +49,10 @@ class Proxy:
             each.close()
         with self._lock:
             self._open.difference_update(sockets)
+
+    def drop(self) -> None:
+        """Lets nothing through any more, in either direction, and closes nothing."""
+        self._dropping = True
 
     def cut(self, refuse: bool = False) -> None:
         """Closes all connections; new ones are refused until the next `cut()`, where `refuse` says so."""

@@ -55,5 +55,7 @@ def test_status_shows_the_stacks_of_the_living_and_what_the_dead_have_left() -> 
             command = [sys.executable, "-c", "from holdfast.cli import main; main()", "status", service.address, "--stacks"]
             shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     living, dead = shown.split("--- process 1\n")
-    assert living.startswith("--- process 0\n") and "the_innocent_function" in living
+    found, living = living.split("--- process 0\n")
+    assert found.startswith("process 1 (host ") and ") has failed: hang: no progress for " in found
+    assert "the_innocent_function" in living
     assert "Left by its watchdog: no progress for" in dead and "the_guilty_function" in dead

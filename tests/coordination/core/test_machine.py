@@ -67,12 +67,12 @@ def test_reports_add_up_within_bounds() -> None:
     """What a report leaves out keeps its value; too many values, or a long name, are refused and change nothing."""
     driver = Driver(1, limits=Limits(report_values=2))
     report = driver.machine.report
-    assert driver.code(driver.make(lambda call: report(call, 0, 3, None, {"loss": 0.5}))) is Code.OK
-    assert driver.code(driver.make(lambda call: report(call, 0, None, 2, {"lr": 0.1}))) is Code.OK
+    assert driver.code(driver.make(lambda call: report(call, 0, 1.0, step=3, values={"loss": 0.5}))) is Code.OK
+    assert driver.code(driver.make(lambda call: report(call, 0, 2.0, saved_step=2, values={"lr": 0.1}, trouble="full"))) is Code.OK
     progress = driver.machine.task_table.tasks[0].progress
-    assert (progress.step, progress.saved_step, progress.values) == (3, 2, {"loss": 0.5, "lr": 0.1})
+    assert (progress.step, progress.saved_step, progress.values, progress.trouble) == (3, 2, {"loss": 0.5, "lr": 0.1}, "full")
     for values in ({"more": 1.0}, {"n" * 101: 1.0}):
-        refused = driver.make(lambda call, values=values: report(call, 0, 9, 9, values))  # type: ignore[misc]
+        refused = driver.make(lambda call, values=values: report(call, 0, 3.0, step=9, saved_step=9, values=values))  # type: ignore[misc]
         assert driver.code(refused) is Code.RESOURCE_EXHAUSTED
     assert progress.step == 3 and len(progress.values) == 2
 

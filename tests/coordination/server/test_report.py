@@ -26,7 +26,7 @@ def test_a_status_names_the_waiting_and_the_missing() -> None:
 def test_a_task_is_shown_with_what_it_last_reported() -> None:
     """Host, progress, age, and the sentence of its error."""
     driver = Driver(2, recoverable=True)
-    driver.make(lambda call: driver.machine.report(call, 0, 7, None, {"loss": 0.5}))
+    driver.make(lambda call: driver.machine.report(call, 0, driver.now, step=7, values={"loss": 0.5}))
     driver.wait(12, beating=(0,))
     well, lost = status_of(driver.machine, 0, driver.now, set()).tasks
     assert (well.host, well.progress.step, well.progress.values["loss"], well.heartbeat_age_s) == ("b0", 7, 0.5, 0.0)

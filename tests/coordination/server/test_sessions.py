@@ -217,6 +217,18 @@ def test_a_process_that_does_not_answer_is_given_up() -> None:
     assert session_pb2.StacksResponse.FromString(left.outcome[1]).stacks == b"Left by its watchdog: stuck\nhere"
 
 
+def test_a_process_that_goes_away_is_not_waited_for() -> None:
+    """The question ends with its Session: with what its watchdog has left, or an error; a question that it asked itself is dropped."""
+    sessions = Sessions()
+    writer = InMemoryWriter()
+    sessions.request(1, 1, "Stacks", session_pb2.StacksRequest(task_id=1))
+    sessions.sessions.ask_stacks(StacksCall(writer, 1), 1, sessions.now)
+    sessions.sessions.closed(sessions.streams[1])
+    sessions.flush()
+    assert writer.outcome == ("UNAVAILABLE", "process 1 has ended its Session, so it cannot answer")
+    assert sessions.streams[1].replies() == []
+
+
 def test_the_status_is_asked_over_a_session_too() -> None:
     """GetStatus is answered with the service's own status."""
     sessions = Sessions()

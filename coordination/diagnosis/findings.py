@@ -1,0 +1,371 @@
+"""Why a job does not get on: each finding names processes, hosts and, where it can be known, a line of code, in one sentence. Pure.
+
+What stands first explains what stands after it: a process that has failed, one that cannot answer, processes that wait for each other,
+the one that is elsewhere in the program while all others wait, a save that failed, a process that all others always wait for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from holdfast.proto import coordination_pb2, session_pb2
+
+from .stacks import Frame, Thread, parse
+
+STALLED_S = 8.0
+"""No step of any process for so long, and for three usual steps: the job does not get on."""
+_BARRIER_S = 5.0  # at a barrier, before somebody is missed
+_GATHERING_S = 10.0
+_SLACK_S = 2.0  # a sign of life may be so late, and come half as often
+_MAX_NAMED = 8
+_WAITS_SHARE, _WORKS_SHARE = 0.35, 0.15  # of its time that a process waits, where another one that works keeps it waiting
+_MAX_GROUPS = 3
+_OURS = re.compile(r"holdfast/[^/]+/([^/]+)(?:/\d+)?")
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a look from outside has shown of a process on this host. `held_s`: for how long a thread has held its interpreter."""
+
+    stopped: bool = False
+    held_s: float | None = None
+    stacks: str = ""
+
+    @property
+    def runs(self) -> bool:
+        """Whether its interpreter runs."""
+        return not self.stopped and self.held_s is None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that a diagnosis goes by. `stacks` are samples by process, none for one that was asked and did not answer."""
+
+    status: session_pb2.StatusResponse
+    stacks: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    looks: Mapping[int, Look] = field(default_factory=dict)
+    hangs: bool = False  # whoever asks knows that the job does not get on
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: a sentence, and its parts for a program. `line` is 0 where the place is not known."""
+
+    kind: str
+    text: str
+    processes: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    function: str = ""
+    file: str = ""
+    line: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the fields as JSON holds them."""
+        return asdict(self)
+
+
+def diagnose(evidence: Evidence) -> list[Finding]:
+    """Returns what is wrong, the cause of the rest first; nothing where the job gets on."""
+    found: list[Finding] = []
+    explained: set[int] = set()
+    first = (_elsewhere,) if evidence.hangs else ()  # those that failed did so because it hangs
+    for rule in (*first, _failed, _unheard, _crossed, _elsewhere, _missed, _in_trouble, _slow, _gathering):
+        for finding in rule(evidence):
+            if not finding.processes or not explained.issuperset(finding.processes):
+                explained.update(finding.processes)
+                found.append(finding)
+    return found
+
+
+def stalled_s(status: session_pb2.StatusResponse) -> float | None:
+    """Returns for how long no process has made a step, None where steps come as they should, or none was ever reported."""
+    ages = [task.step_age_s for task in status.tasks if task.step_age_s >= 0 and task.state == coordination_pb2.CONNECTED]
+    usual = max((task.usual_steps_per_second for task in status.tasks), default=0.0)
+    age_s = min(ages, default=-1.0)
+    return age_s if age_s > max(STALLED_S, 3 / usual if usual else 0.0) else None
+
+
+def wants_stacks(status: session_pb2.StatusResponse) -> bool:
+    """Returns whether a diagnosis needs stacks: no step moves, somebody is missed or silent, or one keeps the others waiting."""
+    waited_s = max((each.since_s for barrier in status.barriers if barrier.missing for each in barrier.waiting), default=0.0)
+    if stalled_s(status) is not None or waited_s > _BARRIER_S or any(silent(status, task) for task in status.tasks):
+        return True
+    return bool(_stragglers(status))
+
+
+def silent(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> bool:
+    """Returns whether a process that should live has not been heard of when it should have been."""
+    connected = task.state == coordination_pb2.CONNECTED
+    return connected and task.heartbeat_age_s > 2 * expected_s(status, task) + _SLACK_S
+
+
+def expected_s(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> float:
+    """Returns how often a process that lives is heard of, in seconds."""
+    return task.progress.values.get("report_interval_s", status.heartbeat_interval_s)
+
+
+# ---- Rules, in the order in which one explains the next
+
+
+def _failed(evidence: Evidence) -> Iterator[Finding]:
+    """Processes that have failed: those that said why come before those that fell silent."""
+    failed = [task for task in evidence.status.tasks if task.state == coordination_pb2.ERROR]
+    for task in sorted(failed, key=lambda task: " is lost: " in task.error):
+        who = f"process {task.task_id}"
+        why = task.error.removeprefix(f"{who} reported: ")
+        text = why if why.startswith(who) else f"{_who([task])} has failed: {why}"
+        yield _finding("failed", text, [task])
+
+
+def _unheard(evidence: Evidence) -> Iterator[Finding]:
+    """Processes that are stopped, cut off, or cannot run Python."""
+    status = evidence.status
+    asked = {process for process, samples in evidence.stacks.items() if not samples}
+    for task in status.tasks:
+        if task.state == coordination_pb2.CONNECTED and (task.task_id in asked or silent(status, task)):
+            look = evidence.looks.get(task.task_id)
+            if look is not None and look.runs and not silent(status, task):
+                continue  # merely slow to answer
+            text, place = _about_silence(status, task, look)
+            yield _finding("unheard", f"{_who([task])} {text}", [task], place)
+
+
+def _about_silence(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus, look: Look | None) -> tuple[str, Frame | None]:
+    heard = f"last heard of {task.heartbeat_age_s:.0f} s ago, expected every {expected_s(status, task):.0f} s"
+    if look is None:
+        elsewhere = "stopped, cut off, or held by C code: `holdfast status` on its own host tells which"
+        return f"does not answer ({heard}): {elsewhere}", None
+    if look.stopped:
+        return f"is stopped, by a signal or a debugger ({heard}): kill -CONT {task.pid} lets it go on", None
+    place = _place(look.stacks)
+    where = f"is in {place.place}" if place else "runs"
+    if look.held_s is not None:
+        return f"{where}, in C code that holds its interpreter for {look.held_s:.0f} s", place
+    return f"{where}, but is cut off from the coordinator ({heard}): look at the network between the two", place
+
+
+def _crossed(evidence: Evidence) -> Iterator[Finding]:
+    """Processes that wait for each other at different barriers."""
+    barriers = sorted(evidence.status.barriers, key=lambda barrier: len(barrier.waiting))
+    for number, fewer in enumerate(barriers):
+        at_fewer = {each.task_id for each in fewer.waiting}
+        for more in barriers[number + 1 :]:
+            at_more = {each.task_id for each in more.waiting}
+            if at_fewer and at_more and at_fewer.issubset(more.missing) and at_more.intersection(fewer.missing):
+                tasks = _tasks(evidence, at_fewer)
+                place = _place_of(evidence, tasks)
+                text = f"{_who(tasks)} {_verb(tasks, 'waits', 'wait')} at barrier {_barrier(fewer)}{_at(place)}, while "
+                others = f"{_others(len(at_more))} {'waits' if len(at_more) == 1 else 'wait'} for it at {_barrier(more)}"
+                yield _finding("crossed", text + others, tasks, place)
+                return
+
+
+def _elsewhere(evidence: Evidence) -> Iterator[Finding]:
+    """The few that are elsewhere in the program, or at another step, while no step moves."""
+    idle_s = stalled_s(evidence.status)
+    waits = any(each.since_s > _BARRIER_S for barrier in evidence.status.barriers for each in barrier.waiting)
+    if (idle_s is None and not waits and not evidence.hangs) or len(evidence.status.tasks) < 2:
+        return
+    since = "" if idle_s is None else f", no step for {idle_s:.0f} s"
+    groups = _groups(evidence)
+    odd = _odd(groups)
+    steps = _by_step(evidence)
+    if odd is None and len(steps) > 1:
+        odd = _Group(min(steps.values(), key=len), None, "")
+    if odd is None:
+        return
+    tasks = _tasks(evidence, odd.processes)
+    ahead = _step_difference(evidence, odd.processes)
+    is_in = f" {_verb(tasks, 'is', 'are')} in {odd.place.place}" if odd.place and not odd.waits else ""
+    if odd.waits and odd.place:
+        is_in = f" {_verb(tasks, 'waits', 'wait')} in {odd.waits} at {odd.place.place}"
+    rest = [group for group in groups if not odd.processes.intersection(group.processes)]
+    text = f"{_who(tasks)}{is_in}{ahead}{since}" + "".join(f"; {_describe(group, len(rest))}" for group in rest[:_MAX_GROUPS])
+    yield _finding("elsewhere", text, tasks, odd.place)
+
+
+def _missed(evidence: Evidence) -> Iterator[Finding]:
+    """Processes that others wait for at a barrier."""
+    for barrier in evidence.status.barriers:
+        waited_s = max((each.since_s for each in barrier.waiting), default=0.0)
+        if barrier.missing and waited_s > _BARRIER_S and len(barrier.missing) <= len(barrier.waiting):
+            tasks = _tasks(evidence, set(barrier.missing))
+            place = _place_of(evidence, tasks)
+            text = f"{_who(tasks)} {_verb(tasks, 'has', 'have')} not come to barrier {_barrier(barrier)}{_at(place)}: "
+            yield _finding("missed", f"{text}{_others(len(barrier.waiting))} wait there for {waited_s:.0f} s", tasks, place)
+
+
+def _in_trouble(evidence: Evidence) -> Iterator[Finding]:
+    """What processes have reported of themselves, and not taken back."""
+    for task in evidence.status.tasks:
+        if task.progress.trouble:
+            yield _finding("trouble", f"{_who([task])}: {task.progress.trouble}", [task])
+
+
+def _slow(evidence: Evidence) -> Iterator[Finding]:
+    """The one that works while all others mostly wait."""
+    stragglers = _stragglers(evidence.status)
+    if not stragglers or stalled_s(evidence.status) is not None:
+        return
+    shares = [_share(task) for task in evidence.status.tasks if task not in stragglers]
+    place = _place_of(evidence, stragglers, working=True)
+    pace = max((task.steps_per_second for task in evidence.status.tasks), default=0.0)
+    usual = max((task.usual_steps_per_second for task in evidence.status.tasks), default=0.0)
+    slower = f"; {pace:.1f} steps/s, {usual:.1f} at best" if 0 < pace < 0.8 * usual else ""
+    keep = _verb(stragglers, "keeps", "keep")
+    text = f"{_who(stragglers)} {keep} the others waiting for {min(shares):.0%} of their time{_at(place)}{slower}"
+    yield _finding("slow", text, stragglers, place)
+
+
+def _gathering(evidence: Evidence) -> Iterator[Finding]:
+    """Those that have not come yet."""
+    status = evidence.status
+    absent = [task for task in status.tasks if task.state == coordination_pb2.UNINITIALIZED]
+    if status.phase == "gathering" and status.up_s > _GATHERING_S and 0 < len(absent) < len(status.tasks):
+        came = len(status.tasks) - len(absent)
+        yield _finding(
+            "gathering", f"{_who(absent)} {_verb(absent, 'has', 'have')} not come yet; {came} of {len(status.tasks)} have", absent
+        )
+
+
+# ---- Groups of processes at one place
+
+
+@dataclass(frozen=True)
+class _Group:
+    processes: frozenset[int]
+    place: Frame | None
+    waits: str  # the function of the runtime in which they wait
+
+
+def _groups(evidence: Evidence) -> list[_Group]:
+    """Returns the processes by where they are, the smallest group first: by function, or by line where all are in one function."""
+    threads = {process: [_main(sample) for sample in samples] for process, samples in evidence.stacks.items() if samples}
+    by_function = _grouped(threads, lambda thread: (_function(thread), thread.waits))
+    return by_function if len(by_function) > 1 else _grouped(threads, lambda thread: (thread.place, thread.waits))
+
+
+def _grouped(threads: Mapping[int, Sequence[Thread]], key: Callable[[Thread], object]) -> list[_Group]:
+    found: dict[object, list[int]] = {}
+    typical: dict[int, Thread] = {}
+    for process, samples in threads.items():
+        common, _ = Counter(key(thread) for thread in samples).most_common(1)[0]
+        found.setdefault(common, []).append(process)
+        typical[process] = next(thread for thread in samples if key(thread) == common)
+    groups = [_Group(frozenset(each), typical[each[0]].place, typical[each[0]].waits) for each in found.values()]
+    return sorted(groups, key=lambda group: (len(group.processes), min(group.processes)))
+
+
+def _odd(groups: Sequence[_Group]) -> _Group | None:
+    """Returns the group that the others wait for: one that does not wait, or the smallest where all do; None where all are at one place."""
+    if len(groups) < 2:
+        return None
+    working = [group for group in groups if not group.waits]
+    if working and len(working) < len(groups):
+        return working[0]
+    return groups[0] if len(groups[0].processes) < len(groups[-1].processes) else None
+
+
+def _by_step(evidence: Evidence) -> dict[int, frozenset[int]]:
+    steps: dict[int, set[int]] = {}
+    for task in evidence.status.tasks:
+        if task.progress.HasField("step") and task.state == coordination_pb2.CONNECTED:
+            steps.setdefault(task.progress.step, set()).add(task.task_id)
+    return {step: frozenset(processes) for step, processes in steps.items()}
+
+
+def _step_difference(evidence: Evidence, odd: frozenset[int]) -> str:
+    """Returns how far the odd ones are from the others, where all of each are at one step."""
+    steps = _by_step(evidence)
+    own = {step for step, processes in steps.items() if processes & odd}
+    others = {step for step, processes in steps.items() if processes - odd}
+    if len(own) != 1 or len(others) != 1 or own == others:
+        return ""
+    (mine,), (theirs,) = own, others
+    return f", at step {mine}, {abs(mine - theirs)} {'ahead of' if mine > theirs else 'behind'} the others' {theirs}"
+
+
+def _stragglers(status: session_pb2.StatusResponse) -> list[session_pb2.TaskStatus]:
+    """Returns the processes that hardly wait, where they are few and all others wait much."""
+    shares = [(task, _share(task)) for task in status.tasks]
+    if len(shares) < 2 or any(share is None for _, share in shares):
+        return []
+    working = [task for task, share in shares if share < _WORKS_SHARE]
+    waiting = [task for task, share in shares if share > _WAITS_SHARE]
+    return working if 0 < len(working) <= len(shares) / 2 and len(working) + len(waiting) == len(shares) else []
+
+
+def _share(task: session_pb2.TaskStatus) -> Any:
+    return task.progress.values.get("waiting_share")
+
+
+def _place_of(evidence: Evidence, tasks: Sequence[session_pb2.TaskStatus], working: bool = False) -> Frame | None:
+    """Returns where the first of some processes mostly is."""
+    threads = [_main(sample) for sample in evidence.stacks.get(tasks[0].task_id, ())]
+    places = [thread.place for thread in threads if thread.place is not None and not (working and thread.waits)]
+    return Counter(places).most_common(1)[0][0] if places else None
+
+
+def _place(stacks: str) -> Frame | None:
+    return _main(stacks).place
+
+
+def _main(stacks: str) -> Thread:
+    return next(iter(parse(stacks)), Thread("", ()))
+
+
+def _function(thread: Thread) -> tuple[str, str]:
+    return (thread.place.file, thread.place.function) if thread.place else ("", "")
+
+
+# ---- Words
+
+
+def _finding(kind: str, text: str, tasks: Sequence[session_pb2.TaskStatus], place: Frame | None = None) -> Finding:
+    processes, hosts = tuple(task.task_id for task in tasks), tuple(task.host for task in tasks)
+    if place is None:
+        return Finding(kind, text, processes, hosts)
+    return Finding(kind, text, processes, hosts, place.function, place.file, place.line)
+
+
+def _tasks(evidence: Evidence, processes: frozenset[int] | set[int]) -> list[session_pb2.TaskStatus]:
+    return [task for task in evidence.status.tasks if task.task_id in processes]
+
+
+def _who(tasks: Sequence[session_pb2.TaskStatus]) -> str:
+    """Returns "process 2 (host b7)", or "processes 2 (host b7), 5 (host b9) and 3 more"."""
+    names = [f"{task.task_id} (host {task.host or 'unknown'})" for task in tasks[:_MAX_NAMED]]
+    more = f" and {len(tasks) - _MAX_NAMED} more" if len(tasks) > _MAX_NAMED else ""
+    return f"{'process' if len(tasks) == 1 else 'processes'} {', '.join(names)}{more}"
+
+
+def _barrier(barrier: session_pb2.BarrierStatus) -> str:
+    """Returns a barrier's name as the program gave it; the groups of holdfast.multihost put their own before it, and quote it."""
+    ours = _OURS.fullmatch(barrier.barrier_id)
+    return repr(unquote(ours[1]) if ours else barrier.barrier_id)
+
+
+def _others(count: int) -> str:
+    return "the other" if count == 1 else f"the other {count}"
+
+
+def _describe(group: _Group, groups: int) -> str:
+    count = len(group.processes)
+    who = _others(count) if groups == 1 else f"process {min(group.processes)}" if count == 1 else f"{count} others"
+    where = group.place.place if group.place else "unknown code"
+    if group.waits:
+        return f"{who} {'waits' if count == 1 else 'wait'} in {group.waits} at {where}"
+    return f"{who} {'is' if count == 1 else 'are'} in {where}"
+
+
+def _at(place: Frame | None) -> str:
+    return f" (in {place.place})" if place else ""
+
+
+def _verb(tasks: Sequence[object], one: str, several: str) -> str:
+    return one if len(tasks) == 1 else several

@@ -1,0 +1,116 @@
+"""The stacks of a process as values: parsed from text, told apart into the user's frames and the rest. Pure.
+
+Two writers are understood: `traceback` (oldest call first, with the lines of source) and `faulthandler` (latest call first, without).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+_THREAD = re.compile(r"^(?:Current thread|Thread) (.+?)(?: \(most recent call first\))?:$")
+_FRAME = re.compile(r'^  File "(.*?)", line (\d+),? in (.+)$')
+_ROOMS = ("proto", "coordination", "multihost", "checkpoint", "launch", "compat", "web", "cli")
+_ROOT = Path(__file__).parent.parent.parent
+OURS = tuple({f"{root}/{room}/" for root in (_ROOT, _ROOT.resolve(), Path(__file__).resolve().parent.parent.parent) for room in _ROOMS})
+"""The folders of this package: installed, or of a source tree behind links. The processes of a job have the same ones."""
+
+_STANDARD_LIBRARY = re.compile(r"/lib/python3\.\d+/(?!site-packages/|dist-packages/)|^<")
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/([^/]+)")
+_RUNTIME = frozenset({"jax", "jaxlib", "holdfast"})  # where a program waits for devices and for other processes
+_MAIN = "MainThread"
+
+
+class Frame(NamedTuple):
+    """One call. `source` is the line of code, "" where the writer had none."""
+
+    file: str
+    line: int
+    function: str
+    source: str = ""
+
+    @property
+    def place(self) -> str:
+        """The function, file and line, as a sentence names them."""
+        return f"{self.function}, {self.file.rsplit('/', 1)[-1]}:{self.line}"
+
+    @property
+    def library(self) -> str:
+        """The library that the frame is of: "python" for the standard library, "" for the user's own code."""
+        if self.file.startswith(OURS):
+            return "holdfast"
+        if found := _INSTALLED.search(self.file):
+            return found[1]
+        return "python" if _STANDARD_LIBRARY.search(self.file) else ""
+
+
+@dataclass(frozen=True)
+class Thread:
+    """One thread with its calls, the oldest first."""
+
+    name: str
+    frames: tuple[Frame, ...]
+
+    @property
+    def place(self) -> Frame | None:
+        """The latest call of the user's own code; of a program that is installed itself, of what is neither a runtime nor Python."""
+        own = [frame for frame in self.frames if not frame.library]
+        others = [frame for frame in self.frames if frame.library not in _RUNTIME | {"python", ""}]
+        return own[-1] if own else others[-1] if others else None
+
+    @property
+    def waits(self) -> str:
+        """The function of the runtime that the user called and that waits for devices or other processes; "" where none does."""
+        called = ""
+        for frame in reversed(self.frames):
+            if frame.library in _RUNTIME:
+                called = frame.function
+            elif frame.library != "python" or called:
+                break
+        return called
+
+    @property
+    def folded(self) -> bool:
+        """Whether nobody needs to see it: it is ours, or a library's, and runs nothing of the user."""
+        return self.name != _MAIN and self.place is None
+
+
+def parse(text: str) -> tuple[Thread, ...]:
+    """Returns the threads in `text`, the main one first; none where there are none in it."""
+    threads: list[tuple[str, list[Frame], bool]] = []
+    for line in text.splitlines():
+        if found := _THREAD.match(line):
+            threads.append((found[1], [], line.endswith("(most recent call first):")))
+        elif threads and (found := _FRAME.match(line)):
+            threads[-1][1].append(Frame(found[1], int(found[2]), found[3]))
+        elif threads and threads[-1][1] and line.startswith("    ") and not line.strip().startswith(("^", "~")):
+            frames = threads[-1][1]
+            frames[-1] = frames[-1]._replace(source=frames[-1].source or line.strip())
+    return _main_first([Thread(name, tuple(reversed(frames) if latest_first else frames)) for name, frames, latest_first in threads])
+
+
+def _main_first(threads: Sequence[Thread]) -> tuple[Thread, ...]:
+    """Puts the main thread first; faulthandler names none, and lists it last."""
+    named = [thread for thread in threads if thread.name == _MAIN]
+    if not named and threads:
+        named = [Thread(_MAIN, threads[-1].frames)]
+        threads = threads[:-1]
+    return (*named, *(thread for thread in threads if thread.name != _MAIN))
+
+
+def fold(text: str) -> str:
+    """Returns stacks for a reader: the threads that are the program's own, and how many others there are."""
+    threads = parse(text)
+    shown = [thread for thread in threads if not thread.folded]
+    lines = [line for thread in shown for line in (f"Thread {thread.name}:", *map(_frame_lines, thread.frames))]
+    if len(shown) < len(threads):
+        lines.append(f"({len(threads) - len(shown)} more threads, of holdfast and the runtime)")
+    return "\n".join(lines)
+
+
+def _frame_lines(frame: Frame) -> str:
+    source = f"\n    {frame.source}" if frame.source else ""
+    return f'  File "{frame.file}", line {frame.line}, in {frame.function}{source}'

@@ -1,0 +1,141 @@
+"""What a process says of itself all the time: its step, its memory, how much of it is waiting, and whether its interpreter runs.
+
+One thread looks twice a second, another reports to the coordinator every two seconds, or less often in large jobs. For others of this host
+there is a file in memory (`coordination/process/local_look.py` reads it through /proc): the time of the last look is when the interpreter
+last ran, and whoever writes into it gets the stacks of all threads. A process whose interpreter some thread holds for good answers a signal
+instead, from C: faulthandler writes the stacks.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from holdfast.coordination import CoordinationError
+from holdfast.coordination.diagnosis.stacks import Frame, Thread
+from holdfast.coordination.names import LOOK_SIGNAL, VITALS_INTERVAL_S, vitals_file
+
+from .watchdog import stacks
+
+_REPORT_INTERVAL_S = 2.0
+_REPORTS_PER_S = 256  # of all processes together
+_MEMORY = 0.1  # weight of one look in the share of waiting: that of the last five seconds, about
+
+
+class Vitals:
+    """Reports on this process until `close()`. Thread-safe; never raises for a coordinator that does not answer."""
+
+    def __init__(self, client: Any, process_id: int, num_processes: int) -> None:
+        self._client = client
+        self._interval_s = max(_REPORT_INTERVAL_S, num_processes / _REPORTS_PER_S)
+        self._step: int | None = None
+        self._waiting_share = 0.0
+        self._closed = threading.Event()
+        self._process_id = process_id
+        self._looker = threading.Thread(target=self._look, name="holdfast-vitals", daemon=True)
+        self._reporter = threading.Thread(target=self._report, name="holdfast-vitals-report", daemon=True)
+        self._looker.start()
+        self._reporter.start()
+
+    def note_step(self, step: int) -> None:
+        """Notes the step that the program is at. Takes less than a microsecond."""
+        self._step = step
+
+    def statistics(self) -> dict[str, Any]:
+        """Returns the step, the resident memory, and the share of its time in which the main thread waits for devices or others."""
+        return {"step": self._step, "memory_bytes": _memory_bytes(), "waiting_share": round(self._waiting_share, 3)}
+
+    def close(self) -> None:
+        """Stops; the coordinator keeps what was reported."""
+        self._closed.set()
+        self._looker.join()
+
+    def _look(self) -> None:
+        main = threading.main_thread().ident
+        file = _open_file(self._process_id)
+        while not self._closed.wait(VITALS_INTERVAL_S):
+            waits = _waits(sys._current_frames().get(main or 0))
+            self._waiting_share += _MEMORY * (waits - self._waiting_share)
+            if file is not None:
+                _answer(file)
+        if file is not None:
+            faulthandler.unregister(LOOK_SIGNAL)
+            os.close(file)
+
+    def _report(self) -> None:
+        """Reports on a thread of its own: a coordinator that does not answer must not stop the looks."""
+        while not self._closed.wait(self._interval_s):
+            with suppress(CoordinationError):
+                self._client.report(**self.statistics(), report_interval_s=self._interval_s)
+
+
+def _waits(frame: FrameType | None) -> bool:
+    calls = []
+    while frame is not None:
+        calls.append(Frame(frame.f_code.co_filename, 0, frame.f_code.co_name))
+        if calls[-1].library != "python":
+            break
+        frame = frame.f_back
+    return bool(Thread("", tuple(reversed(calls))).waits)
+
+
+def _open_file(process_id: int) -> int | None:
+    """Returns the file in memory, None where this system has none, or the signal is another's. This thread will take the signal."""
+    if sys.platform != "linux" or signal.getsignal(LOOK_SIGNAL) is not signal.SIG_DFL:
+        return None
+    file = os.memfd_create(vitals_file(process_id, threading.get_native_id()))
+    fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)  # the reader truncates it
+    faulthandler.register(LOOK_SIGNAL, file=file, all_threads=True, chain=False)
+    signal.siginterrupt(LOOK_SIGNAL, False)
+    return file
+
+
+def _answer(file: int) -> None:
+    """Says that the interpreter runs, and answers whoever has asked for stacks."""
+    if os.pread(file, 2, 0) == b"?":
+        os.ftruncate(file, 0)
+        os.write(file, f"{stacks()}\n.".encode())
+    else:
+        os.utime(file)
+
+
+def _memory_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+_current: Vitals | None = None
+
+
+def start_vitals(client: Any, process_id: int, num_processes: int) -> None:
+    """Begins to report on this process through `client`."""
+    global _current
+    stop_vitals()
+    _current = Vitals(client, process_id, num_processes)
+
+
+def stop_vitals() -> None:
+    """Ends the reports, where there are any."""
+    global _current
+    vitals, _current = _current, None
+    if vitals is not None:
+        vitals.close()
+
+
+def forget_vitals() -> None:
+    """Leaves a forked child without: its parent's threads are not there."""
+    global _current
+    _current = None
+
+
+def note_step(step: int) -> None:
+    """Notes the step that the program is at, for the reports of this process. Takes less than a microsecond."""
+    if _current is not None:
+        _current.note_step(step)

@@ -1,0 +1,184 @@
+"""What is wrong with a job, from its status and stacks: each rule's sentence, and which comes first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.coordination.diagnosis.findings import Evidence, Look, diagnose, silent, stalled_s, wants_stacks
+from holdfast.proto import coordination_pb2, session_pb2
+
+
+def stack(function: str, line: int, waits: str = "") -> str:
+    """Returns the stack of a main thread that is in the user's function, or waits in jax for it."""
+    inner = f'\n  File "/x/site-packages/jax/a.py", line 1, in {waits}' if waits else ""
+    return (
+        f'Thread MainThread:\n  File "/home/me/train.py", line 90, in main\n  File "/home/me/train.py", line {line}, in {function}{inner}'
+    )
+
+
+WAITING = stack("reduce", 50, "psum")
+
+
+def job(count: int = 4, **changes: dict[int, Any]) -> session_pb2.StatusResponse:
+    """Returns the status of a job whose steps came until 41 s ago; `changes` are by field, then by process."""
+    status = session_pb2.StatusResponse(num_processes=count, phase="running", up_s=300, heartbeat_interval_s=15)
+    for number in range(count):
+        task = status.tasks.add(task_id=number, state=coordination_pb2.CONNECTED, host=f"b{number}", pid=100 + number, heartbeat_age_s=1)
+        task.step_age_s, task.steps_per_second, task.usual_steps_per_second, task.progress.step = 41, 0, 4, 7
+    for name, values in changes.items():
+        for number, value in values.items():
+            where = status.tasks[number].progress if name in ("step", "trouble", "values") else status.tasks[number]
+            if name == "values":
+                where.values.update(value)
+            else:
+                setattr(where, name, value)
+    return status
+
+
+def texts(status: session_pb2.StatusResponse, stacks: dict[int, list[str]] | None = None, **looks: Any) -> list[str]:
+    """Returns the sentences of a diagnosis."""
+    return [finding.text for finding in diagnose(Evidence(status, stacks or {}, looks.get("looks", {})))]
+
+
+def moving(**changes: dict[int, Any]) -> session_pb2.StatusResponse:
+    """Returns the status of a job that gets on."""
+    return job(**{"step_age_s": dict.fromkeys(range(4), 0.5), **changes})
+
+
+def test_a_job_that_gets_on_has_nothing_to_explain_and_needs_no_stacks() -> None:
+    """Nothing is asked for; a silence within what is expected is none."""
+    status = moving(heartbeat_age_s={1: 20.0})
+    assert not wants_stacks(status) and texts(status) == [] and not silent(status, status.tasks[1])
+
+
+def test_the_odd_one_comes_first_with_its_line_and_where_the_others_wait() -> None:
+    """The sentence of a loader that sleeps on one host; the same in parts, for programs."""
+    status = job()
+    assert wants_stacks(status) and stalled_s(status) == 41
+    stacks = {number: [WAITING] for number in (0, 1, 3)} | {2: [stack("load_batch", 26)]}
+    (finding,) = diagnose(Evidence(status, stacks))
+    assert finding.text == (
+        "process 2 (host b2) is in load_batch, train.py:26, no step for 41 s; the other 3 wait in psum at reduce, train.py:50"
+    )
+    parts = finding.as_json()
+    assert (parts["processes"], parts["hosts"], parts["function"], parts["file"], parts["line"]) == (
+        (2,), ("b2",), "load_batch", "/home/me/train.py", 26,
+    )  # fmt: skip
+
+
+def test_of_two_processes_the_one_that_works_is_odd() -> None:
+    """There is no majority; whoever does not wait keeps the other waiting."""
+    status = job(2)
+    (text,) = texts(status, {0: [stack("load", 3)], 1: [WAITING]})
+    assert text.startswith("process 0 (host b0) is in load, train.py:3") and "the other waits in psum" in text
+
+
+def test_a_loop_whose_line_differs_between_samples_is_one_place() -> None:
+    """Processes are told apart by function first, by line where that says nothing."""
+    loop = [stack("spin", line) for line in (4, 5, 4, 6)]
+    (text,) = texts(job(), {number: [WAITING] * 4 for number in (0, 1, 3)} | {2: loop})
+    assert text.startswith("process 2 (host b2) is in spin, train.py:4,")
+    skipped = [stack("reduce", 51, "psum")] * 4
+    (text,) = texts(job(step={2: 9}), {number: [WAITING] * 4 for number in (0, 1, 3)} | {2: skipped})
+    assert text.startswith(
+        "process 2 (host b2) waits in psum at reduce, train.py:51, at step 9, 2 ahead of the others' 7, no step for 41 s;"
+    )
+
+
+def test_all_at_one_place_accuse_nobody() -> None:
+    """Nor do stacks that say nothing."""
+    assert texts(job(), {number: [WAITING] for number in range(4)}) == []
+    assert texts(job(), {number: ["UNAVAILABLE"] for number in range(4)}) == []
+
+
+def test_a_process_that_cannot_answer_is_told_by_a_look_at_it() -> None:
+    """Stopped, held by C code, cut off, or on another host."""
+    status = job(heartbeat_age_s={2: 25.0}, values={2: {"report_interval_s": 2.0}})
+    assert silent(status, status.tasks[2])
+    others = {number: [WAITING] for number in (0, 1, 3)} | {2: []}
+    place = stack("load_batch", 26)
+
+    def first(look: Look | None) -> str:
+        return texts(status, others, looks={} if look is None else {2: look})[0]
+
+    heard = "(last heard of 25 s ago, expected every 2 s)"
+    assert first(Look(stopped=True)) == f"process 2 (host b2) is stopped, by a signal or a debugger {heard}: kill -CONT 102 lets it go on"
+    assert first(Look(held_s=21, stacks=place)) == (
+        "process 2 (host b2) is in load_batch, train.py:26, in C code that holds its interpreter for 21 s"
+    )
+    assert first(Look(stacks=place)).startswith(
+        f"process 2 (host b2) is in load_batch, train.py:26, but is cut off from the coordinator {heard}"
+    )
+    assert first(None).startswith(f"process 2 (host b2) does not answer {heard}: stopped, cut off, or held by C code: `holdfast status`")
+
+
+def test_one_that_is_slow_to_answer_but_runs_is_not_accused() -> None:
+    """A look that shows a running interpreter, of a process that was just heard of, is no finding."""
+    status = moving()
+    assert texts(status, {2: []}, looks={2: Look(stacks=WAITING)}) == []
+
+
+def test_barriers_that_wait_for_each_other_name_the_few() -> None:
+    """One step ahead: who waits at which barrier, and the line."""
+    status = job()
+    status.barriers.add(barrier_id="step 7", waiting=[{"task_id": n, "since_s": 9} for n in (0, 1, 3)], missing=[2])
+    status.barriers.add(barrier_id="step 8", waiting=[{"task_id": 2, "since_s": 9}], missing=[0, 1, 3])
+    assert texts(status, {2: [stack("main", 40, "sync")]})[0] == (
+        "process 2 (host b2) waits at barrier 'step 8' (in main, train.py:40), while the other 3 wait for it at 'step 7'"
+    )
+
+
+def test_a_barrier_names_whom_it_misses_where_no_steps_are_reported() -> None:
+    """After five seconds, with the place where stacks show it."""
+    status = job(step_age_s=dict.fromkeys(range(4), -1.0))
+    status.barriers.add(barrier_id="save/100", waiting=[{"task_id": n, "since_s": 12} for n in (0, 1, 3)], missing=[2])
+    assert texts(status) == ["process 2 (host b2) has not come to barrier 'save/100': the other 3 wait there for 12 s"]
+
+
+def test_failures_come_first_and_silence_after_what_was_reported() -> None:
+    """What a process said of itself is nearer to the cause than what followed."""
+    status = job(state={1: coordination_pb2.ERROR, 3: coordination_pb2.ERROR})
+    status.tasks[1].error = "process 1 (host b1, silent for 61 s) is lost: its heartbeat timeout is 60 s"
+    status.tasks[3].error = "process 3 reported: the process ends with SaveFailed: No space left on device"
+    assert texts(status)[:2] == [
+        "process 3 (host b3) has failed: the process ends with SaveFailed: No space left on device",
+        status.tasks[1].error,
+    ]
+
+
+def test_trouble_that_was_reported_is_said_while_the_job_goes_on() -> None:
+    """A save that failed, in a job that catches it."""
+    assert texts(moving(trouble={2: "step 30 was not saved: [Errno 28] No space left"})) == [
+        "process 2 (host b2): step 30 was not saved: [Errno 28] No space left"
+    ]
+
+
+def test_the_one_that_never_waits_keeps_the_others_waiting() -> None:
+    """Steps move, so no step is missing: the shares of waiting tell, and stacks the line."""
+    shares = {0: {"waiting_share": 0.66}, 1: {"waiting_share": 0.6}, 2: {"waiting_share": 0.02}, 3: {"waiting_share": 0.7}}
+    status = moving(values=shares, steps_per_second=dict.fromkeys(range(4), 1.3))
+    assert wants_stacks(status)
+    samples = [stack("load_batch", 26), WAITING, stack("load_batch", 26)]
+    assert texts(status, {2: samples}) == [
+        "process 2 (host b2) keeps the others waiting for 60% of their time (in load_batch, train.py:26); 1.3 steps/s, 4.0 at best"
+    ]
+    assert texts(moving(values={n: {"waiting_share": 0.5} for n in range(4)})) == []
+
+
+def test_a_job_that_gathers_names_those_that_have_not_come() -> None:
+    """With how many have; at most eight are named."""
+    status = session_pb2.StatusResponse(num_processes=20, phase="gathering", up_s=30)
+    for number in range(20):
+        status.tasks.add(task_id=number, state=coordination_pb2.UNINITIALIZED if number else coordination_pb2.CONNECTED, heartbeat_age_s=1)
+    (text,) = texts(status)
+    assert text.startswith("processes 1 (host unknown), 2") and text.endswith("and 11 more have not come yet; 1 of 20 have")
+
+
+def test_a_diagnosis_of_thousands_is_quick() -> None:
+    """4,096 processes with stacks: the one that is elsewhere is found in one pass."""
+    status = job(4096)
+    stacks = {number: [WAITING] for number in range(4096)} | {77: [stack("load_batch", 26)]}
+    (text,) = texts(status, stacks)
+    assert text.startswith("process 77 (host b77) is in load_batch, train.py:26") and text.endswith(
+        "the other 4095 wait in psum at reduce, train.py:50"
+    )

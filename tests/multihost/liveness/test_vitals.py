@@ -1,0 +1,77 @@
+"""What a process says of itself: its step, its memory, how much it waits; and nothing of it disturbs the program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from holdfast.coordination import CoordinationClient, CoordinationService, StatusClient
+from holdfast.coordination.names import LOOK_SIGNAL, VITALS_INTERVAL_S
+from holdfast.coordination.process.local_look import look
+from holdfast.multihost.liveness import vitals as module
+from holdfast.multihost.liveness.vitals import Vitals, forget_vitals, note_step, start_vitals, stop_vitals
+
+
+def test_the_coordinator_knows_step_memory_and_waiting() -> None:
+    """Within a few seconds, without a call of the program; how often it reports is part of it."""
+    with CoordinationService.spawn(1) as service, CoordinationClient(service.address, 0) as client, StatusClient(service.address) as status:
+        start_vitals(client, 0, 1)
+        try:
+            note_step(7)
+            note_step(8)
+            while not (task := status.status().tasks[0]).progress.HasField("step"):
+                threading.Event().wait(0.05)
+        finally:
+            stop_vitals()
+        values = task.progress.values
+        assert task.progress.step == 8 and values["memory_bytes"] > 10 << 20 and values["report_interval_s"] == 2.0
+        assert 0 <= values["waiting_share"] <= 1 and task.step_age_s >= 0
+
+
+def test_a_main_thread_that_waits_in_the_runtime_counts_as_waiting() -> None:
+    """The share rises while this thread is in a call of ours, and it is the user's code otherwise."""
+    with CoordinationService.spawn(1) as service, CoordinationClient(service.address, 0) as client:
+        vitals = Vitals(client, 0, 1)
+        try:
+            with pytest.raises(Exception, match="was not set"):
+                client.blocking_key_value_get("never", int(6 * VITALS_INTERVAL_S * 1000))
+            waited = vitals.statistics()["waiting_share"]
+            assert waited > 0.3
+            while vitals.statistics()["waiting_share"] >= waited:
+                threading.Event().wait(0.05)
+        finally:
+            vitals.close()
+
+
+def test_a_signal_that_the_program_uses_is_left_alone() -> None:
+    """Then others of the host cannot look at it; the reports go on."""
+
+    def handler(number: int, frame: object) -> None:
+        pass
+
+    before = signal.signal(LOOK_SIGNAL, handler)
+    try:
+        vitals = Vitals(_Nobody(), 0, 1)
+        threading.Event().wait(2 * VITALS_INTERVAL_S)
+        assert look(0, os.getpid()) is None and signal.getsignal(LOOK_SIGNAL) is handler
+        vitals.close()
+    finally:
+        signal.signal(LOOK_SIGNAL, before)
+
+
+def test_a_forked_child_reports_nothing() -> None:
+    """It has not its parent's threads."""
+    start_vitals(_Nobody(), 0, 1)
+    parents = module._current
+    forget_vitals()
+    note_step(3)
+    assert parents is not None and parents.statistics()["step"] is None and module._current is None
+    parents.close()
+
+
+class _Nobody:
+    def report(self, **values: float) -> None:
+        pass

@@ -1,0 +1,175 @@
+"""A job that trains, saves and meets a fault when a test says so, for what `holdfast status` says of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.proxy import Proxy
+
+HOLDFAST = [sys.executable, "-c", "from holdfast.cli import main; main()"]
+VICTIM = 2
+COUNT = 3
+
+TRAINER = """
+import ctypes, os, sys, time
+from pathlib import Path
+from holdfast import multihost
+folder = Path(sys.argv[1])
+index = int(os.environ.get("HOLDFAST_PROCESS_ID", sys.argv[2] if len(sys.argv) > 2 else 0))
+if len(sys.argv) > 3:
+    multihost.initialize(sys.argv[3], int(sys.argv[4]), index)
+else:
+    multihost.initialize()
+import jax, jax.numpy as jnp
+from jax.experimental import multihost_utils
+from holdfast.checkpoint import CheckpointManager
+
+def fault():
+    try:
+        return (folder / "fault").read_text() if index == 2 else ""
+    except FileNotFoundError:
+        return ""
+
+def load_batch():
+    time.sleep(0.3 if fault() == "slow" else 0.1)
+    if fault() == "loader":
+        time.sleep(3600)  # LOADER
+    if fault() == "loop":
+        spin()
+    if fault() == "gil":
+        ctypes.PyDLL(None).sleep(3600)  # GIL
+
+def spin():
+    count = 0
+    while True:
+        count += 1
+
+def all_reduce():
+    return float(multihost_utils.process_allgather(jnp.ones(8)).sum())  # REDUCE
+
+def train():
+    manager = CheckpointManager(folder / "root") if (folder / "root").exists() else None
+    step = 0
+    while True:
+        step += 1
+        multihost.reached_preemption(step)
+        load_batch()
+        if fault() != "skip":
+            all_reduce()
+        if fault() == "ahead":
+            step += 1
+        multihost.sync_global_processes(f"step {step}")  # BARRIER
+        if manager is not None and step % 5 == 0:
+            try:
+                manager.save(step, {"weights": jnp.ones(100_000)})
+                manager.wait_until_finished()
+            except Exception as error:
+                print("not saved:", error, flush=True)
+
+train()
+"""
+
+
+def line_of(mark: str) -> int:
+    """Returns the line of the trainer that bears a mark."""
+    return next(number for number, line in enumerate(TRAINER.strip().splitlines(), 1) if line.endswith(f"# {mark}"))
+
+
+class Drill:
+    """A job that runs, to be disturbed."""
+
+    def __init__(self, folder: Path, address: str | None, environment: dict[str, str]) -> None:
+        self.folder, self.address, self.environment = folder, address, environment
+
+    def status(self, *arguments: str) -> str:
+        """Returns what `holdfast status` prints, "" where it finds nobody."""
+        command = [*HOLDFAST, "status", *([self.address] if self.address else []), *arguments]
+        environment = self.environment | {"COLUMNS": "400"}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60).stdout
+
+    def json(self) -> dict[str, Any]:
+        """Returns the status as JSON."""
+        text = self.status("--json")
+        return json.loads(text) if text else {}
+
+    def pid(self, process: int) -> int:
+        """Returns the number of a process."""
+        return int(self.json()["tasks"][process]["pid"])
+
+    def wait_for_step(self, step: int, timeout_s: float = 60.0) -> None:
+        """Waits until all processes have made so many steps."""
+        deadline = time.monotonic() + timeout_s
+        while not (tasks := self.json().get("tasks")) or any(int(task["progress"].get("step", 0)) < step for task in tasks):
+            assert time.monotonic() < deadline, (self.status(), (self.folder / "run.log").read_text()[-4000:])
+
+    def begin(self, fault: str) -> None:
+        """Begins a fault of the trainer's own."""
+        whole = self.folder / ".fault"
+        whole.write_text(fault)
+        whole.replace(self.folder / "fault")
+
+    def first_line(self, wanted: str, timeout_s: float = 30.0) -> str:
+        """Returns the first line of the status as soon as it holds `wanted`, else the last one within the time."""
+        deadline = time.monotonic() + timeout_s
+        line = ""
+        while wanted not in line and time.monotonic() < deadline:
+            line = next(iter(self.status().splitlines()), "")
+        return line
+
+
+@contextmanager
+def drill(folder: Path, *, under_launcher: bool = True) -> Iterator[Drill]:
+    """Runs the trainer as three processes: under `holdfast run`, or on their own beside a coordinator, the victim through a proxy."""
+    script = folder / "train.py"
+    script.write_text(TRAINER.strip() + "\n")
+    with tempfile.TemporaryDirectory(dir="/tmp") as base, open(folder / "run.log", "w") as log:
+        environment = os.environ | {"TMPDIR": base, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+        if under_launcher:
+            command = [
+                *HOLDFAST,
+                "run",
+                "-n",
+                str(COUNT),
+                "--log-dir",
+                str(folder / "logs"),
+                "--",
+                sys.executable,
+                str(script),
+                str(folder),
+            ]
+            job = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            try:
+                yield Drill(folder, None, environment)
+            finally:
+                job.kill()
+                job.wait()
+            return
+        with _separately(script, folder, environment, log) as drilled:
+            yield drilled
+
+
+@contextmanager
+def _separately(script: Path, folder: Path, environment: dict[str, str], log: Any) -> Iterator[Drill]:
+    from holdfast.coordination import CoordinationService
+
+    with CoordinationService.spawn(COUNT, recoverable=True, survivable=True) as service, Proxy(service.address) as proxy:
+        addresses = [proxy.address if process == VICTIM else service.address for process in range(COUNT)]
+        commands = [[sys.executable, script, folder, str(process), addresses[process], str(COUNT)] for process in range(COUNT)]
+        popens = [subprocess.Popen(command, env=environment, stdout=log, stderr=log) for command in commands]
+        try:
+            drilled = Drill(folder, service.address, environment)
+            drilled.drop_packets = proxy.drop  # type: ignore[attr-defined]
+            yield drilled
+        finally:
+            for popen in popens:
+                popen.kill()
+                popen.wait()
