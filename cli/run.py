@@ -18,6 +18,16 @@ def _amounts(context: click.Context, parameter: click.Parameter, values: tuple[s
         raise click.BadParameter(f"{', '.join(values)}: expected NAME=AMOUNT") from None
 
 
+def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the command with the module in it that stands for Orbax: after the interpreter and its options."""
+    at = 1
+    while at < len(command) and command[at].startswith("-") and command[at] not in ("-m", "-c"):
+        at += 2 if command[at] in ("-X", "-W") else 1
+    if not Path(command[0]).name.startswith("python") or at >= len(command) or command[at] == "-c":
+        raise click.UsageError(f"--orbax: expected a command like `python train.py` or `python -m train`, found {' '.join(command)}")
+    return (*command[:at], "-m", "holdfast.compat.orbax", *command[at:])
+
+
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-n", "--num-processes", type=click.IntRange(1, 4096), required=True, help="How many processes.")
 @click.option("--max-restarts", type=click.IntRange(0), default=0, show_default=True, help="Restarts after a death; progress refills them.")
@@ -37,6 +47,7 @@ def _amounts(context: click.Context, parameter: click.Parameter, values: tuple[s
 )
 @click.option("--preload", default="", metavar="MODULES", help="What standbys import besides jax and holdfast: flax,optax")
 @click.option("--grace-s", type=_SECONDS, default=5.0, show_default=True, help="From SIGTERM to SIGKILL for what is left after a failure.")
+@click.option("--commit-grace-s", type=_SECONDS, default=600.0, show_default=True, help="To end a save that a failure did not spoil.")
 @click.option("--preemption-grace-s", type=_SECONDS, default=120.0, show_default=True, help="To save and leave after a notice.")
 @click.option("--job-id", help="Of this job, the same in each run of it.  [default: a new one]")
 @click.option("--view/--no-view", default=None, help="A live table of the processes.  [default: on a terminal]")
@@ -49,6 +60,7 @@ def _amounts(context: click.Context, parameter: click.Parameter, values: tuple[s
 @click.option(
     "--insecure", is_flag=True, help="Ray: no token and certificates; whoever reaches the coordinator's port can disturb the job."
 )
+@click.option("--orbax", is_flag=True, help="COMMAND is python and a script, which gets holdfast where it imports orbax.checkpoint.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     num_processes: int,
@@ -61,6 +73,7 @@ def run(
     standby: bool | None,
     preload: str,
     grace_s: float,
+    commit_grace_s: float,
     preemption_grace_s: float,
     job_id: str | None,
     view: bool | None,
@@ -69,6 +82,7 @@ def run(
     slices: int,
     startup_timeout_s: float,
     insecure: bool,
+    orbax: bool,
     command: tuple[str, ...],
 ) -> None:
     """Run COMMAND as N processes of one job, under a coordinator of their own.
@@ -90,6 +104,7 @@ def run(
         raise click.UsageError("--log-dir is for processes of this machine: with --ray, redirect the output, which holds the lines of all")
     if ray is not None and (standby or preload):
         raise click.UsageError("--standby and --preload are for processes of this machine: leave them out with --ray")
+    command = _with_orbax(command) if orbax else command
     from holdfast.launch import LiveView, RestartPolicy, run_local
     from holdfast.launch import ray as ray_engine
 
@@ -97,6 +112,7 @@ def run(
         max_failures=max_restarts,
         max_preemptions=max_restarts if max_preemptions is None else max_preemptions,
         grace_s=grace_s,
+        commit_grace_s=commit_grace_s,
         preemption_grace_s=preemption_grace_s,
         startup_timeout_s=startup_timeout_s,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from typing import Any
@@ -29,18 +30,40 @@ _CONNECT_TIMEOUT_S = 2.0
 _DIAGNOSIS_INTERVAL_S = 10.0  # with --watch
 
 
+def _seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """Returns a time such as 90s, 10m or 2h in seconds."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", value)
+    if found is None:
+        raise click.BadParameter(f"expected a time such as 90s, 10m or 2h, found {value!r}")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+
+
 @click.command()
 @click.argument("address", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--watch", is_flag=True, help="Stay and show changes, until interrupted.")
 @click.option("--stacks", is_flag=True, help="Print where each thread of every process is, and what watchdogs have left.")
+@click.option("--events", is_flag=True, help="Print the job's history: who came and went, saves, failures, attempts.")
+@click.option("--since", callback=_seconds, metavar="TIME", help="With --events: only of the last 90s, 10m, 2h.")
 @click.option("--interval-s", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Between two polls, with --watch.")
 @click.option("--timeout-s", type=click.FloatRange(0.1), default=5.0, show_default=True, help="For one answer.")
 @click.option("--token-file", type=_FILE, help="File with the token of a secured coordinator.")
 @click.option("--tls-cert", type=_FILE, help="PEM certificate for a secured coordinator.")
 @click.option("--tls-key", type=_FILE, help="PEM key of --tls-cert.")
 @click.option("--tls-ca", type=_FILE, help="PEM certificate of the authority of the coordinator's certificate.")
-def status(address: str | None, as_json: bool, watch: bool, stacks: bool, interval_s: float, timeout_s: float, **files: str | None) -> None:
+def status(
+    address: str | None,
+    as_json: bool,
+    watch: bool,
+    stacks: bool,
+    events: bool,
+    since: float | None,
+    interval_s: float,
+    timeout_s: float,
+    **files: str | None,
+) -> None:
     """Shows the job that the coordinator at ADDRESS (host:port or unix:PATH) serves: processes, barriers and who is missing, keys.
 
     Without ADDRESS, this user's job on this machine; where there are several, lists them.
@@ -55,6 +78,8 @@ def status(address: str | None, as_json: bool, watch: bool, stacks: bool, interv
         with StatusClient(address, credentials, timeout_s=timeout_s, wait_for_ready=True) as client:
             if stacks:
                 _print_stacks(client)
+            elif events or since is not None:
+                _print_events(client, as_json, since)
             else:
                 _show(client, as_json, watch, interval_s)
     except CoordinationError as error:
@@ -123,6 +148,18 @@ def _print_stacks(client: StatusClient) -> None:
         click.echo(f"--- process {process_id}\n{(fold(left) or left).rstrip()}".rstrip())
         if mark:
             click.echo(mark + report.rstrip())
+
+
+def _print_events(client: StatusClient, as_json: bool, since_s: float | None) -> None:
+    """Prints the job's history, oldest first: one line an event."""
+    first = 0.0 if since_s is None else time.time() - since_s
+    events = [event for event in client.status(with_events=True).events if event.unix_s >= first]
+    if as_json:
+        click.echo(json.dumps([MessageToDict(event, preserving_proto_field_name=True) for event in events], indent=2))
+        return
+    for event in sorted(events, key=lambda event: event.unix_s):
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.unix_s))
+        click.echo(f"{when} {event.kind:<11} {event.text}")
 
 
 def _show(client: StatusClient, as_json: bool, watch: bool, interval_s: float) -> None:

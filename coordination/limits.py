@@ -34,6 +34,8 @@ class Limits:
     """Calls of one task that wait at a time; each holds about 2 KiB of gRPC state."""
     host_bytes: int = 256
     """A host name has at most 253 characters."""
+    events: int = 1_000
+    """Kept of a job's history, at about 300 bytes each."""
     report_values: int = 64
     """Values of one progress report."""
     error_bytes: int = 2_048

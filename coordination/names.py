@@ -23,6 +23,7 @@ SESSION = "/holdfast.Coordination/Session"
 STATUS = "/holdfast.Coordination/GetStatus"
 STACKS = "/holdfast.Coordination/GetStacks"
 REPORT_EXIT = "/holdfast.Coordination/ReportExit"
+REPORT_EVENT = "/holdfast.Coordination/ReportEvent"
 
 TOKEN_HEADER = "authorization"
 """Holds "Bearer <token>"."""

@@ -210,6 +210,20 @@ class ReportExitResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ReportEventRequest(_message.Message):
+    __slots__ = ("kind", "text", "unix_s")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    text: str
+    unix_s: float
+    def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ..., unix_s: _Optional[float] = ...) -> None: ...
+
+class ReportEventResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class StacksRequest(_message.Message):
     __slots__ = ("task_id",)
     TASK_ID_FIELD_NUMBER: _ClassVar[int]

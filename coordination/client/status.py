@@ -12,7 +12,7 @@ from holdfast.proto import coordination_b_pb2, session_pb2
 
 from ..credentials import Credentials
 from ..errors import CoordinationError
-from ..names import PROFILE_B, REPORT_EXIT, STACKS, STATUS
+from ..names import PROFILE_B, REPORT_EVENT, REPORT_EXIT, STACKS, STATUS
 from .unary import CHANNEL_OPTIONS
 
 _LIST_KEYS = PROFILE_B + "GetKeyValueDir"  # of profile B, whose requests name no incarnation
@@ -36,6 +36,7 @@ class StatusClient:
         self._status = self._method(STATUS, session_pb2.StatusRequest, session_pb2.StatusResponse)
         self._stacks = self._method(STACKS, session_pb2.StacksRequest, session_pb2.StacksResponse)
         self._report_exit = self._method(REPORT_EXIT, session_pb2.ReportExitRequest, session_pb2.ReportExitResponse)
+        self._report_event = self._method(REPORT_EVENT, session_pb2.ReportEventRequest, session_pb2.ReportEventResponse)
         self._list_keys = self._method(_LIST_KEYS, coordination_b_pb2.GetKeyValueDirRequest, coordination_b_pb2.GetKeyValueDirResponse)
 
     def _method(self, path: str, request: Any, response: Any) -> Any:
@@ -49,9 +50,9 @@ class StatusClient:
         except ValueError:  # "Cannot invoke RPC on closed channel!"
             raise CoordinationError("the status client is closed", code="CANCELLED") from None
 
-    def status(self) -> session_pb2.StatusResponse:
-        """Returns the state of the whole job."""
-        status = self._call(self._status, session_pb2.StatusRequest())
+    def status(self, *, with_events: bool = False, events_after: int = 0) -> session_pb2.StatusResponse:
+        """Returns the state of the whole job; with its history, the events of a higher number than `events_after`, where asked for."""
+        status = self._call(self._status, session_pb2.StatusRequest(with_events=with_events, events_after=events_after))
         assert isinstance(status, session_pb2.StatusResponse)
         return status
 
@@ -72,6 +73,10 @@ class StatusClient:
         Nothing happens to one that has left. A secured coordinator takes this from a holder of the process's key alone.
         """
         self._call(self._report_exit, session_pb2.ReportExitRequest(process_id=process_id, exit_code=exit_code))
+
+    def report_event(self, kind: str, text: str, unix_s: float = 0.0) -> None:
+        """Adds a line to the job's history, as its launcher, of something that happened at `unix_s` (0: now)."""
+        self._call(self._report_event, session_pb2.ReportEventRequest(kind=kind, text=text, unix_s=unix_s))
 
     def close(self) -> None:
         """Closes the connection; calls under way raise CANCELLED."""

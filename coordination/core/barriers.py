@@ -330,6 +330,7 @@ class Barriers:
         missing = self._task_table.missing(barrier.missing(), now)
         what = f"Barrier timed out. Id: {barrier.name[:_SHOWN_CHARACTERS]}::{barrier.counter}."
         sentence = f"{what} {_arrived(barrier)}, missing {name_processes(missing)}; waited {now - barrier.opened:.1f} s"
+        self._task_table.events.note("barrier", sentence, now)
         self._finish(barrier, Status(Code.DEADLINE_EXCEEDED, sentence, barrier=(barrier.name, barrier.counter), missing=missing))
 
     def _fail_lost(self, barrier: Barrier, now: float) -> None:

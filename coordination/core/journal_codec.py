@@ -13,11 +13,12 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from .barriers import Barrier, Outcome
+from .events import Event
 from .machine import Machine
 from .status import Code, Missing, Status
 from .task_table import Task, TaskState
 
-META, TASK, KEY, BARRIER, ARRIVED = "meta", "task", "key", "barrier", "arrived"
+META, TASK, KEY, BARRIER, ARRIVED, EVENT = "meta", "task", "key", "barrier", "arrived", "event"
 
 
 class Row(NamedTuple):
@@ -33,6 +34,9 @@ def drain(machine: Machine, wall_offset_s: float) -> list[Row]:
     rows = [Row(TASK, str(task_id), _task(machine.task_table.tasks[task_id])) for task_id in machine.task_table.dirty]
     rows += [Row(KEY, key, machine.keys.values.get(key)) for key in machine.keys.dirty]
     rows += [Row(ARRIVED, _part(over, number), None) for over in machine.barriers.dropped_parts for number in range(over.parts)]
+    rows += [Row(EVENT, str(number), None) for number in machine.events.dropped]
+    rows += [Row(EVENT, str(event.number), _event(event, wall_offset_s)) for event in machine.events.added]
+    machine.events.forget_changes()
     for name in machine.barriers.dirty:
         rows += _barrier_rows(name, machine, wall_offset_s)
     if machine.task_table.dirty:
@@ -50,6 +54,7 @@ def load(machine: Machine, rows: Iterable[Row], now: float, wall_offset_s: float
     keys: dict[str, bytes] = {}
     barriers: dict[str, Barrier] = {}
     parts: list[bytes] = []
+    events: list[Event] = []
     version, task_table = 0, machine.task_table
     for table, key, value in rows:
         assert value is not None
@@ -59,6 +64,8 @@ def load(machine: Machine, rows: Iterable[Row], now: float, wall_offset_s: float
             _load_task(machine, json.loads(value), now)
         elif table == BARRIER:
             barriers[key] = _load_barrier(machine, json.loads(value), wall_offset_s)
+        elif table == EVENT:
+            events.append(_load_event(json.loads(value), wall_offset_s))
         elif table == ARRIVED:
             parts.append(value)
         elif key == "state":
@@ -74,6 +81,7 @@ def load(machine: Machine, rows: Iterable[Row], now: float, wall_offset_s: float
         barrier.arrived |= {task_id: (life, when - wall_offset_s) for task_id, life, when in kept["arrived"]}
         barrier.parts += 1
     machine.barriers.load(barriers.values())
+    machine.events.load(events)
 
 
 def _json(value: Any) -> bytes:
@@ -101,6 +109,14 @@ def _load_task(machine: Machine, kept: dict[str, Any], now: float) -> None:
     machine.task_table.set_owner(task, kept["owner"])
     if task.state in (TaskState.DISCONNECTED, TaskState.ERROR):
         machine.task_table.lost.add(task.task_id)
+
+
+def _event(event: Event, wall_offset_s: float) -> bytes:
+    return _json(asdict(event) | {"at": event.at + wall_offset_s})
+
+
+def _load_event(kept: dict[str, Any], wall_offset_s: float) -> Event:
+    return Event(**kept | {"at": kept["at"] - wall_offset_s})
 
 
 def _part(barrier: Barrier, number: int) -> str:

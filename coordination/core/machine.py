@@ -22,6 +22,7 @@ from typing import Any
 from ..limits import Config
 from .barriers import Arrival, Barriers, repeated
 from .devices import Devices
+from .events import EventLog
 from .keys import Keys
 from .liveness import LivenessBarrier
 from .registration import Registration
@@ -45,7 +46,8 @@ class Machine:
         self.started = now
         self.completions: list[Completion] = []
         self.timers = Timers()
-        self.task_table = TaskTable(config.num_tasks)
+        self.events = EventLog(config.limits.events)
+        self.task_table = TaskTable(config.num_tasks, self.events)
         waits = self.task_table, self.timers, self.completions
         self.keys = Keys(config.limits, self.timers, self.completions)
         self.barriers = Barriers(config.limits, *waits, config.recoverable)
@@ -62,6 +64,7 @@ class Machine:
         )
         self.shutdown_barrier = ShutdownBarrier(*waits, leave=self._leave, propagate=self._propagate)
         self.error: Status | None = None  # the first error that is everyone's
+        self._saved_step: int | None = None
         self._polls: dict[int, Any] = {}  # task: the call that waits for an error
         self._next_scan = now + _SCAN_INTERVAL_S
         self.fenced: list[int] = []  # tasks that were given up: the service ends their Sessions, and takes them from this list
@@ -330,13 +333,23 @@ class Machine:
             self._complete(call, status=Status(Code.RESOURCE_EXHAUSTED, sentence))
             return
         progress.step = progress.step if step is None else step
-        progress.saved_step = progress.saved_step if saved_step is None else saved_step
+        if saved_step is not None:
+            progress.saved_step = saved_step
+            self._note_save(saved_step, now)
         progress.values |= values
         if step is not None:
             self.task_table.tasks[task_id].pace.note(step, now)
         if trouble is not None:
             progress.trouble = clip(trouble, self.config.limits.error_bytes)
+            if trouble:
+                self.events.note("trouble", f"process {task_id}: {progress.trouble}", now, task_id)
         self._complete(call)
+
+    def _note_save(self, saved_step: int, now: float) -> None:
+        """Notes a step that is saved, once for the job."""
+        if saved_step != self._saved_step:
+            self._saved_step = saved_step
+            self.events.note("saved", f"step {saved_step} is saved", now)
 
     def waiting_calls(self) -> Counter[int]:
         """Returns how many calls of each task's program wait. What a thread of ours waits for all the time is not counted."""
@@ -369,6 +382,7 @@ class Machine:
         """Forgets what a journal would have to write, where there is none."""
         for dirty in (self.task_table.dirty, self.keys.dirty, self.barriers.dirty):
             dirty.clear()
+        self.events.forget_changes()
 
     # ---- The end ---------------------------------------------------------------------------------------------------------------------
 

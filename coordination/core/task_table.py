@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from .events import EventLog
 from .pace import Pace
 from .status import Code, Missing, Progress, Status
 
@@ -63,7 +64,8 @@ class Task:
 class TaskTable:
     """All tasks of the job. Each change of a task's state raises `version`."""
 
-    def __init__(self, num_tasks: int) -> None:
+    def __init__(self, num_tasks: int, events: EventLog | None = None) -> None:
+        self.events = events or EventLog(1)
         self.tasks = [Task(task_id) for task_id in range(num_tasks)]
         self.everyone = frozenset(range(num_tasks))
         self.by_agent: dict[int, int] = {}  # incarnation of an agent: its task
@@ -146,6 +148,16 @@ class TaskTable:
         elif state is not TaskState.UNINITIALIZED:
             self.lost.add(task.task_id)
         self.touch(task)
+        self._note(task, now)
+
+    def _note(self, task: Task, now: float) -> None:
+        who = f"process {task.task_id}" + (f" (host {task.host})" if task.host else "")
+        if task.state is TaskState.CONNECTED:
+            self.events.note("joined", f"{who} joined", now, task.task_id)
+        elif task.state is TaskState.ERROR and task.error is not None:
+            self.events.note("lost", task.error.message, now, task.task_id)
+        elif task.state is TaskState.DISCONNECTED:
+            self.events.note("left", f"{who} left", now, task.task_id)
 
     def touch(self, task: Task) -> None:
         """Notes that something about a task has changed that its watchers see."""

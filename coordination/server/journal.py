@@ -85,6 +85,7 @@ class SqliteJournal:
         else:
             rows = self._database.execute("SELECT tab, key, value FROM rows WHERE key != 'identity' OR tab != ?", (META,))
             journal_codec.load(machine, (Row(table, key, value) for table, key, value in rows), now, self._wall_offset_s())
+            machine.events.note("coordinator", "the coordinator was started again, with its journal", now)
         return machine
 
     def _wall_offset_s(self) -> float:
@@ -92,7 +93,7 @@ class SqliteJournal:
 
     def write(self, machine: Machine) -> None:
         """Writes what has changed, in one transaction."""
-        if machine.task_table.dirty or machine.keys.dirty or machine.barriers.dirty:
+        if machine.task_table.dirty or machine.keys.dirty or machine.barriers.dirty or machine.events.added:
             self._put(journal_codec.drain(machine, self._wall_offset_s()))
 
     def _put(self, rows: list[Row]) -> None:

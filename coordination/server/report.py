@@ -47,6 +47,14 @@ def status_of(machine: Machine, calls: int, now: float, with_stream: set[int]) -
     return status
 
 
+def events_of(machine: Machine, after: int, wall_offset_s: float) -> list[session_pb2.Event]:
+    """Returns the events of a higher number than `after`; wall time is the machine's time plus `wall_offset_s`."""
+    return [
+        session_pb2.Event(number=event.number, unix_s=event.at + wall_offset_s, kind=event.kind, text=event.text, task_id=event.task_id)
+        for event in machine.events.after(after)
+    ]
+
+
 def left_stacks(machine: Machine, task_id: int) -> str:
     """Returns the report that the watchdog of a process has left in a key, "" where there is none."""
     try:

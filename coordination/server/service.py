@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,13 +18,13 @@ from google.protobuf.message import DecodeError
 from holdfast.proto import session_pb2
 
 from ..core.machine import Machine
-from ..core.status import Code, Completion, Status
+from ..core.status import Code, Completion, Status, clip
 from ..limits import Config
-from ..names import REPORT_EXIT, SESSION, STACKS, STATUS
+from ..names import REPORT_EVENT, REPORT_EXIT, SESSION, STACKS, STATUS
 from .admission import TaskOwners
 from .profile_d import RPCS_D
 from .profiles import RPCS, Caller, Rpc, message_of, status_details
-from .report import status_of
+from .report import events_of, status_of
 from .sessions import ResponseWriter, SessionCall, SessionStream, SessionStreams, StacksCall
 
 log = logging.getLogger("holdfast.coordination")
@@ -139,7 +140,7 @@ class Service:
 
     def _special(self, path: str, body: bytes, writer: ResponseWriter) -> None:
         if path == STATUS:
-            writer.succeed(self.status().SerializeToString())
+            self._answer_status(body, writer)
         elif path == STACKS:
             try:
                 task_id = session_pb2.StacksRequest.FromString(body).task_id
@@ -149,6 +150,8 @@ class Service:
             self.sessions.ask_stacks(StacksCall(writer, task_id), task_id, self._clock())
         elif path == REPORT_EXIT:
             self._report_exit(body, writer)
+        elif path == REPORT_EVENT:
+            self._report_event(body, writer)
         else:
             writer.fail(Code.UNIMPLEMENTED, f"{path} is not served here; expected one of profiles A, B and D, or {SESSION}", b"")
 
@@ -165,6 +168,29 @@ class Service:
             writer.succeed(session_pb2.ReportExitResponse().SerializeToString())
         else:
             writer.fail(status.code, status.message, b"")
+
+    def _answer_status(self, body: bytes, writer: ResponseWriter) -> None:
+        try:
+            request = session_pb2.StatusRequest.FromString(body)
+        except DecodeError:
+            writer.fail(Code.INVALID_ARGUMENT, f"{STATUS}: the request is not a message of this rpc", b"")
+            return
+        status = self.status()
+        if request.with_events:
+            status.events.extend(events_of(self.machine, request.events_after, time.time() - self._clock()))
+        writer.succeed(status.SerializeToString())
+
+    def _report_event(self, body: bytes, writer: ResponseWriter) -> None:
+        """Takes a line of a launcher's history."""
+        try:
+            request = session_pb2.ReportEventRequest.FromString(body)
+        except DecodeError:
+            writer.fail(Code.INVALID_ARGUMENT, f"{REPORT_EVENT}: the request is not a message of this rpc", b"")
+            return
+        now, most = self._clock(), self.config.limits.error_bytes
+        at = min(now, request.unix_s - (time.time() - now)) if request.unix_s else now
+        self.machine.events.note(clip(request.kind, 32), clip(request.text, most), at)
+        writer.succeed(session_pb2.ReportEventResponse().SerializeToString())
 
     def status(self) -> session_pb2.StatusResponse:
         """Returns what `holdfast status` shows."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import queue
 import signal
 import threading
+import time
+from collections import deque
 from collections.abc import Sequence
 
 from holdfast.coordination import Credentials
 
 from ..supervisor.engine import Engine, JobResult, supervise
-from ..supervisor.job import HANG, Event, Exited, Job, Notice, Stop
+from ..supervisor.job import HANG, Decision, Event, Exited, Job, Notice, Stop
 from ..view import LiveView, reporter
-from ..workers.coordinator import ProcessProgress, ProgressWatch
+from ..workers.coordinator import MOST_HISTORY, ProcessProgress, ProgressWatch
 from ..workers.output import Output
 from ..workers.signals import passing_on
 
@@ -31,6 +33,7 @@ class BaseEngine(Engine):
         self._watch: ProgressWatch | None = None
         self._explaining = threading.Lock()
         self._explained: ProgressWatch | None = None
+        self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
         self._signals = 0
         self._sent_sigterm = False  # to the processes of this attempt
 
@@ -39,19 +42,28 @@ class BaseEngine(Engine):
         self._sent_sigterm = False
         self._output.say(f"attempt {attempt}, coordinator at {address}")
         self._watch = ProgressWatch(address, attempt, self._queue.put, credentials)
+        for unix_s, text in self._history:
+            self._watch.note(unix_s, text)
 
-    def _terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Has every process end, or save and leave."""
+    def _terminate(self, number: signal.Signals = signal.SIGTERM, processes: frozenset[int] | None = None) -> None:
+        """Has processes (None: all) end, or save and leave."""
         self._sent_sigterm = True
-        self._signal(number)
+        self._signal(number, processes)
 
-    def _signal(self, number: signal.Signals) -> None:
-        """Sends a signal to every process."""
+    def _signal(self, number: signal.Signals, processes: frozenset[int] | None) -> None:
+        """Sends a signal to processes; None: to all."""
         raise NotImplementedError
 
-    def _kill(self) -> None:
-        """Ends every process, and what it started, now."""
+    def _kill(self, processes: frozenset[int] | None = None) -> None:
+        """Ends processes (None: all), and what they started, now."""
         raise NotImplementedError
+
+    def note(self, text: str) -> None:
+        """Adds a line to the job's history: of this attempt's coordinator, and of those that follow."""
+        line = time.time(), text
+        self._history.append(line)
+        if self._watch is not None:
+            self._watch.note(*line)
 
     def forward(self, number: int) -> None:
         """Takes a signal of the launcher: the first stops the job, the second repeats SIGTERM, the third kills. Signal-safe."""
@@ -113,5 +125,12 @@ def run_job(job: Job, engine: BaseEngine, output: Output) -> JobResult:
     """Runs a job to its end: its changes of state go to `output`, and the launcher's signals to the engine. Blocks."""
     if isinstance(output, LiveView):
         output.progress = engine.progress
+    report = reporter(output, first_attempt=job.attempt + 1)
+
+    def on_decision(before: Job, decision: Decision) -> None:
+        report(before, decision)
+        if decision.job.state is not before.state:
+            engine.note(f"attempt {decision.job.attempt} is {decision.job.state}: {decision.reason}")
+
     with passing_on(engine.forward):
-        return supervise(job, engine, on_decision=reporter(output, first_attempt=job.attempt + 1))
+        return supervise(job, engine, on_decision=on_decision)

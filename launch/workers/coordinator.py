@@ -8,6 +8,7 @@ import os
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,10 @@ from holdfast.coordination.diagnosis.findings import Finding, diagnose
 from holdfast.coordination.process.diagnose import gather
 from holdfast.coordination.process.job_folder import JobFolder, RunningJob
 from holdfast.multihost import StartupFailed
+from holdfast.multihost.group.group import SaveStage
 from holdfast.proto import coordination_pb2, session_pb2
 
-from ..supervisor.job import Event, Notice, Progress, Withdrawn
+from ..supervisor.job import NO_SAVE, Event, Notice, Progress, SavePosition, Withdrawn
 from .secrets import JobSecrets, credentials_in, server_arguments, write_files
 
 HEARTBEAT_TIMEOUT_S = 60.0
@@ -30,6 +32,7 @@ _SYNC = "holdfast/sync"  # where multihost's sync points keep their keys
 _NOTICE_KEY = re.compile(r"holdfast/sync/.*/notices/(\d+)")
 _POLL_S = 0.5
 _REAP_S = 10.0
+MOST_HISTORY = 200  # lines of a launcher that a new coordinator is told
 
 
 @dataclass(frozen=True)
@@ -57,14 +60,20 @@ class ProgressWatch:
         self._attempt, self._report = attempt, report
         self._client = StatusClient(address, credentials, timeout_s=1.0)
         self._lock = threading.Lock()
-        self._reported = (-1, -1, False)
+        self._reported = Progress(attempt)
+        self._ours: set[int] = set()  # processes that have had a Session
         self._notices: set[str] = set()
+        self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
         self._closed = threading.Event()
         self.processes: tuple[ProcessProgress, ...] = ()
         self.joined: frozenset[int] = frozenset()  # processes of a job that has gathered
         self._connected = 0
         self._thread = threading.Thread(target=self._run, name="holdfast-progress", daemon=True)
         self._thread.start()
+
+    def note(self, unix_s: float, text: str) -> None:
+        """Adds a line to the job's history at the coordinator, with the next poll."""
+        self._history.append((unix_s, text))
 
     def _run(self) -> None:
         while not self._closed.wait(_POLL_S):
@@ -73,6 +82,7 @@ class ProgressWatch:
     def refresh(self) -> None:
         """Polls now, and reports what is new before it returns; takes at most 2 s."""
         with self._lock, contextlib.suppress(CoordinationError):
+            self._send_history()
             status = self._client.status()
             self.processes = tuple(_progress(task) for task in status.tasks)
             if status.phase != "gathering":
@@ -81,11 +91,20 @@ class ProgressWatch:
             step = max((process.step for process in self.processes), default=-1)
             saved = max((process.saved_step for process in self.processes), default=-1)
             done = len(status.tasks) > 0 and all(task.progress.values.get("done", 0) for task in status.tasks)
-            if (step, saved, done) != self._reported:
-                self._reported = step, saved, done
-                self._report(Progress(self._attempt, step, saved, done))
+            self._ours |= {task.task_id for task in status.tasks if task.has_session}
+            saves = {process: _save_position(status.tasks[process]) for process in self._ours}
+            progress = Progress(self._attempt, step, saved, done, saves)
+            if progress != self._reported:
+                self._reported = progress
+                self._report(progress)
             if self._notices or any(prefix.prefix == "holdfast" for prefix in status.prefixes):
                 self._report_notices(self._client.key_value_dir_get_bytes(_SYNC))
+
+    def _send_history(self) -> None:
+        while self._history:
+            unix_s, text = self._history[0]
+            self._client.report_event("launcher", text, unix_s)
+            self._history.popleft()
 
     def diagnose(self) -> list[Finding]:
         """Returns why the job hangs, nothing where the coordinator does not answer. Blocks for at most a minute."""
@@ -127,6 +146,11 @@ def report_exit(address: str, process: int, code: int) -> None:
     """Reports the end of a process to the coordinator at `address`, or its relay, unless that is gone; takes at most 1 s."""
     with contextlib.suppress(CoordinationError), StatusClient(address, timeout_s=1.0) as client:
         client.report_exit(process, code)
+
+
+def _save_position(task: session_pb2.TaskStatus) -> SavePosition:
+    values = task.progress.values
+    return SavePosition(int(values["save"]), SaveStage(int(values["save_stage"]))) if "save_stage" in values else NO_SAVE
 
 
 def _progress(task: session_pb2.TaskStatus) -> ProcessProgress:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -93,3 +94,38 @@ def test_status_without_an_address_finds_this_users_jobs() -> None:
         while (shown := status()).returncode:
             assert "2 jobs" in shown.stderr
         assert "job two attempt 1" in shown.stdout
+
+
+def test_the_history_of_a_job_survives_its_coordinator(tmp_path: Path) -> None:
+    """`--events` prints what happened, before and after a restart of the coordinator; `--since` leaves out what is older."""
+    journal = str(tmp_path / "journal")
+    with CoordinationService.spawn(1, job="j", journal=journal) as service:
+        client = CoordinationClient(service.address, 0)
+        client.connect()
+        client.report(saved_step=30)
+        client.close()
+        os.kill(service.pid, signal.SIGKILL)
+        service.wait(30)
+    with CoordinationService.spawn(1, job="j", journal=journal) as service:
+        shown = subprocess.run(holdfast("status", service.address, "--events"), capture_output=True, check=True, text=True).stdout
+        texts = [line.split(maxsplit=3)[2:] for line in shown.splitlines()]
+        assert texts[0][0] == "joined" and texts[1] == ["saved", "step 30 is saved"], shown
+        assert texts[2] == ["coordinator", "the coordinator was started again, with its journal"], shown
+        as_json = subprocess.run(holdfast("status", service.address, "--events", "--json"), capture_output=True, check=True, text=True)
+        assert [event["kind"] for event in json.loads(as_json.stdout)] == ["joined", "saved", "coordinator"]
+        late = subprocess.run(holdfast("status", service.address, "--since", "0s"), capture_output=True, check=True, text=True)
+        assert late.stdout == ""
+        wrong = subprocess.run(holdfast("status", service.address, "--since", "soon"), capture_output=True, check=False, text=True)
+        assert wrong.returncode == 2 and "expected a time such as 90s, 10m or 2h, found 'soon'" in wrong.stderr
+
+
+def test_the_history_holds_the_attempts_before() -> None:
+    """A new attempt has a new coordinator: its launcher tells it what came before."""
+    command = f"{sys.executable} -c 'from holdfast.cli import main; main()' status --events"
+    script = f'[ "$HOLDFAST_ATTEMPT" = 1 ] && exit 3; until {command} | grep "exit code 3"; do :; done'
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        ended = subprocess.run(
+            holdfast("run", "-n", "1", "--max-restarts", "1", "--", "sh", "-c", script),
+            env=os.environ | {"TMPDIR": base}, capture_output=True, text=True, check=False, timeout=100,
+        )  # fmt: skip
+    assert ended.returncode == 0 and "launcher    attempt 1 is restarting: process 0 of 1 ended with exit code 3" in ended.stdout, ended
