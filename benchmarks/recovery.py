@@ -58,7 +58,7 @@ def train(arguments: argparse.Namespace) -> None:
     from holdfast import checkpoint, multihost
 
     attempt = int(os.environ["HOLDFAST_ATTEMPT"])
-    mark("started", attempt)
+    mark("started", attempt, warm="_holdfast_standby" in sys.modules)
     multihost.initialize()
     mark("joined", attempt)
 
@@ -183,6 +183,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, float]]:
             launcher.terminate()
         if code := launcher.wait():
             raise SystemExit("\n".join([*watch.lines, f"holdfast run ended with {code}"]))
+        print(*(line for line in watch.lines if "cold" in line or "standby" in line), sep="\n", file=sys.stderr)
         return list(recoveries(watch.marks))
 
 

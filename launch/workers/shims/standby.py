@@ -69,6 +69,7 @@ class Program:
     def start_cold(self, why: str) -> NoReturn:
         """Starts the command in place of this process, as if there had been no standby."""
         self._launcher.send("cold", why)
+        print(f"holdfast: started anew, without its standby: {why}")
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
@@ -96,14 +97,15 @@ class Program:
 class ImportGuard:
     """Stands in for `__import__` until the program has imported jax itself.
 
-    What the program does before an import that has already happened here came too late: a change of the environment, or of the beginning of
-    sys.path. It is then started cold, which repeats no more than that: no backend is up yet.
+    What the program does before an import that has already happened here came too late: a change of the environment, or of sys.path where
+    another module would be found now. It is then started cold, which repeats no more than that: no backend is up yet.
     """
 
     def __init__(self, program: Program) -> None:
         self._program, self._import = program, builtins.__import__
-        self._waiting = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names - {"__main__", _NAME}
-        self._environment, self._path = dict(os.environ), list(sys.path)
+        self._roots = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names - {"__main__", _NAME}
+        self._waiting = set(self._roots)
+        self._environment, self._path = dict(os.environ), list(dict.fromkeys(sys.path))
         builtins.__import__ = self
 
     def __call__(self, name: str, *arguments: Any, **keywords: Any) -> Any:
@@ -121,7 +123,16 @@ class ImportGuard:
         changed = [key for key in self._environment.keys() | now if self._environment.get(key) != now.get(key)]
         if changed:
             return ", ".join(sorted(changed))
-        return "" if sys.path[: len(self._path)] == self._path else "the beginning of sys.path"
+        path = list(dict.fromkeys(sys.path))
+        if [entry for entry in path if entry in self._path] != self._path:
+            return "the order of sys.path"
+        added = [entry for entry in path if entry not in self._path]
+        found = (
+            name
+            for name in sorted(self._roots)
+            if getattr(importlib.machinery.PathFinder.find_spec(name, added), "loader", None) is not None
+        )
+        return f"sys.path, which has another {name}," if (name := next(found, "")) else ""
 
 
 def backend_is_up() -> bool:
