@@ -197,7 +197,8 @@ def run_local(
     Blocks. Restarts the group as `restart` says (default: never); `env` (default: this process's) is what the processes get, with
     their ProcessSpec. `capacity_file` holds how many processes there is room for now: the job shrinks (to `min_processes` at least)
     and grows with it. `job_id` defaults to a new one. The coordinator listens at a Unix socket that only this user reaches; a process that
-    is silent for `heartbeat_timeout_s` is lost. `log_dir` gets a file for each process and the coordinator's log. In the main thread,
+    is silent for `heartbeat_timeout_s` is lost. `log_dir` gets a file for each process, the coordinator's log, and
+    `status.json`, the last status with the job's history. In the main thread,
     SIGTERM, SIGINT and SIGHUP are passed on: the processes save and leave, and the job ends as "preempted". However this process ends,
     none of the job's survives it. Raises ValueError for numbers of processes that do not fit.
     """
@@ -220,4 +221,7 @@ def run_local(
         coordinator_log=None if logs is None else logs.coordinator_log,
     )
     with contextlib.closing(logs) if logs else contextlib.nullcontext():
-        return run_job(job, engine, output)
+        result = run_job(job, engine, output)
+        if log_dir is not None:
+            engine.leave_status(Path(log_dir) / "status.json", result)
+        return result
