@@ -1,25 +1,31 @@
 """Measures barriers and keys: our service and clients next to jaxlib's, interleaved in one run.
 
-    python benchmarks/barrier.py [--clients 2 8 32 128] [--rounds 100] [--repeats 5] [--crowd 1000] [--busy]
+    python benchmarks/barrier.py [--clients 2 8 32 128] [--rounds 100] [--repeats 5] [--keys] [--launched] [--before TREE]
+    python benchmarks/barrier.py --clients --crowd 1000; python benchmarks/barrier.py --clients 4 --busy
 
 All peers stand side by side and take turns, so that a noisy machine harms all alike: trust the ratios. Prints Markdown tables.
+`--launched` adds peers as launched jobs have them: a Unix socket on one machine; TLS and a token elsewhere, with a relay and without.
+`--before` adds service and clients of another commit: the folder build/types of its tree (scripts/link_types.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from holdfast.coordination import CoordinationService
+from holdfast.coordination import CoordinationService, Credentials
 
-PEERS = [("jaxlib", "jaxlib"), ("holdfast", "jaxlib"), ("holdfast", "holdfast")]
 MOST_PROCESSES = 32
 ENV = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "1"}  # as jax sets it: one log line a barrier would slow jaxlib down
 VALUE = b"x" * 100
@@ -36,12 +42,35 @@ sys.stdin.read()
 """
 
 
-def make_client(kind: str, address: str, process_id: int) -> Any:
-    """Returns a client of either kind."""
+@dataclass(frozen=True)
+class Peer:
+    """A service and its clients, and the way between them."""
+
+    service: str  # jaxlib or holdfast
+    client: str
+    way: str = "loopback"  # or socket; with TLS and a token: TLS, or relay
+    tree: str | None = None  # PYTHONPATH of another commit
+
+    def __str__(self) -> str:
+        before = "" if self.tree is None else ", before"
+        return f"{self.service} service, {self.client} clients, {self.way}{before}"
+
+
+PEERS = (Peer("jaxlib", "jaxlib"), Peer("holdfast", "jaxlib"), Peer("holdfast", "holdfast"))
+LAUNCHED = (
+    *(Peer("holdfast", client, "socket") for client in ("jaxlib", "holdfast")),
+    *(Peer("holdfast", "holdfast", way) for way in ("TLS", "relay")),
+)
+
+
+def make_client(kind: str, address: str, process_id: int, secrets: Path | None) -> Any:
+    """Returns a client of either kind; `secrets` holds the files that a secured service wants to see."""
     if kind == "holdfast":
         from holdfast.coordination import CoordinationClient
 
-        return CoordinationClient(address, process_id, heartbeat_timeout_s=600, init_timeout_s=300, shutdown_timeout_s=30)
+        shown = None if secrets is None else Credentials(*(f"{secrets}/{name}" for name in ("token", "client.crt", "client.key", "ca.crt")))
+        timeouts = {"heartbeat_timeout_s": 600, "init_timeout_s": 300, "shutdown_timeout_s": 30}
+        return CoordinationClient(address, process_id, credentials=shown, **timeouts)  # type: ignore[arg-type]
     from jaxlib import _jax
 
     return _jax.get_distributed_runtime_client(
@@ -98,9 +127,9 @@ def busy_loop() -> None:
         total += 1
 
 
-def work(kind: str, address: str, first: int, count: int) -> None:
+def work(kind: str, address: str, first: int, count: int, secrets: Path | None) -> None:
     """Serves commands "barrier R", "others R N", "set R MARK", "get R MARK", "busy 0 or 1", each answered with the seconds it took."""
-    clients = [make_client(kind, address, first + index) for index in range(count)]
+    clients = [make_client(kind, address, first + index, secrets) for index in range(count)]
     in_threads([client.connect for client in clients])
     if first == 0:
         threading.Thread(target=busy_loop, daemon=True).start()
@@ -118,25 +147,56 @@ def work(kind: str, address: str, first: int, count: int) -> None:
 
 
 class Cluster:
-    """A service and its clients, spread over at most MOST_PROCESSES worker processes."""
+    """A service and its clients, spread over at most MOST_PROCESSES worker processes. A context manager."""
 
-    def __init__(self, service: str, client: str, clients: int) -> None:
-        self.spawned: CoordinationService | None = None
-        if service == "holdfast":
-            self.spawned = CoordinationService.spawn(clients, heartbeat_timeout_s=600)
-            self.pid, address = self.spawned.pid, self.spawned.address
-        else:
-            self.jaxlib = subprocess.Popen(
-                [sys.executable, "-c", JAXLIB_SERVICE, str(clients)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENV
+    def __init__(self, peer: Peer, clients: int) -> None:
+        self._cleanup = contextlib.ExitStack()
+        self._folder = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="barrier-")))
+        self._env = ENV if peer.tree is None else ENV | {"PYTHONPATH": peer.tree}
+        self.workers: list[subprocess.Popen[str]] = []
+        with self._cleanup.pop_all() as undone:
+            address = self._serve_jaxlib(undone, clients) if peer.service == "jaxlib" else self._serve(undone, peer, clients)
+            self._start_workers(undone, peer, address, clients)
+            self._cleanup = undone.pop_all()
+
+    def _serve_jaxlib(self, undone: contextlib.ExitStack, clients: int) -> str:
+        command = [sys.executable, "-c", JAXLIB_SERVICE, str(clients)]
+        service = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENV)
+        undone.callback(end, service)
+        assert service.stdout is not None
+        self.pid = service.pid
+        return service.stdout.readline().strip()
+
+    def _serve(self, undone: contextlib.ExitStack, peer: Peer, clients: int) -> str:
+        # Here, not above: a worker does not need them, and an earlier commit has none.
+        from holdfast.launch.workers.secrets import JobSecrets, server_arguments, spawn_relay, write_files
+
+        secured = peer.way in ("TLS", "relay")
+        secrets = JobSecrets.create(["127.0.0.1"]) if secured else None
+        if secrets is not None:
+            write_files(self._folder, secrets.files_of_client() | secrets.files_of_server())
+        host = f"unix:{self._folder}/service" if peer.way == "socket" else "127.0.0.1"
+        with environment(self._env):
+            service = CoordinationService.spawn(
+                clients, host=host, heartbeat_timeout_s=600, arguments=server_arguments(self._folder) if secured else ()
             )
-            assert self.jaxlib.stdout is not None
-            self.pid, address = self.jaxlib.pid, self.jaxlib.stdout.readline().strip()
-        processes = min(clients, MOST_PROCESSES)
-        self.workers, first = [], 0
+        undone.callback(service.close)
+        self.pid = service.pid
+        if secrets is None or peer.way != "relay":
+            return service.address
+        relay = spawn_relay(service.address, secrets, range(clients))
+        undone.callback(relay.close)
+        return relay.address
+
+    def _start_workers(self, undone: contextlib.ExitStack, peer: Peer, address: str, clients: int) -> None:
+        processes, first = min(clients, MOST_PROCESSES), 0
+        secrets = str(self._folder) if peer.way == "TLS" else ""
         for index in range(processes):
             count = clients // processes + (index < clients % processes)
-            command = [sys.executable, __file__, "--work", client, address, str(first), str(count)]
-            self.workers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENV))
+            command = [sys.executable, __file__, "--work", peer.client, address, str(first), str(count), secrets]
+            worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self._env)
+            undone.callback(end, worker)
+            self.workers.append(worker)
             first += count
         for worker in self.workers:
             assert worker.stdout is not None and worker.stdout.readline() == "ready\n"
@@ -154,61 +214,86 @@ class Cluster:
         with open(f"/proc/{self.pid}/status") as status:
             return next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) / 1024
 
-    def close(self) -> None:
-        """Ends workers and service."""
-        for worker in self.workers:
-            worker.kill()
-            worker.wait()
-        if self.spawned is not None:
-            self.spawned.close()
-        else:
-            self.jaxlib.kill()
-            self.jaxlib.wait()
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends workers, relay and service."""
+        self._cleanup.close()
 
 
-def compare(clients: int, rounds: int, repeats: int) -> None:
-    """Prints a row of barriers for one number of clients: medians and bests in ms, and ratios of both to jaxlib's own."""
-    clusters = {peer: Cluster(*peer, clients) for peer in PEERS}
+def end(process: subprocess.Popen[str]) -> None:
+    """Kills a process and waits for it."""
+    process.kill()
+    process.communicate()
+
+
+@contextlib.contextmanager
+def environment(env: Mapping[str, str]) -> Iterator[None]:
+    """Gives this process, and what it starts, another environment for a while."""
+    own = dict(os.environ)
+    os.environ.update(env)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(own)
+
+
+@contextlib.contextmanager
+def side_by_side(peers: Iterable[Peer], clients: int) -> Iterator[dict[Peer, Cluster]]:
+    """Starts a cluster of each peer."""
+    with contextlib.ExitStack() as stack:
+        yield {peer: stack.enter_context(Cluster(peer, clients)) for peer in peers}
+
+
+def compare(peers: Sequence[Peer], clients: int, rounds: int, repeats: int) -> list[str]:
+    """Returns the cells of the peers' barriers: median and best in ms, and both as ratios to jaxlib's own."""
     rounds = max(10, rounds * 8 // max(8, clients))
-    times: dict[tuple[str, str], list[float]] = {peer: [] for peer in PEERS}
-    for cluster in clusters.values():
-        cluster.run("barrier 5")
-    for _ in range(repeats):
-        for peer, cluster in clusters.items():
-            times[peer].append(cluster.run(f"barrier {rounds}") / rounds * 1e3)
-    for cluster in clusters.values():
-        cluster.close()
+    times: dict[Peer, list[float]] = {peer: [] for peer in peers}
+    with side_by_side(peers, clients) as clusters:
+        for cluster in clusters.values():
+            cluster.run("barrier 5")
+        for _ in range(repeats):
+            for peer, cluster in clusters.items():
+                times[peer].append(cluster.run(f"barrier {rounds}") / rounds * 1e3)
     median = {peer: statistics.median(each) for peer, each in times.items()}
     best = {peer: min(each) for peer, each in times.items()}
-    cells = [f"{median[peer]:.2f} ({best[peer]:.2f})" for peer in PEERS]
-    ratios = [f"{median[peer] / median[PEERS[0]]:.2f} ({best[peer] / best[PEERS[0]]:.2f})" for peer in PEERS[1:]]
-    print(f"| {clients} | " + " | ".join(cells + ratios) + " |", flush=True)
+    return [
+        f"{median[peer]:.2f} ({best[peer]:.2f}): {median[peer] / median[peers[0]]:.2f} ({best[peer] / best[peers[0]]:.2f})"
+        for peer in peers
+    ]
 
 
-def compare_keys(clients: int, rounds: int, repeats: int) -> None:
-    """Prints rows of key operations per second, all clients together."""
-    clusters = {peer: Cluster(*peer, clients) for peer in PEERS}
-    rates: dict[str, dict[tuple[str, str], list[float]]] = {what: {peer: [] for peer in PEERS} for what in ("set", "get")}
-    for repeat in range(repeats):
-        for what in ("set", "get"):
-            for peer, cluster in clusters.items():
-                rates[what][peer].append(clients * rounds / cluster.run(f"{what} {rounds} {repeat}"))
-    for cluster in clusters.values():
-        cluster.close()
+def compare_keys(peers: Sequence[Peer], clients: int, rounds: int, repeats: int) -> dict[str, list[str]]:
+    """Returns the cells of the peers' key operations: a second, all clients together, and as a ratio to jaxlib's own."""
+    rates: dict[str, dict[Peer, list[float]]] = {what: {peer: [] for peer in peers} for what in ("set", "get")}
+    with side_by_side(peers, clients) as clusters:
+        for repeat in range(repeats):
+            for what in ("set", "get"):
+                for peer, cluster in clusters.items():
+                    rates[what][peer].append(clients * rounds / cluster.run(f"{what} {rounds} {repeat}"))
+    cells = {}
     for what, by_peer in rates.items():
         median = {peer: statistics.median(each) for peer, each in by_peer.items()}
-        cells = [f"{median[peer]:,.0f}" for peer in PEERS] + [f"{median[peer] / median[PEERS[0]]:.2f}" for peer in PEERS[1:]]
-        print(f"| {what}, {clients} clients | " + " | ".join(cells) + " |", flush=True)
+        cells[f"{what}, {clients} clients"] = [f"{median[peer]:,.0f}: {median[peer] / median[peers[0]]:.2f}" for peer in peers]
+    return cells
+
+
+def print_table(head: str, peers: Sequence[Peer], columns: Mapping[str, list[str]]) -> None:
+    """Prints a row a peer."""
+    print(f"\n| {head} | " + " | ".join(columns) + " |\n|" + "---|" * (1 + len(columns)))
+    for index, peer in enumerate(peers):
+        print(f"| {peer} | " + " | ".join(cells[index] for cells in columns.values()) + " |", flush=True)
 
 
 def busy(clients: int, rounds: int, repeats: int) -> None:
     """Prints a barrier of all our clients but client 0, while a loop keeps client 0's interpreter busy and while it does not, in turns."""
-    cluster = Cluster("holdfast", "holdfast", clients)
     times: dict[int, list[float]] = {0: [], 1: []}
-    for turn in range(2 * repeats):
-        cluster.run(f"busy {turn % 2}")
-        times[turn % 2].append(cluster.run(f"others {rounds} {clients}") / rounds * 1e3)
-    cluster.close()
+    with Cluster(Peer("holdfast", "holdfast"), clients) as cluster:
+        for turn in range(2 * repeats):
+            cluster.run(f"busy {turn % 2}")
+            times[turn % 2].append(cluster.run(f"others {rounds} {clients}") / rounds * 1e3)
     idle, full = statistics.median(times[0]), statistics.median(times[1])
     print(f"{clients - 1} clients beside a trainer: idle {idle:.2f} ms, busy {full:.2f} ms, ratio {full / idle:.2f}")
 
@@ -216,42 +301,42 @@ def busy(clients: int, rounds: int, repeats: int) -> None:
 def crowd(clients: int) -> None:
     """Prints the barrier of many of our own clients, and the memory of the service."""
     begun = time.perf_counter()
-    cluster = Cluster("holdfast", "holdfast", clients)
-    joined_s = time.perf_counter() - begun
-    cluster.run("barrier 2")
-    times = [cluster.run("barrier 5") / 5 for _ in range(5)]
-    print(
-        f"{clients} own clients: joined in {joined_s:.1f} s; barrier median {statistics.median(times):.3f} s, best {min(times):.3f} s; "
-        f"service {cluster.memory_mb():.0f} MB resident"
-    )
-    cluster.close()
+    with Cluster(Peer("holdfast", "holdfast"), clients) as cluster:
+        joined_s = time.perf_counter() - begun
+        cluster.run("barrier 2")
+        times = [cluster.run("barrier 5") / 5 for _ in range(5)]
+        print(
+            f"{clients} own clients: joined in {joined_s:.1f} s; barrier median {statistics.median(times):.3f} s, best {min(times):.3f} s; "
+            f"service {cluster.memory_mb():.0f} MB resident"
+        )
 
 
 def main() -> None:
     """Parses the command line and measures."""
     if "--work" in sys.argv:
-        kind, address, first, count = sys.argv[2:6]
-        work(kind, address, int(first), int(count))
+        kind, address, first, count, secrets = sys.argv[2:7]
+        work(kind, address, int(first), int(count), Path(secrets) if secrets else None)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, nargs="*", default=[2, 8, 32, 128])
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--launched", action="store_true", help="also: the socket, and TLS with a token, of launched jobs")
+    parser.add_argument("--before", metavar="TREE", help="also: service and clients of another commit, by its build/types")
     parser.add_argument("--crowd", type=int, default=0)
     parser.add_argument("--busy", action="store_true", help="only: what a busy pure-Python loop in one trainer does to the others")
     parser.add_argument("--keys", action="store_true")
     options = parser.parse_args()
-    heads = [f"{service} service, {client} clients" for service, client in PEERS]
     if options.busy:
         busy(options.clients[0], options.rounds, options.repeats)
         return
+    before = () if options.before is None else (Peer("holdfast", "holdfast", tree=options.before),)
+    peers = (*PEERS, *before, *(LAUNCHED if options.launched else ()))
     if options.clients:
-        print("| clients | " + " | ".join(heads) + " | ratio, jaxlib clients | ratio, own clients |\n|" + "---|" * 6)
-    for clients in options.clients:
-        compare(clients, options.rounds, options.repeats)
+        rows = {str(clients): compare(peers, clients, options.rounds, options.repeats) for clients in options.clients}
+        print_table("ms a barrier: ratio; by clients", peers, rows)
     if options.keys:
-        print("\n| operations/s | " + " | ".join(heads) + " | ratio, jaxlib clients | ratio, own clients |\n|" + "---|" * 6)
-        compare_keys(1, options.rounds * 5, options.repeats)
-        compare_keys(8, options.rounds * 2, options.repeats)
+        columns = compare_keys(peers, 1, options.rounds * 5, options.repeats) | compare_keys(peers, 8, options.rounds * 2, options.repeats)
+        print_table("operations/s: ratio", peers, columns)
     if options.crowd:
         crowd(options.crowd)
 

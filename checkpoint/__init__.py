@@ -16,6 +16,7 @@ from .errors import (
 from .format.json_state import Json
 from .format.tree import Node
 from .layouts.inspection import ItemStructure, Structure
+from .local_tier.tier import Local
 from .manager import CheckpointManager
 from .oneshot import load, load_async, save, structure, verify
 from .options import Options, Progress, ProgressBar
@@ -24,11 +25,15 @@ from .policy import (
     AtSteps,
     EveryNSeconds,
     EveryNSteps,
+    FirstSave,
     KeepAll,
     KeepAnyOf,
     KeepBest,
+    KeepClosestTo,
     KeepEvery,
+    KeepEverySeconds,
     KeepLast,
+    KeepLatestFor,
     KeepPolicy,
     OnPreemption,
     PolicyContext,
@@ -51,15 +56,20 @@ __all__ = [
     "Corrupt",
     "EveryNSeconds",
     "EveryNSteps",
+    "FirstSave",
     "HostileCheckpoint",
     "ItemStructure",
     "Json",
     "KeepAll",
     "KeepAnyOf",
     "KeepBest",
+    "KeepClosestTo",
     "KeepEvery",
+    "KeepEverySeconds",
     "KeepLast",
+    "KeepLatestFor",
     "KeepPolicy",
+    "Local",
     "Node",
     "OnPreemption",
     "Options",

@@ -24,7 +24,7 @@ from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, Watchdog, default_group
 
 from .errors import CheckpointError, SaveFailed, StepExists, StepGone, StepNotFound, error_text, naming_path
-from .format.files import has_record, list_steps
+from .format.files import has_record, list_steps, parse_step_format
 from .format.limits import check_step
 from .format.record import Record, read_record
 from .format.rename import Names
@@ -32,6 +32,8 @@ from .layouts.base import CheckpointInfo
 from .layouts.detect import ForeignSteps, find_foreign_steps, restore_checkpoint
 from .layouts.holdfast import HoldfastCheckpoint
 from .layouts.inspection import Structure, structure_of
+from .local_tier.parts import LocalKey, StepHead
+from .local_tier.tier import Local, LocalTier
 from .options import Options, Statistics
 from .policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule
 from .restoring.agreement import RestoreAgreement, Verdict, ask_primary, name_items, wanted_items
@@ -39,6 +41,7 @@ from .restoring.group_record import read_record_together
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, restore_any
 from .saving.async_saver import AsyncSaver, SaveHandle
+from .saving.cast import SaveDtype
 from .saving.incremental import SaveHistory, load_digest
 from .saving.save import SaveContext
 from .saving.scheduler import SaveScheduler
@@ -46,6 +49,7 @@ from .saving.stager import SaveRequest, SaveStager
 from .steps.garbage import BackgroundWorker, sweep_files
 from .steps.holds import add_hold
 from .steps.index import StepIndex
+from .steps.lineage import Lineage
 from .steps.object_claims import open_claims
 from .steps.opening import claim_root, list_root, open_root
 from .storage.base import Storage
@@ -76,13 +80,19 @@ class CheckpointManager:
         keep_policy: KeepPolicy | None = None,
         group: Group | None = None,
         options: Options | None = None,
+        local: Local | None = None,
     ) -> None:
         self._closed, self._forked = True, False  # until it is open
+        if local is not None and save_policy is None:
+            raise ValueError("CheckpointManager: local= expects a save_policy besides: without one every call saves durably")
         self._options = options or Options()
         self._group = group if group is not None else default_group()
         self._keep_policy = keep_policy or KeepAll()
+        if self._options.step_format is not None:
+            parse_step_format(self._options.step_format)
         single_writer = self._options.single_writer
-        self._storage = open_storage(directory, single_writer=single_writer)
+        file_mode, folder_mode = self._options.file_mode, self._options.folder_mode
+        self._storage = open_storage(directory, single_writer=single_writer, file_mode=file_mode, folder_mode=folder_mode)
         self._history = _history_of(self._storage, self._options)
         self._claims = open_claims(self._storage, single_writer=single_writer, claim_age_s=self._options.claim_age_s)
         opened = open_root(self._storage, self._claims, self._group, self._options, find_foreign=find_foreign_steps, needs_claim=False)
@@ -91,7 +101,17 @@ class CheckpointManager:
         self._statistics = Statistics()
         self._worker = BackgroundWorker()
         is_primary = self._is_writing_primary
-        self._index = StepIndex(self._storage, self._keep_policy, opened.steps, self._worker, self._statistics, deletes=is_primary)
+        self._step_names = opened.step_names
+        self._index = StepIndex(
+            self._storage,
+            self._keep_policy,
+            opened.steps,
+            self._worker,
+            self._statistics,
+            deletes=is_primary,
+            names=self._step_names,
+        )
+        self._lineage = Lineage(self._storage, self._writer.id, begins=local is not None) if is_primary else None
         self._stager = SaveStager(self._storage, self._group, self._options, self._history)
         self._saver = AsyncSaver(
             SaveContext(
@@ -104,25 +124,39 @@ class CheckpointManager:
                 self._worker,
                 self._statistics,
                 self._history,
+                self._lineage,
             )
         )
         self._counter = 0
         self._has_policy = save_policy is not None
-        skips = self._options.on_busy == "skip"
-        self._scheduler = SaveScheduler(save_policy, self._group, f"{self._message_name}/soon", skips=skips)
+        skips, newest = self._options.on_busy == "skip", max([*opened.steps, *opened.foreign], default=None)
+        self._scheduler = SaveScheduler(save_policy, self._group, f"{self._message_name}/soon", skips=skips, last_step=newest)
         hang_timeout_s = self._options.hang_timeout_s
         self._watchdog = None if hang_timeout_s is None else Watchdog(hang_timeout_s, exit=self._options.hang_exit)
+        self._tier: LocalTier | None = None
         self._closed = False
         _open_managers.add(self)
+        if local is not None:
+            try:
+                self._tier = LocalTier(local, self._storage, self._group, self._options, self._writer.id, self._lineage)
+            except BaseException:
+                self.close()
+                raise
         if is_primary:
             self._worker.put(f"sweeping {self._storage.root}", lambda: sweep_files(self._storage, self._claims))
 
     # --- saving
 
     def should_save(self, step: int) -> bool:
-        """Says whether `save(step, ...)` would save: the save policy says so, or the preemption sync point. Alike on every process."""
+        """Says whether `save(step, ...)` would save: a save policy says so, or the preemption sync point. Alike on every process."""
         self._note_progress()
-        return bool(self._scheduler.reason(check_step(step), busy=self._saver.busy()))
+        return self._wants_durably(check_step(step)) or self._wants_locally(step)
+
+    def _wants_durably(self, step: int) -> bool:
+        return bool(self._scheduler.reason(step, busy=self._saver.busy()))
+
+    def _wants_locally(self, step: int) -> bool:
+        return self._tier is not None and not self._exists(step) and self._tier.wants(step)
 
     def reached_preemption(self, step: int) -> bool:
         """Says whether the job has to give its machines back: save this step and stop. Alike on every process, at the same step."""
@@ -137,6 +171,7 @@ class CheckpointManager:
         items: Mapping[str, Any] | None = None,
         metrics: Mapping[str, Any] | None = None,
         metadata: Any = None,
+        dtype: SaveDtype = None,
         force: bool = False,
         overwrite: bool = False,
     ) -> SaveHandle:
@@ -144,8 +179,10 @@ class CheckpointManager:
 
         `state` is the tree of the item "state"; `items` names several: trees, `Json(value)`, data iterators. Returns when the caller may
         donate or overwrite its arrays; writing goes on in the background. Blocks while the last save is in flight (see Options.on_busy).
-        `metrics` are numbers, for KeepBest and `best_step`; `metadata` is a JSON value. `force` saves whatever the policy says;
-        `overwrite` replaces a step that exists; one that a restore with `fallback` has passed over is replaced without.
+        `metrics` are numbers, for KeepBest and `best_step`; `metadata` is a JSON value. `dtype` is what floating-point arrays are saved as,
+        or says so of a leaf's path (None: as it is): `lambda path: jnp.bfloat16 if path.startswith("params.") else None`. `force` saves
+        whatever the policy says; `overwrite` replaces a step that exists; one that a restore with `fallback` has passed over is replaced
+        without.
 
         Raises StepExists, UnsupportedLeaf, ValueError before anything is written. The error of an earlier save that failed in the
         background is raised here too, after this save has begun: every process then begins the same saves, whenever it learns of a
@@ -154,13 +191,21 @@ class CheckpointManager:
         self._note_progress()
         self._check_writable()
         known = _is_step(step)
-        if not force and (known or self._has_policy) and not self.should_save(step):
+        is_durable = force or not (known or self._has_policy) or self._wants_durably(check_step(step))
+        if self._tier is not None:
+            self._tier.raise_error()
+            if not is_durable and self._wants_locally(check_step(step)):
+                return self._tier.save(step, _items(state, items), metrics, metadata)
+        if not is_durable:
             self._statistics.add(saves_skipped=1)
             return SaveHandle(step)
+        if self._tier is not None and known:
+            self._tier.saved_durably(step)
         overwrite = overwrite or (known and self._index.was_passed_over(step))
         called = time.perf_counter()
         self._counter += 1  # before all that can fail: the next save has the same number on all processes
-        request = SaveRequest(self._counter, check_step(step) if known else 0, f"{self._writer.id}{self._counter:08x}", overwrite)
+        number, save_id = check_step(step) if known else 0, f"{self._writer.id}{self._counter:08x}"
+        request = SaveRequest(self._counter, number, save_id, overwrite, self._folder(number))
         earlier: HoldfastError | None = None
         if not self._has_claim:
             claim_root(self._storage, self._claims, self._writer, self._group, self._options)
@@ -170,7 +215,7 @@ class CheckpointManager:
             earlier = self._saver.take_error()
             step = check_step(step)
             self._refuse_existing(step, overwrite)
-            request = self._stager.stage(request, _items(state, items), metrics, metadata)
+            request = self._stager.stage(request, _items(state, items), metrics, metadata, dtype)
         except BaseException as error:
             if earlier is not None:
                 error.add_note(f"besides, an earlier save failed: {earlier}")
@@ -196,15 +241,19 @@ class CheckpointManager:
         When it returns, every save that was begun is durable, and steps that the keep policy let go are no longer listed.
         """
         self._saver.join(timeout_s)
-        self._saver.raise_error()
+        if self._tier is not None:
+            self._tier.join(timeout_s)
+        self.check_for_errors()
 
     def is_saving_in_progress(self) -> bool:
         """Says whether a save is in flight on this process."""
-        return self._saver.busy()
+        return self._saver.busy() or (self._tier is not None and self._tier.is_busy())
 
     def check_for_errors(self) -> None:
         """Raises the error of a save that failed in the background, once. Does not block."""
         self._saver.raise_error()
+        if self._tier is not None:
+            self._tier.raise_error()
 
     def _note_progress(self) -> None:
         if self._watchdog is not None:
@@ -226,8 +275,11 @@ class CheckpointManager:
     def _is_writing_primary(self) -> bool:
         return self._group.index == 0 and not self._options.read_only
 
+    def _folder(self, step: int) -> str:
+        return self._step_names.name_of(check_step(step))
+
     def _exists(self, step: int) -> bool:
-        return step in self._index if self._group.count > 1 else has_record(self._storage, step)
+        return step in self._index if self._group.count > 1 else has_record(self._storage, self._folder(step))
 
     def _refuse_existing(self, step: int, overwrite: bool) -> None:
         root = self._storage.root
@@ -250,18 +302,46 @@ class CheckpointManager:
         self._saver.join()
         if self._history is not None:
             self._history.forget()
-        if not self._exists(step):
+        is_there = self._exists(step)
+        if not is_there and step not in self.local_steps():
             raise StepNotFound(f"there is no step {step} in {self._storage.root}, which has {self.all_steps()}", step=step)
+        if not is_there or step == max(self._index.steps(), default=step):
+            self._roll_back(step)
+        if not is_there:
+            return
         if error := self._index.remove([step]).get(step):
             root = self._storage.root
             message = f"step {step} of {root} could not be deleted and is still there: {error}; look at the disk or the mount, then"
             raise CheckpointError(f"{message} delete it again", step=step, path=root) from error
         self._worker.wait(self._options.save_timeout_s)
 
+    def _roll_back(self, step: int) -> None:
+        """Lets no local step from `step` on come back."""
+
+        def begin() -> None:
+            if self._lineage is not None:
+                self._lineage.deleting_newest(step)
+
+        if self._tier is None:
+            begin()
+        else:
+            ask_primary(self._group, f"{self._message_name}/delete", begin, self._options.save_timeout_s)
+            self._tier.forget_from(step)
+
     # --- restoring
 
     def all_steps(self) -> list[int]:
-        """Returns the steps that are there, ascending: the store's listing; in a group what all processes know alike (see `reload`)."""
+        """Returns the steps that are there, ascending: the store's listing; in a group what all processes know alike (see `reload`).
+
+        Local steps are among them.
+        """
+        return sorted({*self._durable_steps(), *self.local_steps()})
+
+    def local_steps(self) -> list[int]:
+        """Returns the steps that the hosts have, whole, ascending, as all processes know alike; none without a local tier."""
+        return [] if self._tier is None else self._tier.steps()
+
+    def _durable_steps(self) -> list[int]:
         if self._group.count == 1:
             return sorted(self._list_steps())
         return sorted([*self._index.steps(), *self._foreign])
@@ -276,6 +356,8 @@ class CheckpointManager:
         steps, foreign = list_root(self._storage, self._group, self._options, name, find_foreign=find_foreign_steps)
         self._index.adopt(steps)
         self._foreign = ForeignSteps(self._storage, foreign)
+        if self._tier is not None:
+            self._tier.survey()
 
     def latest_step(self) -> int | None:
         """Returns the newest step, or None. The last acknowledged save, or a newer one."""
@@ -286,7 +368,7 @@ class CheckpointManager:
         rule = best_rule(self._keep_policy) if metric is None else KeepBest(1, metric, mode)  # type: ignore[arg-type]
         if rule is None:
             raise ValueError("best_step: give a metric, or a keep policy with a KeepBest in it")
-        known = [StepFacts(step, self.metrics(step)) for step in self.all_steps()]
+        known = [StepFacts(step, self.metrics(step)) for step in self._durable_steps()]
         return next(iter(rule.ranked(known)), None)
 
     def metrics(self, step: int) -> dict[str, float]:
@@ -297,11 +379,13 @@ class CheckpointManager:
         """Returns the user's metadata of a step. Raises StepNotFound, Corrupt."""
         return self._facts(step).metadata
 
-    def _facts(self, step: int) -> Record | CheckpointInfo:
-        with naming_path(join(self._storage.root, str(step))):
+    def _facts(self, step: int) -> Record | CheckpointInfo | StepHead:
+        if self._tier is not None and step in self._tier.steps() and not self._exists(step):
+            return self._tier.head(step)
+        with naming_path(join(self._storage.root, self._folder(step))):
             if step in self._foreign:
                 return self._foreign.open(step).info
-            return read_record(self._storage, str(check_step(step)))
+            return read_record(self._storage, self._folder(step))
 
     def _list_steps(self) -> list[int]:
         with naming_path(self._storage.root):
@@ -309,10 +393,10 @@ class CheckpointManager:
 
     def structure(self, step: int) -> Structure:
         """Returns what a step holds, without reading an array: each item's tree is what `like` accepts. Raises StepNotFound, Corrupt."""
-        with naming_path(join(self._storage.root, str(step))):
+        with naming_path(join(self._storage.root, self._folder(step))):
             if step in self._foreign:
                 return structure_of(self._foreign.open(step))
-            return structure_of(HoldfastCheckpoint(StorePath(self._storage, str(check_step(step)))))
+            return structure_of(HoldfastCheckpoint(StorePath(self._storage, self._folder(step))))
 
     def restore(
         self,
@@ -358,31 +442,69 @@ class CheckpointManager:
             host_memory_bytes=self._options.host_memory_bytes,
         )
         began = time.perf_counter()
+        if self._tier is not None:
+            self._tier.survey()
         if fallback:
             values = self._restore_newest_whole(chosen, wanted, options, hold_s)
         else:
-            values, verdict = self._restore_alike(self._agreed_latest() if chosen is None else chosen, wanted, options, hold_s)
-            if verdict.error is not None:
-                raise verdict.error
+            values = self._restore_one(chosen, wanted, options, hold_s)
         size = sum(int(getattr(leaf, "nbytes", 0)) for leaf in jax.tree_util.tree_leaves(values))
         self._statistics.add(restores=1, restore_s=time.perf_counter() - began, restore_bytes=size)
         return values[item] if items is None else values
 
+    def _restore_one(self, chosen: int | None, wanted: Mapping[str, Any], options: RestoreOptions, hold_s: float) -> dict[str, Any]:
+        """Restores a step, or the newest; a local one that was not asked for by its number gives way to the next that restores."""
+        while True:
+            step, key = self._choose(chosen)
+            values, verdict = self._restore_alike(step, key, wanted, options, hold_s)
+            if verdict.error is None:
+                assert values is not None
+                return values
+            if key is None or chosen is not None or verdict.is_mistake:
+                raise verdict.error
+            self._pass_over(key, verdict.error)
+
+    def _choose(self, chosen: int | None) -> tuple[int, LocalKey | None]:
+        """Returns the step to restore, alike on all processes, and its key where the hosts have it and the store has not."""
+        if chosen is not None:
+            return chosen, self._local_key(chosen, [chosen] if chosen in self._foreign or self._exists(chosen) else [])
+        durable = self._agreed_steps()
+        steps = [*durable, *self.local_steps()]
+        if not steps:
+            raise StepNotFound(f"there is no step in {self._storage.root}", path=self._storage.root)
+        return max(steps), self._local_key(max(steps), durable)
+
+    def _local_key(self, step: int, durable: Sequence[int]) -> LocalKey | None:
+        if self._tier is None or step in durable:
+            return None
+        return next((key for key in self._tier.found() if key.step == step), None)
+
+    def _pass_over(self, key: LocalKey, error: Exception) -> None:
+        assert self._tier is not None
+        _log.warning("local step %d of %s is passed over: %s", key.step, self._storage.root, error)
+        self._tier.pass_over(key)
+
     def _restore_alike(
-        self, step: int, wanted: Mapping[str, Any], options: RestoreOptions, hold_s: float
+        self, step: int, key: LocalKey | None, wanted: Mapping[str, Any], options: RestoreOptions, hold_s: float
     ) -> tuple[dict[str, Any] | None, Verdict]:
         """Returns the values by item, and how the restore ended on all processes."""
         name, call = f"{self._message_name}/restore", f"{name_items(wanted)} of step {step}"
         agreement = RestoreAgreement(self._group, name, call, self._options.restore_timeout_s)
         options = replace(options, before_collective=agreement.before_collective)
         restore = functools.partial(self._restore_step, step, wanted, options, hold_s, agreement)
-        return agreement.run(restore, join(self._storage.root, str(step)))
+        if key is not None:
+            restore = functools.partial(self._restore_local, key, wanted, options, agreement)
+        values, verdict = agreement.run(restore, join(self._storage.root, self._folder(step)))
+        if verdict.error is None and self._lineage is not None:
+            self._lineage.restored(step)
+        return values, verdict
 
     def _restore_step(
         self, step: int, wanted: Mapping[str, Any], options: RestoreOptions, hold_s: float, agreement: RestoreAgreement
     ) -> dict[str, Any]:
         name, timeout_s = f"{self._message_name}/record", self._options.restore_timeout_s
-        record = None if step in self._foreign else read_record_together(self._storage, str(step), self._group, name, timeout_s=timeout_s)
+        is_ours, folder = step not in self._foreign, self._folder(step)
+        record = read_record_together(self._storage, folder, self._group, name, timeout_s=timeout_s) if is_ours else None
         if hold_s > 0 and self._group.index == 0:
             add_hold(self._storage, step, hold_s)
         if record is None:
@@ -390,7 +512,19 @@ class CheckpointManager:
             agreement.opened(checkpoint.info.save_id)
             return {item: restore_checkpoint(checkpoint, item, like, options) for item, like in wanted.items()}
         agreement.opened(record.writer_id)
-        return {item: restore_any(self._storage, str(step), record, item, like, options) for item, like in wanted.items()}
+        return {item: restore_any(self._storage, folder, record, item, like, options) for item, like in wanted.items()}
+
+    def _restore_local(
+        self, key: LocalKey, wanted: Mapping[str, Any], options: RestoreOptions, agreement: RestoreAgreement
+    ) -> dict[str, Any]:
+        assert self._tier is not None
+        storage, record = self._tier.open_step(key)
+        agreement.opened(record.writer_id)
+
+        def restore() -> dict[str, Any]:
+            return {item: restore_any(storage, key.folder, record, item, like, options) for item, like in wanted.items()}
+
+        return self._tier.restore(storage, restore)
 
     def _restore_newest_whole(self, newest: int | None, wanted: Mapping[str, Any], options: RestoreOptions, hold_s: float) -> Any:
         """Tries the steps from the newest (or `newest`) down until one restores on every process.
@@ -400,13 +534,21 @@ class CheckpointManager:
         """
         failures: dict[int, str] = {}
         gone = 0
-        while candidates := [step for step in self._agreed_steps() if step not in failures and (newest is None or step <= newest)]:
+        while True:
+            durable = self._agreed_steps()
+            steps = {*durable, *self.local_steps()} - set(failures)
+            if not (candidates := [step for step in steps if newest is None or step <= newest]):
+                break
             step = max(candidates)
-            values, verdict = self._restore_alike(step, wanted, options, hold_s)
+            key = self._local_key(step, durable)
+            values, verdict = self._restore_alike(step, key, wanted, options, hold_s)
             if verdict.error is None:
                 return values
             if verdict.is_mistake:
                 raise verdict.error
+            if key is not None:
+                self._pass_over(key, verdict.error)
+                continue
             _log.warning("step %d of %s is passed over: %s", step, self._storage.root, verdict.error)
             if not isinstance(verdict.error, StepGone):
                 failures[step] = error_text(verdict.error)
@@ -422,17 +564,11 @@ class CheckpointManager:
         found: list[int] = ask_primary(self._group, f"{self._message_name}/steps", self._list_steps, self._options.restore_timeout_s)
         return found
 
-    def _agreed_latest(self) -> int:
-        steps = self._agreed_steps()
-        if not steps:
-            raise StepNotFound(f"there is no step in {self._storage.root}", path=self._storage.root)
-        return max(steps)
-
     # --- the end
 
     def statistics(self) -> dict[str, Any]:
         """Returns what this manager has done, in JSON types: `saves`, `save_s`, `save_bytes`, `save_blocked_s`, `restores`, ..."""
-        return self._statistics.to_dict()
+        return self._statistics.to_dict() | ({} if self._tier is None else self._tier.statistics())
 
     def close(self) -> None:
         """Waits for the save in flight and for deletions, gives the claim up, and raises the error of a save that failed. Idempotent."""
@@ -443,10 +579,12 @@ class CheckpointManager:
             self._saver.join()
         finally:
             self._release(self._options.exit_timeout_s)
-        self._saver.raise_error()
+        self.check_for_errors()
 
     def _release(self, timeout_s: float) -> None:
         _open_managers.discard(self)
+        if self._tier is not None:
+            self._tier.close(timeout_s)
         self._saver.close()
         if self._watchdog is not None:
             self._watchdog.close()

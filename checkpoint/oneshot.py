@@ -15,6 +15,7 @@ from holdfast.multihost import Group, default_group
 
 from .errors import StepExists, naming_path
 from .format.files import has_record, other_step
+from .format.json_state import is_tree
 from .format.limits import check_item_name, check_step
 from .format.rename import Names
 from .layouts.base import CheckpointReader
@@ -25,6 +26,7 @@ from .restoring.agreement import RestoreAgreement, ask_primary, name_items, want
 from .restoring.match import spans_processes
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, VerifyReport
+from .saving.cast import SaveDtype, cast_tree
 from .saving.commit import SaveTarget, run_protocol
 from .saving.save import SnapshotWork
 from .saving.stager import SaveRequest, SaveStager
@@ -43,6 +45,7 @@ def save(
     items: Mapping[str, Any] | None = None,
     step: int = 0,
     metadata: Any = None,
+    dtype: SaveDtype = None,
     overwrite: bool = False,
     group: Group | None = None,
     timeout_s: float = 600.0,
@@ -51,7 +54,7 @@ def save(
 ) -> None:
     """Saves a tree as a checkpoint in the folder `path`, durably; blocks until it is there. Every process of the group calls it.
 
-    It is the item `item`; `items` instead of a state names several, as in `CheckpointManager.save`.
+    It is the item `item`; `items` instead of a state names several, as in `CheckpointManager.save`, and `dtype` casts as there.
     `per_process` says which leaves each process keeps for itself (see Options).
 
     With `layout="orbax"` it is a checkpoint of Orbax's, which its v0 manager (as a step folder of a root) and its v1 functions restore. It
@@ -70,7 +73,8 @@ def save(
         _refuse_for_orbax(step, overwrite, per_process)
         from .layouts.orbax.write import save_orbax
 
-        save_orbax(StorePath.of(path), chosen, metadata=metadata, group=group, timeout_s=timeout_s)
+        trees = {name: cast_tree(value, dtype) if is_tree(value) else value for name, value in chosen.items()}
+        save_orbax(StorePath.of(path), trees, metadata=metadata, group=group, timeout_s=timeout_s)
         return
     if group.count == 1:
         _check_step(step, path), [check_item_name(name) for name in chosen]
@@ -79,7 +83,7 @@ def save(
     options = Options(save_timeout_s=timeout_s, per_process=per_process)
     writer = open_root(storage, claims, group, options).writer
     try:
-        _save(_stage(storage, group, options, writer, chosen, step, metadata, overwrite), storage, group, options, writer)
+        _save(_stage(storage, group, options, writer, chosen, step, metadata, dtype, overwrite), storage, group, options, writer)
     finally:
         if group.index == 0:
             give_up_claim(storage, claims, writer)
@@ -98,7 +102,15 @@ def _refuse_for_orbax(step: int, overwrite: bool, per_process: Callable[[str], b
 
 
 def _stage(
-    storage: Storage, group: Group, options: Options, writer: Writer, items: dict[str, Any], step: int, metadata: Any, overwrite: bool
+    storage: Storage,
+    group: Group,
+    options: Options,
+    writer: Writer,
+    items: dict[str, Any],
+    step: int,
+    metadata: Any,
+    dtype: SaveDtype,
+    overwrite: bool,
 ) -> SaveRequest:
     """Returns the request with the tree; in a group an error is in it, so that all learn of it."""
     request = SaveRequest(0, 0, writer.id, overwrite)
@@ -106,7 +118,7 @@ def _stage(
         request = replace(request, step=_check_step(step, storage.root))
         if group.index == 0 and not overwrite:
             _refuse_existing(storage)
-        return SaveStager(storage, group, options).stage(request, items, None, metadata)
+        return SaveStager(storage, group, options).stage(request, items, None, metadata, dtype)
     except Exception as error:
         if group.count == 1:
             raise

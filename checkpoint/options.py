@@ -125,6 +125,10 @@ class Options:
         equal on all processes. It comes back on as many processes, or by `restore(process=...)`.
     incremental: writes what has changed since this manager's last save, and links the files that have the rest: every step stays whole by
         itself, and takes at most twice its size. On POSIX folders; needs the extra `incremental`.
+    step_format: how a new root calls the folders of its steps, "checkpoint_{:08d}": it is written down when the root is opened first, and
+        holds for good. None: as the root has it, "{:d}" if it is new.
+    file_mode, folder_mode: modes of the files and folders of steps, 0o640 and 0o750, on POSIX, whatever the umask (None: as it has them);
+        the root has `folder_mode` where this makes it.
     full_every: with `incremental`, how many saves share a file at most: every n-th writes everything (None: no bound).
     hang_timeout_s: without a question about a step or a save for so long, the stacks of all threads go to the log and to the coordinator
         (see `multihost.watchdog`); None: nobody watches. With `hang_exit` the process then ends with exit code 124.
@@ -143,6 +147,9 @@ class Options:
     per_process: Callable[[str], bool] | None = None
     incremental: bool = False
     full_every: int | None = None
+    step_format: str | None = None
+    file_mode: int | None = None
+    folder_mode: int | None = None
     hang_timeout_s: float | None = None
     hang_exit: bool = False
 
@@ -152,5 +159,9 @@ class Options:
         for name in ("save_timeout_s", "restore_timeout_s", "exit_timeout_s", "claim_age_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Options: {name} must be above 0, found {getattr(self, name)!r}")
+        for name, needed in (("file_mode", 0o400), ("folder_mode", 0o700)):  # what the next save, and its sweep, need
+            mode = getattr(self, name)
+            if mode is not None and (not isinstance(mode, int) or mode & needed != needed or mode > 0o7777):
+                raise ValueError(f"Options: {name} expects a mode that has at least {needed:#o}, found {mode!r}")
         if self.full_every is not None and (self.full_every < 1 or not self.incremental):
             raise ValueError(f"Options: full_every={self.full_every!r} expects a whole number above 0, and incremental=True")

@@ -1,8 +1,8 @@
 """When to save and what to keep: values, and decisions that return their reason.
 
 A save policy answers `wants(context)` with the sentence that says why, or "" for no. A keep policy answers `keeps(steps)` with the steps
-that must stay. Neither reads a clock or a disk: what they need is in their arguments, so every process of a job decides alike. Anything
-with the same verb serves: subclassing is not needed.
+that must stay. Neither reads a clock or a disk: what they need is in their arguments, so every process of a job decides alike; to a keep
+policy it is as late as the newest step. Anything with the same verb serves: subclassing is not needed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ class PolicyContext:
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What a keep policy decides by: a committed step with its metrics."""
+    """What a keep policy decides by: a committed step with its metrics, and when its save began, in Unix seconds (None: not known)."""
 
     step: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    started_s: float | None = None
 
 
 class SavePolicy(Protocol):
@@ -108,6 +109,15 @@ class OnPreemption:
         return "the job is preempted" if context.preempted and context.last_step != context.step else ""
 
 
+@dataclass(frozen=True)
+class FirstSave:
+    """Saves the first step that is asked about, where the root has none yet."""
+
+    def wants(self, context: PolicyContext) -> str:
+        """Returns a reason until a step is saved."""
+        return "no step is saved yet" if context.last_step is None else ""
+
+
 @dataclass(frozen=True, init=False)
 class AnyOf:
     """Saves when any of its policies does."""
@@ -148,6 +158,64 @@ class KeepEvery:
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns the multiples of `n`."""
         return {facts.step for facts in steps if facts.step % self.n == 0}
+
+
+@dataclass(frozen=True)
+class KeepClosestTo:
+    """Keeps, for each multiple of `n`, the step closest to it, of equals the newer: for steps that are saved by the clock."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _need_positive("KeepClosestTo", "n", self.n)
+
+    def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
+        """Returns the closest step to each multiple that is some step's nearest."""
+        closest: dict[int, int] = {}
+        for step in (facts.step for facts in steps):
+            multiple = (step + self.n // 2) // self.n * self.n
+            if abs(step - multiple) <= abs(closest.get(multiple, math.inf) - multiple):
+                closest[multiple] = step
+        return set(closest.values())
+
+
+@dataclass(frozen=True)
+class KeepLatestFor:
+    """Keeps the steps whose saves began at most `seconds` before that of the newest in time, and those whose time is not known."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        _need_positive("KeepLatestFor", "seconds", self.seconds)
+
+    def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
+        """Returns the steps of the last `seconds`."""
+        newest = max((facts.started_s for facts in steps if facts.started_s is not None), default=0.0)
+        return {facts.step for facts in steps if facts.started_s is None or facts.started_s >= newest - self.seconds}
+
+
+@dataclass(frozen=True)
+class KeepEverySeconds:
+    """Keeps the oldest step, and each whose save began at least `seconds` after that of the one kept before it.
+
+    A step whose time is not known stays. What it keeps once it keeps for good: of the steps in between none is needed.
+    """
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        _need_positive("KeepEverySeconds", "seconds", self.seconds)
+
+    def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
+        """Returns steps that far apart."""
+        kept, last_s = set[int](), -math.inf
+        for facts in steps:
+            if facts.started_s is None:
+                kept.add(facts.step)
+            elif facts.started_s >= last_s + self.seconds:
+                kept.add(facts.step)
+                last_s = facts.started_s
+        return kept
 
 
 @dataclass(frozen=True)

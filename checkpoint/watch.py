@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 
-from .format.files import has_record, list_steps
+from .format.files import has_record, list_steps, read_step_names
 from .steps.holds import add_hold, drop_hold
 from .storage.base import Storage
 from .storage.path import open_storage
@@ -39,10 +39,11 @@ def iterate_steps(
     storage = open_storage(directory)
     while (newest := _wait(storage, after, time.monotonic() + timeout_s)) is not None:
         fresh = [step for step in list_steps(storage) if after is None or step > after]
+        names = read_step_names(storage)
         for step in [newest] if skip_to_newest else fresh:
             name = add_hold(storage, step, hold_s) if hold_s > 0 else ""
             try:
-                if has_record(storage, step):  # it may have gone before it was held
+                if has_record(storage, names.name_of(step)):  # it may have gone before it was held
                     yield step
             finally:
                 if name:

@@ -106,10 +106,13 @@ def _row(folder: Any, name: str, step: int | None) -> dict[str, Any]:
 
 def _begun(storage: Any, finished: set[str]) -> list[str]:
     """Returns the folders that look like steps but hold no finished checkpoint."""
-    found = []
+    from holdfast.checkpoint.format.files import read_step_names
+
+    found, names = [], read_step_names(storage)
     for entry in storage.list(""):
         name = entry.name[:-1]
-        named_like_a_step = entry.name.endswith("/") and (name.isdigit() or ".orbax-checkpoint-tmp" in name)
+        is_ours = name.isdigit() or names.step_of(name) is not None
+        named_like_a_step = entry.name.endswith("/") and (is_ours or ".orbax-checkpoint-tmp" in name)
         if not named_like_a_step or name in finished:
             continue
         if "://" not in storage.root or storage.list(name, recursive=True):  # else a hidden tombstone: there are no empty folders

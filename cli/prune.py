@@ -11,6 +11,8 @@ from .common import json_option, print_json, progress_bar, sentences, single_wri
 if TYPE_CHECKING:
     from holdfast.checkpoint import KeepPolicy
 
+RULES = "last:N, every:N, closest:N, last-seconds:S, every-seconds:S, best:N:METRIC[:min|:max]"
+
 
 @click.command(
     epilog="""\b
@@ -22,7 +24,7 @@ Examples:
 Exit codes: 0 done, 2 a rule is wrong, 3 nothing there, 5 refused or failed."""
 )
 @click.argument("root")
-@click.option("--keep", "rules", required=True, help="Rules, joined by commas: last:N, every:N, best:N:METRIC[:min|:max].")
+@click.option("--keep", "rules", required=True, help=f"Rules, joined by commas: {RULES}.")
 @click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
 @single_writer_option
 @json_option
@@ -62,21 +64,21 @@ def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bo
 def _readable(storage: Any) -> tuple[list[Any], list[int]]:
     """Returns the steps with their metrics, and those that a listing shows to be damaged: they must not count for the last or the best."""
     from holdfast.checkpoint import CheckpointError, StepFacts
-    from holdfast.checkpoint.format.files import list_steps
+    from holdfast.checkpoint.format.files import list_steps, read_step_names
     from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
     from holdfast.checkpoint.storage.path import StorePath
 
-    steps, damaged = [], []
+    steps, damaged, names = [], [], read_step_names(storage)
     for step in list_steps(storage):
         try:
-            checkpoint = HoldfastCheckpoint(StorePath(storage, str(step)))
+            checkpoint = HoldfastCheckpoint(StorePath(storage, names.name_of(step)))
         except CheckpointError:
             damaged.append(step)
             continue
         if checkpoint.misfits():
             damaged.append(step)
         else:
-            steps.append(StepFacts(step, dict(checkpoint.record.metrics)))
+            steps.append(StepFacts(step, dict(checkpoint.record.metrics), checkpoint.record.started_s))
     return steps, damaged
 
 
@@ -92,7 +94,7 @@ def parse_rules(text: str) -> KeepPolicy:
 
 
 def _parse_rule(rule: str) -> KeepPolicy:
-    from holdfast.checkpoint import KeepBest, KeepEvery, KeepLast
+    from holdfast.checkpoint import KeepBest, KeepClosestTo, KeepEvery, KeepEverySeconds, KeepLast, KeepLatestFor
 
     try:
         match rule.split(":"):
@@ -100,10 +102,16 @@ def _parse_rule(rule: str) -> KeepPolicy:
                 return KeepLast(int(count))
             case ["every", count]:
                 return KeepEvery(int(count))
+            case ["closest", count]:
+                return KeepClosestTo(int(count))
+            case ["last-seconds", seconds]:
+                return KeepLatestFor(float(seconds))
+            case ["every-seconds", seconds]:
+                return KeepEverySeconds(float(seconds))
             case ["best", count, metric]:
                 return KeepBest(int(count), metric)
             case ["best", count, metric, "min" | "max" as mode]:
                 return KeepBest(int(count), metric, mode=mode)
     except ValueError as error:
         raise click.UsageError(f"--keep {rule}: {error}") from None
-    raise click.UsageError(f"--keep {rule}: expected last:N, every:N or best:N:METRIC[:min|:max]")
+    raise click.UsageError(f"--keep {rule}: expected one of {RULES}")

@@ -30,13 +30,13 @@ def web(address: str | None, job_id: str | None, host: str, port: int, end_with_
     name. The page lives through restarts of the coordinator, and with --job-id through attempts. Needs the extra `web`.
     """
     from holdfast.web import serve_page
-    from holdfast.web.feed import Target
+    from holdfast.web.feed import CoordinatorAddress
 
-    def find() -> Target | None:
+    def find() -> CoordinatorAddress | None:
         if address is not None:
-            return Target(address, credentials_of(address, files))
+            return CoordinatorAddress(address, credentials_of(address, files))
         found = [(job, credentials) for job, credentials in running_jobs() if job_id in (None, job.job_id)]
-        return Target(found[-1][0].address, found[-1][1]) if found else None
+        return CoordinatorAddress(found[-1][0].address, found[-1][1]) if found else None
 
     if address is None and job_id is None and not running_jobs():
         raise click.ClickException("no job of this user runs on this machine: give the address that the launcher printed")

@@ -16,7 +16,7 @@ from .names import KEY_HEADER, TOKEN_HEADER
 class Credentials:
     """The files that hold a client's proof of identity. All None: plaintext, no token.
 
-    `tls_ca` alone trusts the server without a client certificate; `tls_cert` and `tls_key` go together. Files are read when a
+    `tls_cert`, `tls_key` and `tls_ca` go together: a coordinator with TLS lets in nobody without a certificate. Files are read when a
     channel is made, so a token may be renewed between a job's attempts. An empty or unreadable file is a CoordinationError.
 
     Each object draws a `key`, a secret that goes with every call to a secured coordinator: a process id belongs to the first process that
@@ -30,10 +30,7 @@ class Credentials:
     key: str = field(default_factory=lambda: secrets.token_hex(16), repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key go together: give both or neither")
-        if self.tls_cert is not None and self.tls_ca is None:
-            raise ValueError("a client certificate needs tls_ca as well, to know the coordinator by")
+        require_together(tls_cert=self.tls_cert, tls_key=self.tls_key, tls_ca=self.tls_ca)
 
     @property
     def empty(self) -> bool:
@@ -51,16 +48,23 @@ class Credentials:
 
     def tls(self) -> grpc.ChannelCredentials | None:
         """Returns the credentials of a channel, None for plaintext."""
-        if self.tls_ca is None:
+        if self.tls_ca is None or self.tls_cert is None or self.tls_key is None:
             return None
-        key = _read(self.tls_key, "TLS key") if self.tls_key else None
-        certificate = _read(self.tls_cert, "TLS certificate") if self.tls_cert else None
-        return grpc.ssl_channel_credentials(_read(self.tls_ca, "TLS CA"), key, certificate)
+        files = (self.tls_ca, "TLS CA"), (self.tls_key, "TLS key"), (self.tls_cert, "TLS certificate")
+        return grpc.ssl_channel_credentials(*(_read(path, what) for path, what in files))
 
     def channel(self, address: str, options: tuple[tuple[str, int | str], ...]) -> grpc.Channel:
         """Opens a channel: TLS where a CA is named, plaintext otherwise."""
         tls = self.tls()
         return grpc.insecure_channel(address, options) if tls is None else grpc.secure_channel(address, tls, options)
+
+
+def require_together(**files: object) -> None:
+    """Raises ValueError unless all three files of mutual TLS are given, or none."""
+    found = [name for name, file in files.items() if file is not None]
+    if 0 < len(found) < len(files):
+        why = "each side shows a certificate, and checks the other's"
+        raise ValueError(f"{', '.join(files)} belong together: {why}; expected all three, found {', '.join(found)}")
 
 
 def _read(path: str, what: str) -> bytes:

@@ -62,6 +62,7 @@ class Config:
     job: str = ""
     attempt: int = 0
     heartbeat_timeout_s: float = 100.0
+    reconnect_grace_s: float = 5.0
     shutdown_timeout_s: float = 300.0
     recoverable: bool = False
     survivable: bool = False

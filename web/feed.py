@@ -23,7 +23,7 @@ _SAMPLES = 900
 
 
 @dataclass(frozen=True)
-class Target:
+class CoordinatorAddress:
     """Where the coordinator of a job is."""
 
     address: str
@@ -37,12 +37,12 @@ class Feed:
     threads of the feed.
     """
 
-    def __init__(self, find: Callable[[], Target | None], publish: Callable[[str], None]) -> None:
+    def __init__(self, find: Callable[[], CoordinatorAddress | None], publish: Callable[[str], None]) -> None:
         self._find, self._publish = find, publish
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._client: StatusClient | None = None
-        self._target: Target | None = None
+        self._target: CoordinatorAddress | None = None
         self._status: session_pb2.StatusResponse | None = None
         self._findings: list[Finding] = []
         self._samples: deque[Sample] = deque(maxlen=_SAMPLES)
@@ -102,7 +102,7 @@ class Feed:
             self._findings = diagnose(Evidence(self._status))
         return ""
 
-    def _reach(self, target: Target | None) -> None:
+    def _reach(self, target: CoordinatorAddress | None) -> None:
         client = None if target is None else StatusClient(target.address, target.credentials, timeout_s=5.0)
         with self._lock:
             old, self._client, self._target = self._client, client, target

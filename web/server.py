@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from .feed import Feed, Target
+from .feed import Feed, CoordinatorAddress
 
 PAGE = Path(__file__).parent / "page"
 MOST_VIEWERS = 200
@@ -106,7 +106,7 @@ def make_app(hub: Hub, token: str, hosts: frozenset[str], stacks: Callable[[int]
 
 
 def serve_page(
-    find: Callable[[], Target | None],
+    find: Callable[[], CoordinatorAddress | None],
     *,
     host: str = "127.0.0.1",
     port: int = 0,
@@ -148,7 +148,7 @@ def _names(host: str, port: int) -> frozenset[str]:
 async def _serve(
     uvicorn: Any,
     listener: socket.socket,
-    find: Callable[[], Target | None],
+    find: Callable[[], CoordinatorAddress | None],
     token: str,
     hosts: frozenset[str],
     announce: Callable[[str], None],

@@ -47,6 +47,11 @@ def is_iterator(value: Any) -> bool:
     return bool(jax.tree_util.all_leaves([value]))
 
 
+def is_tree(value: Any) -> bool:
+    """Returns whether an item is a tree: no JSON and no iterator."""
+    return not isinstance(value, Json) and not is_iterator(value)
+
+
 def state_of(item: str, value: Any) -> Any:
     """Returns the state of an iterator, as JSON types. Raises UnsupportedLeaf naming what cannot be put so."""
     state = value.get_state() if isinstance(value, _Stateful) else value.state_dict()

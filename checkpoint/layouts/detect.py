@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import StepGone, StepNotFound, TreeMismatch
-from ..format.files import LOOKS, read_step_names
+from ..format.files import LOOKS, StepNames, read_step_names
 from ..format.record import ItemRecord
 from ..format.tree import describe, escape
 from ..restoring.match import SAVED
@@ -58,30 +58,29 @@ def find_steps(storage: Storage) -> dict[int, tuple[str, CheckpointLayout]]:
 
 
 def find_foreign_steps(storage: Storage, ours: Collection[int] = ()) -> dict[int, str]:
-    """Returns the finished steps of a root in other people's layouts, or under names of its own, ascending: the folders' names.
+    """Returns the finished steps of a root in other people's layouts, ascending: the folders' names.
 
     `ours` are steps that are known to be holdfast's: they are not looked into.
     """
-    found = _finished_steps(storage, {str(step) for step in ours})
-    return dict(sorted((step, name) for step, name, layout in found if layout.name != "holdfast" or name != str(step)))
+    names = read_step_names(storage)
+    found = _finished_steps(storage, {names.name_of(step) for step in ours})
+    return dict(sorted((step, name) for step, name, layout in found if layout.name != "holdfast"))
 
 
 def _finished_steps(storage: Storage, known: Collection[str] = ()) -> Iterator[tuple[int, str, CheckpointLayout]]:
+    names = read_step_names(storage)
     for name in _numbered_folders(storage):
         if name in known:
             continue
         layout = layout_of(StorePath(storage, name))
-        step = _step_in(StorePath(storage, name), layout) if layout is not None else None
+        step = _step_in(name, layout, names) if layout is not None else None
         if layout is not None and step is not None:
             yield step, name, layout
 
 
-def _step_in(folder: StorePath, layout: CheckpointLayout) -> int | None:
-    """Returns the step that a folder of a root is, by its name; None for a name that is not a step's."""
-    step = layout.step_of(folder.basename)
-    if step is None and layout.name == "holdfast":
-        return read_step_names(folder.storage).step_of(folder.basename)
-    return step
+def _step_in(name: str, layout: CheckpointLayout, names: StepNames) -> int | None:
+    """Returns the step that a folder of a root is, by its name; None for a name that is not a step's. `names` are the root's own."""
+    return names.step_of(name) if layout.name == "holdfast" else layout.step_of(name)
 
 
 def _numbered_folders(storage: Storage) -> dict[str, int]:
@@ -93,11 +92,12 @@ def _numbered_folders(storage: Storage) -> dict[str, int]:
 def _latest_of(storage: Storage, numbers: Mapping[str, int]) -> tuple[str, CheckpointLayout] | None:
     """Returns folder and layout of the last of `find_steps`, without going through all of its numbered folders."""
     best: tuple[str, CheckpointLayout] | None = None
+    names = read_step_names(storage)
     for name in sorted(numbers, key=lambda name: -numbers[name]):
         if best is not None and numbers[name] != numbers[best[0]]:
             break
         layout = layout_of(StorePath(storage, name))
-        if layout is not None and _step_in(StorePath(storage, name), layout) is not None and (best is None or layout.name == "holdfast"):
+        if layout is not None and _step_in(name, layout, names) is not None and (best is None or layout.name == "holdfast"):
             best = (name, layout)
     return best
 

@@ -22,11 +22,10 @@ from ..format.limits import ITEM_NAME
 from ..format.record import is_file_of, whole
 from ..saving.plan_mismatch import check_json, check_shares
 from ..saving.record_builder import TreeText, build_record
+from ..steps.lineage import RUN_ID, Opening
 from ..storage.tombstone import body_of, sealed
 
 FORMAT = "holdfast-part/1"
-RUN_ID = re.compile(r"[0-9a-f]{32}")
-NOTHING = -1  # the base of an opening that went on from no step
 _SAVE_ID = re.compile(r"[0-9a-f]{16}")
 _FOLDER = re.compile(r"(\d{1,18})/(\d{1,18})-([0-9a-f]{16})")
 
@@ -169,16 +168,6 @@ def find_whole(inventories: Sequence[bytes]) -> list[FoundStep]:
         FoundStep(key, [parts[process][0] for process in range(key.processes)], [parts[process][1] for process in range(key.processes)])
         for key, parts in whole_ones
     ]
-
-
-@dataclass(frozen=True)
-class Opening:
-    """One stretch of saves of a root: `base` is the step that it goes on from (NOTHING), `writer` what its save ids begin with."""
-
-    run: str
-    number: int
-    writer: str
-    base: int
 
 
 def why_dead(key: LocalKey, openings: Collection[Opening]) -> str:

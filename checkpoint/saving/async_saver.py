@@ -7,17 +7,31 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from holdfast.coordination import HoldfastError
 
 from ..errors import SaveCancelled, SaveFailed, error_text
-from ..storage.base import Latch, start_thread
+from ..options import Options
+from ..storage.base import Latch, Storage, start_thread
 from .commit import RESULT_WAIT_S
 from .protocol import SaveResult
-from .save import SaveContext, run_save
 from .stager import SaveRequest
 
 _log = logging.getLogger(__name__)
+
+
+class SaveRunner(Protocol):
+    """What a saver asks of who does its saves."""
+
+    @property
+    def storage(self) -> Storage: ...
+
+    @property
+    def options(self) -> Options: ...
+
+    def run(self, request: SaveRequest) -> SaveResult:
+        """Does a whole save. Blocks; a failure is in the result."""
 
 
 class SaveHandle:
@@ -26,7 +40,7 @@ class SaveHandle:
     Nobody needs to keep it: a save goes on without, and the manager raises its error at a later call, unless `wait` has raised it.
     """
 
-    def __init__(self, step: int, request: SaveRequest | None = None, context: SaveContext | None = None) -> None:
+    def __init__(self, step: int, request: SaveRequest | None = None, context: SaveRunner | None = None) -> None:
         self.step = step
         self._request, self._context = request, context
         self._ended = Latch()
@@ -99,7 +113,7 @@ class SaveHandle:
         self._thread_id = threading.get_ident()
         threading.current_thread().name = f"holdfast-save-{self.step}"
         try:
-            self._result = run_save(self._request, self._context)
+            self._result = self._context.run(self._request)
             if self._result.error is None:
                 self._call_back()
         except BaseException as error:  # a defect; the next call raises it
@@ -144,7 +158,7 @@ class SaveHandle:
 class AsyncSaver:
     """Runs the saves of a manager, one after the other. For one thread at a time."""
 
-    def __init__(self, context: SaveContext) -> None:
+    def __init__(self, context: SaveRunner) -> None:
         self._context = context
         self._last: SaveHandle | None = None
         self._queue: queue.SimpleQueue[Callable[[], None] | None] | None = None

@@ -22,7 +22,6 @@ from ..storage.base import NameTaken, NotCommitted, Storage
 from ..storage.local import LocalStorage, make_durable
 from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME
-from .cancellation import Cancellation
 from .plan import Plan
 from .plan_mismatch import PlansDiffer, explain, receive_result
 from .protocol import (
@@ -62,6 +61,28 @@ from .protocol import (
 
 _log = logging.getLogger(__name__)
 RESULT_WAIT_S = 30.0  # what the primary's result may take beyond the save's own time
+
+
+class Cancellation:
+    """Calls a save off, until `close`. Thread-safe, without a lock that an interrupt could leave held: the first call decides."""
+
+    def __init__(self) -> None:
+        self._first: dict[None, str] = {}
+
+    def cancel(self) -> bool:
+        """Calls the save off; returns whether that came in time, so that nothing of it is or will be committed."""
+        return self._first.setdefault(None, "cancelled") == "cancelled"
+
+    def check(self, step: int, process: int) -> None:
+        """Raises SaveCancelled where the save was called off."""
+        if self._first.get(None) == "cancelled":
+            message = f"step {step} was not saved: process {process} called it off; nothing of it stays"
+            raise SaveCancelled(message, step=step, process=process)
+
+    def close(self, step: int, process: int) -> None:
+        """Lets no later `cancel` come in time: from here on others may commit. Raises SaveCancelled where the save was called off."""
+        self._first.setdefault(None, "closed")
+        self.check(step, process)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from ..errors import CheckpointError, CommitUnknown, failure_of
 from ..format.files import ItemReport, decode_value, has_record, json_name, pack_name
 from ..format.record import check_record, check_record_size
 from ..options import Options, ProgressMeter, Statistics
-from ..policy import StepFacts
 from ..steps.claims import FOLDER, Claims, Writer
 from ..steps.garbage import BackgroundWorker
 from ..steps.index import StepIndex
+from ..steps.lineage import Lineage
 from ..storage.base import Storage
 from ..storage.local import LocalStorage, fenced
 from .commit import SaveTarget, run_protocol
@@ -42,6 +42,7 @@ class SnapshotWork:
         self._index = None if context is None else context.index
         self._process = target.group.index
         self._items: Mapping[str, tuple[Plan | None, list[ItemReport]]] = {}
+        self._opening: int | None = None
 
     def write(self) -> Mapping[str, ItemReport]:
         """Writes this process's share, durably; reports it."""
@@ -108,6 +109,8 @@ class SnapshotWork:
                 check_json(name, shares)
             items[name] = (plan, shares)
         self._items = items
+        opening = None if self._context is None or self._context.lineage is None else self._context.lineage.current()
+        self._opening = None if opening is None else opening.number
         return self._record(items)
 
     def _record(self, items: Mapping[str, tuple[Plan | None, list[ItemReport]]]) -> bytes:
@@ -121,6 +124,7 @@ class SnapshotWork:
             finished_s=time.time(),
             metrics=request.metrics,
             metadata=request.metadata,
+            opening=self._opening,
         )
 
     def check(self, record: bytes) -> None:
@@ -157,7 +161,7 @@ class SnapshotWork:
             return Superfluous()
         steps = tuple(self._index.steps()) if list_steps else None
         try:
-            return Superfluous(tuple(self._index.superfluous(StepFacts(self._request.step, self._request.metrics))), steps)
+            return Superfluous(tuple(self._index.superfluous(self._request.facts)), steps)
         except Exception as error:  # the step is saved; what should go may go after the next save
             _log.warning("which steps to delete after step %d could not be decided: %s", self._request.step, error)
             return Superfluous((), steps)
@@ -176,6 +180,11 @@ class SaveContext:
     worker: BackgroundWorker
     statistics: Statistics
     history: SaveHistory | None = None  # of incremental saves
+    lineage: Lineage | None = None  # at the primary
+
+    def run(self, request: SaveRequest) -> SaveResult:
+        """Does a whole save: see `run_save`."""
+        return run_save(request, self)
 
     def target(self, request: SaveRequest) -> SaveTarget:
         """Returns where a save goes."""
@@ -183,7 +192,7 @@ class SaveContext:
             self.storage,
             self.group,
             request.key,
-            folder=str(request.step),
+            folder=request.folder,
             claim=f"{FOLDER}/{self.writer.id}",
             messages=f"checkpoint/{self.writer.id}/{request.counter % MESSAGE_NAMES}",
             timeout_s=self.options.save_timeout_s,
@@ -227,7 +236,7 @@ def _take_note(request: SaveRequest, result: SaveResult, context: SaveContext) -
     context.group.report(saved_step=request.step, trouble="")
     if result.steps is not None:
         context.index.adopt(result.steps)
-    context.index.add(StepFacts(request.step, request.metrics))
+    context.index.add(request.facts)
     context.index.remove(result.superfluous)
     if context.group.index == 0:
         try:
@@ -240,7 +249,7 @@ def _look_again(request: SaveRequest, context: SaveContext) -> None:
     """Knows the step, at the primary, if its record is there after all; the others learn it with the next save."""
 
     def look() -> None:
-        if has_record(context.storage, request.step):
-            context.index.add(StepFacts(request.step, request.metrics))
+        if has_record(context.storage, request.folder):
+            context.index.add(request.facts)
 
     context.worker.put(f"looking whether step {request.step} was saved", look)

@@ -18,14 +18,14 @@ _log = logging.getLogger(__name__)
 
 
 class SaveScheduler:
-    """Answers `should_save` alike on every process. For the thread that trains."""
+    """Answers `should_save` alike on every process. For the thread that trains. `last_step` is the newest that the root has."""
 
-    def __init__(self, policy: SavePolicy | None, group: Group, name: str, *, skips: bool) -> None:
+    def __init__(self, policy: SavePolicy | None, group: Group, name: str, *, skips: bool, last_step: int | None = None) -> None:
         self._policy = policy
         self._group = group
         self._skips = skips
         self._asks_preemption = group.count > 1 or asks_preemption(policy)
-        self._last_step: int | None = None
+        self._last_step = last_step
         self._last_s = time.monotonic()
         self._due = self._proposed = False
         agrees = group.count > 1 and (skips or (policy is not None and uses_clock(policy)))

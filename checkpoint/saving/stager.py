@@ -13,9 +13,11 @@ from ..format.json_state import Json, is_iterator, state_of
 from ..format.limits import check_item_name, copy_json, encode_json
 from ..format.tree import flatten
 from ..options import Options
+from ..policy import StepFacts
 from ..storage.base import Storage
 from ..storage.local import LocalStorage
-from .cancellation import Cancellation
+from .cast import SaveDtype, cast_tree
+from .commit import Cancellation
 from .incremental import SaveHistory, Unmoved, link_unmoved, unlink
 from .plan import Plan
 from .planner import Planner
@@ -34,15 +36,17 @@ class JsonValue:
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """What one process saves as a step. `save_id` is the writer's id and `counter`, which is the same on all processes.
+    """What one process saves as a step, into `folder` ("": the root itself).
 
-    `trees` and `values` are the items. `broken` says why this process cannot take part: the others learn it from its report.
+    `save_id` is the writer's id and `counter`, which is the same on all processes. `trees` and `values` are the items. `broken` says why
+    this process cannot take part: the others learn it from its report.
     """
 
     counter: int
     step: int
     save_id: str
     overwrite: bool = False
+    folder: str = ""
     trees: Mapping[str, tuple[Plan, Snapshot]] = field(default_factory=dict)
     values: Mapping[str, JsonValue] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -56,6 +60,11 @@ class SaveRequest:
     def key(self) -> SaveKey:
         """What every message of the save carries."""
         return SaveKey(self.save_id, self.counter, self.step)
+
+    @property
+    def facts(self) -> StepFacts:
+        """What the keep policy decides by."""
+        return StepFacts(self.step, self.metrics, self.started_s)
 
     @property
     def total_bytes(self) -> int:
@@ -83,8 +92,18 @@ class SaveStager:
         self._options = options
         self._planners: dict[str, Planner] = {}
 
-    def stage(self, request: SaveRequest, items: Mapping[str, Any], metrics: Mapping[str, Any] | None, metadata: Any) -> SaveRequest:
-        """Returns the request with items, metrics and metadata. Raises UnsupportedLeaf, TypeError, ValueError, holding nothing then."""
+    def stage(
+        self,
+        request: SaveRequest,
+        items: Mapping[str, Any],
+        metrics: Mapping[str, Any] | None,
+        metadata: Any,
+        dtype: SaveDtype = None,
+    ) -> SaveRequest:
+        """Returns the request with items, their trees cast to `dtype`, metrics and metadata.
+
+        Raises UnsupportedLeaf, TypeError, ValueError, holding nothing then.
+        """
         trees: dict[str, tuple[Plan, Snapshot]] = {}
         values: dict[str, JsonValue] = {}
         staged = replace(request, trees=trees, values=values, metadata=copy_json(metadata, "the metadata"))
@@ -96,6 +115,7 @@ class SaveStager:
                 elif is_iterator(value):
                     values[name] = JsonValue(encode_json(state_of(name, value), f"the state of the iterator {name!r}"), per_process=True)
                 else:
+                    value = cast_tree(value, dtype)
                     plan = self._planner(name).plan(value)
                     unmoved = self._link_unmoved(request, name, plan, value)
                     trees[name] = (plan, take_snapshot(plan, value, host_memory_bytes=self._options.host_memory_bytes, unmoved=unmoved))
@@ -105,14 +125,14 @@ class SaveStager:
             staged.release()
             for name, (plan, snapshot) in trees.items():
                 if isinstance(self._storage, LocalStorage):
-                    unlink(snapshot.unmoved, plan, self._storage, str(request.step), name, request.save_id)
+                    unlink(snapshot.unmoved, plan, self._storage, request.folder, name, request.save_id)
             raise
 
     def _link_unmoved(self, request: SaveRequest, item: str, plan: Plan, tree: Any) -> Unmoved | None:
         if self._history is None:
             return None
         assert isinstance(self._storage, LocalStorage)
-        return link_unmoved(self._history, plan, flatten(tree)[0], self._storage, str(request.step), item, request.save_id)
+        return link_unmoved(self._history, plan, flatten(tree)[0], self._storage, request.folder, item, request.save_id)
 
     def _planner(self, item: str) -> Planner:
         if item not in self._planners:

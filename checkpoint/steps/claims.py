@@ -31,7 +31,7 @@ from holdfast.coordination import Fenced
 
 from ..errors import CheckpointError, Corrupt
 from ..storage.base import Storage
-from ..storage.local import is_gone, open_to_read
+from ..storage.local import LocalStorage, is_gone, make_folders, open_to_read
 
 _log = logging.getLogger(__name__)
 FOLDER = ".holdfast"
@@ -97,6 +97,7 @@ class LocalClaims:
 
     def __init__(self, storage: Storage, *, single_writer: bool = False) -> None:
         self._folder = Path(storage.root) / FOLDER
+        self._folder_mode = storage.folder_mode if isinstance(storage, LocalStorage) else None
         self._single_writer = single_writer
         self._locks: dict[str, _Lock] = {}
 
@@ -109,6 +110,8 @@ class LocalClaims:
         try:
             if self._folder.is_symlink():
                 raise OSError(errno.ELOOP, "it is a link, and nothing behind links is written", str(self._folder))
+            if self._folder_mode is not None:  # the root is for whom its steps are for
+                make_folders(self._folder, self._folder_mode)
             lock = _lock_in(made)
             (made / "claim.json").write_text(json.dumps(asdict(writer)))
             if not self._single_writer:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import CheckpointError, StepNotFound
-from ..format.files import step_folders, step_of
+from ..format.files import read_step_names, step_folders
 from ..format.record import read_record
 from ..storage.base import Latch, Storage, start_thread
 from ..storage.path import join, open_storage
@@ -40,9 +40,9 @@ def delete_files(storage: Storage, folder: str, names: Sequence[str]) -> None:
     storage.delete([join(folder, name) for name in names] + [join(folder, item) + "/" for item in sorted(items)] + own)
 
 
-def pack_names(storage: Storage, step: int) -> list[str]:
+def pack_names(storage: Storage, step_dir: str) -> list[str]:
     """Returns the files of a step that look like ours, by names relative to it."""
-    return list(_packs(storage, str(step))[0])
+    return list(_packs(storage, step_dir)[0])
 
 
 def _packs(storage: Storage, step_dir: str) -> tuple[dict[str, str], bool]:
@@ -51,7 +51,8 @@ def _packs(storage: Storage, step_dir: str) -> tuple[dict[str, str], bool]:
     entries = [entry.name for entry in storage.list(step_dir, names_only=True)]
     folders = [name[:-1] for name in entries if name.endswith("/")]
     if not step_dir:  # the items of a one-shot save: folders beside them may be steps
-        folders = [name for name in folders if step_of(name) is None and name != FOLDER]
+        names = read_step_names(storage)
+        folders = [name for name in folders if names.step_of(name) is None and name != FOLDER]
     found = {}
     for folder in folders:
         for entry in storage.list(folder, names_only=True):
@@ -84,7 +85,7 @@ def sweep_files(storage: Storage, claims: Claims) -> list[str]:
     """Deletes packs of writers without a claim that no record names, and folders that are then empty; returns their names."""
     deleted: list[str] = []
     without_packs: list[str] = []
-    for step_dir in map(str, step_folders(storage)):
+    for step_dir in step_folders(storage).values():
         names, is_without_packs = _sweep_packs(storage, claims, step_dir)
         deleted += names
         without_packs += [step_dir] if is_without_packs else []

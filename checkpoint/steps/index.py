@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from crc32c import crc32c
 
 from ..errors import CheckpointError
+from ..format.files import PLAIN_NAMES, StepNames
 from ..format.record import read_record
 from ..options import Statistics
 from ..policy import KeepAll, KeepPolicy, StepFacts, to_delete
@@ -36,8 +37,10 @@ class StepIndex:
         statistics: Statistics,
         *,
         deletes: bool,
+        names: StepNames = PLAIN_NAMES,
     ) -> None:
         self._storage = storage
+        self._names = names
         self._keep_policy = keep_policy
         self._worker = worker
         self._statistics = statistics
@@ -93,7 +96,8 @@ class StepIndex:
     def _read(self, step: int) -> StepFacts | None:
         """Reads what the keep policy needs; None for a step whose record is damaged: it is never touched."""
         try:
-            found = StepFacts(step, dict(read_record(self._storage, str(step)).metrics))
+            record = read_record(self._storage, self._names.name_of(step))
+            found = StepFacts(step, dict(record.metrics), record.started_s)
         except (CheckpointError, OSError):
             return None
         self.add(found)
@@ -113,35 +117,36 @@ class StepIndex:
         It is gone once a listing shows its packs alone, or nothing, where a sweep was faster: a client of a shared file system may not
         find, and so not delete, what is there.
         """
-        record = f"{step}/{RECORD_NAME}"
+        folder = self._names.name_of(step)
+        record = f"{folder}/{RECORD_NAME}"
         try:
-            names = self._file_names(step)
+            names = self._file_names(folder)
             self._storage.delete([record])
-            if not self._is_without(step, record, names):
+            if not self._is_without(folder, record, names):
                 raise OSError(errno.EIO, "its record does not go", record)
         except OSError as error:
             _log.warning("step %d could not be deleted, it is tried again after the next save: %s", step, error)
             return error
-        self._worker.put(f"deleting step {step}", lambda: self._delete_files(step, names))
+        self._worker.put(f"deleting step {step}", lambda: self._delete_files(folder, names))
         return None
 
-    def _is_without(self, step: int, record: str, names: Sequence[str]) -> bool:
+    def _is_without(self, folder: str, record: str, names: Sequence[str]) -> bool:
         """Says whether the record is gone. An empty folder is looked at again: a sweep may be at it, or a store not show all."""
         for _ in range(LOOKS):
-            left = [entry.name for entry in self._storage.list(str(step))]
+            left = [entry.name for entry in self._storage.list(folder)]
             if left or not names:
                 return record not in left
-            if f"{step}/" not in [entry.name for entry in self._storage.list("")]:
+            if f"{folder}/" not in [entry.name for entry in self._storage.list("")]:
                 break
         return True
 
-    def _file_names(self, step: int) -> list[str]:
+    def _file_names(self, folder: str) -> list[str]:
         """Returns the files of a step, by its record; where that does not read, all that look like ours."""
         with contextlib.suppress(CheckpointError):
-            return read_record(self._storage, str(step)).file_names()
-        return pack_names(self._storage, step)
+            return read_record(self._storage, folder).file_names()
+        return pack_names(self._storage, folder)
 
-    def _delete_files(self, step: int, names: Sequence[str]) -> None:
+    def _delete_files(self, folder: str, names: Sequence[str]) -> None:
         began = time.perf_counter()
-        delete_files(self._storage, str(step), names)
+        delete_files(self._storage, folder, names)
         self._statistics.add(steps_deleted=1, delete_s=time.perf_counter() - began)

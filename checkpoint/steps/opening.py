@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -14,9 +15,9 @@ from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, ProcessSpec
 
 from ..errors import CheckpointError, error_from_message, error_text, error_to_message
-from ..format.files import StepNames, list_steps, read_step_names
+from ..format.files import PLAIN_NAMES, STEP_NAMES, StepNames, list_steps, parse_step_format, read_step_names, step_folders
 from ..options import Options
-from ..storage.base import Storage
+from ..storage.base import NameTaken, Storage
 from .claims import FOLDER, FULL_ERRORS, Claims, Writer, this_writer
 from .garbage import fence_others, sweep_files, sweep_step
 
@@ -27,13 +28,15 @@ _log = logging.getLogger(__name__)
 class Opened:
     """What all processes know after the opening: the writer, the steps that are there, and other people's, with their folders' names.
 
-    `has_claim` is False for a reader, and where the disk was too full to make the claim: then nothing may be saved, but steps be deleted.
+    `step_names` is how the root calls its steps. `has_claim` is False for a reader, and where the disk was too full to make the claim: then
+    nothing may be saved, but steps be deleted.
     """
 
     writer: Writer
     steps: tuple[int, ...]
     foreign: Mapping[int, str] = field(default_factory=dict)
     has_claim: bool = True
+    step_names: StepNames = PLAIN_NAMES
 
 
 def open_root(
@@ -57,7 +60,7 @@ def open_root(
 
     found = _ask_primary(storage, group, name, open_it, options.save_timeout_s)
     foreign = {int(step): folder for step, folder in found["foreign"].items()}
-    return Opened(Writer(**found["writer"]), tuple(found["steps"]), foreign, found["has_claim"])
+    return Opened(Writer(**found["writer"]), tuple(found["steps"]), foreign, found["has_claim"], StepNames(**found["step_names"]))
 
 
 def claim_root(storage: Storage, claims: Claims, writer: Writer, group: Group, options: Options) -> None:
@@ -116,19 +119,54 @@ def _open(
 ) -> Opened:
     spec = ProcessSpec.from_env(os.environ)
     writer = this_writer(spec.job_id, spec.attempt) if spec else this_writer()
-    if not options.read_only:
-        _check_step_names(storage)
+    names = _step_names(storage, options)
     has_claim = not options.read_only and _claim(storage, claims, writer, needs_claim)
+    if has_claim:
+        try:
+            names = _settle_step_names(storage, claims, options, names, writer)
+        except BaseException:
+            claims.fence(writer.id)
+            raise
     steps, foreign = _list(storage, find_foreign)
-    return Opened(writer, tuple(steps), foreign, has_claim)
+    return Opened(writer, tuple(steps), foreign, has_claim, names)
 
 
-def _check_step_names(storage: Storage) -> None:
-    """Raises CheckpointError where a root calls its steps by names that this version reads and does not write."""
+def _step_names(storage: Storage, options: Options) -> StepNames:
+    """Returns how the root calls its steps, or is to call them from now on. Raises CheckpointError where it calls them otherwise."""
     names = read_step_names(storage)
-    if names != StepNames():
-        message = f"{storage.root} calls its steps like {names.name_of(7)}, and this version writes them as 7: open it with read_only=True"
-        raise CheckpointError(message, path=storage.root)
+    wanted = names if options.step_format is None else parse_step_format(options.step_format)
+    if wanted != names and (options.read_only or names != PLAIN_NAMES or step_folders(storage)):
+        raise _called_otherwise(storage, names, wanted)
+    return wanted
+
+
+def _called_otherwise(storage: Storage, names: StepNames, wanted: StepNames) -> CheckpointError:
+    return CheckpointError(
+        f"{storage.root} calls its step 7 {names.name_of(7)}, and step_format would call it {wanted.name_of(7)}: a root has one format for "
+        "good. Leave step_format out, or choose another folder",
+        path=storage.root,
+    )
+
+
+def _settle_step_names(storage: Storage, claims: Claims, options: Options, names: StepNames, writer: Writer) -> StepNames:
+    """Returns how the root calls its steps, now that others see our claim; writes it, once, where nothing says so yet.
+
+    Of two writers that begin a root the first decides; one that is there already calls its steps by plain numbers.
+    """
+    found = read_step_names(storage)
+    if found == names or options.step_format is None:
+        return found
+    if others := [other.id for other, _ in claims.others(writer.id)]:
+        raise CheckpointError(
+            f"{storage.root} gets no step_format while writer {others[0]} has it open, which calls its steps 7: close that one first",
+            path=storage.root,
+        )
+    with contextlib.suppress(NameTaken, FileExistsError):
+        storage.commit(STEP_NAMES, names.to_bytes(), f"{FOLDER}/{writer.id}")
+    found = read_step_names(storage)
+    if found != names:
+        raise _called_otherwise(storage, found, names)
+    return names
 
 
 def _claim(storage: Storage, claims: Claims, writer: Writer, needs_claim: bool) -> bool:

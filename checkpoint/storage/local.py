@@ -33,14 +33,23 @@ class LocalStorage:
     """A store in a local (or shared POSIX) folder, which need not exist yet. Safe for use from several threads.
 
     With `single_writer` a commit is a check and then a rename, for file systems without hard links: only safe while nobody else writes.
+    `file_mode` and `folder_mode` are the modes of what it makes, whatever the umask; None: as the umask has it.
     """
 
     max_file_bytes: int | None = None
     max_concurrency: int = 4
 
-    def __init__(self, root: str | os.PathLike[str], *, single_writer: bool = False) -> None:
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        single_writer: bool = False,
+        file_mode: int | None = None,
+        folder_mode: int | None = None,
+    ) -> None:
         self._root = Path(os.path.abspath(os.fspath(root)))
         self._single_writer = single_writer
+        self._file_mode, self.folder_mode = file_mode, folder_mode
 
     @property
     def root(self) -> str:
@@ -57,13 +66,14 @@ class LocalStorage:
 
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
         path = self._to_change(name)
-        file = _in_folder(path, lambda: _create(path))
+        file = in_folder(path, lambda: create_file(path), self.folder_mode)
         try:
+            self._set_mode(file)
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise OSError(errno.EEXIST, "a pipe or a device of that name is there; expected a file or none", str(path))
             dirty = 0
             for offset, buffers in parts:
-                written = _write_all(file, buffers, offset)
+                written = write_all(file, buffers, offset)
                 dirty += written
                 if dirty >= WRITEBACK_BYTES:
                     _start_writeback(file, offset + written - dirty if dirty > written else offset, max(written, dirty))
@@ -81,7 +91,11 @@ class LocalStorage:
         found = old.lstat()
         if not stat.S_ISREG(found.st_mode) or found.st_size != size:
             raise OSError(errno.ESTALE, f"it is no file of {size} bytes", str(old))
-        _in_folder(new, lambda: os.link(old, new, follow_symlinks=False))
+        in_folder(new, lambda: os.link(old, new, follow_symlinks=False), self.folder_mode)
+
+    def _set_mode(self, file: int) -> None:
+        if self._file_mode is not None:
+            os.fchmod(file, self._file_mode)
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
         file = open_to_read(self._root / name)
@@ -112,14 +126,15 @@ class LocalStorage:
             path, source = self._to_change(name), self._to_change(name_in_claim)
             file = os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
-                _write_all(file, [memoryview(data)], 0)
+                self._set_mode(file)
+                write_all(file, [memoryview(data)], 0)
                 os.fsync(file)
                 made = os.fstat(file)
             finally:
                 os.close(file)
         try:
             with _refusing(lambda error: error.errno in REFUSALS), self._fenced_if_gone(claim):
-                _in_folder(path, lambda: self._publish(source, path, made, replace))
+                in_folder(path, lambda: self._publish(source, path, made, replace), self.folder_mode)
         finally:
             with contextlib.suppress(OSError):  # it goes with its claim
                 os.unlink(source)
@@ -200,7 +215,7 @@ class LocalStorage:
                 sync_folder(folder)
 
 
-def _create(path: Path) -> int:
+def create_file(path: Path) -> int:
     """Returns a new file's descriptor. One that is there is replaced, never written over: other steps may have a name for it too."""
     for _ in range(FOLDER_TRIES):
         try:
@@ -271,7 +286,7 @@ def fenced(claim: str) -> Fenced:
     return Fenced(f"the claim {claim} was taken away: another writer has fenced this one; open a new manager to write again")
 
 
-def _write_all(file: int, buffers: Sequence[memoryview], offset: int) -> int:
+def write_all(file: int, buffers: Sequence[memoryview], offset: int) -> int:
     total = sum(buffer.nbytes for buffer in buffers)
     done = sum(_transfer(os.pwritev, file, buffers, offset))
     if done != total:
@@ -298,23 +313,25 @@ def _transfer(
             pending[start] = pending[start][moved:]
 
 
-def _make_folders(folder: Path) -> None:
-    """Makes a folder and those above it; each new one is durable in its parent."""
+def make_folders(folder: Path, mode: int | None) -> None:
+    """Makes a folder and those above it; each new one has the mode, unless None, and is durable in its parent."""
     if folder.is_dir():
         return
-    _make_folders(folder.parent)
+    make_folders(folder.parent, mode)
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)
+        if mode is not None:
+            os.chmod(folder, mode)
     sync_folder(folder.parent)
 
 
-def _in_folder(path: Path, make: Callable[[], T]) -> T:
+def in_folder(path: Path, make: Callable[[], T], mode: int | None = None) -> T:
     """Makes something in a folder that is made for it, again when a sweep removes the empty folder in between."""
     for _ in range(FOLDER_TRIES):
         with contextlib.suppress(FileNotFoundError):
-            _make_folders(path.parent)
+            make_folders(path.parent, mode)
             return make()
-    _make_folders(path.parent)
+    make_folders(path.parent, mode)
     return make()
 
 

@@ -74,9 +74,17 @@ def split(path: str) -> tuple[str, str]:
     return f"{parent}{mark}{query}", name
 
 
-def open_storage(path: str | os.PathLike[str], *, single_writer: bool = False) -> Storage:
-    """Returns the store of a root: a folder, or a URL (gs://, s3://, memory://). Reads and writes nothing yet."""
+def open_storage(
+    path: str | os.PathLike[str], *, single_writer: bool = False, file_mode: int | None = None, folder_mode: int | None = None
+) -> Storage:
+    """Returns the store of a root: a folder, or a URL (gs://, s3://, memory://). Reads and writes nothing yet.
+
+    Raises ValueError for modes of files where the store has none.
+    """
     text = os.fspath(path)
-    if "://" in text and not text.startswith("file://"):
-        return ObjectStorage(text, single_writer=single_writer)
-    return LocalStorage(text.removeprefix("file://"), single_writer=single_writer)
+    if "://" not in text or text.startswith("file://"):
+        text = text.removeprefix("file://")
+        return LocalStorage(text, single_writer=single_writer, file_mode=file_mode, folder_mode=folder_mode)
+    if file_mode is not None or folder_mode is not None:
+        raise ValueError(f"file_mode and folder_mode: {text} has no modes; expected a folder, or permissions of the bucket instead")
+    return ObjectStorage(text, single_writer=single_writer)

@@ -254,14 +254,15 @@ def _to_holdfast(
         if step in opened.steps or step in opened.foreign:
             raise StepExists(f"step {step} is already in {root}; choose another place or delete it first", path=str(root), step=step)
         key = SaveKey(writer_id, 0, step)
-        target = SaveTarget(storage, Solo(), key, str(step), f"{FOLDER}/{writer_id}", f"checkpoint/convert/{writer_id}", timeout_s=math.inf)
+        folder = opened.step_names.name_of(step)
+        target = SaveTarget(storage, Solo(), key, folder, f"{FOLDER}/{writer_id}", f"checkpoint/convert/{writer_id}", timeout_s=math.inf)
         result = run_protocol(target, _ConversionWork(checkpoint, chosen, target, progress))
         if result.error is not None:
             cause = result.error.__cause__
             raise cause if isinstance(cause, HoldfastError) and result.deletable else result.error
     finally:
-        give_up_claim(storage, claims, opened.writer, str(step))
-    return str(root / str(step))
+        give_up_claim(storage, claims, opened.writer, opened.step_names.name_of(step))
+    return str(root / folder)
 
 
 class _ConversionWork:

@@ -76,12 +76,19 @@ class CheckpointManager(AbstractCheckpointManager):
         self.native = self._open()
 
     def _open(self) -> NativeManager:
+        mode = self._options.file_options.path_permission_mode
         timeout_s = float((self._options.async_options or AsyncOptions()).timeout_secs)
         return NativeManager(
             self._directory,
             save_policy=AskToSave(self._options.save_policy(), self._infos, self.is_saving_in_progress),
             keep_policy=AskToKeep(self._options.keep_policy()),
-            options=Options(save_timeout_s=timeout_s, read_only=self._options.read_only),
+            options=Options(
+                save_timeout_s=timeout_s,
+                read_only=self._options.read_only,
+                step_format=self._options.step_format(),
+                file_mode=None if mode is None else mode & 0o666,
+                folder_mode=mode,
+            ),
         )
 
     @property

@@ -105,7 +105,6 @@ REFUSED_IN: Mapping[Any, tuple[str, str]] = {
         METADATA,
     ),
     checkpoint_utils: ("STANDARD_ARRAY_TYPES get_snapshot_dir_from_step_dir", PATHS),
-    policies: ("EveryNSeconds LatestDuration", policies.KEEPING_TIME),
 }
 
 
@@ -147,10 +146,9 @@ def _covered(module: str) -> dict[str, Any]:
     steps = {"checkpoint_steps": checkpoint_utils.checkpoint_steps, "any_checkpoint_step": checkpoint_utils.any_checkpoint_step}
     if module == "checkpoint_managers":
         names = {name: value for name, value in vars(policies).items() if isinstance(value, type) and value.__module__ == policies.__name__}
-        refused = {name: vars(policies)[name] for name in REFUSED_IN[policies][0].split()}
         managers = {"CheckpointManager": checkpoint_manager.CheckpointManager, "CheckpointManagerOptions": options.CheckpointManagerOptions}
         abstract = {"AbstractCheckpointManager": checkpoint_manager.AbstractCheckpointManager}
-        return names | refused | managers | abstract | {"preservation_policy": policies, "save_decision_policy": policies}
+        return names | managers | abstract | {"preservation_policy": policies, "save_decision_policy": policies}
     if module == "type_handlers":
         return {"SaveArgs": args.SaveArgs, "RestoreArgs": args.RestoreArgs, "ArrayRestoreArgs": args.ArrayRestoreArgs}
     if module == "utils":

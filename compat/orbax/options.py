@@ -44,13 +44,10 @@ class MultiprocessingOptions:
 
 @dataclass
 class FileOptions:
-    """How files are made."""
+    """How files are made: folders of steps have `path_permission_mode`, files too, without leave to execute."""
 
     path_permission_mode: int | None = None
     skip_sync_file_validations: bool = False
-
-    def __post_init__(self) -> None:
-        refuse("options.FileOptions", "set the umask", path_permission_mode=self.path_permission_mode)
 
 
 class AtomicityMode(enum.Enum):
@@ -83,7 +80,7 @@ class CheckpointManagerOptions:
 
     Without effect, because holdfast does it always or has no need of it: cleanup_tmp_directories, single_host_load_and_broadcast,
     enable_background_delete, num_deletion_threads, atomicity_options, save_root_metadata, lightweight_initialize,
-    enable_per_process_directory_creation. Refused: what would name steps otherwise, move them, or keep them by time.
+    enable_per_process_directory_creation. Refused: what would name steps by a function, or move them.
     """
 
     save_interval_steps: int = 1
@@ -126,7 +123,6 @@ class CheckpointManagerOptions:
         if self.preservation_policy is None and self.max_to_keep is not None and self.max_to_keep < 0:
             raise ValueError(f"CheckpointManagerOptions: max_to_keep must be None or not below 0, found {self.max_to_keep}")
         call = "CheckpointManagerOptions"
-        refuse(call, policies.KEEPING_TIME, keep_time_interval=self.keep_time_interval)
         refuse(
             call,
             "leave it out: what is let go is deleted",
@@ -135,8 +131,14 @@ class CheckpointManagerOptions:
         )
         refuse(call, "leave it out: the record is the commit", temporary_path_class=self.temporary_path_class)
         if not self.read_only:
-            names = {name: getattr(self, name) for name in ("step_prefix", "step_format_fixed_length", "step_name_format")}
-            refuse(call, "leave it out: folders of steps are plain numbers (Orbax's own names are read)", **names)
+            refuse(call, "give step_prefix and step_format_fixed_length", step_name_format=self.step_name_format)
+
+    def step_format(self) -> str | None:
+        """Returns how folders of steps are called, None where the options do not say."""
+        if self.step_prefix is None and self.step_format_fixed_length is None:
+            return None
+        prefix = f"{self.step_prefix}_" if self.step_prefix else ""
+        return f"{prefix}{{:0{self.step_format_fixed_length or 1}d}}"
 
     def save_policy(self) -> Any:
         """Returns the policy of saving that the options mean, in Orbax's words."""
@@ -154,6 +156,8 @@ class CheckpointManagerOptions:
         if self.preservation_policy is not None:
             return self.preservation_policy
         chosen: list[Any] = [] if self.keep_period is None else [policies.EveryNSteps(self.keep_period)]
+        if self.keep_time_interval is not None:
+            chosen.append(policies.EveryNSeconds(int(self.keep_time_interval.total_seconds())))
         if self.best_fn is None:
             return policies.AnyPreservationPolicy([*chosen, policies.LatestN(self.max_to_keep)])
         without = self.keep_checkpoints_without_metrics

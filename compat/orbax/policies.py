@@ -9,10 +9,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from holdfast.checkpoint import PolicyContext, StepFacts
 
-from .refusals import not_covered
-
-KEEPING_TIME = "keep by steps or metrics (LatestN, EveryNSteps, BestN): holdfast's keep policies know no times"
-
 
 @dataclass
 class PolicyCheckpointInfo:
@@ -20,14 +16,7 @@ class PolicyCheckpointInfo:
 
     step: int
     metrics: Any = None
-    made: datetime | None = None
-
-    @property
-    def time(self) -> datetime:
-        """When it was saved."""
-        if self.made is None:
-            raise not_covered("a preservation policy that asks for the time of a step", KEEPING_TIME)
-        return self.made
+    time: Any = None  # a datetime
 
 
 @dataclass(kw_only=True)
@@ -156,6 +145,30 @@ class LatestN:
 
 
 @dataclass
+class EveryNSeconds:
+    """Keeps steps whose saves began at least so far apart."""
+
+    interval_secs: int
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: PreservationContext) -> Sequence[bool]:
+        kept: list[Any] = []
+        for info in checkpoints:
+            if not kept or info.time - kept[-1].time >= timedelta(seconds=self.interval_secs):
+                kept.append(info)
+        return _flags([info.step for info in checkpoints], [info.step for info in kept], None)
+
+
+@dataclass
+class LatestDuration:
+    """Keeps the steps of the last `duration`."""
+
+    duration: timedelta
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: PreservationContext) -> Sequence[bool]:
+        return [datetime.now(UTC) - info.time <= self.duration for info in checkpoints]
+
+
+@dataclass
 class EveryNSteps:
     """Keeps multiples of `interval_steps`, or, not exact, steps at least so far apart; of them the newest `max_to_keep`."""
 
@@ -268,6 +281,7 @@ class AskToKeep:
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns the steps that stay."""
-        infos = [PolicyCheckpointInfo(facts.step, dict(facts.metrics) or None) for facts in steps]
+        times = [datetime.fromtimestamp(facts.started_s or 0.0, UTC) for facts in steps]
+        infos = [PolicyCheckpointInfo(facts.step, dict(facts.metrics) or None, time) for facts, time in zip(steps, times, strict=True)]
         flags = self.policy.should_preserve(infos, context=PreservationContext())
         return {info.step for info, stays in zip(infos, flags, strict=True) if stays}

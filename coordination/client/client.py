@@ -22,6 +22,7 @@ from holdfast.proto import session_pb2 as spb
 from ..credentials import Credentials
 from ..deadline import Deadline
 from ..errors import BarrierTimeout, CoordinationError
+from ..limits import Limits
 from ..names import barrier_counter
 from .connection import Connection
 from .processes import ProcessInfo, ProcessWatch
@@ -31,6 +32,9 @@ from .unary import Identity
 MAX_DISPLACEMENTS = 3
 """How often a barrier is asked for again after CANCELLED without a counter: a sending of ours that comes late, over a
 connection that was given up, has taken this one's place."""
+
+MOST_COUNTERS = 2 * Limits().barriers_kept
+"""Barriers whose calls a client counts. One that so many were used after is forgotten by our service, too, and begins anew."""
 
 REPORT_PREFIX = "holdfast/progress/"
 
@@ -171,7 +175,10 @@ class CoordinationClient:
             if barrier_id in self._ongoing:
                 raise CoordinationError(f"barrier {barrier_id!r} is already ongoing in this process", code="FAILED_PRECONDITION")
             self._ongoing.add(barrier_id)
-            counter = self._counters.get(barrier_id, -1) + 1
+            counter = self._counters.pop(barrier_id, -1) + 1
+            self._counters[barrier_id] = counter  # the last one used is the last one
+            if len(self._counters) > MOST_COUNTERS and self._connection.has_session:
+                del self._counters[next(iter(self._counters))]
         try:
             self._barrier(barrier_id, counter, timeout_in_ms, process_ids)
         finally:
@@ -186,7 +193,6 @@ class CoordinationClient:
             source_task_id=self.process_id,
             counter=counter,
         )
-        self._counters[barrier_id] = counter
         deadline = Deadline(max(0.0, timeout_in_ms / 1000) + ANSWER_GRACE_S)
         for _ in range(MAX_DISPLACEMENTS):
             try:

@@ -32,8 +32,12 @@ Inbox = queue.SimpleQueue[Any]
 class FrameTransport(Protocol):
     """One bidirectional stream of frames. Safe from several threads.
 
-    `on_frame` and `on_end` are called by one thread at a time, `on_end` once and last. They must not block: what may block goes to `later`.
+    `on_frame` and `on_end` are called by one thread at a time, from `start` on, `on_end` once and last. They must not block: what may block
+    goes to `later`.
     """
+
+    def start(self) -> None:
+        """Starts to read. Once, before all else."""
 
     def send(self, frame: bytes) -> None:
         """Sends a frame, without waiting."""
@@ -84,6 +88,8 @@ class QueueFrameTransport:
         status, initial = (cygrpc.ReceiveStatusOnClientOperation(0),), (cygrpc.ReceiveInitialMetadataOperation(0),)
         operations = ((begin, self._sent), (status, self._ended), (initial, _ignore))
         self._call = channel._channel.segregated_call(0, SESSION.encode(), None, None, metadata, None, operations, None)
+
+    def start(self) -> None:
         threading.Thread(target=self._keep, name="holdfast-session", daemon=True).start()
 
     # ---- Callers
@@ -244,6 +250,8 @@ class PublicFrameTransport:
         self._channel, self._on_frame, self._on_end = channel, on_frame, on_end
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._call = channel.stream_stream(SESSION)(self._frames(), metadata=metadata)
+
+    def start(self) -> None:
         threading.Thread(target=self._read, name="holdfast-session", daemon=True).start()
 
     def _frames(self) -> Iterator[bytes]:

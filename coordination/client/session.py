@@ -148,6 +148,7 @@ class _SessionStream:
         self._over = False
         self._status: tuple[str, str] = ("UNAVAILABLE", "")
         self._frames = open_frame_transport(channel, metadata, self._take, self._ended)
+        self._frames.start()  # only now: a connection that fails at once is taken by `_ended`, which needs it
 
     def open(self, opening: spb.Open, deadline: Deadline) -> spb.Opened:
         """Sends the client's first frame and waits for the service's."""

@@ -94,7 +94,7 @@ class Machine:
         if task_incarnation in task.former and not lost:
             return self.task_table.fenced(task)
         if not task.session and task.state is TaskState.CONNECTED:
-            task.last_seen = now
+            task.last_seen, task.suspect_since = now, None
         return known
 
     def _complete(self, call: Any, value: Any = None, status: Status | None = None) -> None:
@@ -138,20 +138,30 @@ class Machine:
         if now - self._next_scan > STANDSTILL_S:
             self.task_table.forgive(now - self._next_scan, now)
         self._next_scan = now + _SCAN_INTERVAL_S
-        limit = self.config.heartbeat_timeout_s
+        limit_s, grace_s = self.config.heartbeat_timeout_s, self.config.reconnect_grace_s
         for task in self.task_table.tasks:
-            if task.state is TaskState.CONNECTED and task.last_seen is not None and now - task.last_seen > limit:
-                self._give_up(task, now)
+            if task.state is not TaskState.CONNECTED or task.last_seen is None:
+                continue
+            if now - task.last_seen > limit_s:
+                self._give_up(task, f"its heartbeat timeout is {limit_s:g} s", now)
+            elif self.registration.gathered and task.suspect_since is not None and now - task.suspect_since > grace_s:
+                self._give_up(task, f"its side closed the connection without a goodbye, and it did not come back within {grace_s:g} s", now)
 
-    def _give_up(self, task: Task, now: float) -> None:
+    def suspect(self, task_id: int, now: float) -> None:
+        """Notes that the side of a task has closed its connection without a goodbye: that is how the kernel ends those of one that died.
+
+        It is lost after `reconnect_grace_s`, unless it is heard of before; while the job gathers its heartbeat alone decides.
+        """
+        self.task_table.tasks[task_id].suspect_since = now
+
+    def _give_up(self, task: Task, why: str, now: float) -> None:
         """Loses a silent task. Before the job has gathered it is merely not there, and may come again."""
         if not self.registration.gathered:
             if not task.attached:
                 self._lose(task, TaskState.DISCONNECTED, now)
             return
         who = name_processes(self.task_table.missing([task.task_id], now))
-        sentence = f"{who} is lost: its heartbeat timeout is {self.config.heartbeat_timeout_s:g} s"
-        self._end_life(task, sentence, now)
+        self._end_life(task, f"{who} is lost: {why}", now)
 
     def _end_life(self, task: Task, why: str, now: float) -> None:
         """Loses a task, whose incarnations never come back."""

@@ -108,7 +108,7 @@ class Registration:
                 return status
             self._begin_life(task, now)
         self._task_table.set_session(task, incarnation)
-        task.host, task.pid, task.last_seen, task.attached = host, pid, now, True
+        task.host, task.pid, task.last_seen, task.attached, task.suspect_since = host, pid, now, True, None
         self._task_table.touch(task)
         self._gather(now)
         return None

@@ -51,6 +51,7 @@ class Task:
     agent_since: int = 0  # the table's version when the agent came
     session_since: int = 0
     attached: bool = False  # its Session has a stream now
+    suspect_since: float | None = None  # its side closed the connection without a goodbye, and it has not been heard of since
     former: list[int] = field(default_factory=list)  # incarnations that are over for good, the latest last
     progress: Progress = field(default_factory=Progress)
     pace: Pace = field(default_factory=Pace, compare=False)  # not kept in a journal
@@ -142,7 +143,7 @@ class TaskTable:
         self.set_state(task, state)
         task.error, task.state_since = error, now
         if state is TaskState.CONNECTED:
-            task.ended = ""
+            task.ended, task.suspect_since = "", None
             self.lost.discard(task.task_id)
         elif state is not TaskState.UNINITIALIZED:
             self.lost.add(task.task_id)
@@ -180,6 +181,8 @@ class TaskTable:
         for task in self.tasks:
             if task.last_seen is not None:
                 task.last_seen = min(now, task.last_seen + seconds)
+            if task.suspect_since is not None:
+                task.suspect_since = min(now, task.suspect_since + seconds)
 
     def missing(self, task_ids: Iterable[int], now: float) -> tuple[Missing, ...]:
         """Describes tasks as an error names them, in order of their ids."""

@@ -124,10 +124,8 @@ class TaskOwners:
 
     def _not_yet(self, task_id: int) -> Status:
         limit_s = self._machine.config.heartbeat_timeout_s
-        sentence = (
-            f"process {task_id} is another's, which has no Session now: its number is free once that one has been silent for {limit_s:g} s"
-        )
-        return Status(Code.UNAVAILABLE, sentence)
+        free = f"its number is free once that one is given up, in {limit_s:g} s at most"
+        return Status(Code.UNAVAILABLE, f"process {task_id} is another's, which has no Session now: {free}")
 
 
 def _certified(names: Iterable[bytes]) -> frozenset[int] | None:

@@ -22,6 +22,7 @@ from typing import Any
 import click
 
 from ..core.machine import Machine
+from ..credentials import require_together
 from ..limits import Config
 from ..names import is_tested_grpc
 from .journal import JournalError, SqliteJournal
@@ -69,6 +70,13 @@ class Options:
     "--heartbeat-timeout-s", type=click.FloatRange(0.1), default=100.0, show_default=True, help="Silence after which a process is lost."
 )
 @click.option(
+    "--reconnect-grace-s",
+    type=click.FloatRange(0),
+    default=5.0,
+    show_default=True,
+    help="A process whose side closed its connection without a goodbye is lost after that.",
+)
+@click.option(
     "--shutdown-timeout-s",
     type=click.FloatRange(0.1),
     default=300.0,
@@ -103,10 +111,12 @@ def coordinator(tls_cert: Path | None, tls_key: Path | None, tls_ca: Path | None
 
 
 def _tls(certificate: Path | None, key: Path | None, authority: Path | None) -> Tls | None:
-    if certificate is None and key is None and authority is None:
-        return None
+    try:
+        require_together(**{"--tls-cert": certificate, "--tls-key": key, "--tls-ca": authority})
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     if certificate is None or key is None or authority is None:
-        raise click.UsageError("--tls-cert, --tls-key and --tls-ca belong together: expected all three")
+        return None
     return Tls(key.read_bytes(), certificate.read_bytes(), authority.read_bytes())
 
 
@@ -124,19 +134,19 @@ class _StopCondition:
 
     def __init__(self, service: Service, options: Options) -> None:
         self._service, self._options = service, options
-        self._signal = ""
+        self.signal: signal.Signals | None = None
         self._over_at: float | None = None
         self._parent = os.getppid()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        self._signal = signal.Signals(number).name
+        self.signal = signal.Signals(number)
 
     def reason(self) -> str | None:
         """Returns why to stop, None while there is no reason."""
-        if self._signal:
-            return self._signal
+        if self.signal is not None:
+            return self.signal.name
         if self._options.end_with_input and _input_has_ended():
             return "the process that started it is gone"
         linger_s, startup_timeout_s = self._options.linger_s, self._options.startup_timeout_s
@@ -156,7 +166,10 @@ def _input_has_ended() -> bool:
 
 
 def serve(config: Config, options: Options, tls: Tls | None = None, token: str | None = None) -> None:
-    """Serves until it is over, on this thread. Prints `coordinator at ADDRESS` once it can be reached."""
+    """Serves until it is over, on this thread. Prints `coordinator at ADDRESS` once it can be reached.
+
+    Does not return after SIGTERM or SIGINT: once all is closed, this process ends by that signal, so that whoever started it can tell.
+    """
     _allow_many_connections()
     journal = None if options.journal is None else SqliteJournal(options.journal, time.monotonic)
     at = options.host if _is_socket(options.host) else f"{_bracketed(options.host)}:{options.port}"
@@ -177,6 +190,9 @@ def serve(config: Config, options: Options, tls: Tls | None = None, token: str |
     else:
         reason = asyncio.run(_serve_aio(service, listening, options, stop, journal))
     log.info("ends: %s", reason)
+    if stop.signal is not None:
+        signal.signal(stop.signal, signal.SIG_DFL)
+        os.kill(os.getpid(), stop.signal)
 
 
 def _machine(config: Config, journal: SqliteJournal | None) -> Machine:

@@ -39,6 +39,7 @@ class Rpc:
     waits: bool = False  # for other tasks, and not at a barrier: the transport reports a client that goes away
     registers: bool = False  # the task is given to the caller
     lost: bool = False  # also served to a process that was given up: by it, it learns so, or ends
+    kept: bool = False  # jaxlib's agents never take it back: where one goes away unanswered, its process has most likely died
 
 
 _EMPTY = b""
@@ -185,16 +186,16 @@ def _encode_alive(machine: Machine, value: list[Living], caller: Caller) -> byte
 RPCS_A: dict[str, Rpc] = {
     "RegisterTask": Rpc(a.RegisterTaskRequest.FromString, _registers, _register, _encode_registered, True, True),
     "Heartbeat": Rpc(a.HeartbeatRequest.FromString, _named, _beat, _encode_registered, lost=True),
-    "PollForError": Rpc(a.PollForErrorRequest.FromString, _named, _poll, _nothing, True, lost=True),
+    "PollForError": Rpc(a.PollForErrorRequest.FromString, _named, _poll, _nothing, True, lost=True, kept=True),
     "ShutdownTask": Rpc(a.ShutdownTaskRequest.FromString, _named, _shut_down, _nothing, lost=True),
-    "WatchTasks": Rpc(a.WatchTasksRequest.FromString, _unnamed, _watch, _encode_watch, True),
+    "WatchTasks": Rpc(a.WatchTasksRequest.FromString, _unnamed, _watch, _encode_watch, True, kept=True),
     "InsertKeyValue": Rpc(a.InsertKeyValueRequest.FromString, _unnamed, _insert, _nothing),
-    "GetKeyValue": Rpc(a.GetKeyValueRequest.FromString, _unnamed, _get, _encode_kv, True),
+    "GetKeyValue": Rpc(a.GetKeyValueRequest.FromString, _unnamed, _get, _encode_kv, True, kept=True),
     "TryGetKeyValue": Rpc(a.TryGetKeyValueRequest.FromString, _unnamed, _try_get, _encode_kv),
     "IncrementKeyValue": Rpc(a.IncrementKeyValueRequest.FromString, _unnamed, _increment, _encode_kv),
     "GetKeyValueDir": Rpc(a.GetKeyValueDirRequest.FromString, _unnamed, _list_dir, _encode_dir),
     "DeleteKeyValue": Rpc(a.DeleteKeyValueRequest.FromString, _unnamed, _delete, _nothing),
-    "Barrier": Rpc(a.BarrierRequest.FromString, _named, _barrier, _encode_barrier),
+    "Barrier": Rpc(a.BarrierRequest.FromString, _named, _barrier, _encode_barrier, kept=True),
     "CancelBarrier": Rpc(a.CancelBarrierRequest.FromString, _named, _cancel_barrier, _nothing),
     "GetAliveTasks": Rpc(a.GetAliveTasksRequest.FromString, _asking, _alive, _encode_alive, True),
     "ReportErrorToService": Rpc(a.ReportErrorToServiceRequest.FromString, _named, _report_error, _nothing),

@@ -42,8 +42,13 @@ class UnaryCall:
 
     @property
     def watched(self) -> bool:
-        """Returns whether it matters that the client goes away. At a barrier it does not: the task has arrived, and stays so."""
-        return self.rpc.waits
+        """Returns whether it matters that the client goes away."""
+        return self.rpc.waits or self.suspicious
+
+    @property
+    def suspicious(self) -> bool:
+        """Returns whether a client that goes away has most likely died: an agent that waits for as long as it takes."""
+        return self.rpc.kept and not self.writer.timed
 
     def settle(self, machine: Machine, completion: Completion) -> None:
         """Sends a completion of the machine."""
@@ -198,8 +203,12 @@ class Service:
         return self._published
 
     def drop(self, call: UnaryCall) -> None:
-        """Forgets a call whose client has gone away."""
-        self.machine.drop(call)
+        """Forgets a call whose client has gone away. One at a barrier stays: its task has arrived."""
+        if call.rpc.waits:
+            self.machine.drop(call)
+        task = self.machine.task_table.get(call.caller.task_id)
+        if task is not None and not task.session and task.agent == call.caller.incarnation and call.suspicious:
+            self.machine.suspect(task.task_id, self._clock())
 
     # ---- Sessions --------------------------------------------------------------------------------------------------------------------
 
@@ -209,8 +218,8 @@ class Service:
         self.sessions.frame(stream, body, self._clock())
 
     def stream_closed(self, stream: SessionStream) -> None:
-        """Forgets a Session's stream that has ended; its task lives on until its heartbeat timeout."""
-        self.sessions.closed(stream)
+        """Forgets a Session's stream that has ended; its task lives on for a while, and may open another."""
+        self.sessions.closed_by_client(stream, self._clock())
 
     # ---- Time and completions --------------------------------------------------------------------------------------------------------
 

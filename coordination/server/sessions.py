@@ -44,6 +44,7 @@ class ResponseWriter(Protocol):
     """Writes the response of one unary call, as a transport implements it. `succeed` or `fail` is called, once."""
 
     key: str  # of the caller, in a secured service
+    timed: bool  # the caller waits for a limited time
 
     def names(self) -> Sequence[bytes]: ...  # the alternative names in the caller's certificate
     def succeed(self, body: bytes) -> None: ...
@@ -359,6 +360,13 @@ class SessionStreams:
         session.stream.write(frame)
 
     # ---- Ends ------------------------------------------------------------------------------------------------------------------------
+
+    def closed_by_client(self, stream: SessionStream, now: float) -> None:
+        """Forgets a stream that its client, or its client's kernel, has ended. Where the task has no other, it is suspect."""
+        session = stream.session
+        if session is not None and self._sessions.get(session.task_id) is session:
+            self._machine.suspect(session.task_id, now)
+        self.closed(stream)
 
     def closed(self, stream: SessionStream) -> None:
         """Forgets a stream that has ended, with the calls that wait on it."""

@@ -29,7 +29,7 @@ class _UnaryWriter:
     """A ResponseWriter: its outcome is set by the service, and awaited by gRPC's handler."""
 
     def __init__(self, context: Any, key: str) -> None:
-        self._context, self.key = context, key
+        self._context, self.key, self.timed = context, key, context.time_remaining() is not None
         self.outcome: asyncio.Future[tuple[int, str, bytes]] = asyncio.get_running_loop().create_future()
 
     def names(self) -> Sequence[bytes]:

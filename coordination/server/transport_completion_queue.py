@@ -34,6 +34,7 @@ _QUIET_S = 0.1  # without an event: then all has been read
 _RECEIVE_MESSAGE = cygrpc.ReceiveMessageOperation
 _SEND_MESSAGE = cygrpc.SendMessageOperation
 _RECEIVE_CLOSE = cygrpc.ReceiveCloseOnServerOperation
+_NO_DEADLINE = 1e17  # seconds since 1970; what gRPC says for none is above
 _TIMED_OUT = cygrpc.CompletionType.queue_timeout
 _OK = cygrpc.StatusCode.ok
 _SEND_INITIAL = cygrpc.SendInitialMetadataOperation(None, 0)
@@ -53,10 +54,10 @@ def _names(call: Any) -> Sequence[bytes]:
 class _UnaryWriter:
     """A ResponseWriter of one unary call."""
 
-    __slots__ = ("_call", "_held", "_transport", "done", "key", "path")
+    __slots__ = ("_call", "_held", "_transport", "done", "key", "path", "timed")
 
-    def __init__(self, transport: CompletionQueueTransport, call: Any, path: str, key: str) -> None:
-        self._transport, self._call, self.path, self.key = transport, call, path, key
+    def __init__(self, transport: CompletionQueueTransport, call: Any, path: str, key: str, timed: bool) -> None:
+        self._transport, self._call, self.path, self.key, self.timed = transport, call, path, key, timed
         self._held: UnaryCall | None = None
         self.done = False
         call.start_server_batch((_RECEIVE_MESSAGE(0),), self._on_request)
@@ -211,7 +212,7 @@ class CompletionQueueTransport:
         if path == SESSION:
             _QueuedStream(self, call, key)
         else:
-            _UnaryWriter(self, call, path, key)
+            _UnaryWriter(self, call, path, key, event.call_details.deadline < _NO_DEADLINE)
 
     def serve(self, stop_reason: Callable[[], str | None]) -> str:
         """Serves until `stop_reason()` gives one, which it returns."""

@@ -30,6 +30,7 @@ from ..supervisor.job import (
     RestartPolicy,
     Terminate,
 )
+from ..workers.compile_cache import compile_cache
 from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
 from ..workers.environment import worker_env
 from ..workers.output import ConsoleOutput, LogFiles, Output
@@ -197,10 +198,10 @@ def run_local(
     Blocks. Restarts the group as `restart` says (default: never); `env` (default: this process's) is what the processes get, with
     their ProcessSpec. `capacity_file` holds how many processes there is room for now: the job shrinks (to `min_processes` at least)
     and grows with it. `job_id` defaults to a new one. The coordinator listens at a Unix socket that only this user reaches; a process that
-    is silent for `heartbeat_timeout_s` is lost. `log_dir` gets a file for each process, the coordinator's log, and
-    `status.json`, the last status with the job's history. In the main thread,
-    SIGTERM, SIGINT and SIGHUP are passed on: the processes save and leave, and the job ends as "preempted". However this process ends,
-    none of the job's survives it. Raises ValueError for numbers of processes that do not fit.
+    is silent for `heartbeat_timeout_s` is lost. `log_dir` gets a file for each process, the coordinator's log, `status.json` with
+    the last status and the job's history, and what jax compiles, which later attempts load; without one that lies in a temporary folder
+    until the job ends. In the main thread, SIGTERM, SIGINT and SIGHUP are passed on: the processes save and leave, and the job ends as
+    "preempted". However this process ends, none of the job's survives it. Raises ValueError for numbers of processes that do not fit.
     """
     if not command:
         raise ValueError("no command to run")
@@ -208,19 +209,23 @@ def run_local(
     job_id = job_id or f"local-{uuid.uuid4().hex[:12]}"
     job = Job(job_id, min_processes or num_processes, num_processes, restart, attempt=first_attempt - 1)
     output = output or ConsoleOutput(sys.stdout, sys.stderr, num_processes)
+    env = os.environ if env is None else env
     logs = None if log_dir is None else LogFiles(output, Path(log_dir))
-    engine = LocalEngine(
-        command,
-        job_id,
-        env=os.environ if env is None else env,
-        cwd=cwd,
-        output=logs or output,
-        grace_s=restart.grace_s,
-        capacity_file=Path(capacity_file) if capacity_file else None,
-        heartbeat_timeout_s=heartbeat_timeout_s,
-        coordinator_log=None if logs is None else logs.coordinator_log,
-    )
-    with contextlib.closing(logs) if logs else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if logs is not None:
+            stack.enter_context(contextlib.closing(logs))
+        cache = stack.enter_context(compile_cache(env, None if log_dir is None else Path(log_dir), (logs or output).say))
+        engine = LocalEngine(
+            command,
+            job_id,
+            env={**env, **cache},
+            cwd=cwd,
+            output=logs or output,
+            grace_s=restart.grace_s,
+            capacity_file=Path(capacity_file) if capacity_file else None,
+            heartbeat_timeout_s=heartbeat_timeout_s,
+            coordinator_log=None if logs is None else logs.coordinator_log,
+        )
         result = run_job(job, engine, output)
         if log_dir is not None:
             engine.leave_status(Path(log_dir) / "status.json", result)

@@ -10,20 +10,22 @@ import json
 import os
 import queue
 import signal
+import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.coordination import CoordinationError, StatusClient
-from holdfast.coordination.process.job_folder import user_folder
-from holdfast.multihost import ProcessSpec, StartupTimeout
+from holdfast.coordination import CoordinationError, Credentials, StatusClient
+from holdfast.coordination.process.job_folder import JobFolder, user_folder
+from holdfast.multihost import ProcessSpec, StartupFailed, StartupTimeout
 
 from ..workers.coordinator import Coordinator, report_exit
 from ..workers.environment import worker_env
 from ..workers.process import WorkerProcess
-from ..workers.secrets import JobSecrets, spawn_relay
+from ..workers.secrets import JobSecrets, credentials_in, require_cryptography, spawn_relay, write_files
 from ..workers.signals import passing_on
 from .detect import ClusterEnv, detect
 
@@ -46,14 +48,16 @@ def run_task(
     attempt: int | None = None,
     report: bool = False,
     secrets_dir: Path | None = None,
+    insecure: bool = False,
 ) -> int:
     """Runs `command` as the process that the launcher's environment says this is, and returns its exit code (128 + a signal's number).
 
-    The coordinator is at `coordinator`; without one, process 0 starts it, reachable at `host`, and the others find its address in
-    the folder `rendezvous`, which all must see (default: this user's folder in the temporary one, and a Unix socket, where all
-    processes are on this machine).
-    `secrets_dir` holds the token and the certificates of a secured job (or srun has handed them on): then the processes of a node share a
-    relay. Raises ValueError where no launcher is found, StartupTimeout where no address appears.
+    The coordinator is at `coordinator`; without one, process 0 starts it. Where all processes are on this machine, it listens at a Unix
+    socket. Elsewhere at `host` (default: the name of process 0's machine), and the others find its address in the folder `rendezvous`,
+    which all must see, with a token and certificates that are made for this job, in a file that only this user can read; unless `insecure`.
+    `secrets_dir` holds those of the coordinator at `coordinator` (or srun has handed them on). With them the processes of a node share a
+    relay. Raises ValueError where no launcher is found, StartupTimeout where no address appears, StartupFailed where another user could
+    have written it, ImportError where certificates cannot be made.
     """
     detected = detect(environment)
     if detected is None:
@@ -62,8 +66,12 @@ def run_task(
         )
     job, number = job_id or detected.job_id, detected.attempt if attempt is None else attempt
     environment = dict(environment)
-    address = coordinator or _rendezvous(detected, job, number, host, rendezvous)
     secrets = JobSecrets.take_from_env(environment) if secrets_dir is None else JobSecrets.from_folder(secrets_dir)
+    address = coordinator
+    if address is None:
+        if secrets is not None:
+            raise ValueError("--secrets are those of a coordinator that runs: give its address, --coordinator HOST:PORT")
+        address, secrets = _rendezvous(detected, job, number, host, rendezvous, insecure)
     if secrets is not None:
         address = _relay(detected, address, f"{job}.{number}", secrets)
     spec = ProcessSpec(
@@ -90,25 +98,36 @@ def run_task(
     return code if code >= 0 else 128 - code
 
 
-def _rendezvous(detected: ClusterEnv, job: str, attempt: int, host: str | None, rendezvous: Path | None) -> str:
-    if rendezvous is None and detected.local_size != detected.num_processes:
+def _rendezvous(
+    detected: ClusterEnv, job: str, attempt: int, host: str | None, rendezvous: Path | None, insecure: bool
+) -> tuple[str, JobSecrets | None]:
+    """Returns where the coordinator is, which process 0 starts, and what it wants to see."""
+    one_machine = detected.local_size == detected.num_processes
+    if rendezvous is None and not one_machine:
         raise ValueError(
             f"{detected.launcher} runs this job on several machines: give --coordinator HOST:PORT, or --rendezvous with a shared folder"
         )
+    secured = not insecure and not (one_machine and host is None)
+    if secured:
+        require_cryptography()  # in all, not to wait for a process 0 that cannot go on
     folder = user_folder(create=True) if rendezvous is None else rendezvous
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{job}.{attempt}.json"
     if detected.process_id == 0:
-        host = host or (None if rendezvous is None else "127.0.0.1")
-        address = Coordinator(job, attempt, detected.num_processes, host=host, outlives_us=True).address
-        _publish(path, {"coordinator": address})
-        return address
-    return str(_wait_for(path, lambda found: _gathers(str(found["coordinator"])))["coordinator"])
+        host = host or (None if one_machine else socket.gethostname())
+        coordinator = Coordinator(job, attempt, detected.num_processes, host=host, outlives_us=True, secured=secured)
+        shown = {} if coordinator.secrets is None else coordinator.secrets.to_env()
+        _publish(path, {"coordinator": coordinator.address} | shown)
+        return coordinator.address, coordinator.secrets
+    found = _wait_for(path, _gathers)
+    return str(found["coordinator"]), JobSecrets.take_from_env(found)
 
 
 def _publish(path: Path, value: dict[str, Any]) -> None:
+    """Writes a file that only its owner can read, all at once."""
     whole = path.with_name(f"{path.name}.{os.getpid()}")
-    whole.write_text(json.dumps(value))
+    whole.unlink(missing_ok=True)
+    write_files(whole.parent, {whole.name: json.dumps(value)})
     whole.replace(path)
 
 
@@ -130,7 +149,7 @@ def _wait_for(path: Path, of_this_run: Callable[[dict[str, Any]], bool]) -> dict
     deadline = time.monotonic() + _RENDEZVOUS_S
     while time.monotonic() < deadline:
         with contextlib.suppress(FileNotFoundError):
-            found: dict[str, Any] = json.loads(path.read_text())
+            found = _read(path)
             if of_this_run(found):
                 return found
         time.sleep(_POLL_S)
@@ -139,13 +158,33 @@ def _wait_for(path: Path, of_this_run: Callable[[dict[str, Any]], bool]) -> dict
     )
 
 
-def _gathers(address: str) -> bool:
+def _read(path: Path) -> dict[str, Any]:
+    """Reads what this user has published. What others can write may lead to a coordinator of theirs, what they can read is no secret."""
+    with path.open() as file:
+        about = os.fstat(file.fileno())
+        if about.st_uid != os.getuid() or about.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise StartupFailed(
+                f"{path}: expected a file that only user {os.getuid()} can read, found mode {stat.S_IMODE(about.st_mode):04o} of user "
+                f"{about.st_uid}; remove it, or give --rendezvous a folder of this user's alone"
+            )
+        found: dict[str, Any] = json.load(file)
+    return found
+
+
+def _gathers(found: dict[str, Any]) -> bool:
     """Returns whether a coordinator still waits for processes: one that does not is of an earlier run."""
-    try:
-        with StatusClient(address, timeout_s=_STATUS_TIMEOUT_S) as client:
+    secrets = JobSecrets.take_from_env(dict(found))
+    with contextlib.ExitStack() as undone:
+        credentials = Credentials()
+        if secrets is not None:
+            folder = JobFolder.create()
+            undone.callback(folder.remove)
+            credentials = credentials_in(folder, secrets)
+        try:
+            client = undone.enter_context(StatusClient(found["coordinator"], credentials, timeout_s=_STATUS_TIMEOUT_S))
             return client.status().phase == "gathering"
-    except CoordinationError:
-        return False
+        except CoordinationError:
+            return False
 
 
 def _run(command: Sequence[str], env: Mapping[str, str], *, passes_on: bool) -> int:

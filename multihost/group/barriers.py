@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Collection
@@ -10,7 +9,7 @@ from typing import Protocol
 
 import jax
 
-from .group_client import Deadline, GroupClient
+from .group_client import Deadline, GroupClient, bounded_name
 from .ids import is_runtime_to_distributed_ids_initialized, runtime_to_distributed_ids
 from .runtime import current_group_client, process_index, use_experimental_distributed_process_id
 
@@ -84,7 +83,7 @@ def sync_global_processes(
 
 def _wait(group_client: GroupClient, name: str, timeout_s: float, members: list[int] | None) -> None:
     deadline = Deadline(timeout_s)
-    kind = "all" if members is None else f"some.{_label(members)}"
+    kind = "all" if members is None else f"some.{bounded_name('-'.join(map(str, members)))}"
     with group_client.call(kind, name, deadline) as call:
         group_client.barrier(call, deadline, members)
 
@@ -99,8 +98,3 @@ def _runtime_indices(processes: Collection[int]) -> list[int]:
         runtime = {task: index for index, task in enumerate(runtime_to_distributed_ids())}
         return sorted(runtime[process] for process in processes)
     return sorted(set(processes))
-
-
-def _label(members: list[int]) -> str:
-    text = "-".join(map(str, members))
-    return text if len(text) <= 40 else hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -10,7 +10,7 @@ import jax
 
 from holdfast.coordination import BarrierTimeout, CoordinationError
 
-from .group_client import Client, Deadline, group_client_of
+from .group_client import Client, Deadline, bounded_name, group_client_of
 from .runtime import current_client
 
 _log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class ClusterGroup:
         self.count = count
         self.processes = None if processes is None else list(processes)
         self._group_client = group_client_of(client, tasks)
-        self._kind = "" if processes is None else "." + "-".join(map(str, processes))
+        self._kind = "" if processes is None else "." + bounded_name("-".join(map(str, processes)))
 
     def barrier(self, name: str, *, timeout_s: float) -> None:
         """Waits until every process has called it."""

@@ -6,6 +6,7 @@ Task ids stop here: `processes` are runtime indices on the way in and in every e
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import threading
@@ -21,9 +22,20 @@ from holdfast.coordination.deadline import Deadline as Deadline
 # How long an error of a lost process waits for what the coordinator pushes about it.
 _PUSHED_S = 1.0
 
+_LONGEST_NAME = 120  # characters of what callers choose, in a key: a service takes 4 KiB, and keeps it
+_MOST_NAMES = 20_000  # of barriers, that a process numbers the calls of
+_BARRIER_KINDS = ("holdfast/all/", "holdfast/some.", "holdfast/barrier/", "holdfast/barrier.")
+
 _CODE = re.compile(r"^([A-Z][A-Z_]+): (.*)", re.DOTALL)
 _MISSING = re.compile(r"(?:timed out task names:|missing process(?:es)?)(.*)", re.DOTALL)
 _TASK = re.compile(r"(?:task:|^\s*|, | and )(\d+)")
+
+
+def bounded_name(name: str) -> str:
+    """Returns a name as it is, or, where it is long, a part of it and its hash: the same in every process."""
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[: _LONGEST_NAME - 34]}%~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
 class Client(Protocol):
@@ -59,12 +71,13 @@ class CallInstance:
 class _CallQueue:
     """The calls of this process with one name: a lock, the number of the last call, and the generation of the barrier id.
 
-    The generation is the number of the first call after the last failure; 0 when none failed.
+    The generation is the number of the first call after the last failure; 0 when none failed. `users` are calls under way or waiting.
     """
 
-    __slots__ = ("generation", "lock", "number")
+    __slots__ = ("generation", "lock", "number", "users")
 
     def __init__(self) -> None:
+        self.users = 0
         self.lock = threading.Lock()
         self.number = -1
         self.generation = 0
@@ -85,6 +98,7 @@ class GroupClient:
         self.require: Callable[[Iterable[int] | None, str], None] = lambda processes, name: None
         self._lock = threading.Lock()
         self._queues: dict[str, _CallQueue] = {}
+        self._barriers: dict[str, _CallQueue] = {}
         self._pushed: Sequence[Any] | None = None  # the processes, once somebody has asked for them
         self._changed = threading.Condition()  # guards _pushed and _listeners
         self._listeners: list[Callable[[], None]] = []
@@ -92,15 +106,15 @@ class GroupClient:
     @contextmanager
     def call(self, kind: str, name: str, deadline: Deadline) -> Iterator[CallInstance]:
         """Holds `name` for one call of this process. Raises BarrierTimeout when another thread holds it for the whole time."""
-        key = f"holdfast/{kind}/{quote(name, safe='') or '%'}"
-        with self._lock:
-            queue = self._queues.setdefault(key, _CallQueue())
+        key = f"holdfast/{kind}/{bounded_name(quote(name, safe='')) or '%'}"
+        queue = self._queue(key)
         acquired = queue.lock.acquire(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX))
         with self._lock:
             queue.number += 1
             call = CallInstance(key, name, queue.number, key if not queue.generation else f"{key}@{queue.generation}")
             if not acquired:
                 queue.generation = queue.number + 1
+                queue.users -= 1
         if not acquired:
             raise BarrierTimeout(f"another thread of this process still waits at {name!r} after {deadline.timeout_s:g} s", name=name)
         try:
@@ -110,7 +124,27 @@ class GroupClient:
                 queue.generation = queue.number + 1
             raise
         finally:
+            with self._lock:
+                queue.users -= 1
             queue.lock.release()
+
+    def _queue(self, key: str) -> _CallQueue:
+        """Returns the calls of a name, and forgets the barrier that was used the longest time ago where there are too many.
+
+        Barriers alone: the keys of other calls hold their numbers, so all processes would have to forget them at the same call. A barrier's
+        id holds one only after a failure, and then it is not forgotten.
+        """
+        with self._lock:
+            queues = self._barriers if key.startswith(_BARRIER_KINDS) else self._queues
+            queue = queues.pop(key) if key in queues else _CallQueue()
+            queues[key] = queue  # the last one used is the last one
+            queue.users += 1
+            if len(self._barriers) > _MOST_NAMES:
+                oldest = next(iter(self._barriers))
+                kept = self._barriers.pop(oldest)
+                if kept.users or kept.generation:
+                    self._barriers[oldest] = kept
+        return queue
 
     def barrier(self, call: CallInstance, deadline: Deadline, processes: Sequence[int] | None = None) -> None:
         """Waits until `processes` (None: all) have made this call. Raises BarrierTimeout, ProcessLost, CoordinatorLost."""

@@ -26,6 +26,12 @@ def current_spec() -> ProcessSpec | None:
     return _spec
 
 
+def coordinator_address() -> str | None:
+    """Returns the address of the coordinator that this process has joined, HOST:PORT or unix:PATH; None where it is not known."""
+    address: str | None = _spec.coordinator if _spec is not None else distributed.global_state.coordinator_address
+    return address
+
+
 def current_client() -> Client:
     """Returns `initialize()`'s client, else jax.distributed's own. Raises ValueError where there is neither."""
     client: Client | None = _own_client if _own_client is not None else distributed.global_state.client

@@ -1,9 +1,12 @@
 """SyncPoint: carries the log of `step_agreement_core` between processes, over a coordination client's keys.
 
-Keys of round r, below `holdfast/sync/<name>/<n>/<r>/`: `change` (the value and who announced it, written once), `step` (written once), and,
-until the next round is decided, `work/mail/<task>` (the change again, one for each process) and `work/floor/<task>`. A process waits for
-its own mail, so that an idle sync point costs nothing and its end can wake it. The announcer sends the mail, gathers the floors and writes
-the step; where it has died on the way, the lowest task takes over, and one more after each TAKE_OVER_S without a step.
+Keys of round r, below `holdfast/sync/<name>/<n>/<r>/`: `change` (the value and who announced it, written once), `step` (written once),
+`mail/<task>` (the change again, one for each process) and `floor/<task>`. A process waits for its own mail, so that an idle sync point
+costs nothing and its end can wake it. The announcer sends the mail, gathers the floors and writes the step; where it has died on the way,
+the lowest task takes over, and one more after each TAKE_OVER_S without a step.
+
+A round's floors come from processes that know the round before. So once it is decided, its announcer writes `last/decided` (round, step and
+value), for processes that come later, and deletes the round before.
 """
 
 from __future__ import annotations
@@ -178,9 +181,12 @@ class SyncPoint:
             try:
                 if failures or not self._log.round:
                     self._catch_up(group_client)
-                announcement = self._get(group_client, f"{self._log.round}/work/mail/{self._process_id}", _GET_S)
+                mail = f"{self._log.round}/mail/{self._process_id}"
+                announcement = self._get(group_client, mail, _GET_S)
                 if announcement:
                     self._round(group_client, announcement)
+                elif announcement is not None and not self._closed.is_set():  # it woke an earlier life of this process
+                    group_client.delete(f"{self.folder}/{mail}")
                 failures, self._last_error, self._coordinator_lost = 0, None, False
             except Exception as error:
                 if getattr(error, "code", "") in ("CANCELLED", "FAILED_PRECONDITION"):  # the client was shut down
@@ -194,29 +200,52 @@ class SyncPoint:
 
     def _catch_up(self, group_client: GroupClient) -> None:
         """Takes part in rounds whose mail did not come: they were announced before this process came, or their announcer died."""
+        self._skip(group_client)
         while announcement := group_client.list(f"{self.folder}/{self._log.round}").get("change"):
             self._round(group_client, announcement.decode())
+
+    def _skip(self, group_client: GroupClient) -> bool:
+        """Decides the last round of all, where this process does not know it, and leaves out those before; returns whether it did."""
+        decided = group_client.list(f"{self.folder}/last").get("decided")
+        if decided is None:
+            return False
+        number, step, value = decided.decode().split(" ", 2)
+        with self._changed:
+            if int(number) < self._log.round:
+                return False
+            self._log.skip_to(int(number))
+            self._log.freeze()
+        self._decide(int(step), value)
+        self._on_change(value)
+        return True
+
+    def _decide(self, step: int, value: str) -> None:
+        with self._changed:
+            self._log.decide(step, value)
+            self._missing = ()
+            self._changed.notify_all()
+        _log.info("sync point %r: %r holds from step %s on", self.name, value, step)
 
     def _round(self, group_client: GroupClient, announcement: str) -> None:
         announcer, value = announcement.split(" ", 1)
         with self._changed:
             number, floor = self._log.round, self._log.freeze()
-        group_client.set(f"{self.folder}/{number}/work/floor/{self._process_id}", str(floor).encode())
+        group_client.set(f"{self.folder}/{number}/floor/{self._process_id}", str(floor).encode())
         step, begun_s = None, time.monotonic()
         while step is None and not self._closed.is_set():
             if self._gathers(int(announcer), int((time.monotonic() - begun_s) / self._take_over_s)):
                 step = self._gather(group_client, number, announcement)
             else:
                 step = self._get(group_client, f"{number}/step", self._take_over_s)
+            if step is None and self._skip(group_client):  # the others took this process for dead, and went on
+                return
         if step is None:
             return
-        with self._changed:
-            self._log.decide(int(step), value)
-            self._missing = ()
-            self._changed.notify_all()
-        _log.info("sync point %r: %r holds from step %s on", self.name, value, step)
-        if int(announcer) == self._process_id and number:
-            group_client.delete(f"{self.folder}/{number - 1}/work")
+        self._decide(int(step), value)
+        if int(announcer) == self._process_id:
+            group_client.set(f"{self.folder}/last/decided", f"{number} {step} {value}".encode())
+            if number:
+                group_client.delete(f"{self.folder}/{number - 1}")
         self._on_change(value)
 
     def _gathers(self, announcer: int, take_overs: int) -> bool:
@@ -231,20 +260,20 @@ class SyncPoint:
         keys = group_client.list(f"{self.folder}/{number}")
         if "step" in keys:
             return keys["step"].decode()
-        floors = {int(key.removeprefix("work/floor/")): int(value) for key, value in keys.items() if key.startswith("work/floor/")}
+        floors = {int(key.removeprefix("floor/")): int(value) for key, value in keys.items() if key.startswith("floor/")}
         missing = sorted(set(self._tasks) - set(floors) - set(self._lost()))
         with self._changed:
             self._missing = tuple(missing)
         if not missing:
             step = str(agreed_step(floors.values()))
             return step if self._insert(group_client, f"{number}/step", step) else None
-        if self._get(group_client, f"{number}/work/floor/{missing[0]}", 1.0) is None:
+        if self._get(group_client, f"{number}/floor/{missing[0]}", 1.0) is None:
             self._send(group_client, number, announcement, missing)
         return None
 
     def _send(self, group_client: GroupClient, number: int, announcement: str, tasks: Sequence[int]) -> None:
         for task in tasks:
-            group_client.set(f"{self.folder}/{number}/work/mail/{task}", announcement.encode())
+            group_client.set(f"{self.folder}/{number}/mail/{task}", announcement.encode())
 
     def _insert(self, group_client: GroupClient, key: str, value: str) -> bool:
         """Writes a key that nobody has written; returns False when somebody has."""

@@ -57,18 +57,23 @@ class StepLog:
     def __init__(self) -> None:
         self.floor = NEVER
         self.frozen = False
+        self._first = 0  # the round of the first change
         self._changes: list[Change] = []
         self._fired: set[int] = set()
 
     @property
     def round(self) -> int:
-        """The number of the next round: how many are decided."""
-        return len(self._changes)
+        """The number of the next round."""
+        return self._first + len(self._changes)
 
     @property
     def latest(self) -> str:
         """The value of the last decided round, at whatever step it begins to hold; "" when there is none."""
         return self._changes[-1].value if self._changes else ""
+
+    def skip_to(self, round: int) -> None:
+        """Leaves out rounds before `round`, which this process came too late for: what they decided holds no more."""
+        self._first = round - len(self._changes)
 
     def freeze(self) -> int:
         """Holds answers above the floor back until the next `decide`, and returns the floor. May be called again."""

@@ -30,8 +30,10 @@ from holdfast.checkpoint import (
     StepNotFound,
     TreeMismatch,
     UnsupportedLeaf,
+    iterate_steps,
     load,
     verify,
+    wait_for_new_step,
 )
 from holdfast.checkpoint.storage.base import Entry
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -383,3 +385,30 @@ def test_a_restore_renames_leaves(tmp_path: Path) -> None:
         assert set(manager.restore(rename=[(r"old\.(.*)", r"\1")])) == {"w", "step"}
         with pytest.raises(ValueError, match="the same name"):
             manager.restore(rename=lambda path: "x")
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_steps_live_under_the_names_of_the_root(tmp_path: Path, incremental: bool) -> None:
+    """Saved, listed, kept, held, restored, read without a manager, watched, replaced, swept and deleted under the root's format."""
+    options = Options(step_format="checkpoint_{:04d}", incremental=incremental)
+    with CheckpointManager(tmp_path, keep_policy=KeepLast(2), options=options) as manager:
+        for step in (1, 2, 30000):
+            manager.save(step, tree(step), metrics={"loss": step}).wait()
+        assert manager.all_steps() == [2, 30000] and equal(manager.restore(2, like=tree(0), hold_s=60), 2)
+        assert manager.structure(2).step == 2 and manager.metrics(2) == {"loss": 2} and manager.best_step("loss") == 2
+        with pytest.raises(StepExists, match="step 2 is already in"):
+            manager.save(2, tree(2))
+        manager.save(2, tree(3), overwrite=True).wait()
+        assert equal(manager.restore(2, like=tree(0)), 3)
+    assert {name.split("/")[0] for name in files(tmp_path)} == {"checkpoint_0002", "checkpoint_30000"}
+    assert equal(load(tmp_path, tree(0)), 30000) and verify(tmp_path / "checkpoint_0002").step == 2
+    assert next(iterate_steps(tmp_path, timeout_s=1)) == 30000 and wait_for_new_step(tmp_path, after=2, timeout_s=1) == 30000
+    (tmp_path / "checkpoint_0005" / "state").mkdir(parents=True)
+    (tmp_path / "checkpoint_0005" / "state" / "00000-00000-0123456700000001.safetensors").write_text("left behind")
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.all_steps() == [2, 30000] and manager.latest_step() == 30000
+        manager.save(30001, tree(4)).wait()
+        manager.delete(30000)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".holdfast", "checkpoint_0002", "checkpoint_30001"]
+    with CheckpointManager(tmp_path, options=Options(read_only=True)) as manager:
+        assert manager.all_steps() == [2, 30001]

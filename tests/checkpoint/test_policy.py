@@ -5,8 +5,26 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast.checkpoint import AnyOf, AtSteps, EveryNSeconds, EveryNSteps, KeepAll, KeepAnyOf, KeepBest, KeepEvery, KeepLast, OnPreemption
+from holdfast.checkpoint import (
+    AnyOf,
+    AtSteps,
+    EveryNSeconds,
+    EveryNSteps,
+    FirstSave,
+    KeepAll,
+    KeepAnyOf,
+    KeepBest,
+    KeepClosestTo,
+    KeepEvery,
+    KeepEverySeconds,
+    KeepLast,
+    KeepLatestFor,
+    KeepPolicy,
+    OnPreemption,
+)
 from holdfast.checkpoint.policy import PolicyContext, StepFacts, best_rule, to_delete
 
 STEPS = [StepFacts(step, {"loss": loss}) for step, loss in [(0, 3.0), (10, 1.0), (20, 2.0), (30, math.nan), (40, 1.0)]] + [StepFacts(50)]
@@ -24,6 +42,8 @@ STEPS = [StepFacts(step, {"loss": loss}) for step, loss in [(0, 3.0), (10, 1.0),
         (OnPreemption(), PolicyContext(7, preempted=True), "the job is preempted"),
         (OnPreemption(), PolicyContext(7, last_step=7, preempted=True), ""),
         (OnPreemption(), PolicyContext(7), ""),
+        (FirstSave(), PolicyContext(7), "no step is saved yet"),
+        (FirstSave(), PolicyContext(7, last_step=3), ""),
         (AnyOf(EveryNSteps(10), AtSteps({7})), PolicyContext(7), "step 7 is named"),
         (AnyOf(), PolicyContext(7), ""),
     ],
@@ -44,11 +64,51 @@ def test_a_save_policy_gives_its_reason(policy: object, context: PolicyContext, 
         (KeepBest(9, "accuracy"), [0, 10, 20, 30, 40]),
         (KeepAnyOf(KeepLast(1), KeepEvery(30)), [10, 20, 40]),
         (KeepAll(), []),
+        (KeepClosestTo(30), [10, 20, 40]),
+        (KeepClosestTo(100), [10, 20, 30, 40]),
+        (KeepClosestTo(7), []),
     ],
 )
 def test_a_keep_policy_lets_steps_go_oldest_first(policy: object, deleted: list[int]) -> None:
     """What no policy keeps goes, oldest first; the newest stays; of equal metrics the newer is better; NaN is never best."""
     assert to_delete(policy, STEPS) == deleted  # type: ignore[arg-type]
+
+
+def _timed(*times_s: float | None) -> list[StepFacts]:
+    return [StepFacts(step, started_s=time_s) for step, time_s in enumerate(times_s)]
+
+
+def test_of_equally_close_steps_the_newer_stays() -> None:
+    """Steps that the clock chose lie around the multiples: 9 and 11 are as close to 10, and 14 is closer to 10 than to 20."""
+    assert KeepClosestTo(10).keeps([StepFacts(step) for step in (2, 9, 11, 14, 18, 23, 26)]) == {2, 11, 18, 26}
+
+
+@pytest.mark.parametrize(
+    ("policy", "times_s", "deleted"),
+    [
+        (KeepLatestFor(100), [0, 899, 900, 950, 1000], [0, 1]),
+        (KeepLatestFor(100), [None, 0, 1000], [1]),
+        (KeepLatestFor(100), [None, None], []),
+        (KeepLatestFor(10), [1000, 500, 400], [1]),  # a clock that was set back: the newest step stays nevertheless
+        (KeepEverySeconds(60), [0, 30, 60, 61, 119, 120, 130], [1, 3, 4]),
+        (KeepEverySeconds(60), [0, None, 30, 90], [2]),
+        (KeepAnyOf(KeepLatestFor(20), KeepEverySeconds(60)), [0, 30, 60, 75, 90], [1]),
+    ],
+)
+def test_steps_are_kept_by_their_times(policy: KeepPolicy, times_s: list[float | None], deleted: list[int]) -> None:
+    """It is as late as the newest step; whose time is not known stays; what is kept for good lies the seconds apart."""
+    assert to_delete(policy, _timed(*times_s)) == deleted
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.floats(1, 1e5))
+def test_what_every_seconds_keeps_it_keeps_as_steps_come_and_go(times_s: list[float], seconds: float) -> None:
+    """Deciding after each save keeps the same steps as deciding once at the end, but for the newest."""
+    steps, there = _timed(*sorted(times_s)), list[StepFacts]()
+    for facts in steps:
+        there.append(facts)
+        gone = to_delete(KeepEverySeconds(seconds), there)
+        there = [each for each in there if each.step not in gone]
+    assert {each.step for each in there} == KeepEverySeconds(seconds).keeps(steps) | {steps[-1].step}
 
 
 def test_a_held_step_stays() -> None:
@@ -69,5 +129,8 @@ def test_policies_are_values() -> None:
     assert len({KeepLast(1), KeepLast(1), KeepAll(), AtSteps([1]), AtSteps([1])}) == 3
     with pytest.raises(ValueError, match="EveryNSteps: n must be above 0, found 0"):
         EveryNSteps(0)
+    for refused in (KeepClosestTo, KeepLatestFor, KeepEverySeconds):
+        with pytest.raises(ValueError, match="must be above 0, found -1"):
+            refused(-1)
     with pytest.raises(ValueError, match="mode is"):
         KeepBest(1, "loss", mode="least")  # type: ignore[arg-type]

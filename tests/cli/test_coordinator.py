@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,20 +15,24 @@ def coordinator(*options: str) -> list[str]:
 
 
 def test_the_command_prints_one_line_and_ends_at_sigterm() -> None:
-    """`coordinator at HOST:PORT` is all of its output."""
+    """`coordinator at HOST:PORT` is all of its output; whoever waits for it can tell that it was stopped."""
     with subprocess.Popen(coordinator("--num-processes", "2"), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         process.terminate()
-        assert process.wait(20) == 0 and line.startswith("coordinator at 127.0.0.1:") and process.stdout.read() == ""
+        assert process.wait(20) == -signal.SIGTERM and line.startswith("coordinator at 127.0.0.1:") and process.stdout.read() == ""
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ((), "Missing option '--num-processes'"),
-        (("-n", "1", "--tls-cert", __file__), "--tls-cert, --tls-key and --tls-ca belong together: expected all three"),
-        (("-n", "1", "--tls-ca", __file__), "--tls-cert, --tls-key and --tls-ca belong together: expected all three"),
+        (
+            ("-n", "1", "--tls-cert", __file__),
+            "--tls-cert, --tls-key, --tls-ca belong together: each side shows a certificate, and checks "
+            "the other's; expected all three, found --tls-cert",
+        ),
+        (("-n", "1", "--tls-ca", __file__), "checks the other's; expected all three, found --tls-ca"),
         (("-n", "1", "--token-file", "{short}"), "expected at least 16 characters, found 5"),
         (("-n", "1", "--journal", "/nonexistent/journal"), "cannot be opened: No such file or directory"),
     ],

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from holdfast.checkpoint import CheckpointManager, Json, load, save
+from holdfast.checkpoint import CheckpointManager, Json, Options, load, save
 from holdfast.cli import main
 
 FOLDER_COMMANDS = ("ls", "show", "verify", "diff", "convert", "prune", "sweep", "cp")
@@ -235,7 +235,9 @@ def test_prune_keeps_what_the_rules_say(root: Path, orbax_root: Path) -> None:
     assert (root / "2" / "checkpoint.json").exists()
     assert "deleted: 2" in run("prune", root, "--keep", rules).output
     assert sorted(path.name for path in root.iterdir() if path.name.isdigit()) == ["1", "3"]
-    for wrong in ("first:1", "last:x", "last:0", "best:1", ""):
+    day = run("prune", root, "--keep", "last-seconds:86400,every-seconds:3600,closest:3", "--dry-run", "--json")
+    assert json.loads(day.output)["deleted"] == []
+    for wrong in ("first:1", "every-seconds:x", "last:x", "last:0", "best:1", ""):
         assert "--keep" in run("prune", root, "--keep", wrong, code=2).output
     assert "none of holdfast's" in run("prune", orbax_root, "--keep", "last:1", code=3).output
 
@@ -294,3 +296,17 @@ def test_no_permission_is_a_sentence(root: Path, tmp_path: Path) -> None:
         assert result.exit_code in (3, 5) and "Traceback" not in result.output and str(file) in result.output, (command, result.output)
     assert "file" in run("cp", root, file / "below", code=5).output
     assert "file" in run("convert", root, file / "below", "--to", "orbax", code=5).output
+
+
+def test_commands_go_by_the_names_of_the_root(tmp_path: Path) -> None:
+    """A root that calls its steps by a format of its own is listed, pruned and converted into under these names."""
+    with CheckpointManager(tmp_path / "run", options=Options(step_format="ck_{:04d}")) as manager:
+        for step in (1, 2):
+            manager.save(step, {"w": np.arange(3.0)}).wait()
+    (tmp_path / "run" / "ck_0007").mkdir()
+    listed = {row["name"]: row["state"] for row in json.loads(run("ls", tmp_path / "run", "--json").output)}
+    assert listed == {"ck_0001": "whole", "ck_0002": "whole", "ck_0007": "unfinished"}
+    save(tmp_path / "other" / "5", {"w": np.arange(3.0)}, step=5)
+    run("convert", tmp_path / "other" / "5", tmp_path / "run", "--to", "holdfast")
+    assert (tmp_path / "run" / "ck_0005" / "checkpoint.json").exists()
+    assert json.loads(run("prune", tmp_path / "run", "--keep", "last:1", "--json").output)["deleted"] == [1, 2]

@@ -39,9 +39,10 @@ def test_a_certificate_alone_shows_the_key_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
-        ({"tls_cert": "c", "tls_ca": "a"}, "tls_cert and tls_key go together"),
-        ({"tls_key": "k"}, "tls_cert and tls_key go together"),
-        ({"tls_cert": "c", "tls_key": "k"}, "a client certificate needs tls_ca as well"),
+        ({"tls_cert": "c", "tls_ca": "a"}, "tls_cert, tls_key, tls_ca belong together: .* expected all three, found tls_cert, tls_ca"),
+        ({"tls_key": "k"}, "expected all three, found tls_key"),
+        ({"tls_cert": "c", "tls_key": "k"}, "expected all three, found tls_cert, tls_key"),
+        ({"tls_ca": "a"}, "expected all three, found tls_ca"),
     ],
 )
 def test_files_that_do_not_go_together(files: dict[str, str], sentence: str) -> None:
@@ -56,7 +57,7 @@ def test_a_file_without_content_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CoordinationError, match=r"UNAUTHENTICATED: the token file .* is empty"):
         Credentials(str(tmp_path / "empty")).metadata()
     with pytest.raises(CoordinationError, match=r"UNAUTHENTICATED: cannot read the TLS CA file .*: No such file or directory"):
-        Credentials(tls_ca=str(tmp_path / "none")).tls()
+        Credentials(None, "c", "k", str(tmp_path / "none")).tls()
 
 
 def test_a_key_is_not_printed() -> None:

@@ -105,7 +105,7 @@ class InMemoryWriter:
     """A ResponseWriter that keeps the response."""
 
     def __init__(self, key: str = "") -> None:
-        self.key = key
+        self.key, self.timed = key, True
         self.outcome: tuple[str, Any] | None = None
         self.details = b""
 

@@ -1,4 +1,4 @@
-"""Trials of preemption, many in a minute: whole jobs, forked from a process that has imported jax and nothing more.
+"""Trials of preemption, many in a minute: whole jobs that save, forked from a process that has imported jax and nothing more.
 
 `python -m tests.support.preemption_trials FIRST COUNT` runs the seeds, prints one line for each, and ends with 1 where one has failed.
 """
@@ -19,12 +19,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast import multihost
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from holdfast import checkpoint, multihost
 from holdfast.coordination import CoordinationService
 
-WHEN = ("before initialize()", "in initialize()", "after initialize()", "in a save", "at the last step", "in shutdown()")
-MARKS = dict(zip(WHEN, ("begun", "begun", "joined", "saving", "the last step", "leaving"), strict=True))
+MARKS = {
+    "before initialize()": "begun",
+    "in initialize()": "begun",
+    "after initialize()": "joined",
+    "in a save": "",
+    "at the last step": "the last step",
+    "in shutdown()": "leaving",
+}
+WHEN = tuple(MARKS)
+"""When the signal comes: after a process has printed a line, or while a save is in flight on all."""
 LIMIT_S = 60.0
+FLOATS = 1 << 21  # of each process in a save: 8 MiB, so that it takes a while
 
 
 @dataclass(frozen=True)
@@ -45,7 +58,8 @@ def plan_of(seed: int) -> Plan:
     """Returns the trial of a seed; six seeds in a row have six moments, and strides alternate."""
     rng, count = random.Random(seed), 2 + seed % 2
     when = WHEN[seed % len(WHEN)]
-    delays = {"before initialize()": 0.0, "in initialize()": rng.uniform(0.0, 0.8), "at the last step": rng.uniform(0.0, 0.01)}
+    delays = {"before initialize()": 0.0, "in initialize()": rng.uniform(0.0, 0.8)}
+    delays |= {"in a save": rng.uniform(0.0, 0.03), "at the last step": rng.uniform(0.0, 0.01)}
     return Plan(
         count=count,
         stride=(1, 7)[seed // len(WHEN) % 2],
@@ -58,7 +72,15 @@ def plan_of(seed: int) -> Plan:
     )
 
 
-def work(index: int, address: str, plan: Plan) -> None:
+def state_of(step: int) -> jax.Array:
+    """Returns an array that is spread over all processes."""
+    mesh = jax.make_mesh((jax.device_count(),), ("all",))
+    shape = (jax.process_count() * FLOATS,)
+    own = np.full(FLOATS, step, np.float32)
+    return jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("all")), own, shape)
+
+
+def work(index: int, address: str, plan: Plan, root: Path) -> None:
     """The program of one process: steps, a save every few of them, and one more where it is preempted."""
     print("begun", flush=True)
     if plan.when == "before initialize()" and index in plan.victims:
@@ -66,6 +88,7 @@ def work(index: int, address: str, plan: Plan) -> None:
     multihost.initialize(address, plan.count, index, timeout_s=30)
     print("joined", flush=True)
     stopped, last = None, plan.stride * (plan.steps - 1)
+    manager = checkpoint.CheckpointManager(root)
     for step in range(0, last + 1, plan.stride):
         if step == last:
             print("the last step", flush=True)
@@ -73,11 +96,13 @@ def work(index: int, address: str, plan: Plan) -> None:
             stopped = step
             break
         if step // plan.stride % 4 == 1:
-            print("saving", flush=True)
-            multihost.sync_global_processes("save", timeout=20)
+            print(f"saving {step}", flush=True)
+            manager.save(step, state_of(step))
         time.sleep(0.03 if index == plan.slow else 0.003)
     if stopped is not None:
-        multihost.sync_global_processes("the last save", timeout=20)
+        manager.save(stopped, state_of(stopped))
+    manager.close()
+    assert stopped in (None, *manager.all_steps())
     print(f"story: stopped at {stopped}", flush=True)
     print("leaving", flush=True)
     multihost.shutdown()
@@ -88,8 +113,9 @@ class Job:
     """The processes of one trial, and what they print."""
 
     def __init__(self, address: str, plan: Plan, folder: Path) -> None:
+        self._root = folder / "steps"
         self.outputs = [folder / str(index) for index in range(plan.count)]
-        self.pids = [_fork(self.outputs[index], index, address, plan) for index in range(plan.count)]
+        self.pids = [_fork(self.outputs[index], index, address, plan, self._root) for index in range(plan.count)]
         self.codes: dict[int, int] = {}
 
     def text(self, index: int) -> str:
@@ -115,6 +141,25 @@ class Job:
             self.poll()
             time.sleep(0.002)
 
+    def in_a_save(self) -> bool:
+        """Returns whether all processes have begun to save a step that is not committed."""
+        begun = [[line for line in self.text(index).splitlines() if line.startswith("saving ")] for index in range(len(self.pids))]
+        if not all(begun) or len(last := {lines[-1] for lines in begun}) != 1:
+            return False
+        step = last.pop().removeprefix("saving ")
+        return not (self._root / step / "checkpoint.json").exists()
+
+    def wait_for_save(self, delay_s: float) -> None:
+        """Waits until a save has been in flight on all for so long, or none comes any more."""
+        end_s = time.monotonic() + LIMIT_S
+        while not self.codes and time.monotonic() < end_s:
+            self.poll()
+            if self.in_a_save():
+                time.sleep(delay_s)
+                if self.in_a_save():
+                    return
+            time.sleep(0.002)
+
     def finish(self, plan: Plan) -> None:
         """Waits for the end of all; where a process has died before it had joined, ends the rest, as a launcher does."""
         end_s = time.monotonic() + LIMIT_S
@@ -127,7 +172,7 @@ class Job:
             time.sleep(0.005)
 
 
-def _fork(output: Path, index: int, address: str, plan: Plan) -> int:
+def _fork(output: Path, index: int, address: str, plan: Plan, root: Path) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -135,7 +180,7 @@ def _fork(output: Path, index: int, address: str, plan: Plan) -> int:
     os.dup2(file, 1), os.dup2(file, 2)
     code = 1
     try:
-        work(index, address, plan)
+        work(index, address, plan, root)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -158,22 +203,28 @@ def faults_of(job: Job, plan: Plan) -> list[str]:
 
 
 def run(seed: int) -> list[str]:
-    """Runs a trial and returns what was wrong with it."""
+    """Runs a trial and returns what was wrong with it; it prints whether a save was in flight on all when the signal had been sent."""
     plan = plan_of(seed)
     folder = Path(tempfile.mkdtemp())  # not a TemporaryDirectory, which the end of every child would remove
     with CoordinationService.spawn(plan.count, recoverable=True, survivable=True) as service:
         job = Job(service.address, plan, folder)
-        for victim in plan.victims:
-            job.wait_for(victim, MARKS[plan.when])
-        time.sleep(plan.delay_s)
+        if plan.when == "in a save":
+            job.wait_for_save(plan.delay_s)
+        else:
+            for victim in plan.victims:
+                job.wait_for(victim, MARKS[plan.when])
+            time.sleep(plan.delay_s)
+        in_flight = False
         for _ in range(1 + plan.twice):
             for victim in plan.victims:
                 job.signal(victim, signal.SIGTERM)
+            in_flight = in_flight or job.in_a_save()
             time.sleep(0.02)
         job.finish(plan)
         faults = faults_of(job, plan)
         stories = {line for index in range(plan.count) for line in job.text(index).splitlines() if line.startswith("story")}
-        print(f"seed {seed}: {plan.when}: {faults or sorted(stories) or 'preempted before it began'}", flush=True)
+        when = f"{plan.when}{', in flight on all' * in_flight}"
+        print(f"seed {seed}: {when}: {faults or sorted(stories) or 'preempted before it began'}", flush=True)
         if faults:
             print(plan, *(f"--- process {index}:\n{job.text(index)}" for index in range(plan.count)), sep="\n", flush=True)
     shutil.rmtree(folder)

@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.checkpoint import SaveCancelled, SaveFailed, StepExists
 from holdfast.checkpoint.saving import protocol as p
-from holdfast.checkpoint.saving.cancellation import Cancellation
+from holdfast.checkpoint.saving.commit import Cancellation
 from holdfast.checkpoint.saving.protocol import Effect, Event, SaveKey, SaveReport, SaveResult
 from holdfast.coordination import Fenced
 

@@ -60,6 +60,7 @@ class SimulatedService:
         self._truth.nobody_is_late(self._waiting(machine), now)
         machine.tick(now)
         self._truth.nobody_connected_is_lost(machine)
+        self._truth.nobody_who_came_back_is_given_up(machine)
         self._fence(machine)
         self._truth.nobody_is_late(self._waiting(machine), math.nextafter(now, math.inf))
         self._flush_soon()
@@ -172,6 +173,7 @@ class SimulatedService:
         """Makes the machine forget what a dead stream waits for."""
         if self.machine is not None:
             if self._streams.get(task_id) == stream:
+                self.machine.suspect(task_id, self._world.now)
                 self.machine.task_table.tasks[task_id].attached = False
             self._drop(task_id, stream)
             self._flush_soon()

@@ -110,6 +110,12 @@ class Truth:
             if task.attached and not machine.registration.gathered and not machine.task_table.connected(task.task_id):
                 self._world.fail(f"process {task.task_id} has a stream, and was lost before the job had gathered")
 
+    def nobody_who_came_back_is_given_up(self, machine: Machine) -> None:
+        """Checks that nobody with a stream is given up because an earlier stream of it was closed."""
+        for task in (machine.task_table.tasks[task_id] for task_id in machine.fenced):
+            if task.attached and task.error is not None and "closed the connection" in task.error.message:
+                self._world.fail(f"process {task.task_id} had come back, and was given up: {task.error.message}")
+
     def is_served(self, machine: Machine, task_id: int) -> None:
         """Checks that a request is not of a life that was given up."""
         task = machine.task_table.tasks[task_id]

@@ -11,7 +11,8 @@ Invariants, checked at every completion of the machine, at every tick, after eve
 4. nobody waits past a deadline: the service answers at the very moment, and only the network's delay comes on top;
 5. while the job gathers, nobody with a stream is lost, and nobody is answered that it has gathered before all have come;
 6. lost is lost: an incarnation that was given up is served nothing more;
-7. where all leave together, nobody is let go before all have asked to leave.
+7. where all leave together, nobody is let go before all have asked to leave;
+8. nobody who has come back on another stream is given up because an earlier one was closed.
 """
 
 from __future__ import annotations

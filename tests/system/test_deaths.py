@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordination import CoordinationService
+from holdfast.coordination import CoordinationService, StatusClient
 from tests.support.cluster import Processes
+from tests.support.proxy import Proxy
 
 HEARTBEAT_S = 100.0
 """Far above all that is waited for here: no silence decides anything."""
@@ -40,7 +41,7 @@ waits = [
 ]
 if index == last:
     print("pid", os.getpid(), flush=True)
-    time.sleep(600)
+    client.blocking_key_value_get("never", 600_000)
 client.key_value_set(f"waits/{{index}}", "")
 print("waits", flush=True)
 try:
@@ -52,9 +53,10 @@ os._exit(0)
 
 
 @contextmanager
-def job(count: int, *arguments: str) -> Iterator[tuple[Processes, int]]:
+def job(count: int, *arguments: str, grace_s: float = 1.0, served: tuple[str, ...] = ()) -> Iterator[tuple[Processes, int]]:
     """Yields processes that wait for the last of them, and its number."""
-    with CoordinationService.spawn(count, recoverable=True, survivable=True, heartbeat_timeout_s=HEARTBEAT_S) as service:
+    options = {"recoverable": True, "survivable": True, "heartbeat_timeout_s": HEARTBEAT_S}
+    with CoordinationService.spawn(count, **options, arguments=(f"--reconnect-grace-s={grace_s}", *served)) as service:  # type: ignore[arg-type]
         ranks = [{"OMPI_COMM_WORLD_RANK": str(index), "OMPI_COMM_WORLD_SIZE": str(count)} for index in range(count)]
         with Processes(WAITING, count, arguments=[service.address, *arguments], env_of=ranks.__getitem__) as processes:
             processes.wait_for(count - 1, "pid ")
@@ -86,3 +88,67 @@ def test_a_launcher_that_saw_an_exit_ends_every_wait_by_name(whose: str) -> None
         assert "ended by signal 9" in message and "process 2" in message
         assert kind == ("ProcessLost" if whose == "ours" else "JaxRuntimeError")
         assert failed_at - killed_at < HEARTBEAT_S / 10
+
+
+@pytest.mark.parametrize("served", [(), ("--public-api",)], ids=["completion-queue", "grpc.aio"])
+@pytest.mark.parametrize("whose", ["ours", "jaxlib's"])
+def test_a_death_that_nobody_saw_is_known_after_the_grace(whose: str, served: tuple[str, ...]) -> None:
+    """SIGKILL of one of three that nobody started for us: its kernel closes its connection, and 1 s later it is lost; jaxlib's agent too,
+    which had a call under way. A blocking get of jaxlib's names nobody, and waits on."""
+    with job(3, "", whose, served=served) as (processes, pid):
+        killed_at = time.time()
+        os.kill(pid, signal.SIGKILL)
+        found = failures(processes, 2 if whose == "ours" else 1)
+    for failed_at, kind, message in found:
+        print(f"{whose}: {failed_at - killed_at:.2f} s after SIGKILL: {kind}: {message}")
+        assert "process 2 (" in message
+        assert failed_at - killed_at < HEARTBEAT_S / 5
+
+
+PATIENT = """
+import sys
+from holdfast.coordination import CoordinationClient
+index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+if index == 1:
+    address = sys.argv[4]
+client = CoordinationClient(address, index)
+client.connect()
+print("connected", flush=True)
+client.wait_at_barrier("meet", 60_000)
+client.shutdown()
+"""
+
+
+@pytest.mark.parametrize("stop_s", [2.0, pytest.param(30.0, marks=pytest.mark.slow)])
+def test_who_is_alive_is_not_lost(stop_s: float) -> None:
+    """A process that is paused for far longer than the grace, and one whose connection was reset: nobody is lost, and all meet."""
+    grace_s = min(0.5, stop_s / 6)
+    with CoordinationService.spawn(
+        3, recoverable=True, heartbeat_timeout_s=HEARTBEAT_S, arguments=(f"--reconnect-grace-s={grace_s}",)
+    ) as service:
+        with Proxy(service.address) as proxy, Processes(PATIENT, 3, arguments=[service.address, proxy.address]) as processes:
+            for index in range(3):
+                processes.wait_for(index, "connected")
+            processes.kill(0, signal.SIGSTOP)
+            proxy.cut()
+            time.sleep(stop_s)  # what is tested is that so much time passes
+            with StatusClient(service.address) as status:
+                assert [task.error for task in status.status().tasks] == [""] * 3
+            processes.kill(0, signal.SIGCONT)
+            assert [each.code for each in processes.wait(60)] == [0, 0, 0], processes.output(1)
+
+
+def test_a_coordinator_that_comes_back_from_its_journal_suspects_nobody(tmp_path: Path) -> None:
+    """Killed and restarted on its port: each comes back on a new stream, later than the grace, and all meet."""
+    options = {"recoverable": True, "heartbeat_timeout_s": HEARTBEAT_S, "journal": str(tmp_path / "journal")}
+    arguments = ("--reconnect-grace-s=0.2",)
+    with CoordinationService.spawn(2, **options, arguments=arguments) as first:  # type: ignore[arg-type]
+        with Processes(PATIENT, 2, arguments=[first.address, first.address]) as processes:
+            for index in range(2):
+                processes.wait_for(index, "connected")
+            os.kill(first.pid, signal.SIGKILL)
+            first.wait(10)
+            port = int(first.address.rsplit(":", 1)[1])
+            with CoordinationService.spawn(2, port=port, **options, arguments=arguments) as second:  # type: ignore[arg-type]
+                assert [each.code for each in processes.wait(60)] == [0, 0], processes.output(0)
+                assert second.wait(30) == 0

@@ -7,19 +7,19 @@ import queue
 import threading
 
 from holdfast.coordination import CoordinationService, Credentials
-from holdfast.web.feed import Feed, Target
+from holdfast.web.feed import Feed, CoordinatorAddress
 from tests.support.pages import processes
 
 
 def test_a_feed_finds_the_job_wherever_it_is() -> None:
     """No coordinator, then one, then none: each is said, and what was known stays."""
     published: queue.SimpleQueue[str] = queue.SimpleQueue()
-    target: list[Target | None] = [None]
+    target: list[CoordinatorAddress | None] = [None]
     with Feed(lambda: target[0], published.put) as feed:
         first = json.loads(published.get(timeout=30))
         assert first["gone"].startswith("the job has no coordinator now") and feed.stacks(0) == "there is no coordinator now"
         with CoordinationService.spawn(1, job="j") as service:
-            target[0] = Target(service.address, Credentials())
+            target[0] = CoordinatorAddress(service.address, Credentials())
             while (shown := json.loads(published.get(timeout=30)))["gone"]:
                 pass
             assert shown["job"] == "j" and shown["phase"] == "gathering"
@@ -35,7 +35,7 @@ def test_the_diagnosis_comes_by_itself() -> None:
     with CoordinationService.spawn(2, recoverable=True) as service, processes(service, 2) as clients:
         waiting = threading.Thread(target=clients[0].wait_at_barrier, args=("save/100", 60_000))
         waiting.start()
-        with Feed(lambda: Target(service.address, Credentials()), published.put):
+        with Feed(lambda: CoordinatorAddress(service.address, Credentials()), published.put):
             while not (shown := json.loads(published.get(timeout=30)))["findings"]:
                 pass
         assert shown["findings"][0]["text"].startswith("process 1 (host b1) has not come to barrier 'save/100'"), shown["findings"]

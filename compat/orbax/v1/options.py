@@ -106,6 +106,8 @@ class Context:
         inherited = {} if context is None else context.options
         nearest = "see holdfast.checkpoint.Options, or leave it out"
         refuse("v1.Context", nearest, **{name: value for name, value in options.items() if name not in _KNOWN})
+        mode = getattr(options.get("file_options"), "path_permission_mode", None)
+        refuse("v1.Context(file_options=...)", "set the umask, or use CheckpointManager", path_permission_mode=mode)
         self.options: dict[str, Any] = inherited | {name: value for name, value in options.items() if value is not None}
         self._tokens: list[Any] = []
 

@@ -61,8 +61,8 @@ def test_a_step_is_there_if_its_record_is(tmp_path: Path) -> None:
         (tmp_path / name / "checkpoint.json").write_text("{}")
     (tmp_path / "7").write_text("a file")
     storage = LocalStorage(tmp_path)
-    assert step_folders(storage) == [2, 9, 10]
-    assert list_steps(storage) == [2, 10] and has_record(storage, 10) and not has_record(storage, 9) and not has_record(storage, 3)
+    assert step_folders(storage) == {2: "2", 9: "9", 10: "10"}
+    assert list_steps(storage) == [2, 10] and has_record(storage, "10") and not has_record(storage, "9") and not has_record(storage, "3")
 
 
 @pytest.mark.parametrize(("kind", "text"), [("bool", "yes"), ("int", "three"), ("complex", "1"), ("bytes", "?"), ("list", "[]")])

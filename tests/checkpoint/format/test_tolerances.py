@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, Corrupt, HostileCheckpoint, Options, StepExists, load, save, verify
+from holdfast.checkpoint import CheckpointManager, Corrupt, HostileCheckpoint, Options, StepExists, load, save, verify
 from holdfast.checkpoint.format.files import STEP_NAMES, StepNames
 from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.steps.garbage import sweep
@@ -134,7 +134,7 @@ def test_own_names_that_could_lead_astray_are_refused(names: Any, tmp_path: Path
 
 
 def test_a_root_may_call_its_steps_by_other_names(tmp_path: Path) -> None:
-    """Where .holdfast/steps.json says how, steps are listed, restored and loaded under these names; this version does not write there."""
+    """Where .holdfast/steps.json says how, steps are listed, restored and loaded under these names, and saved too."""
     names = StepNames("step_", 8)
     for step in (5, 12):
         save(tmp_path / names.name_of(step), {"x": np.full(3, step)}, step=step)
@@ -147,8 +147,9 @@ def test_a_root_may_call_its_steps_by_other_names(tmp_path: Path) -> None:
         assert manager.restore(5)["x"].tolist() == [5] * 3 and manager.restore()["x"].tolist() == [12] * 3
         with pytest.raises((StepExists, ValueError)):
             manager.save(5, OLD)
-    with pytest.raises(CheckpointError, match="calls its steps like step_00000007, and this version writes them as 7"):
-        CheckpointManager(tmp_path)
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(13, OLD).wait()
+        assert manager.all_steps() == [5, 12, 13] and (tmp_path / "step_00000013" / "checkpoint.json").exists()
     (tmp_path / STEP_NAMES).write_text('{"prefix": "../", "width": 8}')
     with pytest.raises(HostileCheckpoint, match=r"steps\.json"):
         load(tmp_path)

@@ -16,10 +16,8 @@ from holdfast.checkpoint import Corrupt, HostileCheckpoint, SaveFailed
 from holdfast.checkpoint.format.files import FileReport, ItemReport, pack_name
 from holdfast.checkpoint.format.record import parse_record
 from holdfast.checkpoint.local_tier.parts import (
-    NOTHING,
     FoundStep,
     LocalKey,
-    Opening,
     Part,
     StepHead,
     find_whole,
@@ -33,6 +31,7 @@ from holdfast.checkpoint.saving.pack_writer import write_snapshot
 from holdfast.checkpoint.saving.planner import Planner
 from holdfast.checkpoint.saving.record_builder import tree_text
 from holdfast.checkpoint.saving.snapshot import take_snapshot
+from holdfast.checkpoint.steps.lineage import NOTHING, Opening
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.tombstone import body_of, sealed
 

@@ -52,7 +52,7 @@ def context(tmp_path: Path, gate: Gate) -> Iterator[SaveContext]:
 
 
 def staged(context: SaveContext, step: int) -> SaveRequest:
-    request = SaveRequest(step, step, f"{context.writer.id}{step:08x}")
+    request = SaveRequest(step, step, f"{context.writer.id}{step:08x}", folder=str(step))
     return SaveStager(context.storage, context.group, context.options).stage(request, {"state": {"w": np.zeros(100)}}, None, None)
 
 

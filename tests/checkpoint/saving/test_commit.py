@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, CommitUnknown, StepExists, load, save, verify
+from holdfast.checkpoint import CheckpointError, CheckpointManager, CommitUnknown, SaveCancelled, StepExists, load, save, verify
 from holdfast.checkpoint.layouts.detect import open_checkpoint
+from holdfast.checkpoint.saving.commit import Cancellation
 from holdfast.checkpoint.storage import local
 from holdfast.checkpoint.storage.path import StorePath, open_storage
 from holdfast.checkpoint.tools.convert import convert
@@ -144,3 +145,18 @@ def test_eexist_for_anothers_link_is_step_exists(tmp_path: Path, monkeypatch: py
                 manager.wait_until_finished()
     assert load(path)["x"].tolist() == [10, 11, 12]
     verify(path)
+
+
+def test_the_first_of_cancel_and_close_decides() -> None:
+    """A cancel before the close is in time, however often it is called, and the close raises; one after it is not."""
+    early, late = Cancellation(), Cancellation()
+    early.check(3, 1)
+    assert early.cancel() and early.cancel()
+    for raises in (early.check, early.close):
+        with pytest.raises(SaveCancelled, match="step 3 was not saved: process 1 called it off"):
+            raises(3, 1)
+    assert early.cancel()
+    late.close(3, 1)
+    late.close(3, 1)
+    assert not late.cancel() and not late.cancel()
+    late.check(3, 1)

@@ -37,7 +37,7 @@ def made(root: Path, group: Group | None = None, writer: Writer | None = None, *
 
 
 def staged(context: SaveContext, step: int, counter: int = 1, *, overwrite: bool = False, value: int = 0) -> SaveRequest:
-    request = SaveRequest(counter, step, f"{context.writer.id}{counter:08x}", overwrite)
+    request = SaveRequest(counter, step, f"{context.writer.id}{counter:08x}", overwrite, str(step))
     tree = {"w": np.arange(1000) + value, "step": step}
     return SaveStager(context.storage, context.group, context.options).stage(request, {"state": tree}, {"loss": 1.0}, None)
 
@@ -85,7 +85,7 @@ def test_a_writer_whose_claim_is_gone(context: SaveContext, tmp_path: Path) -> N
 def test_a_process_that_is_broken_says_why(context: SaveContext, tmp_path: Path) -> None:
     """A request that cannot be saved fails with its cause, and is counted."""
     broken = UnsupportedLeaf("the leaf 'f' is a function", leaf="f")
-    result = run_save(SaveRequest(1, 1, f"{context.writer.id}00000001", broken=broken), context)
+    result = run_save(SaveRequest(1, 1, f"{context.writer.id}00000001", folder="1", broken=broken), context)
     assert isinstance(result.error, SaveFailed) and result.error.__cause__ is broken and not (tmp_path / "1").exists()
     assert str(result.error) == "step 1 was not saved: process 0 failed: UnsupportedLeaf: the leaf 'f' is a function"
     assert context.statistics.to_dict()["saves_failed"] == 1

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointManager, EveryNSeconds, EveryNSteps, OnPreemption, Options, Progress
+from holdfast.checkpoint import AnyOf, CheckpointManager, EveryNSeconds, EveryNSteps, FirstSave, OnPreemption, Options, Progress
 from holdfast.checkpoint.saving import scheduler as scheduler_module
 from holdfast.checkpoint.saving.scheduler import SaveScheduler
 from holdfast.multihost import Solo
@@ -39,6 +39,13 @@ def test_alone_the_policy_and_the_clock_decide(monkeypatch: pytest.MonkeyPatch) 
     by_clock.started(2)
     assert by_clock.reason(3, busy=False) == ""
     by_clock.close()
+
+
+def test_a_step_of_an_earlier_manager_is_the_last(tmp_path: Path) -> None:
+    """The first save is wanted in an empty root alone, whoever saved there before."""
+    for wanted in (True, False):
+        with CheckpointManager(tmp_path, save_policy=AnyOf(FirstSave(), EveryNSteps(100))) as manager:
+            assert [step for step in (3, 4) if manager.save(step + wanted, {"x": step})] == ([3] if wanted else [])
 
 
 def test_a_save_in_flight_is_a_reason_not_to_save() -> None:

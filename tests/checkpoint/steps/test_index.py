@@ -11,8 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, KeepAll, KeepBest, KeepLast, StepExists, StepFacts, verify
+from holdfast.checkpoint import (
+    CheckpointError,
+    CheckpointManager,
+    KeepAll,
+    KeepBest,
+    KeepEverySeconds,
+    KeepLast,
+    KeepLatestFor,
+    StepExists,
+    StepFacts,
+    verify,
+)
 from holdfast.checkpoint.format.files import has_record, list_steps
+from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.options import Statistics
 from holdfast.checkpoint.policy import KeepPolicy
 from holdfast.checkpoint.steps.garbage import BackgroundWorker
@@ -47,6 +59,14 @@ def test_metrics_come_from_the_records_once(storage: LocalStorage) -> None:
     assert index.steps() == [1, 2, 3, 4], "a decision changes nothing"
 
 
+def test_times_come_from_the_records(storage: LocalStorage) -> None:
+    """Steps of an earlier manager are as old as their records say."""
+    newer_s = read_record(storage, "4").started_s + 3600
+    assert index_of(storage, KeepLatestFor(60)).superfluous(StepFacts(5, started_s=newer_s)) == [1, 2, 3, 4]
+    assert index_of(storage, KeepLatestFor(7200)).superfluous(StepFacts(5, started_s=newer_s)) == []
+    assert index_of(storage, KeepEverySeconds(600)).superfluous(StepFacts(5, started_s=newer_s)) == [2, 3, 4]
+
+
 def test_a_record_that_does_not_go_keeps_its_packs(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """unlink() finds no record where there is one (a client of a shared file system may): the step stays, whole, to be deleted later."""
     index = index_of(storage, KeepLast(1))
@@ -58,7 +78,7 @@ def test_a_record_that_does_not_go_keeps_its_packs(storage: LocalStorage, monkey
         patch.setattr(os, "unlink", unlink)
         assert list(index.remove([2])) == [2]
     assert 2 in index.steps() and verify(f"{storage.root}/2").step == 2
-    assert not index.remove([2]) and not has_record(storage, 2)
+    assert not index.remove([2]) and not has_record(storage, "2")
 
 
 def test_a_held_step_and_the_new_one_stay(storage: LocalStorage) -> None:
@@ -75,7 +95,7 @@ def test_removing_deletes_at_the_primary_alone(storage: LocalStorage) -> None:
     assert other.remove([1, 2]) == {} and other.steps() == [3, 4] and list_steps(storage) == [1, 2, 3, 4]
     worker, statistics = BackgroundWorker(), Statistics()
     primary = StepIndex(storage, KeepAll(), list_steps(storage), worker, statistics, deletes=True)
-    assert primary.remove([1, 2]) == {} and not has_record(storage, 1)
+    assert primary.remove([1, 2]) == {} and not has_record(storage, "1")
     assert worker.wait(60) and not os.path.exists(f"{storage.root}/1") and statistics.to_dict()["steps_deleted"] == 2
     assert primary.remove([7]) == {}
 
@@ -90,7 +110,7 @@ def test_a_step_that_cannot_be_deleted_stays_listed(storage: LocalStorage) -> No
             super().delete(names)
 
     index = index_of(Refusing(storage.root), KeepAll())
-    assert list(index.remove([1, 2, 3])) == [2] and index.steps() == [2, 4] and has_record(storage, 2)
+    assert list(index.remove([1, 2, 3])) == [2] and index.steps() == [2, 4] and has_record(storage, "2")
 
 
 def test_a_damaged_step_is_deleted_on_request_with_all_that_is_ours(storage: LocalStorage) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from holdfast.checkpoint import CheckpointError, CheckpointManager, Options, save
+from holdfast.checkpoint.format.files import parse_step_format
 from holdfast.checkpoint.steps.claims import LocalClaims, Writer, this_writer
 from holdfast.checkpoint.steps.opening import Opened, open_root
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -197,3 +200,75 @@ def test_a_listing_that_fails_is_everybodys_error(tmp_path: Path) -> None:
         root.symlink_to(tmp_path / ("x" * 300))
         with pytest.raises(CheckpointError, match=r"root cannot be read: .*File name too long"):
             alone.latest_step()
+
+
+NAMED = Options(step_format="checkpoint_{:08d}")
+
+
+def test_a_root_calls_its_steps_by_one_format_for_good(tmp_path: Path) -> None:
+    """The first opening writes it; later ones need not name it, may, and are refused with another, readers too."""
+    found, claims = opened(tmp_path, options=NAMED)
+    claims.fence(found.writer.id)
+    fact = tmp_path / ".holdfast" / "steps.json"
+    assert found.step_names.name_of(7) == "checkpoint_00000007" and json.loads(fact.read_text()) == {"prefix": "checkpoint_", "width": 8}
+    made = fact.stat().st_ino
+    for options in (Options(), NAMED, Options(read_only=True)):
+        again, claims = opened(tmp_path, options=options)
+        assert again.step_names == found.step_names and fact.stat().st_ino == made
+        claims.fence(again.writer.id)
+    for other in ("{:d}", "checkpoint_{:07d}", "step_{:08d}"):
+        for read_only in (True, False):
+            with pytest.raises(CheckpointError, match=r"calls its step 7 checkpoint_00000007, and step_format would .*: a root has"):
+                opened(tmp_path, options=Options(step_format=other, read_only=read_only))
+    assert LocalClaims(LocalStorage(tmp_path)).standing() == set()
+
+
+def test_a_root_with_steps_gets_no_other_format(tmp_path: Path) -> None:
+    """Plain numbers are a format: it may be named, and no other."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"w": np.ones(3)})
+    found, claims = opened(tmp_path, options=Options(step_format="{:d}"))
+    claims.fence(found.writer.id)
+    with pytest.raises(CheckpointError, match="calls its step 7 7, and step_format would call it checkpoint_00000007"):
+        opened(tmp_path, options=NAMED)
+    assert not (tmp_path / ".holdfast" / "steps.json").exists()
+
+
+def test_a_new_root_that_another_writer_has_open_gets_no_format(tmp_path: Path) -> None:
+    """The other one calls its first step 7; when it has closed, the root may have a format."""
+    with CheckpointManager(tmp_path) as manager:
+        with pytest.raises(CheckpointError, match=f"gets no step_format while writer {manager._writer.id} has it open"):
+            opened(tmp_path, options=NAMED)
+    found, claims = opened(tmp_path, options=NAMED)
+    claims.fence(found.writer.id)
+    assert found.step_names.width == 8
+
+
+@pytest.mark.parametrize("other", ["checkpoint_{:08d}", "step_{:d}"])
+def test_of_two_that_begin_a_root_the_first_decides(tmp_path: Path, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose format is written a moment later takes the first one, if it is the same, and is refused else; its claim is given up."""
+    commit = LocalStorage.commit
+
+    def late(storage: LocalStorage, name: str, *given: Any, **more: Any) -> None:
+        (tmp_path / name).write_bytes(parse_step_format(other).to_bytes())
+        commit(storage, name, *given, **more)
+
+    monkeypatch.setattr(LocalStorage, "commit", late)
+    if other == NAMED.step_format:
+        found, claims = opened(tmp_path, options=NAMED)
+        assert found.step_names.width == 8
+        claims.fence(found.writer.id)
+    else:
+        with pytest.raises(CheckpointError, match="calls its step 7 step_7, and"):
+            opened(tmp_path, options=NAMED)
+    assert LocalClaims(LocalStorage(tmp_path)).standing() == set()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "step", "step_{}{}", "{:08d}_step", "step5{:d}", ".step_{:d}", "a/{:d}", "../{:d}", "{:019d}", "{:8d}", "{0:d}"]
+)
+def test_a_format_that_no_reader_takes_is_refused_at_once(tmp_path: Path, text: str) -> None:
+    """On every process, before anything is written; the message shows what is expected."""
+    with pytest.raises(ValueError, match=r'step_format=.*"checkpoint_\{:08d\}"'):
+        CheckpointManager(tmp_path, options=Options(step_format=text))
+    assert list(tmp_path.iterdir()) == []

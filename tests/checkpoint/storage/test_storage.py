@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, KeepLast, Options
+from holdfast.checkpoint import CheckpointError, CheckpointManager, Json, KeepLast, Options
 from holdfast.checkpoint.steps.claims import Claims, Writer, this_writer
 from holdfast.checkpoint.steps.garbage import sweep_files
 from holdfast.checkpoint.steps.object_claims import open_claims
@@ -290,3 +292,29 @@ def test_a_latch_lets_all_go_and_stays_open() -> None:
     for thread in threads:
         thread.join(30)
     assert passed == [True] * 3 and latch.wait(0) and latch.is_set()
+
+
+def test_files_and_folders_have_the_modes_that_were_asked_for(tmp_path: Path) -> None:
+    """Under any umask: root, steps, items, packs, records and JSON; saves over a step, sweeps and deletions still work."""
+    options = Options(file_mode=0o640, folder_mode=0o750)
+    before = os.umask(0o077)
+    try:
+        with CheckpointManager(tmp_path / "run", options=options) as manager:
+            for overwrite in (False, True):
+                manager.save(1, items={"a": {"w": np.ones(3)}, "b": Json(1)}, overwrite=overwrite).wait()
+            manager.save(2, {"w": np.ones(3)}).wait()
+            manager.delete(2)
+    finally:
+        os.umask(before)
+    made = [tmp_path / "run", *(path for path in (tmp_path / "run").rglob("*") if ".holdfast" not in path.parts)]
+    assert {path.name for path in made} > {"run", "1", "a", "b", "checkpoint.json"}
+    assert {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in made} == {(True, 0o750), (False, 0o640)}
+
+
+def test_modes_that_have_no_effect_or_lock_the_writer_out_are_refused() -> None:
+    """A store of objects has none; a writer needs to read what it has written."""
+    with pytest.raises(ValueError, match="memory://a/ has no modes"):
+        CheckpointManager("memory://a/", options=Options(file_mode=0o640))
+    for wrong in ({"file_mode": 0o040}, {"folder_mode": 0o640}, {"file_mode": "640"}):
+        with pytest.raises(ValueError, match="expects a mode that has at least"):
+            Options(**wrong)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, namedtuple
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,8 @@ def test_which_steps_stay(tmp_path: Path) -> None:
             "policy": ocp.CheckpointManagerOptions(
                 preservation_policy=keep.AnyPreservationPolicy([keep.LatestN(1), keep.CustomSteps([2, 3]), keep.EveryNSteps(5, False)])
             ),
+            "seconds": ocp.CheckpointManagerOptions(max_to_keep=1, keep_time_interval=timedelta(hours=1)),
+            "duration": ocp.CheckpointManagerOptions(preservation_policy=keep.LatestDuration(timedelta(hours=1))),
             "closest": ocp.CheckpointManagerOptions(preservation_policy=keep.EveryNStepsClosest(4)),
         }
         found = {}
@@ -289,8 +292,7 @@ def test_the_newest_step_stays_though_it_is_not_the_best(tmp_path: Path) -> None
 def test_what_is_not_covered_says_what_to_do(tmp_path: Path) -> None:
     """Each refusal names the call, what is nearest, and the page."""
     refused = {
-        r"CheckpointManagerOptions\(step_prefix='ckpt'\).*plain numbers": lambda: ours.CheckpointManagerOptions(step_prefix="ckpt"),
-        r"keep_time_interval=.*know no times": lambda: ours.CheckpointManagerOptions(keep_time_interval=1),
+        r"step_name_format=.*step_prefix": lambda: ours.CheckpointManagerOptions(step_name_format=1),
         r"todelete_subdir='trash'": lambda: ours.CheckpointManagerOptions(todelete_subdir="trash"),
         r"CheckpointManager\(metadata=.*custom_metadata": lambda: ours.CheckpointManager(tmp_path, metadata={"a": 1}),
         r"transforms=.*rename=": lambda: ours.args.PyTreeRestore(transforms={"a": 1}),
@@ -332,3 +334,24 @@ def test_a_step_that_is_committed_during_the_listing_is_listed(tmp_path: Path, m
         manager.save(1, args=ours.args.StandardSave({"x": 1}))
         monkeypatch.setattr(manager.native, "all_steps", slow)
         assert manager.all_steps() == [1]
+
+
+def test_steps_are_called_alike(tmp_path: Path) -> None:
+    """Prefix and fixed length name the same folders; what goes on in a root of Orbax's keeps the names that it has."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        options = ocp.CheckpointManagerOptions(step_prefix="ckpt", step_format_fixed_length=6)
+        with ocp.CheckpointManager(root, options=options) as manager:
+            for step in (3, 12):
+                manager.save(step, args=ocp.args.StandardSave({"x": step}))
+            manager.wait_until_finished()
+            return sorted(path.name for path in root.iterdir() if path.name != ".holdfast"), list(manager.all_steps())
+
+    assert run_both(program, tmp_path)[0] == ["ckpt_000003", "ckpt_000012"]
+    program(real, tmp_path / "more")
+    options = ours.CheckpointManagerOptions(step_prefix="ckpt", step_format_fixed_length=6)
+    with ours.CheckpointManager(tmp_path / "more", options=options) as manager:
+        manager.save(20, args=ours.args.StandardSave({"x": 20}))
+        manager.wait_until_finished()
+        assert manager.all_steps() == [3, 12, 20] and manager.restore(12)["x"] == 12 and manager.restore(20)["x"] == 20
+        assert (tmp_path / "more" / "ckpt_000020").is_dir()

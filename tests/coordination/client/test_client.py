@@ -25,7 +25,10 @@ from holdfast.coordination import (
     ProcessInfo,
     ProcessLost,
 )
+from holdfast.coordination.client import client as client_module
 from holdfast.coordination.deadline import Deadline
+from holdfast.coordination.limits import Limits
+from tests.support.in_process import serving
 
 
 @pytest.fixture(params=[True, False], ids=["session", "unary"])
@@ -81,7 +84,7 @@ def test_a_missing_process_at_the_start_is_named(service: CoordinationService) -
     assert caught.value.missing == (1,) and caught.value.name == "connect"
 
 
-@pytest.mark.parametrize("late_timeouts", [0.5, 1.2, 3.0])
+@pytest.mark.parametrize("late_timeouts", [0.5, 1.2, pytest.param(3.0, marks=pytest.mark.slow)])
 def test_a_job_whose_last_process_is_late_starts(service: CoordinationService, late_timeouts: float, session: bool) -> None:
     """Whoever waits for the others is alive, however long: the last one comes heartbeat timeouts later, and all have joined."""
     clients = [CoordinationClient(service.address, index, session=session) for index in range(2)]
@@ -194,6 +197,18 @@ def test_every_change_of_processes_is_a_complete_list(service: CoordinationServi
     clients[0].shutdown()
 
 
+def test_a_client_counts_the_calls_of_a_bounded_number_of_barriers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It forgets a barrier after the service has; both then begin it anew, as often as they like."""
+    monkeypatch.setattr(client_module, "MOST_COUNTERS", 8)
+    with serving(2, limits=Limits(barriers_kept=4)) as served, ThreadPoolExecutor(2) as pool:
+        clients = [CoordinationClient(served.address, process_id) for process_id in range(2)]
+        list(pool.map(CoordinationClient.connect, clients))
+        for name in [*map(str, range(12)), "11", "11", "0", "0", *map(str, range(12))]:
+            list(pool.map(lambda client, name=name: client.wait_at_barrier(name, 20_000), clients))
+        assert [len(client._counters) for client in clients] == [8, 8]
+        close(clients)
+
+
 def test_a_cancelled_barrier_fails_for_those_who_wait(service: CoordinationService, session: bool) -> None:
     """cancel_barrier ends the wait of the others with CANCELLED, and the next use of the name is unharmed."""
     clients = join(service, session=session)
@@ -255,7 +270,7 @@ def test_wrong_arguments_are_the_callers_mistake() -> None:
         CoordinationClient("nowhere", 0)
     with pytest.raises(ValueError, match="process_id must be in"):
         CoordinationClient("127.0.0.1:1", 4, num_processes=4)
-    with pytest.raises(ValueError, match="go together"):
+    with pytest.raises(ValueError, match="belong together"):
         Credentials(tls_cert="cert.pem")
     with pytest.raises(CoordinationError, match="cannot read the token file"):
         CoordinationClient("127.0.0.1:1", 0, credentials=Credentials(token_file="/nonexistent")).connect()

@@ -223,6 +223,45 @@ def test_an_exit_ends_the_gets_of_agents_that_name_nobody() -> None:
     assert driver.message(waits) == "key 'k' will not be set: process 2 (ended with exit code 1) is lost"
 
 
+def test_who_closes_its_connection_without_a_goodbye_is_lost_after_the_grace() -> None:
+    """Its side closed it, and it did not come back within 5 s: half of the heartbeat timeout, which it keeps otherwise."""
+    driver = Driver(3, recoverable=True, reconnect_grace_s=5.0)
+    met = driver.barrier(0, timeout_s=60)
+    driver.machine.suspect(2, driver.now)
+    driver.wait(4.5, beating=(0, 1))
+    assert driver.code(met) is None
+    driver.wait(2, beating=(0, 1))
+    cause = "its side closed the connection without a goodbye, and it did not come back within 5 s"
+    error = driver.machine.task_table.tasks[2].error
+    assert error is not None and error.message == f"process 2 (host b2, silent for 6.0 s) is lost: {cause}"
+    assert driver.code(met) is Code.INTERNAL and driver.machine.fenced == [2]
+
+
+def test_who_comes_back_in_time_is_no_longer_suspect() -> None:
+    """A new stream ends the suspicion, as an agent's call does; while the job gathers there is none; a standstill is nobody's fault."""
+    driver = Driver(3, sessions=False, recoverable=True, reconnect_grace_s=2.0)
+    driver.register(2, 12)
+    for task_id in range(2):
+        assert driver.open(task_id) is None
+    driver.machine.suspect(0, driver.now)
+    driver.machine.suspect(2, driver.now)
+    driver.wait(1.5)
+    assert driver.open(0) is None and driver.machine.identify(None, 12, 7, driver.now) == 2
+    driver.wait(4)
+    driver.machine.suspect(1, driver.now)
+    driver.now += 20
+    driver.machine.tick(driver.now)
+    driver.wait(1.5, beating=(0,))
+    assert driver.machine.task_table.connected_count == 3
+    driver.wait(1, beating=(0,))
+    assert not driver.machine.task_table.connected(1)
+    waiting = Driver(2, sessions=False, recoverable=True, reconnect_grace_s=2.0)
+    assert waiting.open(0) is None
+    waiting.machine.suspect(0, 0.0)
+    waiting.wait(8)
+    assert waiting.machine.task_table.connected(0)
+
+
 def test_a_lost_agent_is_refused_and_can_end() -> None:
     """Its calls are ABORTED with the reason, it cannot register again, and its shutdown is answered OK, which jaxlib's client survives."""
     driver = Driver(2, sessions=False, recoverable=True)

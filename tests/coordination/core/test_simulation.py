@@ -36,7 +36,7 @@ def run_seeds(first: int, count: int) -> None:
 
 
 def test_the_invariants_hold_in_the_first_seeds() -> None:
-    """300 jobs with losses, duplicates, reordering, crashes of clients and of the service keep all seven invariants."""
+    """300 jobs with losses, duplicates, reordering, crashes of clients and of the service keep all eight invariants."""
     run_seeds(0, 300)
 
 
@@ -131,7 +131,7 @@ def late(machine: Machine) -> float:
     return machine._next_scan  # a look once a second, as jaxlib's service does
 
 
-def impatient(machine: Machine, task: Task, now: float) -> None:
+def impatient(machine: Machine, task: Task, why: str, now: float) -> None:
     machine._lose(task, TaskState.DISCONNECTED, now)  # though it waits for the others
 
 
@@ -152,6 +152,15 @@ def at_once(shutdown_barrier: Any, now: float) -> None:
         shutdown_barrier._leave(shutdown_barrier._task_table.tasks[wait.task_id], now)
 
 
+def grudging(registration: Any, task_id: int, *arguments: Any) -> Any:
+    task = registration._task_table.tasks[task_id]
+    since = task.suspect_since
+    status = open_session(registration, task_id, *arguments)
+    task.suspect_since = since
+    return status
+
+
+open_session = Registration.open_session
 Keys_load = Keys.load
 
 
@@ -167,10 +176,11 @@ Keys_load = Keys.load
         (TaskTable, "fenced", forgiving, "was given up, and is served"),
         (Registration, "_gather", hasty, "was answered that all had come"),
         (ShutdownBarrier, "resolve", at_once, "had asked to leave"),
+        (Registration, "open_session", grudging, "had come back, and was given up"),
     ],
     ids=[
         *("early release", "split outcome", "lost key", "forgotten deadline", "a second late"),
-        *("lost while it waits", "back from the dead", "gathered too early", "let go too early"),
+        *("lost while it waits", "back from the dead", "gathered too early", "let go too early", "still suspect"),
     ],
 )
 def test_planted_defects_are_found(

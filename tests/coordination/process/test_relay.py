@@ -68,6 +68,20 @@ def test_a_relay_passes_on_the_end_of_its_own_processes(security: Security) -> N
                 client.close()
 
 
+def test_a_death_behind_a_relay_is_known_too(security: Security) -> None:
+    """The relay ends its stream with the one that the process's side has closed: the process is lost after the grace."""
+    arguments = (*security.arguments, "--reconnect-grace-s=0.2")
+    with CoordinationService.spawn(2, recoverable=True, arguments=arguments) as service:
+        first, second = security.member(), security.member()
+        with Relay.spawn(service.address, second, [1]) as relay:
+            clients = [CoordinationClient(service.address, 0, credentials=first), CoordinationClient(relay.address, 1)]
+            at_once([client.connect for client in clients])
+            clients[1].close()
+            with pytest.raises(ProcessLost, match=r"process 1 .*is lost"):
+                clients[0].wait_at_barrier("b", 30_000)
+            clients[0].close()
+
+
 def test_a_relay_of_another_is_refused(security: Security, address: str) -> None:
     """A relay whose credentials are not the client's own object is another's: its agent is not let in beside the client."""
     with Relay.spawn(address, security.member(), [1]) as relay, grpc.insecure_channel(relay.address) as channel:

@@ -108,10 +108,10 @@ def test_a_coordinator_does_not_see_the_environment_of_a_trainer(monkeypatch: py
 
 
 def test_a_wait_has_an_end() -> None:
-    """`wait` on a coordinator that serves is a TimeoutError with its address; `close` ends it, and again does nothing."""
+    """`wait` on a coordinator that serves is a TimeoutError with its address; `close` ends it by SIGTERM, and again does nothing."""
     service = CoordinationService.spawn(1)
     with pytest.raises(TimeoutError, match=f"the coordinator at {service.address} still runs after 0.1 s"):
         service.wait(0.1)
     service.close()
     service.close()
-    assert service.wait(0) == 0
+    assert service.wait(0) == -signal.SIGTERM

@@ -259,6 +259,20 @@ def test_a_process_without_a_stream_may_fall_silent_before_the_job_has_gathered(
     assert [sessions.machine.task_table.connected(task_id) for task_id in range(2)] == [False, True]
 
 
+def test_only_the_end_that_its_own_side_made_makes_a_process_suspect() -> None:
+    """A stream that another took over from, and one that was dropped because nobody read it, are no suspicion; a closed one is."""
+    sessions, second = Sessions(3, 3, recoverable=True, limits=Limits(backlog_bytes=100)), InMemoryStream()
+    tasks, first = sessions.machine.task_table.tasks, sessions.streams[0]
+    sessions.open(second, process_id=0, incarnation=tasks[0].session)
+    sessions.sessions.closed_by_client(first, sessions.now)
+    sessions.streams[1].backlog_bytes = 101
+    sessions.tick(DELTA_INTERVAL_S)
+    sessions.sessions.closed_by_client(sessions.streams[1], sessions.now)
+    assert sessions.streams[1].end is not None and [task.suspect_since for task in tasks] == [None] * 3
+    sessions.sessions.closed_by_client(sessions.streams[2], sessions.now)
+    assert tasks[2].suspect_since == sessions.now
+
+
 def test_a_failure_says_how_far_the_missing_have_come() -> None:
     """What a process last reported travels with the error that names it; the two who wait get the same bytes, encoded once."""
     sessions = Sessions(4, opened=3)

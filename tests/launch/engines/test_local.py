@@ -334,23 +334,21 @@ client = CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["
 client.connect()
 client.wait_at_barrier("all", 60_000)
 if os.environ["HOLDFAST_PROCESS_ID"] == "0":
-    time.sleep(1)  # for the launcher's next look, twice a second
-    import json
+    import json  # and before the launcher has looked who joined, twice a second
     os.kill(json.loads((Path(os.environ["HOLDFAST_COORDINATOR"].removeprefix("unix:")).parent / "job").read_text())["pid"], {int(number)})
 time.sleep(600)
 """
     result = run_local([sys.executable, "-c", code], 2, restart=RestartPolicy(max_failures=1, backoff_s=0.05), output=CollectedOutput())
     assert (result.outcome, result.attempts) == ("done", 2), result.reasons
     assert any(
-        re.search(r"the coordinator (was ended by signal 9|ended with exit code 0) while 2 of 2 processes ran", reason)
-        for reason in result.reasons
+        re.search(f"the coordinator was ended by signal {int(number)} while 2 of 2 processes ran", reason) for reason in result.reasons
     )
 
 
 def test_log_dir_holds_a_file_of_each_process_and_the_coordinators(tmp_path: Path) -> None:
     """Lines with their time, of all attempts; what the launcher said; when the coordinator came and why it went."""
     run_local(python("import os; print('I am', os.environ['HOLDFAST_PROCESS_ID'])"), 2, output=CollectedOutput(), log_dir=tmp_path / "logs")
-    logs = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()}
+    logs = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir() if path.is_file()}
     assert set(logs) == {"process-0.log", "process-1.log", "launcher.log", "coordinator.log"}
     assert re.fullmatch(r"\S+ \S+ I am 1\n", logs["process-1.log"])
     assert "attempt 1, coordinator at unix:" in logs["launcher.log"]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from holdfast.coordination import CoordinationError, StatusClient
 from holdfast.coordination.process.job_folder import JobFolder
+from holdfast.launch.workers.secrets import write_files
 from tests.support.launchers import JOBSET, OPENMPI_5
 from tests.support.processes import wait_until_ended
 
@@ -45,7 +52,7 @@ def test_a_rerun_of_a_job_id_does_not_take_the_address_of_the_run_before(short_p
     environment = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "77", "TMPDIR": str(short_path)}
     folder = short_path / f"holdfast-{os.getuid()}"
     folder.mkdir(mode=0o700)
-    (folder / "77.1.json").write_text('{"coordinator": "unix:/nonexistent/coordinator"}')
+    write_files(folder, {"77.1.json": '{"coordinator": "unix:/nonexistent/coordinator"}'})
     code = "import os; print(os.environ['HOLDFAST_COORDINATOR'])"
     said: list[str] = []
 
@@ -59,6 +66,83 @@ def test_a_rerun_of_a_job_id_does_not_take_the_address_of_the_run_before(short_p
     (job,) = [found for path in folder.glob("job-*") if (found := JobFolder(path).job()) is not None]
     assert said == [f"{job.address}\n"] * 2 and job.job_id == "77"
     assert wait_until_ended([job.pid], within_s=40), "its starter is gone, and nobody has come"
+
+
+MEETING = """
+import json, os, sys
+from pathlib import Path
+from holdfast.coordination import CoordinationClient
+client = CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"]), init_timeout_s=30)
+client.connect()
+client.wait_at_barrier("all", 30_000)
+print(json.dumps({"environment": dict(os.environ), "arguments": Path("/proc/self/cmdline").read_text()}), flush=True)
+sys.stdin.read()
+os._exit(0)
+"""
+
+
+@contextlib.contextmanager
+def two_machines(short_path: Path, *options: str) -> Iterator[list[dict[str, Any]]]:
+    """Yields what two processes say once they have met: each on a machine of its own, as Open MPI and TMPDIR have it."""
+    processes = []
+    for rank in ("0", "1"):
+        (short_path / rank).mkdir()
+        own = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_RANK": rank, "PMIX_NAMESPACE": "mpi-1"}
+        command = [HOLDFAST, "task", "--rendezvous", short_path / "shared", "--host", "127.0.0.1", *options]
+        environment = os.environ | own | {"TMPDIR": str(short_path / rank)}
+        processes.append(
+            subprocess.Popen(
+                [*command, "--", sys.executable, "-c", MEETING], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        )
+    try:
+        yield [json.loads(process.stdout.readline() or "{}") for process in processes if process.stdout]
+    finally:
+        for process in processes:
+            process.communicate()
+
+
+def test_a_job_over_several_machines_is_closed(short_path: Path) -> None:
+    """Process 0 makes a token and certificates, and leaves them in a file for this user alone; nothing of them is in the programs."""
+    with two_machines(short_path) as said:
+        file = short_path / "shared" / "mpi-1.1.json"
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        published = json.loads(file.read_text())
+        secrets = json.loads(published["HOLDFAST_JOB_SECRETS"])
+        assert all(each["environment"]["HOLDFAST_COORDINATOR"].startswith("unix:") for each in said)
+        for secret in (secrets["token"], secrets["key"], secrets["client_key"]):
+            assert secret and secret not in json.dumps(said)
+        with pytest.raises(CoordinationError), StatusClient(published["coordinator"], timeout_s=1.0) as stranger:
+            stranger.status()
+
+
+def test_a_job_over_several_machines_is_open_where_that_is_asked_for(short_path: Path) -> None:
+    """--insecure: the processes reach the coordinator as anybody does."""
+    with two_machines(short_path, "--insecure") as said:
+        (address,) = {each["environment"]["HOLDFAST_COORDINATOR"] for each in said}
+        with StatusClient(address) as anybody:
+            assert anybody.status().num_processes == 2
+
+
+@pytest.mark.parametrize(("mode", "owner"), [(0o644, os.getuid()), (0o622, os.getuid()), (0o600, 65534)])
+def test_an_address_that_another_user_can_read_or_write_is_refused(short_path: Path, mode: int, owner: int) -> None:
+    """It could be a coordinator of theirs, or be read by them."""
+    if owner != os.getuid() and os.getuid() != 0:
+        pytest.skip("only root can give a file away")
+    write_files(short_path, {"mpi-1.1.json": '{"coordinator": "evil:1"}'})
+    (short_path / "mpi-1.1.json").chmod(mode)
+    os.chown(short_path / "mpi-1.1.json", owner, -1)
+    own = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_RANK": "1", "PMIX_NAMESPACE": "mpi-1"}
+    done = run_task("--rendezvous", str(short_path), "--", "true", **own)
+    found = f"found mode {mode:04o} of user {owner}; remove it, or give --rendezvous a folder of this user's alone"
+    assert done.returncode == 1 and found in done.stderr, done.stderr
+
+
+def test_secrets_are_of_a_coordinator_that_runs(tmp_path: Path) -> None:
+    """With --secrets goes --coordinator."""
+    write_files(tmp_path, dict.fromkeys(("token", "ca.crt", "client.crt", "client.key", "key"), "x"))
+    done = run_task("--secrets", str(tmp_path), "--rendezvous", str(tmp_path), "--", "true", **OPENMPI_5)
+    assert done.returncode == 1 and "--secrets are those of a coordinator that runs: give its address" in done.stderr
 
 
 @pytest.mark.slow

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from holdfast.coordination import BarrierTimeout, CoordinationClient, CoordinationError, CoordinationService, CoordinatorLost, ProcessLost
+from holdfast.multihost.group import group_client as group_client_module
+from holdfast.multihost.group.group import ClusterGroup
 from holdfast.multihost.group.group_client import Deadline, GroupClient, forget_group_client, group_client_of
 
 Clients = list[CoordinationClient]
@@ -80,6 +82,42 @@ def test_a_name_that_another_thread_holds_is_a_timeout_and_counts_as_a_call() ->
     holder.join()
     with group_client.call("barrier", "n", Deadline(1.0)) as call:
         assert (call.number, call.barrier_id) == (2, "holdfast/barrier/n@2")
+
+
+def test_names_have_a_bounded_length() -> None:
+    """A long name, and a list of a thousand members, are their beginning and their hash; two that differ only at the end stay apart."""
+    group_client = GroupClient(threading)  # type: ignore[arg-type]
+    keys = []
+    for name in ("short", "/" * 2_000 + "a", "/" * 2_000 + "b"):
+        with group_client.call("all", name, Deadline(1.0)) as call:
+            keys.append(call.key)
+    assert keys[0] == "holdfast/all/short" and len(set(keys)) == 3 and all(len(key) < 200 for key in keys)
+
+
+def test_a_group_of_a_thousand_members_has_keys_that_the_service_takes() -> None:
+    """Their list is longer than a key may be."""
+    with CoordinationService.spawn(1) as service, CoordinationClient(service.address, 0) as client:
+        group = ClusterGroup(client, 0, 1500, processes=range(1500))
+        assert group.broadcast("name", b"value", timeout_s=20) == b"value"
+        forget_group_client(client)
+
+
+def test_a_barrier_under_each_of_many_names_leaves_a_bounded_number_of_them(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those used last are remembered, and those of failed calls, which all processes must go on counting alike."""
+    monkeypatch.setattr(group_client_module, "_MOST_NAMES", 8)
+    group_clients = [GroupClient(client) for client in clients]
+
+    def meet(group_client: GroupClient, name: str, timeout_s: float = 30.0) -> None:
+        deadline = Deadline(timeout_s)
+        with group_client.call("all", name, deadline) as call:
+            group_client.barrier(call, deadline)
+
+    with pytest.raises(BarrierTimeout):
+        meet(group_clients[0], "failed", 0.1)
+    for name in [*map(str, range(20)), "0", "0", "19", "1"]:
+        on_each(group_clients, lambda group_client, name=name: meet(group_client, name))
+    assert all(len(group_client._barriers) <= 9 for group_client in group_clients)
+    assert "holdfast/all/failed" in group_clients[0]._barriers
 
 
 def test_a_client_has_one_group_client_until_it_is_forgotten() -> None:

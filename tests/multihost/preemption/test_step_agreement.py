@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.coordination import BarrierTimeout, CoordinationClient, CoordinationService
 from holdfast.multihost import Solo, SyncPoint, agree_on_step
+from holdfast.multihost.group.group_client import forget_group_client
 
 TASKS = (0, 1, 2)
 
@@ -63,6 +64,30 @@ def test_a_proposal_holds_from_one_step_beyond_the_highest_answer_everywhere(cli
         assert points[0].propose("lowered")
         assert [changes.get(timeout=30) for changes in decided] == ["lowered"] * 3
         assert [(point.latest, point.ask(30).value, point.statistics()["rounds"]) for point in points] == [("lowered", "lowered", 2)] * 3
+
+
+def test_a_sync_point_keeps_the_keys_of_its_last_round(clients: list[CoordinationClient]) -> None:
+    """However many rounds there were; and a process that comes only now knows what holds, and takes part in the next one."""
+    decided: list[queue.Queue[str]] = [queue.Queue() for _ in TASKS]
+    with ExitStack() as stack:
+        points = [
+            stack.enter_context(SyncPoint(client, "stop", process_id=task, tasks=TASKS, on_change=decided[task].put))
+            for task, client in enumerate(clients)
+        ]
+        for number in range(4):
+            announcer = number % 3
+            assert points[announcer].propose(f"value {number}")
+            assert [changes.get(timeout=30) for changes in decided] == [f"value {number}"] * 3
+        keys = {key.removeprefix(f"{points[0].folder}/") for key, _ in clients[0].key_value_dir_get(points[0].folder)}
+        of_round = {"3/change", "3/step", *(f"3/{what}/{task}" for what in ("mail", "floor") for task in TASKS)}
+        assert keys == {"last/decided"} | of_round
+        points[2].close()
+        forget_group_client(clients[2])  # as a process that was started again
+        late: queue.Queue[str] = queue.Queue()
+        point = stack.enter_context(SyncPoint(clients[2], "stop", process_id=2, tasks=TASKS, on_change=late.put))
+        assert late.get(timeout=30) == "value 3" and point.latest == "value 3"
+        assert points[0].propose("value 4")
+        assert [changes.get(timeout=30) for changes in (*decided[:2], late)] == ["value 4"] * 3
 
 
 def test_two_proposals_at_once_are_one_round_or_two(clients: list[CoordinationClient]) -> None:

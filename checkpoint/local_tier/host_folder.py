@@ -1,0 +1,190 @@
+"""The folder of one run on this host, as one process writes into it: packs without fsync, over the files of what was let go.
+
+A part exists once its `part-<rank>.json` has its name, and no longer once that is gone. So files may be torn at any moment, and are never
+taken for whole. Of what other processes wrote, and earlier attempts, nothing is written over: it is deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import CheckpointError
+from ..storage import base
+from ..storage.local import LocalStorage, create_file, in_folder, write_all
+from .parts import LocalKey, Part, parse_folder
+
+_log = logging.getLogger(__name__)
+PART_LIMIT_BYTES = 256 << 20
+
+
+class _Spare(NamedTuple):
+    """A file that may be written over."""
+
+    path: Path
+    size: int
+
+
+class HostStorage(LocalStorage):
+    """Writes files that need not outlive a power cut, over spare ones where there are some: fresh memory costs more than its bytes."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        super().__init__(root)
+        self._spare: list[_Spare] = []
+        self._spare_lock = threading.Lock()
+
+    def write(self, name: str, size: int, parts: Iterable[base.Part]) -> None:
+        """Writes a file of exactly `size` bytes, not durably."""
+        file = self.open_to_write(name, size)
+        try:
+            for offset, buffers in parts:
+                write_all(file, buffers, offset)
+            os.ftruncate(file, size)
+        finally:
+            os.close(file)
+
+    def open_to_write(self, name: str, size: int) -> int:
+        """Returns the descriptor of a new file, which may be a spare one under a new name, with bytes in it."""
+        path = self._to_change(name)
+        return in_folder(path, lambda: self._take(path, size) or create_file(path))
+
+    def spare(self, names: Iterable[str]) -> None:
+        """Lets files be written over. Nobody may read them for what they are any more."""
+        for name in names:
+            path = self._to_change(name)
+            with contextlib.suppress(FileNotFoundError):
+                size = path.lstat().st_size
+                with self._spare_lock:
+                    self._spare.append(_Spare(path, size))
+
+    def spare_bytes(self) -> int:
+        """Returns how many bytes spare files have."""
+        with self._spare_lock:
+            return sum(spare.size for spare in self._spare)
+
+    def drop_spare(self) -> None:
+        """Deletes the spare files."""
+        with self._spare_lock:
+            spare, self._spare = self._spare, []
+        for each in spare:
+            with contextlib.suppress(OSError):
+                each.path.unlink()
+                _remove_empty(each.path.parent)
+
+    def _take(self, path: Path, size: int) -> int | None:
+        """Renames the spare file of the nearest size and opens it; None where there is none, or it is nobody's to write over."""
+        with self._spare_lock:
+            if not self._spare:
+                return None
+            spare = min(self._spare, key=lambda spare: abs(spare.size - size))
+            self._spare.remove(spare)
+        file = -1
+        try:
+            file = os.open(spare.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            found = os.fstat(file)
+            if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+                os.rename(spare.path, path)
+                _remove_empty(spare.path.parent)
+                return file
+        except OSError as error:
+            _log.debug("%s is not written over: %s", spare.path, error)
+        if file >= 0:
+            os.close(file)
+        return None
+
+
+def _remove_empty(folder: Path) -> None:
+    """Removes the folder of an item and that of its step where nothing is left in them."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+        folder.parent.rmdir()
+
+
+class HostFolder:
+    """What one process keeps of a run on its host: its parts, and copies of its wards'. Thread-safe."""
+
+    def __init__(self, path: Path, run: str) -> None:
+        self.run, self.path = run, path / run
+        self.storage = HostStorage(self.path)
+        self._kept: dict[LocalKey, list[Part]] = {}  # what this process has written
+        self._lock = threading.Lock()
+
+    def publish(self, written: Part, data: bytes) -> None:
+        """Makes a part exist, all of whose files are there, in one operation."""
+        path = self.path / written.key.part_name(written.process)
+        made = path.with_suffix(".new")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made.write_bytes(data)
+        os.replace(made, path)
+        with self._lock:
+            self._kept.setdefault(written.key, []).append(written)
+
+    def let_go(self, key: LocalKey, more_files: Iterable[str] = ()) -> None:
+        """Ends the parts of a local save that this process has written; their files are spare from then on, and so are `more_files`."""
+        with self._lock:
+            parts = self._kept.pop(key, [])
+        for part in parts:
+            (self.path / key.part_name(part.process)).unlink(missing_ok=True)
+        self.storage.spare({*(name for part in parts for name in part.files), *more_files})
+
+    def saves(self) -> list[LocalKey]:
+        """Returns the local saves that this process has written and not let go, the oldest first."""
+        with self._lock:
+            return list(self._kept)
+
+    def scan(self) -> list[Part]:
+        """Returns the parts of the run that are complete here, whoever wrote them; what is torn, damaged or strange is passed over."""
+        found = []
+        for folder in self._folders():
+            for path in sorted(folder.glob("part-*.json")):
+                try:
+                    part = self._read(path)
+                except (OSError, CheckpointError, ValueError) as error:
+                    _log.warning("%s is passed over: %s", path, error)
+                else:
+                    found.append(part)
+        return found
+
+    def _read(self, path: Path) -> Part:
+        data = self.storage.fetch(str(path.relative_to(self.path)), PART_LIMIT_BYTES)
+        part = Part.from_bytes(data, str(path))
+        if part.run != self.run or path != self.path / part.key.part_name(part.process):
+            raise ValueError(f"it is process {part.process}'s part of {part.key} of run {part.run}, under another name")
+        for name, size in part.files.items():
+            if self.storage.size(name) != size:
+                raise ValueError(f"{name} has not the {size} bytes that it was written with")
+        return part
+
+    def _folders(self) -> list[Path]:
+        return [path for path in sorted(self.path.glob("*/*-*")) if parse_folder(f"{path.parent.name}/{path.name}") and _is_folder(path)]
+
+    def prune(self, opening: int, writer: str, stay: Collection[LocalKey]) -> None:
+        """Deletes local saves of earlier attempts, and what they left unfinished, but for those that stay.
+
+        Nothing of a later opening than `opening` is touched, nor of this one's `writer`: there the processes of this attempt are at work.
+        """
+        folders = {key.folder for key in stay}
+        for path in self._folders():
+            name = f"{path.parent.name}/{path.name}"
+            found = parse_folder(name)
+            if found is not None and found[0] <= opening and not found[2].startswith(writer) and name not in folders:
+                for part in path.glob("part-*.json"):  # first: what is deleted halfway is no part
+                    part.unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    path.parent.rmdir()
+
+    def close(self) -> None:
+        """Deletes the files that were to be written over."""
+        self.storage.drop_spare()
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()

@@ -1,0 +1,241 @@
+"""Serves the parts of a process, and the files that they name, to the other processes of its job: over plain TCP, a thread a connection.
+
+Who connects first proves to know the job's secret, and is shown the same. Then it asks, any number of times, one after the other:
+
+    WAIT  the text of a part, once it is published; what was given up is answered at once
+    GET   so many bytes of a file, from an offset on
+
+A request is a head of fixed size and a name, an answer a head and as many bytes as it says. Names are looked up among what was published,
+and never joined to a path before. What does not fit ends the connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ..storage.base import start_thread
+from .parts import LocalKey, Part
+
+_log = logging.getLogger(__name__)
+MAGIC = b"holdfast-part/1\n"
+PROOF_BYTES = NONCE_BYTES = 32
+REQUEST = struct.Struct("!BHQQ")  # what is asked, the bytes of the name, offset (of WAIT: milliseconds), size
+ANSWER = struct.Struct("!BQ")  # how it went, the bytes that follow
+WAIT, GET = 1, 2
+THERE, ABSENT, LATE = 0, 1, 2
+NAME_LIMIT_BYTES = 512
+MOST_CONNECTIONS = 256
+GREETING_S = 10.0  # for a new connection to prove itself
+IDLE_S = 600.0  # between two requests, and the longest WAIT
+SEND_S = 60.0  # for a peer that does not take what it asked for
+
+
+class UnfitRequest(OSError):
+    """Says that a peer does not speak as peers do."""
+
+
+def proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:
+    """Returns what shows that one knows the secret, in one role, to who has drawn one of the nonces."""
+    return hmac.digest(secret, MAGIC + role + nonces, "sha256")
+
+
+def receive(connection: socket.socket, buffers: list[memoryview], timeout_s: float) -> None:
+    """Fills the buffers from a connection. Raises OSError where it ends before, TimeoutError after `timeout_s` for all of it."""
+    end = time.monotonic() + timeout_s
+    for buffer in buffers:
+        raw = buffer.cast("B") if buffer.nbytes else buffer
+        at = 0
+        while at < raw.nbytes:
+            connection.settimeout(max(0.001, end - time.monotonic()))
+            got = connection.recv_into(raw[at:])
+            if not got:
+                raise ConnectionResetError("it has closed the connection")
+            at += got
+
+
+def receive_bytes(connection: socket.socket, size: int, timeout_s: float) -> bytes:
+    """Returns so many bytes from a connection; raises as `receive`."""
+    data = bytearray(size)
+    receive(connection, [memoryview(data)], timeout_s)
+    return bytes(data)
+
+
+class PartServer:
+    """Serves what is published. A context manager; `close()` ends all connections. Thread-safe.
+
+    `folder` is that of the run, below which the names lie; it is given before anything is published. `address` is HOST:PORT, for peers.
+    """
+
+    def __init__(self, host: str, secret: bytes) -> None:
+        self._secret = secret
+        self._folder = Path()
+        self._changed = threading.Condition()
+        self._parts: dict[str, Part | None] = {}  # None: it was given up
+        self._files: set[str] = set()
+        self._connections: set[socket.socket] = set()
+        self._is_closed = False
+        self._counts = {"connections": 0, "refused": 0, "served_bytes": 0}
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=MOST_CONNECTIONS)
+        port = self._listener.getsockname()[1]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        start_thread(self._accept)
+
+    # --- what it serves
+
+    def publish(self, folder: Path, written: Part) -> None:
+        """Serves a part and its files from now on, below the folder of the run."""
+        with self._changed:
+            self._folder = folder
+            self._parts[written.key.part_name(written.process)] = written
+            self._files.update(written.files)
+            self._changed.notify_all()
+
+    def give_up(self, key: LocalKey, process: int) -> None:
+        """Tells who waits for a part that it will not come."""
+        with self._changed:
+            self._parts[key.part_name(process)] = None
+            self._changed.notify_all()
+
+    def withdraw(self, folder: str) -> None:
+        """Serves nothing of a local save any more."""
+        with self._changed:
+            self._parts = {name: part for name, part in self._parts.items() if not name.startswith(f"{folder}/")}
+            self._files = {name for name in self._files if not name.startswith(f"{folder}/")}
+
+    def statistics(self) -> dict[str, int]:
+        """Returns counts of connections, of those that were refused, and of bytes served."""
+        with self._changed:
+            return dict(self._counts)
+
+    # --- connections
+
+    def _accept(self) -> None:
+        threading.current_thread().name = "holdfast-part-server"
+        while not self._is_closed:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:
+                if self._is_closed:
+                    return
+                _log.warning("the part server at %s could not take a connection: %s", self.address, error)
+                time.sleep(0.1)  # out of descriptors: they come back as others close
+                continue
+            with self._changed:
+                is_welcome = len(self._connections) < MOST_CONNECTIONS and not self._is_closed
+                self._counts["connections" if is_welcome else "refused"] += 1
+                if is_welcome:
+                    self._connections.add(connection)
+            if is_welcome:
+                start_thread(self._serve, connection)
+            else:
+                connection.close()
+
+    def _serve(self, connection: socket.socket) -> None:
+        threading.current_thread().name = "holdfast-part"
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._greet(connection)
+            while True:
+                self._answer(connection)
+        except OSError as error:  # it went, or it is no peer
+            if isinstance(error, UnfitRequest):
+                _log.warning("the part server at %s ended a connection: %s", self.address, error)
+                with self._changed:
+                    self._counts["refused"] += 1
+        finally:
+            with self._changed:
+                self._connections.discard(connection)
+            connection.close()
+
+    def _greet(self, connection: socket.socket) -> None:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        connection.settimeout(GREETING_S)
+        connection.sendall(MAGIC + nonce)
+        answer = receive_bytes(connection, NONCE_BYTES + PROOF_BYTES, GREETING_S)
+        nonces = nonce + answer[:NONCE_BYTES]
+        if not hmac.compare_digest(answer[NONCE_BYTES:], proof(self._secret, b"client", nonces)):
+            raise UnfitRequest("who connected does not know this job's secret: it is of another attempt, or a stranger")
+        connection.sendall(proof(self._secret, b"server", nonces))
+
+    def _answer(self, connection: socket.socket) -> None:
+        kind, length, offset, size = REQUEST.unpack(receive_bytes(connection, REQUEST.size, IDLE_S))
+        if kind not in (WAIT, GET) or not 0 < length <= NAME_LIMIT_BYTES:
+            raise UnfitRequest(f"it asked {kind} with a name of {length} bytes")
+        name = receive_bytes(connection, length, SEND_S).decode(errors="replace")
+        connection.settimeout(SEND_S)
+        if kind == GET:
+            self._send_file(connection, name, offset, size)
+            return
+        status, data = self._wait(name, min(offset / 1000, IDLE_S))
+        connection.sendall(ANSWER.pack(status, len(data)) + data)
+
+    def _wait(self, name: str, timeout_s: float) -> tuple[int, bytes]:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._is_closed or name in self._parts, timeout_s):
+                return LATE, b""
+            path = self._path_of(name)
+        try:
+            return (ABSENT, b"") if path is None else (THERE, path.read_bytes())
+        except OSError:
+            return ABSENT, b""
+
+    def _path_of(self, name: str) -> Path | None:
+        return self._folder / name if name in self._files or self._parts.get(name) is not None else None
+
+    def _send_file(self, connection: socket.socket, name: str, offset: int, size: int) -> None:
+        with self._changed:
+            path = self._path_of(name)
+        try:
+            if path is None:
+                raise FileNotFoundError
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            connection.sendall(ANSWER.pack(ABSENT, 0))
+            return
+        with os.fdopen(descriptor, "rb") as file:
+            size = max(0, min(size, os.fstat(file.fileno()).st_size - offset))
+            connection.sendall(ANSWER.pack(THERE, size))
+            if size and connection.sendfile(file, offset, size) != size:
+                raise UnfitRequest(f"{path} was cut while it was sent")
+        with self._changed:
+            self._counts["served_bytes"] += size
+
+    # --- the end
+
+    def close(self) -> None:
+        """Ends all connections. Idempotent."""
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            connections = list(self._connections)
+            self._changed.notify_all()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits in accept
+        self._listener.close()
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self, warn: Any = warnings.warn) -> None:
+        if not getattr(self, "_is_closed", True):
+            warn(f"the part server at {self.address} was not closed", ResourceWarning, stacklevel=2)

@@ -1,0 +1,605 @@
+"""The local tier of a manager: saves into the memory or onto the disks of the hosts, copies at peers, and restores from whoever is there.
+
+A local save is a lane of its own beside the durable one: the primary begins it, each process writes its part and then pulls the parts of
+its wards, all report, and the primary says how it ended. Nothing is made durable, and no word of it is needed later: what comes back is
+decided from the parts that are found.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from crc32c import crc32c
+
+from holdfast.multihost import Group, current_spec
+from holdfast.multihost.group.runtime import coordinator_address
+
+from ..errors import CheckpointError, Corrupt, SaveCancelled, SaveFailed, StepNotFound, error_text, failure_of
+from ..format.files import FileReport
+from ..format.limits import RECORD_LIMIT_BYTES
+from ..format.pack_header import parse_header
+from ..format.record import Record, parse_record
+from ..options import Options
+from ..policy import SavePolicy
+from ..restoring.agreement import ask_primary
+from ..saving.async_saver import AsyncSaver, SaveHandle
+from ..saving.commit import SaveTarget
+from ..saving.protocol import SaveReport, SaveResult, check_save_reports
+from ..saving.record_builder import tree_text
+from ..saving.save import MESSAGE_NAMES, SnapshotWork
+from ..saving.scheduler import SaveScheduler
+from ..saving.stager import SaveRequest, SaveStager
+from ..steps.lineage import Lineage, Opening, read_openings, run_of
+from ..storage.base import Storage
+from ..storage.local import write_all
+from .host_folder import HostFolder, HostStorage
+from .part_server import PartServer
+from .parts import FoundStep, LocalKey, Part, StepHead, living_steps, record_of
+from .peer_storage import PeerConnection, PeerFailed, Peers, PeerStorage
+from .placement import Member, place_copies, wards_of
+
+_log = logging.getLogger(__name__)
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+PIECE_BYTES = 4 << 20  # of a copy, received, checked and written in turn
+MOST_FOUND = 16  # local steps that are told to all
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, init=False)
+class Local:
+    """Saves of the steps that `save_policy` wants into a folder of each host, memory (tmpfs) or disk, with copies on other hosts.
+
+    `path` is this host's, made if it is missing. `replicas` hosts keep a copy of each part, and as many may be lost at once; `keep` is how
+    many local steps stay, beside the one that is being written. `max_bytes` bounds what one process keeps, its copies of others and the
+    step that is being written included: above it the tier ends, with a warning. `timeout_s` bounds a local save. A local save
+    that fails is logged and counted, and with `strict` raised by the next call. `address` is this host's for its peers (None: the one
+    that reaches the coordinator); `failure_domain` names what fails together (None: the machine, by its boot id).
+    """
+
+    path: str
+    save_policy: SavePolicy
+    replicas: int
+    keep: int
+    max_bytes: int | None
+    timeout_s: float
+    strict: bool
+    address: str | None
+    failure_domain: str | None
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        save_policy: SavePolicy,
+        replicas: int = 1,
+        keep: int = 1,
+        max_bytes: int | None = None,
+        timeout_s: float = 120.0,
+        strict: bool = False,
+        address: str | None = None,
+        failure_domain: str | None = None,
+    ) -> None:
+        if replicas < 0 or keep < 1 or not timeout_s > 0 or (max_bytes is not None and max_bytes < 1):
+            found = f"replicas={replicas!r}, keep={keep!r}, timeout_s={timeout_s!r}, max_bytes={max_bytes!r}"
+            raise ValueError(f"Local: {found}: expected replicas of 0 or more, and the others above 0")
+        values = (os.path.abspath(os.fspath(path)), save_policy, replicas, keep, max_bytes, timeout_s, strict, address, failure_domain)
+        for name, value in zip(self.__dataclass_fields__, values, strict=True):
+            object.__setattr__(self, name, value)
+
+
+class TierTooLarge(CheckpointError):
+    """Says that a local save would take more than `max_bytes`; it ends the tier."""
+
+
+class _Peer(NamedTuple):
+    """What all processes know of one: host, slice, the address of its part server, which folder it has, and the mark that it made there."""
+
+    host: str
+    slice_id: int
+    address: str
+    folder: str
+    mark: str
+    error: str = ""
+
+
+class LocalTier:
+    """The local tier of one manager on one process. In a group every process calls the same, in the same order.
+
+    Methods are for the manager's thread; saves run on a thread of their own. `close()` waits for the save in flight.
+    """
+
+    def __init__(self, local: Local, storage: Storage, group: Group, options: Options, writer_id: str, lineage: Lineage | None) -> None:
+        self._local, self.storage, self._group, self._lineage = local, HostStorage(local.path), group, lineage
+        self._root = storage
+        self.options = replace(options, progress=None, check_free_space=False, save_timeout_s=local.timeout_s)
+        self._writer_id, self._messages = writer_id, f"checkpoint/{writer_id}/local"
+        self._path = Path(local.path)
+        self._counter = 0
+        self._saver = AsyncSaver(self)
+        self._folder: HostFolder | None = None
+        self._server: PartServer | None = None
+        self._found: list[FoundStep] = []  # what may come back, best first; with reports at the primary alone
+        self._passed_over: set[LocalKey] = set()
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(("saves", "saves_failed", "save_s", "save_bytes", "copied_bytes", "restores", "restores_failed"), 0.0)
+        self._off = self._error = ""
+        self._stager = SaveStager(self.storage, group, self.options)
+        self._peers, self._secret = self._meet()
+        members = [Member(rank, peer.host, peer.slice_id) for rank, peer in enumerate(self._peers)]
+        self._copies = place_copies(members, local.replicas)
+        self._wards = wards_of(self._copies, group.index)
+        self._keepers = [min(rank for rank, other in enumerate(self._peers) if other.folder == peer.folder) for peer in self._peers]
+        self._check_alone_in_folder()
+        self._scheduler = SaveScheduler(local.save_policy, group, f"{self._messages}/soon", skips=True)
+        self.survey()
+        if self._off and group.index == 0:
+            _log.warning("the local tier of %s is off: %s", storage.root, self._off)
+
+    # --- meeting the others
+
+    def _meet(self) -> tuple[list[_Peer], bytes]:
+        """Returns what all processes are, and the secret of this opening."""
+        secret = secrets.token_bytes(32)
+        name, timeout_s = f"{self._messages}/meet", self._local.timeout_s
+        if self._group.index == 0:
+            message = secret.hex().encode()
+            self._group.broadcast(f"{name}/secret", message, timeout_s=timeout_s)
+        else:
+            secret = bytes.fromhex(self._group.broadcast(f"{name}/secret", None, timeout_s=timeout_s).decode())
+        gathered = self._group.gather(f"{name}/peers", json.dumps(self._introduce(secret)).encode(), timeout_s=timeout_s)
+        told = None if gathered is None else zlib.compress(b"[" + b",".join(gathered) + b"]", 1)
+        peers = json.loads(zlib.decompress(self._group.broadcast(f"{name}/all", told, timeout_s=timeout_s)))
+        return [_Peer(*peer) for peer in peers], secret
+
+    def _introduce(self, secret: bytes) -> _Peer:
+        """Makes the folder and the part server, and says who this process is; what it cannot make is its error."""
+        local, spec = self._local, current_spec()
+        host = local.failure_domain or _boot_id()
+        peer = _Peer(host, 0 if spec is None else spec.slice_id, "", f"{host} {self._group.index}", "")
+        try:
+            if self._path.is_symlink():
+                raise CheckpointError(f"{self._path} is a link; expected a folder of this host, or none")
+            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            mark = f"mark-{secrets.token_hex(8)}"
+            (self._path / mark).write_text(host)
+            found = self._path.stat()
+            peer = peer._replace(folder=f"{host} {found.st_dev} {found.st_ino}", mark=mark)
+            if self._group.count > 1:
+                if spec is not None and spec.tls_ca is not None:
+                    raise CheckpointError("this job's coordinator has TLS, and parts do not go over TLS in this version")
+                self._server = PartServer(local.address or _own_address(), secret)
+                peer = peer._replace(address=self._server.address)
+        except (OSError, CheckpointError) as error:
+            return peer._replace(error=f"process {self._group.index}: {error_text(error)}")
+        return peer
+
+    def _check_alone_in_folder(self) -> None:
+        """Notes the first error of all, and where another host writes into this folder: copies there would be none."""
+        self._off = next((peer.error for peer in self._peers if peer.error), "")
+        own = self._peers[self._group.index]
+        strangers = [peer for peer in self._peers if peer.host != own.host and peer.mark and (self._path / peer.mark).exists()]
+        if strangers:
+            self._error = f"{self._path} is shared by the hosts {own.host} and {strangers[0].host}; expected a folder of one host"
+        if self._keepers[self._group.index] == self._group.index and not self._off:
+            marks = {peer.mark for peer in self._peers}
+            for path in self._path.glob("mark-*"):
+                if path.name not in marks:
+                    path.unlink(missing_ok=True)
+
+    @property
+    def _is_keeper(self) -> bool:
+        """Whether this process is the one that lists its folder, and cleans it."""
+        return self._keepers[self._group.index] == self._group.index
+
+    # --- what is there
+
+    def survey(self) -> None:
+        """Finds out which local steps may come back, from all that is there now; every process calls it. Blocks."""
+        name, timeout_s = f"{self._messages}/survey", self.options.restore_timeout_s
+        self._saver.join(timeout_s)
+        openings: list[list[Any]] = ask_primary(self._group, f"{name}/run", self._read_openings, timeout_s)
+        run = run_of([Opening(*opening) for opening in openings])
+        inventory = json.dumps(self._error or self._list(run)).encode()
+        gathered = self._group.gather(f"{name}/parts", inventory, timeout_s=timeout_s)
+        told = None
+        if gathered is not None:
+            wrong = next((json.loads(data) for data in gathered if data.startswith(b'"')), "")
+            self._found = [] if wrong or self._off else living_steps(gathered, [Opening(*each) for each in openings])[:MOST_FOUND]
+            told = zlib.compress(json.dumps([wrong, [[*found.key, found.holders] for found in self._found]]).encode(), 1)
+        wrong, found = json.loads(zlib.decompress(self._group.broadcast(f"{name}/found", told, timeout_s=timeout_s)))
+        self._off = self._off or wrong
+        if self._group.index:
+            self._found = [FoundStep(LocalKey(*key), [], holders) for *key, holders in found]
+        if self._off and self._local.strict:
+            raise CheckpointError(f"the local tier of {self._root.root} cannot be used: {self._off}", path=self._local.path)
+
+    def _read_openings(self) -> list[list[Any]]:
+        return [[each.run, each.number, each.writer, each.base] for each in read_openings(self._root)]
+
+    def _list(self, run: str) -> list[Any]:
+        """Returns the inventory of this process's folder, where it is the one that lists it, and serves what is in it."""
+        if run and not self._off:
+            self._open_folder(run)
+        if self._folder is None or not self._is_keeper or self._folder.run != run:
+            return []
+        parts = self._folder.scan()
+        for part in parts:
+            self._serve(part)
+        return [part.summary() for part in parts]
+
+    def _open_folder(self, run: str) -> HostFolder:
+        if self._folder is None or self._folder.run != run:
+            self._folder = HostFolder(self._path, run)
+        return self._folder
+
+    def _serve(self, written: Part) -> None:
+        if self._server is not None and self._folder is not None:
+            self._server.publish(self._folder.path, written)
+
+    def found(self) -> list[LocalKey]:
+        """Returns the local steps that may come back, best first, but for those that did not restore."""
+        with self._lock:
+            return [found.key for found in self._found if found.key not in self._passed_over]
+
+    def steps(self) -> list[int]:
+        """Returns the local steps that may come back, ascending."""
+        return sorted({key.step for key in self.found()})
+
+    def pass_over(self, key: LocalKey) -> None:
+        """Notes that a local step could not be restored."""
+        self._passed_over.add(key)
+        self._count(restores_failed=1)
+
+    def forget_from(self, step: int) -> None:
+        """Knows no local step from `step` on any more; the root says by now that they are dead."""
+        with self._lock:
+            self._found = [found for found in self._found if found.key.step < step]
+
+    # --- saving
+
+    def wants(self, step: int) -> bool:
+        """Says whether `save` is to be called for a step; alike on every process. A lane that is busy skips."""
+        if self._off and self._group.count == 1:
+            return False
+        return bool(self._scheduler.reason(step, busy=self._saver.busy() or bool(self._off)))
+
+    def saved_durably(self, step: int) -> None:
+        """Notes that a step goes to the store: a preemption, for one, is answered with it."""
+        self._scheduler.started(step)
+
+    def save(self, step: int, items: Mapping[str, Any], metrics: Mapping[str, Any] | None, metadata: Any) -> SaveHandle:
+        """Starts a local save. Returns when the caller may donate or overwrite its arrays. Raises as staging does."""
+        self._saver.join()
+        self._counter += 1
+        save_id = f"{self._writer_id}{1 << 31 | self._counter:08x}"  # the durable lane counts from 1
+        request = SaveRequest(self._counter, step, save_id)
+        self._scheduler.started(step)
+        try:
+            request = self._stager.stage(request, items, metrics, metadata)
+        except BaseException as error:
+            if self._group.count > 1:
+                broken = error if isinstance(error, Exception) else SaveFailed(f"it was interrupted: {error!r}", step=step)
+                self._saver.start(replace(request, broken=broken))
+            raise
+        handle = self._saver.start(request)
+        self._saver.wait_for_snapshots()
+        return handle
+
+    def run(self, request: SaveRequest) -> SaveResult:
+        """Does a whole local save, on the saving thread. Blocks for its time; a failure is in the result, logged and counted."""
+        try:
+            result = self._save_together(request)
+        except Exception as error:
+            result = SaveResult(request.key, failure_of(error, request.step, self._group.index))
+        finally:
+            request.release()
+        if result.error is None:
+            self._count(saves=1, save_s=time.monotonic() - request.began, save_bytes=request.own_bytes)
+        else:
+            self._count(saves_failed=1)
+            _log.warning("the local save of step %d failed; durable saves go on: %s", request.step, result.error)
+        return result
+
+    def _save_together(self, request: SaveRequest) -> SaveResult:
+        group, messages = self._group, f"{self._messages}/{request.counter % MESSAGE_NAMES}"
+        opening = Opening(*ask_primary(group, f"{messages}/begin", self._begin, self._local.timeout_s))
+        key = LocalKey(request.step, opening.number, request.save_id, group.count)
+        folder = self._open_folder(opening.run)
+        target = SaveTarget(folder.storage, group, request.key, key.folder, "", messages, self._local.timeout_s, began=request.began)
+        work = SnapshotWork(request, target, self.options)
+        try:
+            self._make_room(folder, opening, request)
+            part = self._write(request, key, folder, work)
+            for ward in self._wards:
+                self._copy_part(ward, key, folder, target)
+            report = SaveReport(group.index, request.key, part.items)
+        except Exception as error:
+            report = SaveReport.of_error(group.index, request.key, error)
+            if self._server is not None:
+                self._server.give_up(key, group.index)
+        result = self._settle(report, work, target, request)
+        if result.error is None:
+            self._committed(key, folder)
+        else:
+            folder.let_go(key, [f"{key.folder}/{name}" for name in work.own_files()])
+        return result
+
+    def _begin(self) -> list[Any]:
+        """Returns the opening of this save, at the primary, once it is durable."""
+        assert self._lineage is not None
+        opening = self._lineage.current()
+        assert opening is not None
+        return [opening.run, opening.number, opening.writer, opening.base]
+
+    def _make_room(self, folder: HostFolder, opening: Opening, request: SaveRequest) -> None:
+        """Deletes what is dead by now, and refuses a save that there is no room for."""
+        if self._is_keeper:
+            folder.prune(opening.number, self._writer_id, [key for key in self.found() if key.step <= opening.base][: self._local.keep])
+        need = request.own_bytes * (1 + len(self._wards))
+        if self._local.max_bytes is not None and need * (self._local.keep + 1) > self._local.max_bytes:
+            raise TierTooLarge(
+                f"{self._local.keep + 1} local steps with the copies of {len(self._wards)} other processes need "
+                f"{need * (self._local.keep + 1):,} bytes here, above max_bytes={self._local.max_bytes:,}"
+            )
+        free = shutil.disk_usage(self._path).free + folder.storage.spare_bytes()
+        if need > free:
+            others = [path.name for path in self._path.iterdir() if path.is_dir() and path.name != folder.run]
+            held = f"; folders of other runs hold some: {', '.join(sorted(others)[:4])}" if others else ""
+            raise OSError(28, f"a local step and its copies need {need:,} bytes here, {free:,} are free{held}", str(self._path))
+
+    def _write(self, request: SaveRequest, key: LocalKey, folder: HostFolder, work: SnapshotWork) -> Part:
+        """Writes this process's part and serves it."""
+        items = work.write()
+        head = None
+        if not self._group.index:
+            trees = {name: tree_text(plan) for name, plan in work.plans().items()}
+            head = StepHead(trees, request.started_s, time.time(), request.metrics, request.metadata)
+        part = Part(folder.run, key, self._group.index, items, head)
+        folder.publish(part, part.to_bytes())
+        self._serve(part)
+        return part
+
+    def _copy_part(self, ward: int, key: LocalKey, folder: HostFolder, target: SaveTarget) -> None:
+        """Copies a ward's part, each byte checked, and serves it too."""
+        with PeerConnection(self._peers[ward].address, self._secret, timeout_s=target.remaining_s or 0.001) as peer:
+            try:
+                data = peer.wait(key.part_name(ward), target.remaining_s or 0.001)
+            except FileNotFoundError:
+                raise PeerFailed(5, f"process {ward} has given its part of step {key.step} up") from None
+            part = Part.from_bytes(data, f"{peer.address}: {key.part_name(ward)}")
+            if (part.run, part.key, part.process) != (folder.run, key, ward):
+                raise PeerFailed(
+                    5, f"process {ward} gave process {part.process}'s part of {part.key}, where its own of {key} was asked for"
+                )
+            try:
+                for item, report in part.items.items():
+                    for file in report.files:
+                        _copy_file(peer, f"{key.folder}/{item}", file, folder, target)
+            except BaseException:
+                folder.storage.spare(part.files)
+                raise
+        folder.publish(part, data)
+        self._serve(part)
+        self._count(copied_bytes=sum(part.files.values()))
+
+    def _settle(self, report: SaveReport, work: SnapshotWork, target: SaveTarget, request: SaveRequest) -> SaveResult:
+        """Returns how the save ended, alike on all processes."""
+        timeout_s = target.remaining_s + 1.0
+        if self._group.index and not report.error:
+            try:
+                request.cancellation.close(request.step, self._group.index)
+            except SaveCancelled as error:
+                report = SaveReport.of_error(self._group.index, request.key, error)
+        gathered = self._group.gather(f"{target.messages}/report", report.to_bytes(), timeout_s=timeout_s)
+        told = None
+        if gathered is not None:
+            reports = [SaveReport.from_bytes(data) for data in gathered]
+            self._off = next((each.error for each in reports if each.kind == TierTooLarge.__name__), self._off)
+            told = json.dumps([self._off, self._judge(work, reports, request).to_bytes().decode()]).encode()
+        self._off, result = json.loads(self._group.broadcast(f"{target.messages}/outcome", told, timeout_s=timeout_s))
+        return SaveResult.from_bytes(result.encode())
+
+    def _judge(self, work: SnapshotWork, reports: Sequence[SaveReport], request: SaveRequest) -> SaveResult:
+        """Returns the result, at the primary: the reports have to fit together as at a commit."""
+        try:
+            check_save_reports(reports, request.key, range(self._group.count))
+            work.check(work.build(reports))
+            request.cancellation.close(request.step, 0)
+        except Exception as error:
+            return SaveResult(request.key, failure_of(error, request.step, 0))
+        return SaveResult(request.key)
+
+    def _committed(self, key: LocalKey, folder: HostFolder) -> None:
+        """Knows the new step, and lets the oldest go."""
+        holders = [sorted({self._keepers[rank] for rank in [rank, *self._copies[rank]]}) for rank in range(self._group.count)]
+        with self._lock:
+            kept = [found for found in self._found if found.key.save_id.startswith(self._writer_id)]
+            self._found = [FoundStep(key, [], holders), *kept][: self._local.keep]
+            stay = {found.key for found in self._found}
+        for old in folder.saves():
+            if old not in stay:
+                if self._server is not None:
+                    self._server.withdraw(old.folder)
+                folder.let_go(old)
+        if self._is_keeper:
+            folder.prune(key.opening, self._writer_id, [])
+
+    # --- restoring
+
+    def open_step(self, key: LocalKey) -> tuple[PeerStorage, Record]:
+        """Returns a local step to read from, whoever has it; every process calls it. Blocks. Raises CheckpointError, on every process."""
+        found = next((found for found in self._found if found.key == key), None)
+        assert found is not None and self._folder is not None
+        name, timeout_s = f"{self._messages}/record", self.options.restore_timeout_s
+        data: str = ask_primary(self._group, name, lambda: self._record(found), timeout_s)
+        text = zlib.decompressobj().decompress(base64.b64decode(data), RECORD_LIMIT_BYTES)
+        storage = self._storage_of(found, text)
+        return storage, parse_record(text, f"{storage.root}/{key.folder}")
+
+    def _record(self, found: FoundStep) -> str:
+        return base64.b64encode(zlib.compress(record_of(found, self._head(found)), 1)).decode()
+
+    def _storage_of(self, found: FoundStep, record: bytes) -> PeerStorage:
+        assert self._folder is not None
+        peers = Peers({rank: peer.address for rank, peer in enumerate(self._peers)}, self._secret, self._local.timeout_s)
+        own = frozenset({self._keepers[self._group.index]})
+        turn = self._group.index
+        holders = [[*ranks[turn % len(ranks) :], *ranks[: turn % len(ranks)]] for ranks in found.holders]  # not all ask the same first
+        return PeerStorage(self._folder.storage, found.key.folder, record, holders, own, peers)
+
+    def head(self, step: int) -> StepHead:
+        """Returns metrics and metadata of a local step. Raises StepNotFound, Corrupt."""
+        found = next((found for found in self._found if found.key.step == step), None)
+        if found is None:
+            raise StepNotFound(f"there is no local step {step}", step=step)
+        return self._head(found)
+
+    def _head(self, found: FoundStep) -> StepHead:
+        """Reads process 0's part, from whoever has it as its inventory said."""
+        assert self._folder is not None
+        name, failures = found.key.part_name(0), list[str]()
+        for rank in sorted(found.holders[0], key=lambda rank: rank != self._keepers[self._group.index]):
+            try:
+                part = Part.from_bytes(self._part_text(rank, name), name)
+                if part.key == found.key and part.head is not None and (not found.reports or part.summary()[-1] == found.reports[0]):
+                    return part.head
+                failures.append(f"process {rank} gave another part")
+            except (OSError, CheckpointError) as error:
+                failures.append(f"process {rank}: {error_text(error)}")
+        raise Corrupt(f"local step {found.key.step}: the part of process 0 cannot be read: {'; '.join(failures)}", step=found.key.step)
+
+    def _part_text(self, rank: int, name: str) -> bytes:
+        assert self._folder is not None
+        if rank == self._keepers[self._group.index]:
+            return self._folder.storage.fetch(name, RECORD_LIMIT_BYTES)
+        with PeerConnection(self._peers[rank].address, self._secret) as peer:
+            return peer.wait(name, self._local.timeout_s)
+
+    def restore(self, storage: PeerStorage, restore: Callable[[], T]) -> T:
+        """Returns what `restore` returns, which reads from `storage`; where a copy is damaged, it is tried again with the next."""
+        try:
+            while True:
+                try:
+                    value = restore()
+                    self._count(restores=1)
+                    return value
+                except Corrupt as error:
+                    if not storage.pass_over(error.file):
+                        raise
+                    _log.warning("another copy is read instead: %s", error)
+        finally:
+            storage.close()
+
+    # --- the end
+
+    def _count(self, **amounts: float) -> None:
+        with self._lock:
+            for name, amount in amounts.items():
+                self._counts[name] += amount
+
+    def statistics(self) -> dict[str, Any]:
+        """Returns what the tier has done, in JSON types: `local_saves`, `local_saves_failed`, ..., and why it is `local_off`."""
+        with self._lock:
+            counts = {f"local_{name}": amount if name.endswith("_s") else int(amount) for name, amount in self._counts.items()}
+        return counts | {"local_off": self._off}
+
+    def is_busy(self) -> bool:
+        """Says whether a local save is in flight on this process."""
+        return self._saver.busy()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Waits for the local save in flight. Raises TimeoutError after `timeout_s`."""
+        self._saver.join(timeout_s)
+
+    def raise_error(self) -> None:
+        """Raises the error of a local save that failed, once, if the tier is strict."""
+        failed = self._saver.take_error()
+        if failed is not None and self._local.strict:
+            raise failed
+
+    def close(self, timeout_s: float) -> None:
+        """Waits for the save in flight and ends the part server; what was saved stays on the hosts. Idempotent."""
+        with contextlib.suppress(TimeoutError):
+            self._saver.join(timeout_s)
+        self._saver.close()
+        self._scheduler.close()
+        if self._server is not None:
+            self._server.close()
+        if self._folder is not None:
+            self._folder.close()
+        if mark := self._peers[self._group.index].mark:
+            with contextlib.suppress(OSError):
+                (self._path / mark).unlink(missing_ok=True)
+
+
+def _copy_file(peer: PeerConnection, folder_name: str, report: FileReport, folder: HostFolder, target: SaveTarget) -> None:
+    """Copies one file of a ward and checks every byte of it against its report."""
+    name = f"{folder_name}/{report.name}"
+    where = f"{peer.address}: {name}"
+    head = bytearray(report.head or report.size)
+    _fetch(peer, name, 0, memoryview(head), target)
+    if crc32c(head) != report.crc:
+        raise Corrupt(f"{where}: the checksum of what came does not fit", path=where, file=where)
+    chunks = parse_header(bytes(head), report.size, where).values() if report.head else ()
+    entries = sorted((chunk.start, chunk.nbytes, chunk.checksum.crc) for chunk in chunks if chunk.nbytes)
+    file, done, crc = folder.storage.open_to_write(name, report.size), 0, 0
+    try:
+        write_all(file, [memoryview(head)], 0)
+        memory = memoryview(bytearray(min(PIECE_BYTES, report.size - len(head))))
+        for at in range(len(head), report.size, PIECE_BYTES):
+            piece = memory[: report.size - at]
+            _fetch(peer, name, at, piece, target)
+            while done < len(entries) and entries[done][0] < at + piece.nbytes:
+                start, nbytes, expected = entries[done]
+                crc = crc32c(piece[max(0, start - at) : start + nbytes - at], crc)
+                if start + nbytes > at + piece.nbytes:
+                    break
+                if crc != expected:
+                    raise Corrupt(f"{where}: the checksum of the chunk at byte {start} does not fit", path=where, file=where)
+                done, crc = done + 1, 0
+            write_all(file, [piece], at)
+        os.ftruncate(file, report.size)
+    finally:
+        os.close(file)
+
+
+def _fetch(peer: PeerConnection, name: str, offset: int, buffer: memoryview, target: SaveTarget) -> None:
+    got = peer.read(name, offset, [buffer], target.remaining_s or 0.001)
+    if got != buffer.nbytes:
+        raise PeerFailed(5, f"the part server at {peer.address} has {got} of {buffer.nbytes} bytes of {name} at {offset}")
+
+
+def _own_address() -> str:
+    """Returns the address of this host that reaches the coordinator: peers reach it too. Raises CheckpointError where that is not known."""
+    address = coordinator_address() or ""
+    host, _, port = address.rpartition(":")
+    if address.startswith("unix:") or not host or not port.isdecimal():
+        found = f"the coordinator is at {address}" if address else "no coordinator is known"
+        raise CheckpointError(f"which address of this host its peers reach is not known ({found}): pass Local(address=...)")
+    family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:  # a datagram socket that is connected sends nothing
+        probe.connect(target)
+        return str(probe.getsockname()[0])
+
+
+def _boot_id() -> str:
+    """Returns what tells this machine, since it was started, from others."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:  # no Linux
+        return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:32]

@@ -1,0 +1,38 @@
+"""Casts at save: floating-point arrays of a tree in another precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..format.tree import describe, flatten
+
+SaveDtype: TypeAlias = Any | Callable[[str], Any] | None
+
+
+def cast_tree(tree: Any, dtype: SaveDtype) -> Any:
+    """Returns the tree with its floating-point arrays as `dtype`, or as what `dtype(path)` says (None: as they are); all else stays.
+
+    Arrays of jax are cast on their devices, where the copies take room until the snapshot is taken. Raises ValueError for a dtype that is
+    none of floating point.
+    """
+    if dtype is None:
+        return tree
+    chosen = (lambda path: dtype) if isinstance(dtype, type | np.dtype | str) else dtype
+    leaves, treedef = flatten(tree)
+    return treedef.unflatten([_cast(leaf, path, chosen) for leaf, path in zip(leaves, describe(tree)[1], strict=True)])
+
+
+def _cast(leaf: Any, path: str, chosen: Callable[[str], Any]) -> Any:
+    if not hasattr(leaf, "astype") or not jnp.issubdtype(leaf.dtype, jnp.floating) or (wanted := chosen(path)) is None:
+        return leaf
+    try:
+        dtype = jnp.dtype(wanted)
+    except TypeError:
+        dtype = np.dtype(object)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"save: dtype={wanted!r} for the leaf {path!r}: expected a floating-point dtype, as jnp.bfloat16, or None")
+    return leaf if leaf.dtype == dtype else leaf.astype(dtype)

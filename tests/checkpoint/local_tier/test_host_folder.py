@@ -1,0 +1,141 @@
+"""The folder of a run on one host: what is written over, what counts as there, and what is deleted."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint.format.files import FileReport, ItemReport, pack_name
+from holdfast.checkpoint.local_tier.host_folder import HostFolder, HostStorage
+from holdfast.checkpoint.local_tier.parts import LocalKey, Part
+
+RUN = "0" * 32
+KEY = LocalKey(7, 1, "0000000100000001", 2)
+
+
+def _saved(folder: HostFolder, key: LocalKey = KEY, data: bytes = b"x" * 100) -> Part:
+    """Writes a part of one pack."""
+    name = pack_name(1, 0, key.save_id)
+    folder.storage.write(f"{key.folder}/state/{name}", len(data), [(0, [memoryview(data)])])
+    report = ItemReport(1, "p", (FileReport(name, len(data), 0, 0),))
+    found = Part(folder.run, key, 1, {"state": report})
+    folder.publish(found, found.to_bytes())
+    return found
+
+
+def _next(number: int, key: LocalKey = KEY) -> LocalKey:
+    return key._replace(step=key.step + number, save_id=f"00000001{number:08x}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> HostFolder:
+    return HostFolder(tmp_path, RUN)
+
+
+def _pack(folder: HostFolder, key: LocalKey) -> Path:
+    return folder.path / key.folder / "state" / pack_name(1, 0, key.save_id)
+
+
+@pytest.mark.parametrize("size", [0, 50, 100, 200])
+def test_what_was_let_go_is_written_over(size: int, folder: HostFolder) -> None:
+    """The next file has its inode and its own bytes, no more and no fewer; the old folder goes."""
+    _saved(folder)
+    inode = _pack(folder, KEY).stat().st_ino
+    folder.let_go(KEY)
+    assert folder.scan() == []
+    assert folder.storage.spare_bytes() == 100
+    _saved(folder, _next(1), b"y" * size)
+    assert _pack(folder, _next(1)).stat().st_ino == inode
+    assert _pack(folder, _next(1)).read_bytes() == b"y" * size
+    assert not (folder.path / KEY.folder).exists()
+    assert folder.storage.spare_bytes() == 0
+
+
+def test_what_is_someone_elses_too_is_not_written_over(folder: HostFolder, tmp_path: Path) -> None:
+    """A file with a second name, a link in its place, one that is gone: the next is a fresh one."""
+    _saved(folder)
+    os.link(_pack(folder, KEY), tmp_path / "second")
+    folder.let_go(KEY)
+    _saved(folder, _next(1), b"y" * 100)
+    assert (tmp_path / "second").read_bytes() == b"x" * 100
+    folder.let_go(_next(1))
+    _pack(folder, _next(1)).unlink()
+    _pack(folder, _next(1)).symlink_to(tmp_path / "second")
+    _saved(folder, _next(2), b"z" * 100)
+    assert (tmp_path / "second").read_bytes() == b"x" * 100
+    folder.let_go(_next(2))
+    _pack(folder, _next(2)).unlink()
+    _saved(folder, _next(3), b"z" * 100)
+    assert _pack(folder, _next(3)).read_bytes() == b"z" * 100
+
+
+def test_nothing_is_written_behind_a_link(folder: HostFolder, tmp_path: Path) -> None:
+    """As in every root."""
+    (tmp_path / "elsewhere").mkdir()
+    folder.path.mkdir()
+    (folder.path / "1").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="it is a link"):
+        _saved(folder)
+
+
+def test_a_part_is_there_with_all_its_files_or_not(folder: HostFolder) -> None:
+    """Cut, missing, damaged, in another's place, of another run: passed over."""
+    assert folder.scan() == []
+    found = _saved(folder)
+    assert folder.scan() == [found]
+    path = folder.path / KEY.part_name(1)
+    data = path.read_bytes()
+    for damaged in (b"", data[:-10], data.replace(b'"process":1', b'"process":0')):
+        path.write_bytes(damaged)
+        assert folder.scan() == []
+    path.write_bytes(replace(found, run="1" * 32).to_bytes())
+    assert folder.scan() == []
+    path.write_bytes(data)
+    path.rename(path.with_name("part-00000.json"))
+    assert folder.scan() == []
+    (path.parent / "part-00000.json").rename(path)
+    os.truncate(_pack(folder, KEY), 99)
+    assert folder.scan() == []
+    _pack(folder, KEY).unlink()
+    assert folder.scan() == []
+
+
+def test_what_earlier_attempts_left_is_pruned(folder: HostFolder) -> None:
+    """All of it, whole or not, but what stays; nothing of this writer, nothing of a later opening, nothing that is not ours."""
+    mine, old, stays, later = KEY, *(_next(number)._replace(save_id=f"0000000{number}00000001") for number in (2, 3, 4))
+    later = later._replace(opening=5)
+    for key in (mine, old, stays, later):
+        _saved(folder, key)
+    (folder.path / "1" / "notes-of-mine").mkdir()
+    folder.prune(4, "00000001", [stays])
+    assert sorted(found.key for found in folder.scan()) == sorted([mine, stays, later])
+    assert (folder.path / "1" / "notes-of-mine").is_dir()
+    assert not (folder.path / old.folder).exists()
+
+
+def test_spare_files_go_at_the_end(folder: HostFolder) -> None:
+    """And folders that are empty then; what is published stays."""
+    _saved(folder)
+    _saved(folder, _next(1))
+    assert folder.saves() == [KEY, _next(1)]
+    folder.let_go(KEY)
+    folder.close()
+    assert [found.key for found in folder.scan()] == [_next(1)]
+    assert not (folder.path / KEY.folder).exists()
+
+
+def test_an_error_while_writing_leaves_no_part(tmp_path: Path) -> None:
+    """The file that was begun is nobody's: no part names it."""
+
+    def broken() -> object:
+        yield 0, [memoryview(b"abc")]
+        raise OSError(5, "the device says no")
+
+    storage = HostStorage(tmp_path)
+    with pytest.raises(OSError, match="the device says no"):
+        storage.write("1/x/state/y", 10, broken())  # type: ignore[arg-type]
+    storage.spare(["1/x/state/y", "1/x/state/never"])
+    assert storage.spare_bytes() == 3

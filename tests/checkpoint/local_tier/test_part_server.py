@@ -1,0 +1,223 @@
+"""The part server over real sockets: what peers get, and what strangers and liars do not."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint.format.files import FileReport, ItemReport, pack_name
+from holdfast.checkpoint.local_tier import part_server
+from holdfast.checkpoint.local_tier.part_server import (
+    ABSENT,
+    ANSWER,
+    GET,
+    MAGIC,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    REQUEST,
+    WAIT,
+    PartServer,
+    proof,
+    receive_bytes,
+)
+from holdfast.checkpoint.local_tier.parts import LocalKey, Part, StepHead
+from holdfast.checkpoint.local_tier.peer_storage import PeerConnection, PeerFailed
+
+SECRET = b"s" * 32
+KEY = LocalKey(7, 1, "0000000100000001", 2)
+BYTES = bytes(range(256)) * 1000
+FILE = f"{KEY.folder}/state/{pack_name(1, 0, KEY.save_id)}"
+
+
+def make_part(folder: Path, data: bytes = BYTES, process: int = 1) -> Part:
+    """Writes a pack of a part, and returns the part."""
+    name = pack_name(process, 0, KEY.save_id)
+    path = folder / KEY.folder / "state" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    report = ItemReport(process, "p", (FileReport(name, len(data), 0, 0),))
+    part = Part("0" * 32, KEY, process, {"state": report}, None if process else StepHead({}, 1.0, 2.0))
+    (folder / KEY.part_name(process)).write_bytes(part.to_bytes())
+    return part
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[PartServer]:
+    with PartServer("127.0.0.1", SECRET) as server:
+        server.publish(tmp_path, make_part(tmp_path))
+        (tmp_path / "secret.txt").write_text("not a part")
+        yield server
+
+
+def _raw(server: PartServer) -> socket.socket:
+    """Returns a connection that has proved itself, to say anything over."""
+    host, port = server.address.split(":")
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    nonces = receive_bytes(connection, len(MAGIC) + NONCE_BYTES, 10)[len(MAGIC) :] + b"n" * NONCE_BYTES
+    connection.sendall(b"n" * NONCE_BYTES + proof(SECRET, b"client", nonces))
+    assert receive_bytes(connection, PROOF_BYTES, 10) == proof(SECRET, b"server", nonces)
+    return connection
+
+
+def _is_ended(connection: socket.socket) -> bool:
+    connection.settimeout(10)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_a_peer_gets_parts_and_ranges_of_files(server: PartServer, tmp_path: Path) -> None:
+    """WAIT brings a part's text, GET any range, short at the file's end, over one connection."""
+    with PeerConnection(server.address, SECRET) as peer:
+        assert peer.wait(KEY.part_name(1), 5) == make_part(tmp_path).to_bytes()
+        first, second = bytearray(10), bytearray(300)
+        assert peer.read(FILE, 100, [memoryview(first), memoryview(second)], 5) == 310
+        assert first + second == BYTES[100:410]
+        assert peer.read(FILE, len(BYTES) - 4, [memoryview(first)], 5) == 4
+        assert first[:4] == BYTES[-4:]
+        assert peer.read(FILE, len(BYTES), [memoryview(first)], 5) == 0
+        assert peer.read(FILE, len(BYTES) + 999, [memoryview(first)], 5) == 0
+    assert server.statistics()["served_bytes"] == 314
+
+
+def test_wait_returns_once_the_part_is_published(server: PartServer, tmp_path: Path) -> None:
+    """Who asks before it is there gets it the moment it comes; who asks for what was given up is told at once."""
+    found: list[bytes] = []
+
+    def ask() -> None:
+        with PeerConnection(server.address, SECRET) as peer:
+            found.append(peer.wait(KEY.part_name(0), 30))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    part = make_part(tmp_path, process=0)
+    server.publish(tmp_path, part)
+    asking.join(20)
+    assert found == [part.to_bytes()]
+    server.give_up(KEY, 9)
+    with PeerConnection(server.address, SECRET) as peer, pytest.raises(FileNotFoundError):
+        peer.wait(KEY.part_name(9), 30)
+
+
+def test_a_part_that_never_comes_is_waited_for_no_longer_than_asked(server: PartServer) -> None:
+    """The wait is bounded, and its error says which peer and what."""
+    with PeerConnection(server.address, SECRET) as peer, pytest.raises(PeerFailed, match=r"127\.0\.0\.1:\d+ could not give .*part-00000"):
+        peer.wait(KEY.part_name(0), 0.2)
+
+
+NAMES = [
+    "secret.txt",
+    "../secret.txt",
+    f"{KEY.folder}/../../secret.txt",
+    "/etc/passwd",
+    f"./{FILE}",
+    FILE + "/",
+    KEY.folder,
+    "x" * 512,
+    "\0",
+]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: repr(name[:20]))
+def test_names_that_were_not_published_are_absent(name: str, server: PartServer) -> None:
+    """A name is looked up, never joined to a path; the connection goes on."""
+    with PeerConnection(server.address, SECRET) as peer:
+        with pytest.raises(FileNotFoundError):
+            peer.read(name, 0, [memoryview(bytearray(10))], 5)
+        assert peer.read(FILE, 0, [memoryview(bytearray(10))], 5) == 10
+
+
+def test_what_was_withdrawn_is_absent(server: PartServer) -> None:
+    """A local step that is let go is served no more."""
+    server.withdraw(KEY.folder)
+    with PeerConnection(server.address, SECRET) as peer, pytest.raises(FileNotFoundError):
+        peer.read(FILE, 0, [memoryview(bytearray(10))], 5)
+
+
+def test_a_link_in_place_of_a_pack_is_not_followed(server: PartServer, tmp_path: Path) -> None:
+    """Who can write into the folder cannot make the server read elsewhere."""
+    (tmp_path / FILE).unlink()
+    (tmp_path / FILE).symlink_to(tmp_path / "secret.txt")
+    with PeerConnection(server.address, SECRET) as peer, pytest.raises(FileNotFoundError):
+        peer.read(FILE, 0, [memoryview(bytearray(10))], 5)
+
+
+def test_a_wrong_secret_gets_nothing(server: PartServer) -> None:
+    """A process of another attempt is refused; so is a server that does not know the secret, by its client."""
+    with pytest.raises(PeerFailed, match="could not prove itself"):
+        PeerConnection(server.address, b"t" * 32)
+    assert server.statistics()["refused"] == 1
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\0" * 4096,
+        b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" + b"x" * 100,
+        os.urandom(4096),
+    ],
+    ids=["zeros", "http", "noise"],
+)
+def test_strangers_are_refused(garbage: bytes, server: PartServer) -> None:
+    """Whatever who has not proved itself says, the connection ends, and others are served."""
+    host, port = server.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as stranger:
+        receive_bytes(stranger, len(MAGIC) + NONCE_BYTES, 10)
+        stranger.sendall(garbage)
+        assert _is_ended(stranger)
+    with PeerConnection(server.address, SECRET) as peer:
+        assert peer.read(FILE, 0, [memoryview(bytearray(10))], 5) == 10
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [REQUEST.pack(9, 3, 0, 1) + b"abc", REQUEST.pack(GET, 0, 0, 1), REQUEST.pack(GET, 65535, 0, 1), REQUEST.pack(WAIT, 513, 0, 0)],
+    ids=["another verb", "no name", "a long name", "a name too long"],
+)
+def test_requests_that_do_not_fit_end_the_connection(request_bytes: bytes, server: PartServer) -> None:
+    """Also of one that has proved itself."""
+    with _raw(server) as connection:
+        connection.sendall(request_bytes)
+        assert _is_ended(connection)
+
+
+def test_offsets_and_sizes_beyond_the_file_bring_nothing(server: PartServer) -> None:
+    """Numbers up to 2^64 - 1 are answered with what there is."""
+    name = FILE.encode()
+    with _raw(server) as connection:
+        connection.sendall(REQUEST.pack(GET, len(name), 2**64 - 1, 2**64 - 1) + name)
+        assert ANSWER.unpack(receive_bytes(connection, ANSWER.size, 10)) == (0, 0)
+        connection.sendall(REQUEST.pack(GET, 4, 0, 1) + b"\xff\xfe\xfd\xfc")
+        assert ANSWER.unpack(receive_bytes(connection, ANSWER.size, 10)) == (ABSENT, 0)
+
+
+def test_there_is_a_most_of_connections(server: PartServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond it a connection is closed at once, and one that goes makes room."""
+    monkeypatch.setattr(part_server, "MOST_CONNECTIONS", 1)
+    with PeerConnection(server.address, SECRET) as peer:
+        with pytest.raises(PeerFailed):
+            PeerConnection(server.address, SECRET)
+        assert peer.read(FILE, 0, [memoryview(bytearray(10))], 5) == 10
+
+
+def test_who_waits_learns_of_the_end(server: PartServer) -> None:
+    """`close` ends all connections at once, those that wait too, and may be called again."""
+    with PeerConnection(server.address, SECRET) as peer:
+        threading.Timer(0.05, server.close).start()
+        with pytest.raises(OSError, match=r"No such|could not give|no such"):
+            peer.wait(KEY.part_name(0), 60)
+    server.close()
+
+
+def test_a_server_that_is_forgotten_is_warned_of() -> None:
+    """As every object that lives long."""
+    server = PartServer("127.0.0.1", SECRET)
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        server.__del__()
+    server.close()

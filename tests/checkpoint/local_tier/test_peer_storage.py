@@ -1,0 +1,180 @@
+"""Reading from peers: liars, silent ones, and the next copy."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint.local_tier.part_server import (
+    ANSWER,
+    MAGIC,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    REQUEST,
+    PartServer,
+    proof,
+    receive_bytes,
+)
+from holdfast.checkpoint.local_tier.peer_storage import PeerConnection, PeerFailed, Peers, PeerStorage
+from holdfast.checkpoint.storage.local import LocalStorage
+from tests.checkpoint.local_tier.test_part_server import BYTES, FILE, KEY, SECRET, make_part
+
+
+@contextmanager
+def _liar(answer: Callable[[socket.socket], None], *, greets: bool = True) -> Iterator[str]:
+    """Yields the address of a server that proves itself like ours, and then does as it likes."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    ended = threading.Event()
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            if greets:
+                connection.sendall(MAGIC + b"n" * NONCE_BYTES)
+                found = receive_bytes(connection, NONCE_BYTES + PROOF_BYTES, 10)
+                connection.sendall(proof(SECRET, b"server", b"n" * NONCE_BYTES + found[:NONCE_BYTES]))
+                receive_bytes(connection, REQUEST.size + len(FILE), 10)
+            answer(connection)
+            ended.wait(20)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        ended.set()
+        thread.join(10)
+        listener.close()
+
+
+LIES: dict[str, bytes] = {
+    "more than was asked for": ANSWER.pack(0, 11) + b"x" * 11,
+    "a size beyond all": ANSWER.pack(0, 2**64 - 1),
+    "an answer that there is not": ANSWER.pack(77, 0),
+    "absent, with bytes": ANSWER.pack(1, 5) + b"x" * 5,
+    "half an answer": ANSWER.pack(0, 10) + b"x" * 5,
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("kind", LIES)
+def test_a_peer_that_lies_is_an_error_in_time(kind: str) -> None:
+    """Nothing is believed beyond what was asked for, and nobody waits longer than allowed."""
+    began = time.monotonic()
+    with _liar(lambda connection: connection.sendall(LIES[kind])) as address, PeerConnection(address, SECRET) as peer:
+        with pytest.raises(PeerFailed, match=f"the part server at {address} could not give"):
+            peer.read(FILE, 0, [memoryview(bytearray(10))], 0.3)
+    assert time.monotonic() - began < 10
+
+
+def test_a_peer_that_drips_is_silent_in_the_end() -> None:
+    """A byte now and then does not make a call last longer."""
+    stopping = threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        connection.sendall(ANSWER.pack(0, 10_000))
+        while not stopping.wait(0.05):
+            connection.sendall(b"x")
+
+    with _liar(drip) as address, PeerConnection(address, SECRET) as peer:
+        with pytest.raises(PeerFailed, match="silent for too long"):
+            peer.read(FILE, 0, [memoryview(bytearray(10_000))], 0.4)
+        stopping.set()
+
+
+@pytest.mark.parametrize("greeting", [b"SSH-2.0-OpenSSH\r\n" + b"x" * 100, MAGIC + b"n" * NONCE_BYTES + b"x" * PROOF_BYTES, b""])
+def test_what_is_no_part_server_is_not_asked(greeting: bytes) -> None:
+    """Another service at that port, a server without the secret, one that says nothing."""
+    with _liar(lambda connection: connection.sendall(greeting), greets=False) as address:
+        with pytest.raises(PeerFailed, match=f"{address} could not prove itself"):
+            PeerConnection(address, SECRET, timeout_s=0.3)
+
+
+def test_nobody_at_the_address() -> None:
+    """A host that is gone is an error with its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(PeerFailed, match=f"127.0.0.1:{port} could not be reached"):
+        PeerConnection(f"127.0.0.1:{port}", SECRET)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[list[PartServer]]:
+    """Yields the servers of ranks 0 to 2, which all hold process 1's part."""
+    servers = [PartServer("127.0.0.1", SECRET) for _ in range(3)]
+    for rank, server in enumerate(servers):
+        server.publish(tmp_path / str(rank), make_part(tmp_path / str(rank)))
+    yield servers
+    for server in servers:
+        server.close()
+
+
+@contextmanager
+def _storage(hosts: list[PartServer], tmp_path: Path, own: int = 0) -> Iterator[PeerStorage]:
+    with Peers({rank: server.address for rank, server in enumerate(hosts)}, SECRET, 5) as peers:
+        yield PeerStorage(LocalStorage(tmp_path / str(own)), KEY.folder, b"{}", [[0], [0, 1, 2]], frozenset({own}), peers)
+
+
+def _read(storage: PeerStorage, offset: int = 0, size: int = 10) -> bytes:
+    data = bytearray(size)
+    assert storage.read(FILE, offset, [memoryview(data)]) == size
+    return bytes(data)
+
+
+def test_the_own_folder_comes_first(hosts: list[PartServer], tmp_path: Path) -> None:
+    """Where this host has the file, no peer is asked."""
+    with _storage(hosts, tmp_path, own=1) as storage:
+        assert _read(storage, 5) == BYTES[5:15]
+        assert storage.fetch(f"{KEY.folder}/checkpoint.json", 100) == b"{}"
+    assert [server.statistics()["connections"] for server in hosts] == [0, 0, 0]
+
+
+def test_a_copy_that_is_gone_is_passed_over(hosts: list[PartServer], tmp_path: Path) -> None:
+    """The own file deleted, a peer dead: the next has it, and connections are used again."""
+    (tmp_path / "0" / FILE).unlink()
+    hosts[1].close()
+    with _storage(hosts, tmp_path) as storage:
+        for _ in range(3):
+            assert _read(storage) == BYTES[:10]
+    assert hosts[2].statistics()["connections"] == 1
+
+
+def test_a_damaged_copy_is_passed_over_when_told(hosts: list[PartServer], tmp_path: Path) -> None:
+    """Each copy once; then there is none, and reading says so. Other files' copies stay."""
+    with _storage(hosts, tmp_path) as storage:
+        path = f"{storage.root}/{FILE}"
+        assert not storage.pass_over(path), "it was never read"
+        for rank in range(3):
+            (tmp_path / str(rank) / FILE).write_bytes(bytes([rank]) * len(BYTES))
+            assert _read(storage) == bytes([rank]) * 10
+            assert storage.pass_over(path) == (rank < 2)
+        with pytest.raises(FileNotFoundError, match="no host that is there has a copy"):
+            _read(storage)
+
+
+@pytest.mark.parametrize("name", ["../x", "1/8-0000000100000001/state/00001-x", f"{KEY.folder}/state/x", f"{KEY.folder}/state/00009-0"])
+def test_names_of_no_part_are_nowhere(name: str, hosts: list[PartServer], tmp_path: Path) -> None:
+    """What belongs to no process of the step is asked of nobody."""
+    with _storage(hosts, tmp_path) as storage, pytest.raises(FileNotFoundError):
+        storage.read(name, 0, [memoryview(bytearray(1))])
+
+
+def test_a_local_step_is_only_read(hosts: list[PartServer], tmp_path: Path) -> None:
+    """Every other verb is an OSError, and a listing empty."""
+    with _storage(hosts, tmp_path) as storage:
+        for call in (
+            lambda: storage.write("x", 0, []),
+            lambda: storage.commit("x", b"", "y"),
+            lambda: storage.delete(["x"]),
+            lambda: storage.size(FILE),
+            lambda: storage.fetch("x", 1),
+        ):
+            with pytest.raises(OSError):
+                call()
+        assert storage.list("") == []

@@ -1,0 +1,420 @@
+"""The local tier over real sockets and a real coordinator; a rank is a thread, a host a folder and a name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint import CheckpointError, CheckpointManager, EveryNSteps, Local, Options, StepNotFound, TreeMismatch
+from tests.support.local_hosts import Job, is_state, job, state
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> list[Path]:
+    return [tmp_path / f"host{rank}" for rank in range(4)]
+
+
+def lose(*folders: Path) -> None:
+    """Takes hosts away with all that they had."""
+    for folder in folders:
+        shutil.rmtree(folder)
+
+
+def packs(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.safetensors"))
+
+
+def flip(path: Path, at: int = -100) -> None:
+    """Flips a bit in the data of a pack."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_a_local_step_comes_back_from_the_own_folder(root: Path, hosts: list[Path]) -> None:
+    """Each step is saved on the hosts alone, listed on all ranks, and restored without a byte from a peer."""
+    with job(root, hosts[:2]) as first:
+        first.save(0)
+        first.save(7, metadata={"at": 7}, metrics={"loss": 0.5})
+        assert first.each(lambda rank, manager: (manager.all_steps(), manager.local_steps())) == [([0, 7], [7])] * 2
+        assert first.statistics("saves") == [1, 1]
+        assert first.each(lambda rank, manager: (manager.metadata(7), manager.metrics(7))) == [({"at": 7}, {"loss": 0.5})] * 2
+    assert not (root / "7").exists()
+    with job(root, hosts[:2]) as second:
+        assert second.each(lambda rank, manager: manager.latest_step()) == [7, 7]
+        assert second.each(lambda rank, manager: manager.metadata(7)) == [{"at": 7}] * 2
+        assert second.restore() == 7
+        assert second.restore(7) == 7
+        assert second.restore(0) == 0
+        assert second.statistics("restores") == [2, 2]
+
+
+def test_the_copies_serve_when_a_host_is_lost(root: Path, hosts: list[Path]) -> None:
+    """One host of each group lost, the step comes back whole, to whoever is there."""
+    with job(root, hosts) as first:
+        first.save(5)
+    lose(hosts[0], hosts[3])
+    with job(root, hosts) as second:
+        assert second.restore() == 5
+
+
+def test_a_whole_group_lost_means_the_store(root: Path, hosts: list[Path]) -> None:
+    """Nobody has the part any more: the step is not listed, and the durable one comes back."""
+    with job(root, hosts, every=4) as first:
+        first.save(4)
+        first.save(5)
+    lose(hosts[0], hosts[2])
+    with job(root, hosts) as second:
+        assert second.each(lambda rank, manager: manager.all_steps()) == [[4]] * 4
+        assert second.restore() == 4
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_a_flipped_bit_in_one_copy_is_read_from_another(fallback: bool, root: Path, hosts: list[Path]) -> None:
+    """Whichever copy is damaged, all get what was saved; damaged in all copies, all get the next older step alike."""
+    with job(root, hosts[:2], every=4) as first:
+        first.save(4)
+        first.save(5)
+    name = packs(hosts[0])[0].relative_to(hosts[0])
+    flip(hosts[0] / name)
+    with job(root, hosts[:2]) as second:
+        assert second.restore(fallback=fallback) == 5
+    flip(hosts[1] / name)
+    with job(root, hosts[:2]) as third:
+        assert third.restore(fallback=fallback) == 4
+        assert third.statistics("restores_failed") == [1, 1]
+        with pytest.raises(StepNotFound):
+            third.restore(5)
+
+
+def test_a_mistake_of_the_caller_is_no_damage(root: Path, hosts: list[Path]) -> None:
+    """A `like` that does not fit is an error: no older step comes back in silence."""
+    with job(root, hosts[:2], every=4) as first:
+        first.save(4)
+        first.save(5)
+        with pytest.raises(TreeMismatch):
+            first.each(lambda rank, manager: manager.restore(like={"other": 1}))
+
+
+def test_ranks_may_come_back_in_another_order(root: Path, hosts: list[Path]) -> None:
+    """Files are found by name, wherever they lie: each rank gets its own."""
+    with job(root, hosts) as first:
+        first.save(5)
+    with job(root, hosts[::-1]) as second:
+        assert second.restore() == 5
+
+
+def test_fewer_and_more_processes_read_what_there_is(root: Path, hosts: list[Path]) -> None:
+    """A job of another size reads the same step, and what each process had by its number."""
+    with job(root, hosts[:3]) as first:
+        first.save(5)
+    for folders in (hosts[:2], hosts):
+        with job(root, folders) as other:
+            found = other.each(lambda rank, manager: manager.restore(process=2))
+            assert all(is_state(each, 5, 2) for each in found)
+
+
+def test_several_processes_of_one_host_are_one_to_lose(root: Path, hosts: list[Path]) -> None:
+    """Two ranks share a host and its folder: the copies are on the other, and each folder is listed once."""
+    folders, names = [hosts[0], hosts[0], hosts[1], hosts[1]], ["a", "a", "b", "b"]
+    with job(root, folders, hosts=names) as first:
+        first.save(5)
+    assert len(packs(hosts[0])) == len(packs(hosts[1])) == 4
+    lose(hosts[0])
+    with job(root, folders, hosts=names) as second:
+        assert second.restore() == 5
+
+
+def test_rank_zero_with_its_head_may_be_lost(root: Path, hosts: list[Path]) -> None:
+    """Structure, metrics and metadata come from the copy of process 0's part."""
+    with job(root, hosts[:2]) as first:
+        first.save(5, metadata="kept")
+    lose(hosts[0])
+    with job(root, hosts[:2]) as second:
+        assert second.restore() == 5
+        assert second.each(lambda rank, manager: manager.metadata(5)) == ["kept"] * 2
+
+
+# --- what must not come back
+
+
+def test_a_folder_that_was_away_does_not_bring_its_branch_back(root: Path, hosts: list[Path], tmp_path: Path) -> None:
+    """An opening committed only locally and its hosts were lost; the next went on from the store: nothing of the first returns."""
+    with job(root, hosts[:2], every=4) as first:
+        first.save(4)
+        first.save(7)
+    for rank in range(2):
+        hosts[rank].rename(tmp_path / f"away{rank}")
+    with job(root, hosts[:2], every=4) as second:
+        assert second.restore() == 4
+        second.save(5)
+    lose(*hosts[:2])
+    for rank in range(2):
+        (tmp_path / f"away{rank}").rename(hosts[rank])
+    with job(root, hosts[:2]) as third:
+        assert third.each(lambda rank, manager: manager.local_steps()) == [[], []]
+        assert third.restore() == 4
+
+
+def test_a_folder_that_was_away_comes_back_if_nothing_went_on_without_it(root: Path, hosts: list[Path], tmp_path: Path) -> None:
+    """A life that saved nothing in between has left no branch."""
+    with job(root, hosts[:2], every=4) as first:
+        first.save(4)
+        first.save(7)
+    for rank in range(2):
+        hosts[rank].rename(tmp_path / f"away{rank}")
+    with job(root, hosts[:2]) as second:
+        assert second.restore() == 4
+    lose(*hosts[:2])
+    for rank in range(2):
+        (tmp_path / f"away{rank}").rename(hosts[rank])
+    with job(root, hosts[:2]) as third:
+        assert third.restore() == 7
+
+
+def test_a_run_without_a_local_tier_in_between_counts(root: Path, hosts: list[Path]) -> None:
+    """It went on from the store: what the hosts had above is dead."""
+    with job(root, hosts[:2], every=4) as first:
+        first.save(4)
+        first.save(7)
+    with job(root, [None, None], every=1) as second:
+        assert second.restore() == 4
+        second.save(5)
+    with job(root, hosts[:2]) as third:
+        assert third.each(lambda rank, manager: manager.all_steps()) == [[4, 5]] * 2
+
+
+def test_the_restore_of_an_older_step_is_a_rollback(root: Path, hosts: list[Path]) -> None:
+    """Once something is saved after it, the step that was left does not come back, in this life or the next."""
+    with job(root, hosts[:2], every=4) as first:
+        first.save(4)
+        first.save(7)
+        assert first.restore(4) == 4
+        first.save(5)
+        assert first.restore() == 5
+    with job(root, hosts[:2]) as second:
+        assert second.restore() == 5
+
+
+@pytest.mark.parametrize("deleted", [4, 7])
+def test_the_deletion_of_the_newest_step_is_a_rollback(deleted: int, root: Path, hosts: list[Path]) -> None:
+    """Deleting the newest durable step, or a local one, takes the local steps from there on away, for good."""
+    with job(root, hosts[:2], every=2) as first:
+        first.save(2)
+        first.save(4)
+        first.save(7)
+        first.each(lambda rank, manager: manager.delete(deleted))
+        left = [2] if deleted == 4 else [2, 4]
+        assert first.each(lambda rank, manager: manager.all_steps()) == [left] * 2
+        with pytest.raises(StepNotFound):
+            first.each(lambda rank, manager: manager.delete(7))
+    with job(root, hosts[:2]) as second:
+        assert second.restore() == left[-1]
+
+
+def test_an_older_durable_step_may_be_deleted(root: Path, hosts: list[Path]) -> None:
+    """That is no rollback: the local step above stays."""
+    with job(root, hosts[:2], every=2) as first:
+        for step in (2, 4, 7):
+            first.save(step)
+        first.each(lambda rank, manager: manager.delete(2))
+    with job(root, hosts[:2]) as second:
+        assert second.restore() == 7
+
+
+def test_another_root_of_the_same_hosts_is_another_run(root: Path, hosts: list[Path]) -> None:
+    """Neither a second root nor the same one made anew sees the other's steps, nor deletes them."""
+    with job(root, hosts[:2]) as first:
+        first.save(5)
+    with job(root.parent / "other", hosts[:2]) as second:
+        assert second.each(lambda rank, manager: manager.all_steps()) == [[], []]
+        second.save(3)
+    with job(root, hosts[:2]) as third:
+        assert third.restore() == 5
+    shutil.rmtree(root)
+    with job(root, hosts[:2]) as fourth:
+        assert fourth.each(lambda rank, manager: manager.all_steps()) == [[], []]
+
+
+def test_torn_and_strange_files_are_passed_over(root: Path, hosts: list[Path]) -> None:
+    """What a power cut leaves: cut packs, empty parts, noise. Nothing of it is offered, and the next save cleans up."""
+    with job(root, hosts[:2], every=4) as first:
+        first.save(4)
+        first.save(5)
+    for folder in hosts[:2]:
+        for pack in packs(folder):
+            os.truncate(pack, 100)
+        run = next(path for path in folder.iterdir() if path.is_dir())
+        for name in ("99/9-0000000000000001/part-00000.json", "1/8-0000000000000001/part-00001.json", "x/y-z/part-00000.json"):
+            (run / name).parent.mkdir(parents=True)
+            (run / name).write_bytes(b"{noise")
+    with job(root, hosts[:2], every=4) as second:
+        assert second.restore() == 4
+        second.save(6)
+        assert second.restore() == 6
+    for folder in hosts[:2]:
+        run = next(path for path in folder.iterdir() if path.is_dir())
+        assert sorted(str(path.relative_to(run)).partition("-")[0] for path in run.glob("*/*-*")) == ["2/6", "99/9", "x/y"]
+
+
+# --- what goes wrong in a save
+
+
+def test_local_saves_go_on_while_a_durable_one_takes_its_time(root: Path, hosts: list[Path]) -> None:
+    """Two lanes: a durable save that stands still holds no local one up, nor its own end the other way round."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def stand_still(_: object) -> None:
+        begun.set()
+        assert goes_on.wait(60)
+
+    local = Local(hosts[0], save_policy=EveryNSteps(1))
+    with CheckpointManager(root, save_policy=EveryNSteps(10), options=Options(progress=stand_still), local=local) as manager:
+        slow = manager.save(10, state(10, 0))
+        assert begun.wait(60)
+        for step in range(11, 15):
+            manager.save(step, state(step, 0)).wait(60)
+            assert manager.local_steps() == [step]
+        assert not slow.done()
+        goes_on.set()
+        manager.wait_until_finished()
+        assert manager.all_steps() == [10, 14]
+
+
+def test_a_step_that_both_want_is_saved_durably_only(root: Path, hosts: list[Path]) -> None:
+    """The local tier takes the steps that the store does not."""
+    local = Local(hosts[0], save_policy=EveryNSteps(1))
+    with CheckpointManager(root, save_policy=EveryNSteps(2), local=local) as manager:
+        for step in range(2, 6):
+            assert manager.should_save(step)
+            manager.save(step, state(step, 0)).wait()
+        assert (manager.all_steps(), manager.local_steps()) == ([2, 4, 5], [5])
+        manager.save(7, state(7, 0), force=True).wait()
+        assert (manager.all_steps(), manager.local_steps()) == ([2, 4, 5, 7], [5])
+        assert manager.restore()["step"] == 7
+        assert manager.statistics()["local_saves"] == 2
+        assert not manager.save(7, state(7, 0))
+
+
+def test_steps_come_and_go_and_leave_nothing_behind(root: Path, hosts: list[Path]) -> None:
+    """However many are saved, a host has the files of `keep` + 1 steps, and those of the one before are written over."""
+    with job(root, hosts[:2], keep=2) as first:
+        for step in range(1, 4):
+            first.save(step)
+        inodes = [{path.stat().st_ino for path in packs(folder)} for folder in hosts]
+        for step in range(4, 20):
+            first.save(step)
+            assert first.each(lambda rank, manager: manager.local_steps()) == [[step - 1, step]] * 2
+        assert [{path.stat().st_ino for path in packs(folder)} for folder in hosts] == inodes
+        assert [len(packs(folder)) for folder in hosts[:2]] == [6, 6]
+        assert first.restore() == 19
+        assert first.restore(18) == 18
+    assert [len(packs(folder)) for folder in hosts[:2]] == [4, 4]
+    assert not list(hosts[0].glob("mark-*"))
+
+
+def test_what_one_process_cannot_save_is_a_failed_save_of_all(root: Path, hosts: list[Path]) -> None:
+    """The one before stays; the next one is saved."""
+    with job(root, hosts[:2]) as first:
+        first.save(5)
+
+        def save(rank: int, manager: CheckpointManager) -> None:
+            found = state(6, rank) | ({"bad": object()} if rank else {"bad": 1})
+            if rank:
+                with pytest.raises(CheckpointError, match="bad"):
+                    first.begin(rank, 6, found)
+            else:
+                first.begin(rank, 6, found)
+            manager.wait_until_finished()
+
+        first.each(save)
+        assert first.statistics("saves_failed") == [1, 1]
+        assert first.each(lambda rank, manager: manager.local_steps()) == [[5], [5]]
+        first.save(7)
+        assert first.restore() == 7
+
+
+def test_states_that_differ_are_no_step(root: Path, hosts: list[Path]) -> None:
+    """A leaf that is one for all, and is not equal on all, fails the local save as it fails a durable one; strict says so."""
+    with job(root, hosts[:2], strict=True) as first:
+        first.save(5)
+
+        def save(rank: int, manager: CheckpointManager) -> str:
+            first.begin(rank, 6, state(6, rank) | {"step": rank})
+            with pytest.raises(CheckpointError, match="'step' is local to each process and differs") as caught:
+                manager.wait_until_finished()
+            return str(caught.value)
+
+        first.each(save)
+        assert first.restore() == 5
+
+
+def test_a_peer_that_is_gone_fails_the_save_in_time(root: Path, hosts: list[Path]) -> None:
+    """Its part cannot be pulled: the save fails on all, is counted, and the one before stays."""
+    with job(root, hosts[:2], timeout_s=5) as first:
+        first.save(5)
+        tier = first.managers[1]._tier
+        assert tier is not None
+        assert tier._server is not None
+        tier._server.close()
+        first.save(6)
+        assert first.statistics("saves_failed") == [1, 1]
+        assert first.each(lambda rank, manager: manager.local_steps()) == [[5], [5]]
+        assert first.each(lambda rank, manager: manager.save(1000, state(1000, rank)).wait()) == [None, None]
+
+
+def test_above_max_bytes_the_tier_ends(root: Path, hosts: list[Path]) -> None:
+    """With a figure that says why; durable saves go on."""
+    with job(root, hosts[:2], every=4, max_bytes=10_000) as first:
+        first.save(5)
+        assert "above max_bytes=10,000" in first.managers[0].statistics()["local_off"]
+        first.save(6)
+        assert first.statistics("saves_failed") == [1, 1]
+        first.save(8)
+        assert first.each(lambda rank, manager: manager.all_steps()) == [[8], [8]]
+
+
+def _off(first: Job) -> list[str]:
+    return [manager.statistics()["local_off"] for manager in first.managers]
+
+
+def test_a_folder_that_cannot_be_used_turns_the_tier_off(root: Path, hosts: list[Path], tmp_path: Path) -> None:
+    """A link, a file: on all ranks alike, with the process and the reason; durable saves go on. Strict raises it."""
+    (tmp_path / "there").mkdir()
+    hosts[1].symlink_to(tmp_path / "there")
+    hosts[3].write_text("a file")
+    for folders, why in ((hosts[:2], f"process 1: CheckpointError: {hosts[1]} is a link"), ([hosts[0], hosts[3]], "process 1: FileExists")):
+        with job(root, folders, every=4) as first:
+            assert all(off.startswith(why) for off in _off(first))
+            first.save(5)
+            first.save(4, overwrite=True)
+            assert first.each(lambda rank, manager: manager.all_steps()) == [[4], [4]]
+        with pytest.raises(CheckpointError, match=r"the local tier of .* cannot be used: process 1"), job(root, folders, strict=True):
+            pass
+
+
+def test_a_folder_that_two_hosts_share_turns_the_tier_off(root: Path, hosts: list[Path]) -> None:
+    """Copies there would be none; who gave a path on a shared file system is told so."""
+    with job(root, [hosts[0], hosts[0]], every=4) as first:
+        assert all(f"{hosts[0]} is shared by the hosts host" in off for off in _off(first))
+        first.save(4)
+        first.save(5)
+        assert first.each(lambda rank, manager: manager.all_steps()) == [[4], [4]]
+
+
+@pytest.mark.parametrize("settings", [{"replicas": -1}, {"keep": 0}, {"timeout_s": 0}, {"max_bytes": 0}], ids=str)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, int], tmp_path: Path) -> None:
+    """With what was found."""
+    with pytest.raises(ValueError, match=r"Local: .*expected replicas of 0 or more"):
+        Local(tmp_path, save_policy=EveryNSteps(1), **settings)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expects a save_policy besides"):
+        CheckpointManager(tmp_path, local=Local(tmp_path, save_policy=EveryNSteps(1)))

@@ -1,0 +1,121 @@
+"""The local tier in jobs of real processes: killed, stopped, lost with their hosts, and started again in other numbers."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.checkpointing import run_together, together
+
+# Each process is a host of its own: argv[5] is where their folders are, argv[6] the names of their hosts.
+OPEN = """
+folders, names = sys.argv[5], sys.argv[6].split(",")
+local = Local(os.path.join(folders, names[index]), save_policy=EveryNSteps(2), timeout_s=20, failure_domain=names[index])
+manager = CheckpointManager(root, save_policy=EveryNSteps(1_000_000), local=local)
+
+def go_on():
+    step = manager.latest_step()
+    if step is None:
+        return 0
+    assert same(manager.restore(like=state(0)), step)
+    print("restored", step, flush=True)
+    return step
+"""
+
+TRAIN = (
+    OPEN
+    + """
+step, known, count_known = go_on(), [], 0
+for step in range(step + 1, step + 1 + int(sys.argv[7])):
+    manager.save(step, state(step))
+    if manager.local_steps() != known:
+        known, count_known = manager.local_steps(), count_known + 1
+        print(f"acknowledged {count_known}:", *known, flush=True)
+    time.sleep(0.01)
+manager.wait_until_finished()
+print("local", *manager.local_steps(), flush=True)
+manager.close()
+"""
+)
+
+RESTORE = (
+    OPEN
+    + """
+go_on()
+print("statistics", json.dumps(manager.statistics()), flush=True)
+manager.close()
+"""
+)
+
+
+def _restored(outputs: list[str]) -> int:
+    """Returns the step that all have restored."""
+    found = {int(step) for output in outputs for step in re.findall(r"restored (\d+)", output)}
+    assert len(found) == 1, outputs
+    return found.pop()
+
+
+def _names(count: int) -> str:
+    return ",".join(f"h{index}" for index in range(count))
+
+
+def test_a_job_goes_on_from_its_hosts_in_another_shape(tmp_path: Path) -> None:
+    """Three processes save every other step; one host is lost, and two processes go on from the newest local step, resharded."""
+    root, folders = tmp_path / "root", tmp_path / "hosts"
+    outputs = run_together(TRAIN, 3, root, folders, _names(3), 30, devices=2)
+    newest = {re.findall(r"local (\d+)", output)[-1] for output in outputs}
+    assert len(newest) == 1
+    shutil.rmtree(folders / "h1")
+    outputs = run_together(RESTORE, 2, root, folders, "h2,h0", devices=3)
+    assert _restored(outputs) == int(newest.pop())
+    assert '"local_off": ""' in outputs[0]
+
+
+def _kill_at(root: Path, folders: Path, count: int, acknowledged: int, moment: random.Random) -> int:
+    """Runs a job, kills all its processes soon after so many local steps; returns the newest step that one of them knew."""
+    with together(TRAIN, count, root, folders, _names(count), 100_000) as processes:
+        processes.wait_for(0, f"acknowledged {acknowledged}:", 60)
+        victims = list(processes.popens)
+        moment.shuffle(victims)
+        for victim in victims:
+            victim.send_signal(signal.SIGKILL)
+        finished = processes.wait(30)
+    return max(int(step) for each in finished for step in re.findall(r"acknowledged \d+: (\d+)\n", each.output))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_killed_at_any_moment_nothing_that_was_acknowledged_is_lost(seed: int, tmp_path: Path) -> None:
+    """Killed again and again while they write and pull, with a host of each group lost in between: each life goes on where all were."""
+    moment, root, folders = random.Random(seed), tmp_path / "root", tmp_path / "hosts"
+    for _ in range(3):
+        known = _kill_at(root, folders, 2, moment.randint(1, 6), moment)
+        if moment.random() < 0.5:
+            shutil.rmtree(folders / f"h{moment.randrange(2)}")
+        assert _restored(run_together(RESTORE, 2, root, folders, _names(2))) >= known
+
+
+@pytest.mark.slow
+def test_a_late_writer_of_an_attempt_that_was_given_up_brings_nothing_back(tmp_path: Path) -> None:
+    """An attempt is stopped, another goes on from its step, and then the first runs on: its later steps are of a dead branch."""
+    root, folders = tmp_path / "root", tmp_path / "hosts"
+    with together(TRAIN, 2, root, folders, _names(2), 100_000) as late:
+        late.wait_for(0, "acknowledged 2:", 60)
+        late.wait_for(1, "acknowledged 2:", 60)
+        for index in range(2):
+            late.kill(index, signal.SIGSTOP)
+        outputs = run_together(TRAIN, 2, root, folders, _names(2), 12)
+        newest = int(re.findall(r"local (\d+)", outputs[0])[-1])
+        before = late.output(0).count("acknowledged")
+        for index in range(2):
+            late.kill(index, signal.SIGCONT)
+        late.wait_for(0, f"acknowledged {before + 12}:", 60)
+        for index in range(2):
+            late.kill(index)
+        assert int(re.findall(r"acknowledged \d+: (\d+)", late.output(0))[-1]) > newest
+    assert _restored(run_together(RESTORE, 2, root, folders, _names(2))) == newest
