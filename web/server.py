@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from .feed import Feed, CoordinatorAddress
+from .feed import CoordinatorAddress, Feed
 
 PAGE = Path(__file__).parent / "page"
 MOST_VIEWERS = 200

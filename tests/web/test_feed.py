@@ -7,7 +7,7 @@ import queue
 import threading
 
 from holdfast.coordination import CoordinationService, Credentials
-from holdfast.web.feed import Feed, CoordinatorAddress
+from holdfast.web.feed import CoordinatorAddress, Feed
 from tests.support.pages import processes
 
 
