@@ -29,9 +29,8 @@ with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLD
     data = json.loads(re.findall(r'<script type="application/json" id="data">(.*?)</script>', html)[0])
     assert data["gone"].startswith("done: ") and data["attempt"] == 2 and len(data["processes"]) == 2
     texts = [event["text"] for event in data["events"]]
-    assert any(text.startswith("attempt 1 is restarting: ") for text in texts) and sum("processes joined" in text for text in texts) == 2, (
-        texts
-    )
+    assert any(text.startswith("attempt 1 is restarting: ") for text in texts), texts
+    assert sum("joined" in text for text in texts) >= 2 and any("SystemExit: 3" in text for text in texts), texts  # of both attempts
     assert "src=" not in html and "href=" not in html and html.count("<script") == 2
 
 
