@@ -57,7 +57,7 @@ def test_a_job_in_words_by_keyboard_and_as_text(tab: Any) -> None:
             tab.goto(url)
             tab.get_by_text("step 7 was not saved: disk full").first.wait_for()
             assert tab.title() == f"digits: process 2 (host {HOSTILE}): step 7 was not saved: disk full"
-            assert tab.locator("img").count() == 0 and tab.locator(".cell").count() == 3
+            assert tab.locator("img").count() == 0 and tab.locator("#grid .named").count() == 1 and tab.locator(".cell").count() == 3
             tab.locator(".cell").first.focus()
             for key in ("ArrowRight", "End", "Enter"):
                 tab.keyboard.press(key)
@@ -66,6 +66,7 @@ def test_a_job_in_words_by_keyboard_and_as_text(tab: Any) -> None:
             tab.get_by_text("Thread MainThread").wait_for()
 
 
+@pytest.mark.slow
 def test_a_restart_of_the_coordinator_is_shown_and_forgotten(tab: Any, tmp_path: Path) -> None:
     """The page says that the coordinator is gone while it is, and comes back without a reload."""
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -125,7 +126,7 @@ def test_a_report_opens_from_disk(tab: Any, tmp_path: Path) -> None:
     assert HOSTILE in tab.locator("#facts").inner_text() and not tab.locator("#ask").is_visible()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_axe_finds_no_serious_fault(tab: Any, scheme: str, tmp_path: Path) -> None:
     """Contrast, names, roles and order, in both colour schemes."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python: pip install 'holdfast[slow]'")

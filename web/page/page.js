@@ -11,12 +11,13 @@ function element(tag, text, className) {
   return made;
 }
 
-function kind(process, furthest) {
+function kind(process, furthest, named) {
+  if (process.state === "CONNECTED" && named.has(process.id)) return "named";
   if (process.state === "CONNECTED") return process.step !== null && furthest - process.step > 1 ? "behind" : "ok";
   return { SILENT: "silent", ERROR: "error", DISCONNECTED: "left" }[process.state] || "absent";
 }
 
-const words = { ok: "alive", behind: "behind", silent: "silent", error: "failed", left: "has left", absent: "has not come" };
+const words = { ok: "alive", named: "named above", behind: "behind", silent: "silent", error: "failed", left: "has left", absent: "has not come" };
 
 function draw(shown) {
   state.shown = shown;
@@ -27,7 +28,7 @@ function draw(shown) {
     `${shown.barriers_passed} barriers passed, ${shown.barriers_failed} failed`];
   say(shown.gone || headline.filter(Boolean).join(" · "), Boolean(shown.gone));
   drawFindings(shown);
-  drawGrid(shown.processes, furthest);
+  drawGrid(shown.processes, furthest, new Set(shown.findings.flatMap((finding) => finding.processes)));
   drawBarriers(shown.barriers);
   drawTime(shown);
   if (state.open !== null) drawProcess();
@@ -47,10 +48,10 @@ function drawFindings(shown) {
   const signature = texts.join("\n");
   if (signature === state.signature && $("findings").children.length) return; // a screen reader reads what is new
   state.signature = signature;
-  replaceAll("findings", texts.length ? texts.map((text) => element("li", text, "wrong")) : [element("li", "nothing: the job gets on")]);
+  replaceAll("findings", texts.length ? texts.map((text) => element("li", text, "wrong")) : [element("li", shown.gone ? "nothing is known to be" : "nothing: the job gets on")]);
 }
 
-function drawGrid(processes, furthest) {
+function drawGrid(processes, furthest, named) {
   const grid = $("grid");
   grid.className = processes.length <= 64 ? "few" : processes.length > 1500 ? "many" : "";
   while (state.cells.length > processes.length) state.cells.pop().remove();
@@ -65,7 +66,7 @@ function drawGrid(processes, furthest) {
   }
   grid.append(added);
   processes.forEach((process, number) => {
-    const cell = state.cells[number], its = kind(process, furthest);
+    const cell = state.cells[number], its = kind(process, furthest, named);
     const label = `process ${process.id}, ${words[its]}, host ${process.host || "unknown"}` + (process.step === null ? "" : `, step ${process.step}`);
     if (cell.dataset.label === label) return;
     cell.dataset.label = label;
