@@ -14,6 +14,8 @@ from .errors import (
     UnsupportedLeaf,
 )
 from .format.json_state import Json
+from .format.leaf_types import register_leaf_type
+from .format.own_files import Files
 from .format.tree import Node
 from .layouts.inspection import ItemStructure, Structure
 from .local_tier.tier import Local
@@ -56,6 +58,7 @@ __all__ = [
     "Corrupt",
     "EveryNSeconds",
     "EveryNSteps",
+    "Files",
     "FirstSave",
     "HostileCheckpoint",
     "ItemStructure",
@@ -92,6 +95,7 @@ __all__ = [
     "iterate_steps",
     "load",
     "load_async",
+    "register_leaf_type",
     "save",
     "structure",
     "sweep",

@@ -195,7 +195,7 @@ class CheckpointManager:
         if self._tier is not None:
             self._tier.raise_error()
             if not is_durable and self._wants_locally(check_step(step)):
-                return self._tier.save(step, _items(state, items), metrics, metadata)
+                return self._tier.save(step, _items(state, items), metrics, metadata, dtype)
         if not is_durable:
             self._statistics.add(saves_skipped=1)
             return SaveHandle(step)

@@ -16,6 +16,7 @@ from holdfast.multihost import Group, default_group
 from .errors import StepExists, naming_path
 from .format.files import has_record, other_step
 from .format.json_state import is_tree
+from .format.leaf_types import encode_leaf_types
 from .format.limits import check_item_name, check_step
 from .format.rename import Names
 from .layouts.base import CheckpointReader
@@ -73,7 +74,7 @@ def save(
         _refuse_for_orbax(step, overwrite, per_process)
         from .layouts.orbax.write import save_orbax
 
-        trees = {name: cast_tree(value, dtype) if is_tree(value) else value for name, value in chosen.items()}
+        trees = {name: cast_tree(encode_leaf_types(value), dtype) if is_tree(value) else value for name, value in chosen.items()}
         save_orbax(StorePath.of(path), trees, metadata=metadata, group=group, timeout_s=timeout_s)
         return
     if group.count == 1:

@@ -58,6 +58,16 @@ def _report(log_dir: Path) -> None:
         click.echo(f"holdfast: no report: {error}", err=True)
 
 
+def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the command with the module in it that stands for Orbax: after the interpreter and its options."""
+    at = 1
+    while at < len(command) and command[at].startswith("-") and command[at] not in ("-m", "-c"):
+        at += 2 if command[at] in ("-X", "-W") else 1
+    if not Path(command[0]).name.startswith("python") or at >= len(command) or command[at] == "-c":
+        raise click.UsageError(f"--orbax: expected a command like `python train.py` or `python -m train`, found {' '.join(command)}")
+    return (*command[:at], "-m", "holdfast.compat.orbax", *command[at:])
+
+
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-n", "--num-processes", type=click.IntRange(1, 4096), required=True, help="How many processes.")
 @click.option("--max-restarts", type=click.IntRange(0), default=0, show_default=True, help="Restarts after a death; progress refills them.")
@@ -70,6 +80,12 @@ def _report(log_dir: Path) -> None:
 @click.option(
     "--log-dir", type=click.Path(file_okay=False, path_type=Path), help="A rotated file for each process, and the coordinator's log."
 )
+@click.option(
+    "--standby/--no-standby",
+    default=None,
+    help="Interpreters that wait to become the next attempt, jax imported.  [default: where restarts are allowed]",
+)
+@click.option("--preload", default="", metavar="MODULES", help="What standbys import besides jax and holdfast: flax,optax")
 @click.option("--grace-s", type=_SECONDS, default=5.0, show_default=True, help="From SIGTERM to SIGKILL for what is left after a failure.")
 @click.option("--preemption-grace-s", type=_SECONDS, default=120.0, show_default=True, help="To save and leave after a notice.")
 @click.option("--job-id", help="Of this job, the same in each run of it.  [default: a new one]")
@@ -85,6 +101,7 @@ def _report(log_dir: Path) -> None:
 )
 @click.option("--web", is_flag=True, help="A live page of the job; its URL is printed. Needs the extra `web`.")
 @click.option("--web-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port of --web; 0 takes a free one.")
+@click.option("--orbax", is_flag=True, help="COMMAND is python and a script, which gets holdfast where it imports orbax.checkpoint.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     num_processes: int,
@@ -94,6 +111,8 @@ def run(
     capacity_file: Path | None,
     heartbeat_timeout_s: float,
     log_dir: Path | None,
+    standby: bool | None,
+    preload: str,
     grace_s: float,
     preemption_grace_s: float,
     job_id: str | None,
@@ -105,6 +124,7 @@ def run(
     insecure: bool,
     web: bool,
     web_port: int,
+    orbax: bool,
     command: tuple[str, ...],
 ) -> None:
     """Run COMMAND as N processes of one job, under a coordinator of their own.
@@ -126,6 +146,9 @@ def run(
         raise click.UsageError("--log-dir is for processes of this machine: with --ray, redirect the output, which holds the lines of all")
     if ray is not None and web:
         raise click.UsageError("--web is for jobs of this machine: with --ray, use `holdfast web ADDRESS` with the address that is printed")
+    if ray is not None and (standby or preload):
+        raise click.UsageError("--standby and --preload are for processes of this machine: leave them out with --ray")
+    command = _with_orbax(command) if orbax else command
     from holdfast.launch import LiveView, RestartPolicy, run_local
     from holdfast.launch import ray as ray_engine
 
@@ -164,6 +187,8 @@ def run(
                     output=output,
                     heartbeat_timeout_s=heartbeat_timeout_s,
                     log_dir=log_dir,
+                    standby=standby,
+                    preload=[name.strip() for name in preload.split(",") if name.strip()],
                 )
     except (ValueError, ImportError, OSError) as error:
         raise click.UsageError(str(error)) from error

@@ -70,7 +70,7 @@ def _rows(checkpoint: CheckpointReader, only: str | None, under: str, stats: boo
     if only is not None:
         find_named(checkpoint.info, checkpoint.info.items, only)
     for name, kind in checkpoint.info.items.items():
-        if only not in (None, name) or kind == "unknown":
+        if only not in (None, name) or kind == "files":
             continue
         if kind == "json":
             if not under:

@@ -118,6 +118,7 @@ TESTED_ELSEWHERE = {
     "coordination/server/transport_aio.py": "tests/coordination/server/test_transports.py",
     "coordination/server/transport_completion_queue.py": "tests/coordination/server/test_transports.py",
     "launch/workers/shims/call_runner.py": "tests/launch/workers/test_shims.py",
+    "launch/workers/shims/standby.py": "tests/launch/workers/test_standby.py",
     "launch/workers/shims/subreaper.py": "tests/launch/workers/test_shims.py",
 }
 

@@ -50,11 +50,11 @@ PUBLIC = {
         use_experimental_distributed_process_id watchdog
     """,
     "checkpoint": """
-        SAVED AnyOf AtSteps CheckpointError CheckpointManager CommitUnknown Corrupt EveryNSeconds EveryNSteps FirstSave
+        SAVED AnyOf AtSteps CheckpointError CheckpointManager CommitUnknown Corrupt EveryNSeconds EveryNSteps Files FirstSave
         HostileCheckpoint ItemStructure Json KeepAll KeepAnyOf KeepBest KeepClosestTo KeepEvery KeepEverySeconds KeepLast
         KeepLatestFor KeepPolicy Local Node OnPreemption Options PolicyContext Progress ProgressBar SaveCancelled SaveFailed SaveHandle
         SavePolicy StepExists StepFacts StepGone StepNotFound Structure Swept TreeMismatch UnsupportedLeaf VerifyReport
-        iterate_steps load load_async save structure sweep verify wait_for_new_step
+        iterate_steps load load_async register_leaf_type save structure sweep verify wait_for_new_step
     """,
     "launch": """
         DONE DO_NOT_RESTART HANG PREEMPTED Fatal Hang JobError JobResult KubernetesJob LiveView Preempted RestartPolicy

@@ -23,6 +23,7 @@ from .dtypes import dtype_named
 from .files import FileReport, decode_value, other_step
 from .grid import Grid, Ints
 from .limits import HEADER_LIMIT_BYTES, ITEM_NAME, RECORD_LIMIT_BYTES
+from .own_files import is_own_name
 from .sharding import parse_sharding
 from .tree import check_description, paused_gc
 
@@ -32,7 +33,6 @@ MIN_ENTRY_BYTES = 50  # of a chunk in the header of its pack
 _MAX_RANK = 64
 _MAX_BYTES = 1 << 60
 _FILE_NAME = re.compile(r"(\d{5,})-(\d{5,}|j)-([0-9A-Za-z_-]{1,64})\.(safetensors|json|bin)")
-_OWN_NAME_LIMIT = 1024  # characters of the name that a file of an item of files has for its owner
 _VALUE_KINDS = ("bool", "int", "float", "complex", "str", "bytes")
 _ARRAY_KINDS = ("array", "key", "numpy", "scalar")
 
@@ -73,7 +73,8 @@ class LeafRecord:
 class ItemRecord:
     """One item of a step: kind "tree", "json" or "files", and its files (names relative to the step's folder).
 
-    `names` are what the files of an item of files are called by their owner, with `/` between parts; a name is never a path here.
+    `names` are what the files of an item of files are called by their owner, with `/` between parts; a name is never a path here. With
+    `per_process` their first part is the process, of five digits, whose they are.
     """
 
     name: str
@@ -82,6 +83,7 @@ class ItemRecord:
     tree: Any = None
     leaves: tuple[LeafRecord, ...] = ()
     names: tuple[str, ...] = ()
+    per_process: bool = False
 
 
 @dataclass(frozen=True)
@@ -242,7 +244,7 @@ def _parse_item(name: str, data: dict[str, Any], path: str) -> ItemRecord:
     if data["kind"] == "json":
         return ItemRecord(name, "json", files)
     if data["kind"] == "files":
-        return ItemRecord(name, "files", files, names=_parse_own_names(data["names"], len(files)))
+        return ItemRecord(name, "files", files, names=_parse_own_names(data["names"], len(files)), per_process=_is_per_process(data))
     if data["kind"] != "tree":
         raise ValueError(f"no item of kind {data['kind']!r}")
     values = iter(data["values"])
@@ -260,17 +262,11 @@ def _parse_item(name: str, data: dict[str, Any], path: str) -> ItemRecord:
 
 def _parse_own_names(names: list[Any], count: int) -> tuple[str, ...]:
     for name in names:
-        if not _is_own_name(name):
+        if not is_own_name(name):
             raise ValueError(f"{name!r} is no name for a file")
     if len(set(names)) != len(names) or len(names) != count:
         raise ValueError(f"{count} files have the names {names[:4]}")
     return tuple(names)
-
-
-def _is_own_name(name: Any) -> bool:
-    if type(name) is not str or not 0 < len(name) <= _OWN_NAME_LIMIT or not name.isprintable() or "\\" in name:
-        return False
-    return not {"", ".", ".."} & set(name.split("/"))
 
 
 def _parse_file(item: str, name: str, size: Any, head: Any, crc: Any, *, path: str) -> FileReport:
@@ -303,7 +299,7 @@ def _parse_value(data: dict[str, Any], values: Iterator[Any]) -> LeafRecord:
 def _is_per_process(data: Any) -> bool:
     found = data.get("per_process", False)
     if type(found) is not bool:
-        raise ValueError(f"a leaf is kept per process: {found!r}")
+        raise ValueError(f"a leaf, or an item of files, is kept per process: {found!r}")
     return found
 
 

@@ -8,12 +8,13 @@ class that jax knows as a pytree) and "type" and "keys".
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +23,16 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, PyTreeDef, Seq
 
 from ..errors import HostileCheckpoint, TreeMismatch, UnsupportedLeaf
 
+Maker: TypeAlias = Callable[[dict[str, Any]], Any]
 MAX_DEPTH = 200  # of nodes within nodes; Python and JSON parsers recurse
 VALUE_TYPES = (bool, int, float, complex, str, bytes)
 
 _LEAF_TYPES = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic, bool, int, float, complex, str, bytes)
 _seen_leaf_types: set[type] = set()
 _MAPPINGS = {dict: "dict", collections.OrderedDict: "OrderedDict", collections.defaultdict: "defaultdict"}
+_MAPPING_KINDS = frozenset(_MAPPINGS.values())
+_KEYED, _KEY_TYPES = _MAPPING_KINDS | {"namedtuple", "object"}, frozenset({str, int})
+_SEQUENCE, _MAPPING = {"kind", "nodes"}, {"kind", "nodes", "keys"}  # what a node's description has
 _ESCAPED = {ord(char): f"\\{char}" for char in "\\.[]"} | {code: f"\\x{code:02x}" for code in (*range(32), 127)}
 
 
@@ -166,7 +171,12 @@ def _is_leaf(tree: Any) -> bool:
 
 
 def _children(tree: Any) -> list[tuple[str | int, Any]] | None:
-    """Returns the (key, child) pairs one level down, or None for a leaf."""
+    """Returns the (key, child) pairs one level down, or None for a leaf. What most trees are made of is taken apart as jax does it."""
+    if type(tree) is dict:
+        with contextlib.suppress(TypeError):  # keys that have no order: jax says so
+            return [(key, tree[key]) for key in sorted(tree)]
+    if type(tree) in (list, tuple):
+        return list(enumerate(tree))
     pairs, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
     if len(pairs) == 1 and not pairs[0][0]:
         return None
@@ -204,20 +214,22 @@ def type_name(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def rebuild(description: Any, leaves: Sequence[Any], types: Sequence[type] = (), *, plain: bool = False) -> Any:
+def rebuild(
+    description: Any, leaves: Sequence[Any], types: Sequence[type] = (), *, plain: bool = False, makers: Mapping[str, Maker] | None = None
+) -> Any:
     """Returns the tree of a checked description: classes in `types` are called with their fields by name, others become Nodes.
 
-    With `plain` others, namedtuples too, become dicts of their fields, or lists where these are numbered.
+    With `plain` others, namedtuples too, become dicts of their fields, or lists where these are numbered. `makers` are for leaf types.
     """
-    return _rebuild(description, leaves, {type_name(cls): cls for cls in types}, plain)
+    return _rebuild(description, leaves, {type_name(cls): cls for cls in types}, plain, makers or {})
 
 
-def _rebuild(node: Any, leaves: Sequence[Any], types: Mapping[str, type], plain: bool) -> Any:
+def _rebuild(node: Any, leaves: Sequence[Any], types: Mapping[str, type], plain: bool, makers: Mapping[str, Maker]) -> Any:
     if node is None:
         return None
     if isinstance(node, int):
         return leaves[node]
-    children = [_rebuild(child, leaves, types, plain) for child in node["nodes"]]
+    children = [_rebuild(child, leaves, types, plain, makers) for child in node["nodes"]]
     match node["kind"]:
         case "list":
             return children
@@ -230,6 +242,8 @@ def _rebuild(node: Any, leaves: Sequence[Any], types: Mapping[str, type], plain:
     cls = types.get(node["type"])
     if cls is not None:
         return _call(cls, node["keys"], children)
+    if node["type"] in makers:
+        return makers[node["type"]](dict(zip(node["keys"], children, strict=True)))
     if plain:
         numbered = node["keys"] and node["keys"] == list(range(len(children)))
         return children if numbered else dict(zip(node["keys"], children, strict=True))
@@ -274,9 +288,9 @@ def _check(node: Any, done: int, depth: int, path: str) -> int:
 def _check_kind(node: dict[str, Any]) -> bool:
     kind, keys = node.get("kind"), node.get("keys")
     if kind in ("list", "tuple"):
-        return set(node) == {"kind", "nodes"}
-    if kind not in (*_MAPPINGS.values(), "namedtuple", "object") or not isinstance(keys, list) or len(keys) != len(node["nodes"]):
+        return node.keys() == _SEQUENCE
+    if kind not in _KEYED or not isinstance(keys, list) or len(keys) != len(node["nodes"]):
         return False
-    if any(type(key) not in (str, int) for key in keys) or len(set(keys)) != len(keys):
+    if not _KEY_TYPES.issuperset(map(type, keys)) or len(set(keys)) != len(keys):
         return False
-    return set(node) == {"kind", "nodes", "keys"} if kind in _MAPPINGS.values() else isinstance(node.get("type"), str) and len(node) == 4
+    return node.keys() == _MAPPING if kind in _MAPPING_KINDS else isinstance(node.get("type"), str) and len(node) == 4

@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import StepNotFound
 from ..format.grid import Grid
 from ..format.record import ItemRecord, LeafRecord
+from ..restoring.per_process import PerProcessSelection
 from ..restoring.reader import Allocate, ArrayReader, ReadRequest
 from ..restoring.restore import VerifyReport
 from ..storage.base import Entry
@@ -26,7 +27,7 @@ VERIFY_BATCH_BYTES = 128 << 20  # enough to keep every thread of tensorstore at 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """The facts that a checkpoint states of itself. Times are Unix seconds; `items` are kinds by item name: "tree", "json" or "unknown".
+    """The facts that a checkpoint states of itself. Times are Unix seconds; `items` are kinds by item name: "tree", "json" or "files".
 
     `save_id` tells a checkpoint from the one that overwrites it, where the layout has such an id.
     """
@@ -56,6 +57,9 @@ class CheckpointReader(Protocol):
 
     def json(self, name: str) -> Any:
         """Returns the value of an item of kind "json"."""
+
+    def files(self, name: str, selection: PerProcessSelection | None = None) -> Iterator[tuple[str, Iterator[memoryview]]]:
+        """Yields the files of an item of kind "files": each one's name below the item, and its bytes in pieces."""
 
     def verify(self) -> VerifyReport:
         """Reads everything and checks it as well as the layout allows; raises Corrupt naming file and leaf."""

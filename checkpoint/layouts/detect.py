@@ -11,11 +11,12 @@ from typing import Any
 
 from ..errors import StepGone, StepNotFound, TreeMismatch
 from ..format.files import LOOKS, StepNames, read_step_names
+from ..format.own_files import Files, give_files
 from ..format.record import ItemRecord
 from ..format.tree import describe, escape
 from ..restoring.match import SAVED
 from ..restoring.renamed import RenamedReader, renamed
-from ..restoring.restore import RestoreOptions, restore_tree
+from ..restoring.restore import RestoreOptions, check_files_like, restore_tree
 from ..storage.base import Entry, Storage
 from ..storage.path import StorePath, open_storage, split
 from .base import CheckpointInfo, CheckpointLayout, CheckpointReader
@@ -242,7 +243,11 @@ def restore_checkpoint(
     """Restores one item of any layout. Nothing is read collectively: `read_once` of the options is left out."""
     options = options or RestoreOptions()
     item = pick_item(checkpoint.info, item)
-    if checkpoint.info.items.get(item) == "json":
+    kind = checkpoint.info.items.get(item)
+    if kind == "files" or (kind is not None and isinstance(like, Files)):
+        check_files_like(checkpoint.info.path, item, kind, like)
+        return give_files(like, checkpoint.files(item, options.per_process), checkpoint.info.path)
+    if kind == "json":
         return checkpoint.json(item)
     original = found = checkpoint.item(item)
     if options.rename is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..format.files import step_of
 from ..format.record import ItemRecord, Record, read_record
+from ..restoring.per_process import PerProcessSelection
 from ..restoring.reader import ArrayReader, ItemReader
-from ..restoring.restore import VerifyReport, read_json, verify_step
+from ..restoring.restore import VerifyReport, open_files, read_json, verify_step
 from ..storage.base import Entry
 from ..storage.path import StorePath, join
 from ..storage.tombstone import RECORD_NAME
@@ -36,7 +37,7 @@ class HoldfastCheckpoint:
     def __init__(self, folder: StorePath) -> None:
         self._folder = folder
         self.record: Record = read_record(folder.storage, folder.name)
-        items = {name: "unknown" if item.kind == "files" else item.kind for name, item in self.record.items.items()}
+        items = {name: item.kind for name, item in self.record.items.items()}
         record = self.record
         times, user = (record.started_s, record.finished_s), (record.metrics, record.metadata)
         self.info = CheckpointInfo("holdfast", str(folder), items, record.step, *times, *user, record.writer_id)
@@ -50,6 +51,9 @@ class HoldfastCheckpoint:
 
     def json(self, name: str) -> Any:
         return read_json(self._folder.storage, self._folder.name, self.record, name)
+
+    def files(self, name: str, selection: PerProcessSelection | None = None) -> Iterator[tuple[str, Iterator[memoryview]]]:
+        return open_files(self._folder.storage, self._folder.name, self.record, name, selection)
 
     def misfits(self) -> list[str]:
         """Returns what the folder's listing shows to be wrong: files that are missing or, where it has sizes, of another size."""

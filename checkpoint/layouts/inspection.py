@@ -19,7 +19,7 @@ from .base import CheckpointReader
 
 @dataclass(frozen=True)
 class ItemStructure:
-    """One item. `kind` is "tree", "json" or "unknown"; `tree`, of a tree item, is what `like` accepts; `nbytes` is the size of its arrays.
+    """One item. `kind` is "tree", "json" or "files"; `tree`, of a tree item, is what `like` accepts; `nbytes` is the size of its arrays.
 
     The tree's leaves are `jax.ShapeDtypeStruct`s, with the saved shardings where they can be made on this job's devices, and Python values,
     which the record itself holds. What was saved as numpy comes back as numpy, though its leaf is a ShapeDtypeStruct too.
@@ -56,16 +56,18 @@ def _tree_item(item: ItemRecord) -> ItemStructure:
     if any(leaf.per_process for leaf in item.leaves):
         item = leaves_of_process(item, PerProcessSelection(jax.process_index(), jax.process_count()))
     shardings: dict[int, Any] = {}  # by the description's identity: leaves share them
-    structs: dict[Any, Any] = {}
-    leaves = [leaf.value if leaf.grid is None else _struct(leaf, shardings, structs) for leaf in item.leaves]
-    return ItemStructure("tree", rebuild(item.tree, leaves), sum(leaf.nbytes for leaf in item.leaves))
+    structs: dict[Any, tuple[Any, int]] = {}
+    described = [_describe(leaf, shardings, structs) for leaf in item.leaves]
+    return ItemStructure("tree", rebuild(item.tree, [struct for struct, _ in described]), sum(nbytes for _, nbytes in described))
 
 
-def _struct(leaf: LeafRecord, shardings: dict[int, Any], structs: dict[Any, Any]) -> Any:
-    """Returns the description of an array; equal ones are one object."""
+def _describe(leaf: LeafRecord, shardings: dict[int, Any], structs: dict[Any, tuple[Any, int]]) -> tuple[Any, int]:
+    """Returns the description of an array and its size; equal ones are one object."""
+    if leaf.grid is None:
+        return leaf.value, 0
     key = (leaf.kind, leaf.shape, leaf.dtype, leaf.impl, id(leaf.sharding))
     if key not in structs:
-        structs[key] = _make_struct(leaf, shardings)
+        structs[key] = _make_struct(leaf, shardings), leaf.nbytes
     return structs[key]
 
 

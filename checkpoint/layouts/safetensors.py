@@ -22,6 +22,7 @@ from ..format.dtypes import SAFETENSORS_NAMES, dtype_named
 from ..format.limits import HEADER_LIMIT_BYTES
 from ..format.pack_header import ALIGN_BYTES
 from ..format.record import ItemRecord, LeafRecord
+from ..restoring.per_process import PerProcessSelection
 from ..restoring.reader import Allocate, ReadRequest
 from ..restoring.restore import VerifyReport
 from ..storage.base import Entry, run_side_by_side
@@ -128,6 +129,9 @@ class SafetensorsCheckpoint:
 
     def json(self, name: str) -> Any:
         raise StepNotFound(f"{self._folder} has no JSON item '{name}'", path=str(self._folder))
+
+    def files(self, name: str, selection: PerProcessSelection | None = None) -> Iterator[tuple[str, Iterator[memoryview]]]:
+        raise StepNotFound(f"{self._folder} has no item of files '{name}'", path=str(self._folder))
 
     def verify(self) -> VerifyReport:
         return verify_by_reading(self, len({tensor.file for tensor in self._tensors.values()}))

@@ -214,7 +214,7 @@ def record_of(found: FoundStep, head: StepHead) -> bytes:
 
 def _check_item(name: str, tree: TreeText | None, reports: Sequence[ItemReport]) -> None:
     if tree is None:
-        if not any(report.files for report in reports[1:]):
+        if reports[0].names is None and not any(report.files for report in reports[1:]):
             check_json(name, reports)
         return
     values = len(tree.values), sum(tree.values)

@@ -38,6 +38,7 @@ from ..options import Options
 from ..policy import SavePolicy
 from ..restoring.agreement import ask_primary
 from ..saving.async_saver import AsyncSaver, SaveHandle
+from ..saving.cast import SaveDtype
 from ..saving.commit import SaveTarget
 from ..saving.protocol import SaveReport, SaveResult, check_save_reports
 from ..saving.record_builder import tree_text
@@ -282,7 +283,9 @@ class LocalTier:
         """Notes that a step goes to the store: a preemption, for one, is answered with it."""
         self._scheduler.started(step)
 
-    def save(self, step: int, items: Mapping[str, Any], metrics: Mapping[str, Any] | None, metadata: Any) -> SaveHandle:
+    def save(
+        self, step: int, items: Mapping[str, Any], metrics: Mapping[str, Any] | None, metadata: Any, dtype: SaveDtype = None
+    ) -> SaveHandle:
         """Starts a local save. Returns when the caller may donate or overwrite its arrays. Raises as staging does."""
         self._saver.join()
         self._counter += 1
@@ -290,7 +293,7 @@ class LocalTier:
         request = SaveRequest(self._counter, step, save_id)
         self._scheduler.started(step)
         try:
-            request = self._stager.stage(request, items, metrics, metadata)
+            request = self._stager.stage(request, items, metrics, metadata, dtype)
         except BaseException as error:
             if self._group.count > 1:
                 broken = error if isinstance(error, Exception) else SaveFailed(f"it was interrupted: {error!r}", step=step)

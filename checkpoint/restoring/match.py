@@ -13,7 +13,7 @@ from ..errors import TreeMismatch
 from ..format.dtypes import name_of
 from ..format.record import ItemRecord, LeafRecord
 from ..format.sharding import show_sharding
-from ..format.tree import VALUE_TYPES, is_key
+from ..format.tree import VALUE_TYPES, is_key, type_name
 
 LISTED = 5  # leaves that a message names
 
@@ -55,6 +55,18 @@ def check_paths(item: ItemRecord, wanted: Sequence[str], *, strict: bool) -> Non
         lines.append(f"{_count(unexpected)} of the checkpoint not in `like`: {_listed(unexpected)} (partial=True leaves them out)")
     expected, found = ("a leaf", "none") if missing else ("none", "a leaf")
     raise TreeMismatch(f"item {item.name!r}: " + "; ".join(lines), leaf=(missing or unexpected)[0], expected=expected, found=found)
+
+
+def check_leaf_types(found: ItemRecord, leaves: Sequence[Any], paths: Sequence[str]) -> None:
+    """Raises TreeMismatch where a leaf of `like` is of a class that was a leaf type to whoever saved, and is not registered here."""
+    for leaf, path in zip(leaves, paths, strict=True):
+        if type(leaf) in VALUE_TYPES or hasattr(leaf, "dtype") or not any(saved.path.startswith(f"{path}.") for saved in found.leaves):
+            continue
+        message = (
+            f"item {found.name!r}: the leaf {path!r} of `like` is a {type_name(type(leaf))}, and saved as a tree; register its class as it "
+            "was registered when it was saved: register_leaf_type(cls, to_fields, from_fields)"
+        )
+        raise TreeMismatch(message, leaf=path, expected=type_name(type(leaf)), found="a tree")
 
 
 def _count(paths: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -214,11 +214,17 @@ class ItemReader:
 
     def check_file(self, file: FileReport) -> None:
         """Reads a file that has no header, of any size, and keeps nothing of it."""
+        for _ in self.pieces(file):
+            pass
+
+    def pieces(self, file: FileReport) -> Iterator[memoryview]:
+        """Yields a file that has no header, in pieces that hold until the next; raises Corrupt after the last where they do not fit."""
         crc, memory = 0, memoryview(bytearray(min(STEP_BYTES, file.size)))
         for start in range(0, file.size, STEP_BYTES):
             step = memory[: file.size - start]
             self.read_range(file, start, [step])
             crc = crc32c(step, crc)
+            yield step
         self._check_file(file, crc)
 
     def _check_file(self, file: FileReport, crc: int) -> None:

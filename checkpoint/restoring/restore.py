@@ -13,6 +13,8 @@ import numpy as np
 
 from ..errors import HostileCheckpoint, StepNotFound, TreeMismatch
 from ..format.json_state import give_state, is_iterator
+from ..format.leaf_types import decode_leaf_types, encode_leaf_types, leaf_makers
+from ..format.own_files import Files, give_files
 from ..format.record import ItemRecord, Record, find_item
 from ..format.rename import Names
 from ..format.tree import describe, flatten, paused_gc, rebuild
@@ -20,7 +22,7 @@ from ..storage.base import Storage
 from ..storage.path import join
 from .collective_read import read_once
 from .devices import DevicePlacement, Region
-from .match import SAVED, LeafRequest, check_paths, match_leaf, refuse, request_as_saved
+from .match import SAVED, LeafRequest, check_leaf_types, check_paths, match_leaf, refuse, request_as_saved
 from .memory_pool import POOL
 from .per_process import PerProcessReader, PerProcessSelection, leaves_of_process
 from .reader import ArrayReader, ItemReader, ReadRequest
@@ -79,7 +81,7 @@ def restore_item(
     like: Any = None,
     options: RestoreOptions | None = None,
 ) -> Any:
-    """Restores one tree item (a JSON item comes back as rank 0's value, one of files as {name: bytes}; see `read_json`, `read_files`).
+    """Restores one tree item (a JSON item comes back as rank 0's value, one of files as `restore_files` has it).
 
     `like` is a tree of arrays, jax.ShapeDtypeStructs or values, None (numpy everywhere) or SAVED. Blocks; raises StepNotFound (no such
     item), TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
@@ -88,7 +90,7 @@ def restore_item(
     if found.kind == "json":
         return read_json(storage, step_dir, record, item)
     if found.kind == "files":
-        return read_files(storage, step_dir, record, item)
+        return restore_files(storage, step_dir, record, item, like, None if options is None else options.per_process)
     return restore_tree(ItemReader(storage, step_dir, found), found, like, options)
 
 
@@ -113,15 +115,22 @@ def restore_tree(reader: ArrayReader, found: ItemRecord, like: Any = None, optio
             chosen = [not callable(partial) or partial(leaf.path) for leaf in found.leaves]
             requests = [request_as_saved(leaf, on_devices=like is SAVED) for leaf, read in zip(found.leaves, chosen, strict=True) if read]
             values = iter(_read_all(reader, requests, options))
-            return rebuild(found.tree, [next(values) if read else None for read in chosen], options.types, plain=options.plain)
+            leaves = [next(values) if read else None for read in chosen]
+            return rebuild(found.tree, leaves, options.types, plain=options.plain, makers=leaf_makers())
+        like = encode_leaf_types(like)
         leaves, treedef = flatten(like)
         paths = describe(like)[1]
         chosen = [not callable(partial) or partial(path) for path in paths]
-        check_paths(found, [path for path, read in zip(paths, chosen, strict=True) if read], strict=partial is False)
+        try:
+            check_paths(found, [path for path, read in zip(paths, chosen, strict=True) if read], strict=partial is False)
+        except TreeMismatch:
+            check_leaf_types(found, leaves, paths)
+            raise
         saved = {leaf.path: leaf for leaf in found.leaves}
         requests = [match_leaf(saved[path], leaf, options.cast) for path, leaf, read in zip(paths, leaves, chosen, strict=True) if read]
         values = iter(_read_all(reader, requests, options))
-        return jax.tree_util.tree_unflatten(treedef, [next(values) if read else leaf for leaf, read in zip(leaves, chosen, strict=True)])
+        restored = [next(values) if read else leaf for leaf, read in zip(leaves, chosen, strict=True)]
+        return decode_leaf_types(jax.tree_util.tree_unflatten(treedef, restored))
 
 
 def _read_all(reader: ArrayReader, requests: Sequence[LeafRequest], options: RestoreOptions) -> list[Any]:
@@ -241,13 +250,37 @@ def read_json(storage: Storage, step_dir: str, record: Record, item: str, proces
     raise StepNotFound(f"{record.path}: process {process} wrote nothing for the item {item!r}", path=record.path, step=record.step)
 
 
-def read_files(storage: Storage, step_dir: str, record: Record, item: str) -> dict[str, bytes]:
-    """Returns the files of an item of files, checked, by their own names; StepNotFound when that item has none."""
+def restore_files(
+    storage: Storage, step_dir: str, record: Record, item: str, like: Any = None, selection: PerProcessSelection | None = None
+) -> Any:
+    """Restores an item of files: by the `read` of a `like` that is Files, else as a dict of the files by their own names; each is checked.
+
+    Of files that each process has kept for itself those of `selection` come back. Raises TreeMismatch where it is of another kind, or of
+    another number of processes.
+    """
+    check_files_like(record.path, item, find_item(record, item).kind, like)
+    return give_files(like, open_files(storage, step_dir, record, item, selection), record.path)
+
+
+def check_files_like(path: str, item: str, kind: str, like: Any) -> None:
+    """Raises TreeMismatch unless an item of files meets a `like` of files, or none."""
+    if kind != "files" or (like is not None and like is not SAVED and not isinstance(like, Files)):
+        found = f"{path}: the item {item!r} is of kind {kind!r}, and its `like` is a {type(like).__name__}"
+        message = f"{found}; an item of files takes Files(read=...), or no `like`"
+        raise TreeMismatch(message, leaf=item, expected=type(like).__name__, found=kind)
+
+
+def open_files(
+    storage: Storage, step_dir: str, record: Record, item: str, selection: PerProcessSelection | None
+) -> Iterator[tuple[str, Iterator[memoryview]]]:
+    """Yields the files of an item of files: each one's own name, and its bytes in pieces, which are checked after the last."""
     found = find_item(record, item)
-    if found.kind != "files":
-        raise StepNotFound(f"{record.path}: the item {item!r} is of kind {found.kind!r}, not of files", path=record.path, step=record.step)
-    reader = ItemReader(storage, step_dir, found)
-    return {name: reader.read_whole(file) for name, file in zip(found.names, found.files, strict=True)}
+    reader, owner = ItemReader(storage, step_dir, found), ""
+    if found.per_process:
+        owner = f"{_state_owner(record, item, selection):05d}/"
+    for name, file in zip(found.names, found.files, strict=True):
+        if name.startswith(owner):
+            yield name.removeprefix(owner), reader.pieces(file)
 
 
 def verify_step(storage: Storage, step_dir: str, record: Record) -> VerifyReport:
@@ -267,6 +300,8 @@ def verify_step(storage: Storage, step_dir: str, record: Record) -> VerifyReport
 
 def restore_any(storage: Storage, step_dir: str, record: Record, item: str, like: Any, options: RestoreOptions) -> Any:
     """Restores an item of any kind: a tree, a JSON value, or the state of an iterator, which `like` takes back and is returned."""
+    if isinstance(like, Files):
+        return restore_files(storage, step_dir, record, item, like, options.per_process)
     if is_iterator(like):
         return give_state(like, read_json(storage, step_dir, record, item, _state_owner(record, item, options.per_process)))
     if item in record.items and record.items[item].kind == "json":

@@ -7,16 +7,18 @@ but the checksums is known from the plan. Packs of a process are written side by
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
 
 from ..format.dtypes import dtype_named, stored_as
-from ..format.files import FileReport, ItemReport, encode_value, json_name, pack_name
+from ..format.files import FileReport, ItemReport, bin_name, encode_value, json_name, pack_name
 from ..format.grid import Chunk
+from ..format.own_files import StagedFiles
 from ..format.pack_header import LARGE_BYTES, PREFIX_BYTES, ChunkChecksum, HeaderFrame, count_prefixes
 from ..format.record import chunk_runs
 from ..options import Statistics
@@ -195,6 +197,33 @@ def write_json(storage: Storage, step_dir: str, item: str, save_id: str, process
 def report_json(process: int, data: bytes) -> ItemReport:
     """Reports JSON that another process writes: by its CRC the processes' values are compared."""
     return ItemReport(process, "", (), (crc32c(data),))
+
+
+def write_files(
+    storage: Storage, step_dir: str, item: str, save_id: str, process: int, staged: StagedFiles, progress: Callable[[int], None]
+) -> ItemReport:
+    """Writes files from a scratch folder as `<item>/<process>-<number>-<save id>.bin`, durably, and reports them with their own names."""
+
+    def write(numbered: tuple[int, str]) -> FileReport:
+        number, own = numbered
+        name, crcs = bin_name(process, number, save_id), [0]
+        with open(staged.folder / own, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            storage.write(join(step_dir, item, name), size, count_parts(_file_parts(file, crcs), progress))
+        return FileReport(name, size, 0, crcs[0])
+
+    reports = run_side_by_side(write, list(enumerate(staged.names)), storage.max_concurrency)
+    prefix = f"{process:05d}/" if staged.per_process else ""
+    return ItemReport(process, "", tuple(reports), names=tuple(f"{prefix}{own}" for own in staged.names), per_process=staged.per_process)
+
+
+def _file_parts(file: BinaryIO, crcs: list[int]) -> Iterator[Part]:
+    """Yields a file's parts; `crcs` has the checksum of those that were."""
+    offset = 0
+    while data := file.read(PIECE_BYTES):
+        crcs[0] = crc32c(data, crcs[0])
+        yield offset, [memoryview(data)]
+        offset += len(data)
 
 
 PIECE_BYTES = 4 * PREFIX_BYTES  # checksummed and written while it is in the cache

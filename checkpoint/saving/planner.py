@@ -131,7 +131,7 @@ def _host_leaf(path: str, leaf: Any) -> Leaf:
         return Leaf(path, kind, leaf.dtype.name, leaf.shape, leaf.dtype.itemsize)
     if type(leaf) in VALUE_TYPES:
         return Leaf(path, type(leaf).__name__)
-    advice = "save its arrays, or register its class as a pytree (jax.tree_util.register_dataclass)"
+    advice = "save its arrays, or register its class: as a pytree (jax.tree_util.register_dataclass), or by register_leaf_type"
     if isinstance(leaf, jax.ShapeDtypeStruct):
         advice = "it has no values: save the array that it describes"
     message = f"the leaf {path!r} is a {type_name(type(leaf))}, which cannot be saved; {advice}"

@@ -55,7 +55,10 @@ def build_record(
     metadata: Any = None,
     opening: int | None = None,
 ) -> bytes:
-    """Returns the bytes of checkpoint.json. A JSON item has no plan. `metrics` and `metadata` are of JSON types (TypeError otherwise)."""
+    """Returns the bytes of checkpoint.json. An item of JSON or files has no plan. `metrics` and `metadata` are of JSON types.
+
+    Raises TypeError where they are not.
+    """
     head = {
         "format": FORMAT,
         "step": step,
@@ -148,7 +151,11 @@ def _versions() -> dict[str, str]:
 def _item_text(name: str, plan: Plan | TreeText | None, reports: Sequence[ItemReport]) -> str:
     files = [[f"{name}/{file.name}", file.size, file.head, file.crc] for report in reports for file in report.files]
     if plan is None:
-        return _dump({"kind": "json", "files": files})
+        names = [report.names for report in reports if report.names is not None]
+        if not names:
+            return _dump({"kind": "json", "files": files})
+        owners = {"per_process": True} if reports[0].per_process else {}
+        return _dump({"kind": "files", "names": [own for each in names for own in each], **owners, "files": files})
     if all(report.where is None for report in reports):
         tree = plan if isinstance(plan, TreeText) else tree_text(plan)
         assert len(files) == tree.files, f"item {name}: {len(files)} files were reported, {tree.files} planned"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from holdfast.multihost import Group
 
 from ..errors import CheckpointError, CommitUnknown, failure_of
-from ..format.files import ItemReport, decode_value, has_record, json_name, pack_name
+from ..format.files import ItemReport, bin_name, decode_value, has_record, json_name, pack_name
 from ..format.record import check_record, check_record_size
 from ..options import Options, ProgressMeter, Statistics
 from ..steps.claims import FOLDER, Claims, Writer
@@ -22,7 +22,7 @@ from ..storage.base import Storage
 from ..storage.local import LocalStorage, fenced
 from .commit import SaveTarget, run_protocol
 from .incremental import NAMES, SaveHistory
-from .pack_writer import report_json, write_json, write_snapshot
+from .pack_writer import report_json, write_files, write_json, write_snapshot
 from .plan import Plan
 from .plan_mismatch import check_json, check_reports
 from .protocol import SaveReport, SaveResult, Superfluous
@@ -75,6 +75,8 @@ class SnapshotWork:
                     items[name] = write_json(storage, self._target.folder, name, request.save_id, self._process, value.data)
                 else:
                     items[name] = report_json(self._process, value.data)
+            for name, staged in request.files.items():
+                items[name] = write_files(storage, self._target.folder, name, request.save_id, self._process, staged, progress)
         except FileNotFoundError as error:
             if storage.list(self._target.claim):
                 raise
@@ -100,12 +102,12 @@ class SnapshotWork:
         """Returns the record, at the primary. Raises SaveFailed where the reports do not fit together."""
         request = self._request
         items: dict[str, tuple[Plan | None, list[ItemReport]]] = {}
-        for name in [*request.trees, *request.values]:
+        for name in [*request.trees, *request.values, *request.files]:
             plan = request.trees[name][0] if name in request.trees else None
             shares = [report.items[name] for report in reports]
             if plan is not None:
                 check_reports(name, plan, shares)
-            elif not request.values[name].per_process:
+            elif name in request.values and not request.values[name].per_process:
                 check_json(name, shares)
             items[name] = (plan, shares)
         self._items = items
@@ -149,7 +151,9 @@ class SnapshotWork:
         numbers = [(item, pack * len(each) + more) for item, plan in self.plans().items() for pack in plan.own for more in each]
         packs = [f"{item}/{pack_name(self._process, number, save_id)}" for item, number in numbers]
         values = [item for item, value in self._request.values.items() if value.per_process or not self._process]
-        return packs + [f"{item}/{json_name(self._process, save_id)}" for item in values]
+        numbered = [(item, number) for item, staged in self._request.files.items() for number in range(len(staged))]
+        files = [f"{item}/{bin_name(self._process, number, save_id)}" for item, number in numbered]
+        return packs + files + [f"{item}/{json_name(self._process, save_id)}" for item in values]
 
     def steps_crc(self) -> int:
         """Returns what tells the steps that this process knows from others."""

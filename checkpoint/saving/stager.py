@@ -9,8 +9,11 @@ from typing import Any
 
 from holdfast.multihost import Group
 
+from ..errors import SaveFailed, error_text
 from ..format.json_state import Json, is_iterator, state_of
+from ..format.leaf_types import encode_leaf_types
 from ..format.limits import check_item_name, copy_json, encode_json
+from ..format.own_files import Files, StagedFiles, stage_files
 from ..format.tree import flatten
 from ..options import Options
 from ..policy import StepFacts
@@ -38,8 +41,8 @@ class JsonValue:
 class SaveRequest:
     """What one process saves as a step, into `folder` ("": the root itself).
 
-    `save_id` is the writer's id and `counter`, which is the same on all processes. `trees` and `values` are the items. `broken` says why
-    this process cannot take part: the others learn it from its report.
+    `save_id` is the writer's id and `counter`, which is the same on all processes. `trees`, `values` and `files` are the items. `broken`
+    says why this process cannot take part: the others learn it from its report.
     """
 
     counter: int
@@ -49,6 +52,7 @@ class SaveRequest:
     folder: str = ""
     trees: Mapping[str, tuple[Plan, Snapshot]] = field(default_factory=dict)
     values: Mapping[str, JsonValue] = field(default_factory=dict)
+    files: Mapping[str, StagedFiles] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     metadata: Any = None
     broken: Exception | None = None
@@ -68,18 +72,24 @@ class SaveRequest:
 
     @property
     def total_bytes(self) -> int:
-        """The bytes that all processes write of the trees."""
-        return sum(plan.total_bytes for plan, _ in self.trees.values())
+        """The bytes that all processes write of the trees, and this one of files."""
+        return sum(plan.total_bytes for plan, _ in self.trees.values()) + self._files_bytes
 
     @property
     def own_bytes(self) -> int:
-        """The bytes that this process writes of the trees."""
-        return sum(plan.own_bytes for plan, _ in self.trees.values())
+        """The bytes that this process writes of trees and files."""
+        return sum(plan.own_bytes for plan, _ in self.trees.values()) + self._files_bytes
+
+    @property
+    def _files_bytes(self) -> int:
+        return sum(staged.nbytes for staged in self.files.values())
 
     def release(self) -> None:
-        """Drops what the snapshots still hold."""
+        """Drops what the snapshots still hold, and removes scratch folders."""
         for _, snapshot in self.trees.values():
             snapshot.release()
+        for staged in self.files.values():
+            staged.release()
 
 
 class SaveStager:
@@ -102,24 +112,31 @@ class SaveStager:
     ) -> SaveRequest:
         """Returns the request with items, their trees cast to `dtype`, metrics and metadata.
 
-        Raises UnsupportedLeaf, TypeError, ValueError, holding nothing then.
+        Raises UnsupportedLeaf, SaveFailed, TypeError, ValueError, holding nothing then.
         """
         trees: dict[str, tuple[Plan, Snapshot]] = {}
         values: dict[str, JsonValue] = {}
-        staged = replace(request, trees=trees, values=values, metadata=copy_json(metadata, "the metadata"))
+        files: dict[str, StagedFiles] = {}
+        staged = replace(request, trees=trees, values=values, files=files, metadata=copy_json(metadata, "the metadata"))
         try:
             for name, value in items.items():
                 check_item_name(name)
                 if isinstance(value, Json):
                     values[name] = JsonValue(encode_json(value.value, f"the item {name!r}"), value.per_process)
+                elif isinstance(value, Files):
+                    files[name] = self._stage_files(name, value)
                 elif is_iterator(value):
                     values[name] = JsonValue(encode_json(state_of(name, value), f"the state of the iterator {name!r}"), per_process=True)
                 else:
-                    value = cast_tree(value, dtype)
+                    value = cast_tree(encode_leaf_types(value), dtype)
                     plan = self._planner(name).plan(value)
                     unmoved = self._link_unmoved(request, name, plan, value)
                     trees[name] = (plan, take_snapshot(plan, value, host_memory_bytes=self._options.host_memory_bytes, unmoved=unmoved))
-            check_sizes({name: (plan, snapshot.values) for name, (plan, snapshot) in trees.items()}, len(values), staged.metadata)
+            check_sizes(
+                {name: (plan, snapshot.values) for name, (plan, snapshot) in trees.items()},
+                len(values) + sum(map(len, files.values())),
+                staged.metadata,
+            )
             return replace(staged, metrics={name: float(value) for name, value in (metrics or {}).items()})
         except BaseException:
             staged.release()
@@ -127,6 +144,14 @@ class SaveStager:
                 if isinstance(self._storage, LocalStorage):
                     unlink(snapshot.unmoved, plan, self._storage, request.folder, name, request.save_id)
             raise
+
+    def _stage_files(self, item: str, value: Files) -> StagedFiles:
+        writes = value.per_process or self._group.index == 0
+        try:
+            return stage_files(value, writes=writes, max_file_bytes=self._storage.max_file_bytes)
+        except Exception as error:
+            message = f"the item {item!r} was not written by its handler on process {self._group.index}: {error_text(error)}"
+            raise SaveFailed(message, process=self._group.index) from error
 
     def _link_unmoved(self, request: SaveRequest, item: str, plan: Plan, tree: Any) -> Unmoved | None:
         if self._history is None:

@@ -20,6 +20,7 @@ from ..format.dtypes import dtype_named
 from ..format.files import FileReport, ItemReport, encode_value, json_name, pack_name
 from ..format.grid import Chunk
 from ..format.limits import encode_json
+from ..format.own_files import StagedFiles, own_names, put_files, scratch_folder
 from ..format.pack_header import HEADER_BYTES, ChunkChecksum
 from ..format.record import ItemRecord, LeafRecord, check_record
 from ..format.rename import Names
@@ -32,7 +33,7 @@ from ..restoring.per_process import PerProcessReader, PerProcessSelection, leave
 from ..restoring.reader import ArrayReader, ReadRequest
 from ..restoring.renamed import RenamedReader, renamed
 from ..saving.commit import SaveTarget, run_protocol
-from ..saving.pack_writer import pack_parts, plan_pack, write_json
+from ..saving.pack_writer import pack_parts, plan_pack, write_files, write_json
 from ..saving.plan import CHUNK_BYTES, Leaf, Plan, ShardPlacement, make_plan
 from ..saving.protocol import SaveKey, SaveReport, Superfluous
 from ..saving.record_builder import build_record, check_plan
@@ -283,7 +284,18 @@ class _ConversionWork:
             if kind == "json":
                 self._names.append(f"{name}/{json_name(0, save_id)}")
                 self._items[name] = (None, [write_json(storage, folder, name, save_id, 0, _json_data(name, checkpoint.json(name)))])
+            if kind == "files":
+                self._write_files(name)
         return {name: reports[0] for name, (_, reports) in self._items.items()}
+
+    def _write_files(self, item: str) -> None:
+        with scratch_folder() as folder:
+            put_files(folder, self._checkpoint.files(item, PerProcessSelection(0)), self._checkpoint.info.path)
+            staged = StagedFiles(folder, tuple(own_names(folder)), per_process=False, nbytes=0)
+            target = self._target
+            report = write_files(target.storage, target.folder, item, target.key.save_id, 0, staged, self._progress)
+        self._names += [f"{item}/{file.name}" for file in report.files]
+        self._items[item] = (None, [report])
 
     def build(self, reports: Sequence[SaveReport]) -> bytes:
         """Returns the record: the one report of the save is this work's own."""

@@ -50,8 +50,8 @@ def compare(a: CheckpointReader, b: CheckpointReader) -> Iterator[LeafDifference
 
 def _paired_items(a: CheckpointReader, b: CheckpointReader) -> tuple[dict[str, str], dict[str, str]]:
     """Returns the items of both by a common name: where each has one tree alone, these are compared whatever they are called."""
-    names_a = {name: name for name, kind in a.info.items.items() if kind != "unknown"}
-    names_b = {name: name for name, kind in b.info.items.items() if kind != "unknown"}
+    names_a = {name: name for name, kind in a.info.items.items() if kind != "files"}
+    names_b = {name: name for name, kind in b.info.items.items() if kind != "files"}
     if len(names_a) == len(names_b) == 1 and names_a != names_b:
         only = next(iter(names_a))
         return names_a, {only: next(iter(names_b))}

@@ -274,7 +274,7 @@ class CheckpointManager(AbstractCheckpointManager):
 
     def _wanted(self, args: Any, found: Structure) -> Mapping[str, Any]:
         if args is None and not self._single:
-            return dict.fromkeys(name for name, item in found.items.items() if item.kind != "unknown")
+            return dict.fromkeys(name for name, item in found.items.items() if item.kind != "files")
         return self._composite(args)
 
     def item_metadata(self, step: int) -> Any:

@@ -65,7 +65,7 @@ def _unknown(call: str, args: Any) -> NotImplementedError:
 
 def restore_item(call: str, name: str, item: ItemStructure, args: Any, read: Read) -> Any:
     """Restores an item as its arguments ask for."""
-    if item.kind == "unknown":
+    if item.kind == "files":
         raise not_covered(f"{call}: the item {name!r}, of a handler that only its writer knows", "restore it with Orbax")
     if item.kind == "json" or isinstance(args, args_lib.JsonRestore):
         return read(name, None)

@@ -51,7 +51,9 @@ class Registration:
         """Registers an agent; answers when every task of the job has come."""
         task = self._task_table.get(task_id)
         if task is None:
-            self._complete(call, status=self._task_table.no_such_task(task_id))
+            count = len(self._task_table)
+            sentence = f"Unexpected task registered with task={task_id}: the job has {count}, 0 to {count - 1}"
+            self._complete(call, status=Status(Code.INVALID_ARGUMENT, sentence))
             return
         if self._task_table.by_agent.get(incarnation, task_id) != task_id:  # by which profile A knows who calls
             sentence = f"process {task_id} came with the incarnation of another; expected a random number"
@@ -85,7 +87,8 @@ class Registration:
             assert task.error is not None
             sentence = f"process {task.task_id} cannot come back, the job is not recoverable: {task.error.message}"
         else:
-            sentence = f"process {task.task_id} has been restarted, and the job is not recoverable"
+            what = f"{task.task_id} unexpectedly tried to connect with a different incarnation. It has likely restarted."
+            sentence = f"{what} The job is not recoverable"
         return Status(Code.ABORTED, sentence, source_task=task.task_id)
 
     # ---- Sessions --------------------------------------------------------------------------------------------------------------------

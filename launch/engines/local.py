@@ -24,6 +24,7 @@ from ..supervisor.job import (
     Kill,
     Launch,
     Notify,
+    Progress,
     Release,
     Reserve,
     Reserved,
@@ -35,6 +36,7 @@ from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
 from ..workers.environment import worker_env
 from ..workers.output import ConsoleOutput, LogFiles, Output
 from ..workers.process import WorkerProcess
+from ..workers.standby import Standbys, standbys_of
 from .base import BaseEngine, run_job
 
 _POLL_S = 0.5  # how often the capacity file is read
@@ -55,12 +57,16 @@ class LocalEngine(BaseEngine):
         capacity_file: Path | None = None,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         coordinator_log: Path | None = None,
+        standbys: Standbys | None = None,
     ) -> None:
         super().__init__(output)
         self._command, self._job_id, self._env, self._cwd = list(command), job_id, env, cwd
         self._grace_s, self._capacity_file = grace_s, capacity_file
         self._heartbeat_timeout_s, self._coordinator_log = heartbeat_timeout_s, coordinator_log
+        self._standbys = standbys
         self._workers: dict[int, WorkerProcess] = {}
+        self._environments: dict[int, Mapping[str, str]] = {}  # of the attempt that runs
+        self._warmed = False  # standbys for the next one are there
         self._coordinator: Coordinator | None = None
         self._reserve: Reserve | None = None
         self._capacity: int | None = None
@@ -86,6 +92,7 @@ class LocalEngine(BaseEngine):
         self._coordinator = Coordinator(
             self._job_id, attempt, num_processes, heartbeat_timeout_s=self._heartbeat_timeout_s, log_file=self._coordinator_log
         )
+        self._environments, self._warmed = {}, False
         address = self._coordinator.address
         self._open_watch(address, attempt)
         self._coordinator.on_end(lambda code: self._on_coordinator_end(attempt, code))
@@ -101,7 +108,10 @@ class LocalEngine(BaseEngine):
             env, lines = worker_env(self._env, spec, share_of=num_processes)
             for line in lines if process == 0 else ():
                 self._output.say(line)
+            self._environments[process] = env
             self._workers[process] = self._start(attempt, process, env)
+        if self._standbys is not None:
+            self._standbys.close()
 
     def _on_coordinator_end(self, attempt: int, code: int) -> None:
         watch = self._watch
@@ -110,13 +120,14 @@ class LocalEngine(BaseEngine):
             self._queue.put(CoordinatorEnded(attempt, f"the coordinator {how}"))
 
     def _start(self, attempt: int, process: int, env: Mapping[str, str]) -> WorkerProcess:
-        return WorkerProcess(
-            self._command,
-            env,
-            cwd=self._cwd,
-            on_line=lambda text: self._output.line(process, text),
-            on_exit=lambda code: self._report_exit(Exited(attempt, process, code)),
-        )
+        def on_line(text: str) -> None:
+            self._output.line(process, text)
+
+        def on_exit(code: int) -> None:
+            self._report_exit(Exited(attempt, process, code))
+
+        warm = None if self._standbys is None else self._standbys.take(process, env, on_line, on_exit)
+        return warm or WorkerProcess(self._command, env, cwd=self._cwd, on_line=on_line, on_exit=on_exit)
 
     def _signal(self, number: signal.Signals) -> None:
         for worker in self._workers.values():
@@ -137,12 +148,19 @@ class LocalEngine(BaseEngine):
     # ---- Events
 
     def events(self, timeout_s: float | None) -> Sequence[Event]:
-        """Returns what has happened, at the latest after `timeout_s`; reads the capacity file, where one is given, twice a second."""
+        """Returns what has happened, at the latest after `timeout_s`; reads the capacity file, where one is given, twice a second.
+
+        After the first step of an attempt it starts the standbys: this thread outlives them.
+        """
         if events := self._capacity_events():
             return events
         if self._capacity_file is not None:
             timeout_s = _POLL_S if timeout_s is None else min(_POLL_S, timeout_s)
-        return super().events(timeout_s)
+        seen = super().events(timeout_s)
+        if self._standbys is not None and not self._warmed and any(isinstance(each, Progress) and each.step >= 0 for each in seen):
+            self._warmed = True
+            self._standbys.warm(self._environments)
+        return seen
 
     def _capacity_events(self) -> list[Event]:
         if self._reserve is None and time.monotonic() < self._poll_at:
@@ -176,6 +194,8 @@ class LocalEngine(BaseEngine):
         for worker in self._workers.values():
             worker.wait(10)
         self._release()
+        if self._standbys is not None:
+            self._standbys.close()
 
 
 def run_local(
@@ -192,16 +212,20 @@ def run_local(
     capacity_file: str | Path | None = None,
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     log_dir: str | Path | None = None,
+    standby: bool | None = None,
+    preload: Sequence[str] = (),
 ) -> JobResult:
     """Runs `command` as `num_processes` processes on this machine, under a coordinator of their own, to the end of the job.
 
     Blocks. Restarts the group as `restart` says (default: never); `env` (default: this process's) is what the processes get, with
     their ProcessSpec. `capacity_file` holds how many processes there is room for now: the job shrinks (to `min_processes` at least)
     and grows with it. `job_id` defaults to a new one. The coordinator listens at a Unix socket that only this user reaches; a process that
-    is silent for `heartbeat_timeout_s` is lost. `log_dir` gets a file for each process, the coordinator's log, `status.json` with
-    the last status and the job's history, and what jax compiles, which later attempts load; without one that lies in a temporary folder
-    until the job ends. In the main thread, SIGTERM, SIGINT and SIGHUP are passed on: the processes save and leave, and the job ends as
-    "preempted". However this process ends, none of the job's survives it. Raises ValueError for numbers of processes that do not fit.
+    is silent for `heartbeat_timeout_s` is lost. `log_dir` gets a file for each process, the coordinator's log, `status.json` with the last
+    status and the job's history, and what jax compiles, which later attempts load; without one that lies in a temporary folder until the
+    job ends. With `standby` (default: where restarts are allowed) an interpreter for each process imports jax, holdfast and the modules `preload` once an attempt has done its first
+    step, and waits to become a process of the next one. In the main thread, SIGTERM, SIGINT and SIGHUP are passed on: the processes save
+    and leave, and the job ends as "preempted". However this process ends, none of the job's survives it. Raises ValueError for numbers of
+    processes that do not fit, and for names in `preload` that no module can have.
     """
     if not command:
         raise ValueError("no command to run")
@@ -215,16 +239,21 @@ def run_local(
         if logs is not None:
             stack.enter_context(contextlib.closing(logs))
         cache = stack.enter_context(compile_cache(env, None if log_dir is None else Path(log_dir), (logs or output).say))
+        env = {**env, **cache}
+        restarts = restart.max_failures + restart.max_preemptions > 0 or job.min_processes < num_processes
+        say = (logs or output).say
+        standbys = standbys_of(command, env, cwd=cwd, wanted=standby, restarts=restarts, preload=preload, say=say)
         engine = LocalEngine(
             command,
             job_id,
-            env={**env, **cache},
+            env=env,
             cwd=cwd,
             output=logs or output,
             grace_s=restart.grace_s,
             capacity_file=Path(capacity_file) if capacity_file else None,
             heartbeat_timeout_s=heartbeat_timeout_s,
             coordinator_log=None if logs is None else logs.coordinator_log,
+            standbys=standbys,
         )
         result = run_job(job, engine, output)
         if log_dir is not None:

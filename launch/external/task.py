@@ -59,6 +59,33 @@ def run_task(
     relay. Raises ValueError where no launcher is found, StartupTimeout where no address appears, StartupFailed where another user could
     have written it, ImportError where certificates cannot be made.
     """
+    try:
+        spec, env = _prepare(environment, coordinator, host, rendezvous, job_id, attempt, secrets_dir, insecure)
+    except BaseException:
+        if report:
+            print(f"{MARK}exited 1", flush=True)
+        raise
+    step = env.get("SLURM_STEP_ID", "")
+    if report:
+        print(f"{MARK}started {step}", flush=True)
+    code = _run(command, env, passes_on=not step)
+    report_exit(spec.coordinator, spec.process_id, code)
+    if report:
+        print(f"{MARK}exited {code}", flush=True)
+    return code if code >= 0 else 128 - code
+
+
+def _prepare(
+    environment: Mapping[str, str],
+    coordinator: str | None,
+    host: str | None,
+    rendezvous: Path | None,
+    job_id: str | None,
+    attempt: int | None,
+    secrets_dir: Path | None,
+    insecure: bool,
+) -> tuple[ProcessSpec, dict[str, str]]:
+    """Returns who this process is, and the environment of its command, once there is a coordinator."""
     detected = detect(environment)
     if detected is None:
         raise ValueError(
@@ -88,14 +115,7 @@ def run_task(
     env, lines = worker_env(environment, spec, share_of=detected.local_size)
     for line in lines:
         print(f"holdfast: {line}", file=sys.stderr, flush=True)
-    step = env.get("SLURM_STEP_ID", "")
-    if report:
-        print(f"{MARK}started {step}", flush=True)
-    code = _run(command, env, passes_on=not step)
-    report_exit(address, spec.process_id, code)
-    if report:
-        print(f"{MARK}exited {code}", flush=True)
-    return code if code >= 0 else 128 - code
+    return spec, env
 
 
 def _rendezvous(
@@ -162,7 +182,8 @@ def _read(path: Path) -> dict[str, Any]:
     """Reads what this user has published. What others can write may lead to a coordinator of theirs, what they can read is no secret."""
     with path.open() as file:
         about = os.fstat(file.fileno())
-        if about.st_uid != os.getuid() or about.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        others = about.st_mode & (stat.S_IRWXG | stat.S_IRWXO) and path.parent != user_folder()  # which nobody else can enter
+        if about.st_uid != os.getuid() or others:
             raise StartupFailed(
                 f"{path}: expected a file that only user {os.getuid()} can read, found mode {stat.S_IMODE(about.st_mode):04o} of user "
                 f"{about.st_uid}; remove it, or give --rendezvous a folder of this user's alone"

@@ -12,16 +12,16 @@ from pathlib import Path
 
 _SHIMS = Path(__file__).resolve().parent / "shims"
 _MAX_LINE = 1_000_000
-CALL_RUNNER = _SHIMS / "call_runner.py"
+CALL_RUNNER, STANDBY = _SHIMS / "call_runner.py", _SHIMS / "standby.py"
 
 
 class WorkerProcess:
     """One started process, below a subreaper that leaves nothing of it behind. Two daemon threads serve it: for its output, and its end.
 
     `on_line` gets each line of stdout and stderr, without the newline, in pieces of at most a million characters (None: both are this
-    process's own); `on_exit` gets the exit code
-    (minus the signal's number), after the last line and after all that the process left behind, in its session or another, has been
-    killed. Both are called on those threads. The calling thread must outlive the process: on Linux all of it ends with that thread.
+    process's own); `on_exit` gets the exit code (minus the signal's number), after the last line and after all that the process left
+    behind, in its session or another, has been killed. Both are called on those threads. `pass_fds` stay open in it. The calling thread
+    must outlive the process: on Linux all of it ends with that thread.
     """
 
     def __init__(
@@ -32,6 +32,7 @@ class WorkerProcess:
         cwd: str | Path | None = None,
         on_line: Callable[[str], None] | None,
         on_exit: Callable[[int], None],
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self._on_line, self._on_exit = on_line, on_exit
         self._popen = subprocess.Popen(
@@ -45,6 +46,7 @@ class WorkerProcess:
             errors="replace",
             bufsize=1,
             start_new_session=True,
+            pass_fds=pass_fds,
         )
         self._ended = threading.Event()
         self._lock = threading.Lock()  # of the subreaper's input

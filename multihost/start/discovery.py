@@ -10,6 +10,7 @@ import mmap
 import os
 import re
 import ssl
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from ..spec import ProcessSpec
 GIVEN = ("coordinator", "num_processes", "process_id")
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _URI = re.compile(rb"\x86\x81?(.)", re.DOTALL)  # among alternative names in DER: the tag, and the length of what follows
+_SCONTROL_S = 30.0
 _COLLECTIVE_TIMEOUT_FLAG = "xla_cpu_collective_timeout_seconds"
 
 
@@ -45,12 +47,28 @@ def discover_process(spec: ProcessSpec | None, given: dict[str, Any], devices: S
     if len(given) < len(GIVEN):
         detect: Any = clusters.ClusterEnv.auto_detect_unset_distributed_params
         *detected, devices = detect(*(given.get(field) for field in GIVEN), devices, None, math.ceil(timeout_s))
+        if "coordinator" not in given and detected[0] is not None:
+            detected[0] = _with_first_node(detected[0], os.environ.get("SLURM_STEP_NODELIST", ""))
         given = {field: value for field, value in zip(GIVEN, detected, strict=True) if value is not None}
     if not given:
         return DiscoveredProcess(None)
     if missing := [field for field in GIVEN if field not in given]:
         raise ValueError(f"initialize() knows {given} but not {', '.join(missing)}: give them, or start with `holdfast run`")
     return DiscoveredProcess(ProcessSpec(**given), False, devices)
+
+
+def _with_first_node(address: str, nodes: str) -> str:
+    """Returns the address with the name of Slurm's first node, where jax has taken a part of it: it reads no more than one [...]."""
+    host, _, port = address.rpartition(":")
+    read = re.match(r"([^\[,]*)\[(\w*)[^\]]*\][^,]", nodes)
+    if read is None or host != read[1] + read[2]:
+        return address
+    command = ["scontrol", "show", "hostnames", nodes]
+    try:
+        first = subprocess.run(command, capture_output=True, text=True, timeout=_SCONTROL_S, check=True).stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError) as error:
+        raise ValueError(f"scontrol show hostnames {nodes!r} failed: {error}; give coordinator=, the address of process 0") from error
+    return f"{first}:{port}"
 
 
 def own_tls(spec: ProcessSpec) -> dict[str, str]:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 
+import grpc
 import pytest
+from jax._src.lib import _jax
 
 from holdfast.coordination import CoordinationService
-from tests.support.cluster import free_port, run_processes
+from holdfast.coordination.names import PROFILE_A
+from holdfast.proto import coordination_pb2 as pb
+from tests.support.cluster import Processes, free_port, run_processes
 
 ASKING = """
 import json, sys, threading
@@ -45,6 +50,7 @@ note("outsider", lambda: first.wait_at_barrier("b2", 300, [1, 2]))
 note("unknown", lambda: first.wait_at_barrier("b4", 300, [0, 7]))
 note("twice", lambda: first.wait_at_barrier("b5", 300, [0, 0, 1]))
 note("live", lambda: first.get_live_nodes([1, 2]))
+note("late get", lambda: first.blocking_key_value_get("none", 200))
 print("found", json.dumps(found), flush=True)
 import os
 os._exit(0)  # without the shutdown barrier, which this is not about
@@ -59,8 +65,45 @@ FIRST_WORDS = {
     "outsider": "INVALID_ARGUMENT: A non-participating task (0) called the barrier: b2::0",
     "unknown": "INVALID_ARGUMENT: Unexpected task (7) that is not in the cluster called the barrier. Barrier Id: b4::0",
     "twice": "INVALID_ARGUMENT: Conflicting tasks specified by different processes for the same barrier: b5::0.",
+    "late get": "DEADLINE_EXCEEDED: GetKeyValue() timed out with key: none and duration: 200ms",
     "live": "INVALID_ARGUMENT: Requesting task 0 is not one of the tasks specified in a GetAliveTasks request.",
 }
+
+
+JOINED = """
+import sys, threading
+from jax._src.lib import _jax
+
+options = {"init_timeout": 60, "shutdown_timeout": 5, "heartbeat_timeout": 100, "shutdown_on_destruction": False}
+clients = [_jax.get_distributed_runtime_client(sys.argv[3], index, **options) for index in range(2)]
+threads = [threading.Thread(target=client.connect) for client in clients]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+print("joined", flush=True)
+sys.stdin.read()
+"""
+
+REFUSALS = {
+    7: "INVALID_ARGUMENT: Unexpected task registered with task=7",
+    1: "ABORTED: 1 unexpectedly tried to connect with a different incarnation. It has likely restarted.",
+}
+
+
+@pytest.mark.parametrize("whose", ["jaxlib", "ours"])
+def test_refusals_of_who_comes_begin_with_jaxlibs_words(whose: str) -> None:
+    """A number that the job does not have, and a second life where the job is not recoverable: what a client would read."""
+    with ExitStack() as stack:
+        if whose == "jaxlib":
+            address = f"127.0.0.1:{free_port()}"
+            stack.callback(_jax.get_distributed_runtime_service(address, 2, heartbeat_timeout=100, shutdown_timeout=5).shutdown)
+        else:
+            address = stack.enter_context(CoordinationService.spawn(2)).address
+        processes = stack.enter_context(Processes(JOINED, 1, arguments=[address]))
+        processes.wait_for(0, "joined")
+        register = stack.enter_context(grpc.insecure_channel(address)).unary_unary(PROFILE_A + "RegisterTask")
+        for task_id, words in REFUSALS.items():
+            with pytest.raises(grpc.RpcError) as refused:
+                register(pb.RegisterTaskRequest(incarnation=5, source_task_id=task_id).SerializeToString(), timeout=20)
+            assert f"{refused.value.code().name}: {refused.value.details()}".startswith(words)
 
 
 @pytest.mark.parametrize("whose", ["jaxlib", "ours"])

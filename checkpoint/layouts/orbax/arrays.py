@@ -16,14 +16,14 @@ import tensorstore as ts
 
 from ...errors import Corrupt, HostileCheckpoint
 from ...format.dtypes import dtype_named
+from ...format.grid import Grid
 from ...format.record import ItemRecord, LeafRecord
 from ...format.tree import describe, flatten
 from ...restoring.reader import Allocate, ReadRequest
 from ...storage.base import Storage
 from ...storage.counting import CountingStorage
 from ...storage.object import ObjectStorage
-from ...storage.path import StorePath, join
-from ..base import array_record
+from ...storage.path import StorePath
 from . import metadata as orbax
 
 MAX_RANK = 32  # tensorstore's own bound
@@ -43,9 +43,11 @@ class OrbaxItem:
         self._base = self._find_base(about)
         self._stores: dict[str, Any] = {}
         self._descriptions: dict[int, _Description] = {}
-        self._specs = self._array_specs([".".join(leaf.path) for leaf in about.leaves if _has_data(leaf)])
+        asked = self._ask_specs([leaf.name for leaf in about.leaves if _has_data(leaf)])
+        shardings = self._shardings()  # tensorstore reads meanwhile
+        self._specs = self._array_specs(asked)
         self._names: dict[str, str] = {}  # what a leaf's array is called, by the leaf's path
-        self.record = self._record(name, about)
+        self.record = self._record(name, about, shardings)
 
     def _metadata(self) -> orbax.TreeMetadata:
         file = f"{self._folder}/{orbax.TREE_METADATA}"
@@ -58,46 +60,52 @@ class OrbaxItem:
         ocdbt = about.use_ocdbt if about.use_ocdbt is not None else orbax.MANIFEST in self._files
         if not ocdbt:
             for leaf in about.leaves:  # names of files: they must stay inside
-                if ".." in ".".join(leaf.path).split("/") or "\0" in "".join(leaf.path):
-                    raise HostileCheckpoint(f"{self._folder}/{orbax.TREE_METADATA} names a leaf {leaf.path!r}, outside of its folder")
+                if ".." in leaf.name.split("/") or "\0" in leaf.name:
+                    raise HostileCheckpoint(f"{self._folder}/{orbax.TREE_METADATA} names a leaf {leaf.name!r}, outside of its folder")
             return base
         if orbax.MANIFEST not in self._files and any(_has_data(leaf) for leaf in about.leaves):
             file = f"{self._folder}/{orbax.MANIFEST}"
             raise Corrupt(f"{file} is missing: it leads to the data of every array of this item", file=file)
         return {"driver": "ocdbt", "base": base}
 
-    def _record(self, name: str, about: orbax.TreeMetadata) -> ItemRecord:
+    def _shardings(self) -> dict[str, Any]:
+        return orbax.parse_shardings(self._folder.fetch(orbax.SHARDING), orbax.SHARDING) if orbax.SHARDING in self._files else {}
+
+    def _record(self, name: str, about: orbax.TreeMetadata, shardings: Mapping[str, Any]) -> ItemRecord:
         strings = self._optional_json(orbax.STRINGS)
         prng = self._prng_implementations()
-        shardings = orbax.parse_shardings(self._folder.fetch(orbax.SHARDING), orbax.SHARDING) if orbax.SHARDING in self._files else {}
-        scalars = self._scalars([".".join(leaf.path) for leaf in about.leaves if _has_data(leaf) and leaf.value_type == "scalar"])
-        values: dict[tuple[tuple[str, bool], ...], Any] = {}
+        scalars = self._scalars([leaf.name for leaf in about.leaves if _has_data(leaf) and leaf.value_type == "scalar"])
+        records: list[LeafRecord] = []
+        values: dict[tuple[tuple[str, bool], ...], Any] = {}  # a leaf is its number among the records
         for leaf in about.leaves:
-            stored = ".".join(leaf.path)
             if leaf.empty:
                 values[leaf.keys] = orbax.empty_value(leaf.value_type)
-            elif leaf.value_type == "string":
-                values[leaf.keys] = self._string(stored, strings)
-            elif leaf.value_type == "scalar" and stored in scalars:
-                values[leaf.keys] = LeafRecord(stored, type(scalars[stored]).__name__, value=scalars[stored])
+                continue
+            values[leaf.keys] = len(records)
+            if leaf.value_type == "string":
+                records.append(self._string(leaf.name, strings))
+            elif leaf.value_type == "scalar" and leaf.name in scalars:
+                records.append(LeafRecord(leaf.name, type(scalars[leaf.name]).__name__, value=scalars[leaf.name]))
             else:
                 kind = "numpy" if leaf.value_type in ("np.ndarray", "scalar") else "array"
-                values[leaf.keys] = self._array(stored, kind, prng.get(stored, ""), shardings.get(stored))
-        tree, leaves = self._tree(values)
+                records.append(self._array(leaf.name, kind, prng.get(leaf.name, ""), shardings.get(leaf.name)))
+        tree, leaves = self._tree(values, records)
         return ItemRecord(name, "tree", (), tree, leaves)
 
-    def _tree(self, values: dict[tuple[tuple[str, bool], ...], Any]) -> tuple[Any, tuple[LeafRecord, ...]]:
+    def _tree(self, values: dict[tuple[tuple[str, bool], ...], Any], records: list[LeafRecord]) -> tuple[Any, tuple[LeafRecord, ...]]:
         """Returns the description of the tree and its leaves, by the paths that they have in it."""
         single = list(values) == [(("checkpoint", False),)]
         tree = next(iter(values.values())) if single else orbax.build_tree(values)
-        if single and self._folder.basename == "jax_random_key":
-            tree = self._random_key(tree)
+        if single and records and self._folder.basename == "jax_random_key":
+            records = [self._random_key(records[0])]
         if self._folder.basename == "np_random_key":
             tree = tuple(tree)
         description, paths = describe(tree)
-        leaves = flatten(tree)[0]
+        leaves = [records[number] for number in flatten(tree)[0]]
         self._names = {path: leaf.path for path, leaf in zip(paths, leaves, strict=True)}
-        return description, tuple(replace(leaf, path=path) for path, leaf in zip(paths, leaves, strict=True))
+        for path, leaf in zip(paths, leaves, strict=True):
+            leaf.path = path
+        return description, tuple(leaves)
 
     def _random_key(self, leaf: LeafRecord) -> LeafRecord:
         folder = StorePath(self._folder.storage, f"{self._folder.name}_metadata")
@@ -117,9 +125,8 @@ class OrbaxItem:
         return LeafRecord(name, "str", value=value)
 
     def _array(self, name: str, kind: str, impl: str, sharding: Any) -> LeafRecord:
-        shape, dtype, chunk = self._described(name)
-        sharding = sharding if kind == "array" else None
-        return array_record(name, "key" if impl else kind, shape, dtype, impl=impl, sharding=sharding, shard_shape=chunk)
+        shape, dtype, grid = self._described(name)
+        return LeafRecord(name, "key" if impl else kind, dtype, shape, impl, sharding if kind == "array" else None, grid)
 
     def _described(self, name: str) -> _Description:
         """Returns shape, dtype and chunks of an array; many have one description."""
@@ -146,12 +153,15 @@ class OrbaxItem:
                 found |= orbax.parse_array_metadata(folder.fetch(name), f"{folder}/{name}")
         return found
 
-    def _array_specs(self, wanted: Sequence[str]) -> dict[str, Any]:
-        """Reads the zarr metadata of all arrays side by side."""
+    def _ask_specs(self, wanted: Sequence[str]) -> dict[str, Any]:
+        """Begins to read the zarr metadata of all arrays, side by side; returns the futures."""
         if not wanted:
             return {}
         store = self._done("", ts.KvStore.open(self._base, context=self._context))
-        pending = {name: store.read(join(name, self._meta_name)) for name in wanted}
+        return {name: store.read(f"{name}/{self._meta_name}" if name else self._meta_name) for name in wanted}
+
+    def _array_specs(self, pending: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the zarr metadata of all arrays; blocks for what was asked."""
         found = {}
         known: dict[bytes, Any] = {}  # most arrays of a tree are described like another one
         for name, future in pending.items():
@@ -231,11 +241,11 @@ def _has_data(leaf: orbax.StoredLeaf) -> bool:
 
 
 class _Description(NamedTuple):
-    """A leaf's zarr metadata: `chunk` is None where the array is not cut into equal chunks."""
+    """A leaf's zarr metadata; leaves that have the same one share it."""
 
     shape: tuple[int, ...]
     dtype: str
-    chunk: tuple[int, ...] | None
+    grid: Grid
 
 
 def _describe(spec: Any, file: str, leaf: str) -> _Description:
@@ -250,7 +260,8 @@ def _describe(spec: Any, file: str, leaf: str) -> _Description:
         raise HostileCheckpoint(f"{file} describes an array of shape {shape}, which no writer makes", file=file)
     if dtype_named(dtype.name) is None:
         raise Corrupt(f"{file}: '{leaf}' is of dtype {dtype}, which jax does not have", file=file, leaf=leaf)
-    return _Description(shape, dtype.name, _chunk_of(spec, shape))
+    chunk = _chunk_of(spec, shape) or shape  # an array that is not cut into equal chunks is one
+    return _Description(shape, dtype.name, Grid(shape, chunk, chunk))
 
 
 def _chunk_of(spec: Any, shape: tuple[int, ...]) -> tuple[int, ...] | None:

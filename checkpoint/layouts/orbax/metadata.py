@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
+import binascii
 import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import Corrupt, HostileCheckpoint
 
@@ -30,8 +30,7 @@ _EMPTIES: Mapping[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": ()
 _PRNG_TAGS = {"fry": "threefry2x32", "urbg": "unsafe_rbg"}
 
 
-@dataclass(frozen=True)
-class StoredLeaf:
+class StoredLeaf(NamedTuple):
     """One line of `_METADATA`: `keys` are (key, is an index), `value_type` is Orbax's word for its kind; an `empty` one has no data."""
 
     keys: tuple[tuple[str, bool], ...]
@@ -39,9 +38,9 @@ class StoredLeaf:
     empty: bool
 
     @property
-    def path(self) -> tuple[str, ...]:
-        """The path as text."""
-        return tuple(key for key, _ in self.keys)
+    def name(self) -> str:
+        """What its array is called: its keys, joined by dots."""
+        return ".".join([key for key, _ in self.keys])
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ def parse_shardings(data: bytes, file: str) -> dict[str, Any]:
         try:
             if text not in known:
                 known[text] = read_sharding(json.loads(text))
-            found[base64.urlsafe_b64decode(coded).decode()] = known[text]
+            found[binascii.a2b_base64(coded.replace("-", "+").replace("_", "/")).decode()] = known[text]
         except (ValueError, TypeError):
             continue
     return found

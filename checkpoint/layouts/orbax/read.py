@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...errors import Corrupt, StepNotFound
+from ...errors import Corrupt, HostileCheckpoint, StepNotFound
+from ...format.own_files import is_own_name
 from ...format.record import ItemRecord
+from ...restoring.per_process import PerProcessSelection
 from ...restoring.restore import VerifyReport
 from ...storage.base import Entry
 from ...storage.path import StorePath
@@ -92,6 +94,17 @@ class OrbaxCheckpoint:
                 return orbax.parse_json(folder.fetch(file), f"{folder}/{file}")
         raise Corrupt(f"{folder} has none of {', '.join(orbax.JSON_FILES)}; the item '{name}' has lost its data", file=str(folder))
 
+    def files(self, name: str, selection: PerProcessSelection | None = None) -> Iterator[tuple[str, Iterator[memoryview]]]:
+        """Yields the files of an item whose handler only its writer knows; Orbax keeps no checksums of them."""
+        folder, _ = self._item_folder(name)
+        for entry in folder.storage.list(folder.name, recursive=True):
+            own = entry.name.removeprefix(f"{folder.name}/")
+            if own == orbax.COMMITTED:  # Orbax's own
+                continue
+            if not is_own_name(own):
+                raise HostileCheckpoint(f"{folder}: {own!r} is no name for a file", path=str(folder))
+            yield own, iter([memoryview(folder.fetch(own))])
+
     def _item_folder(self, name: str) -> tuple[StorePath, str]:
         if name not in self._folders:
             known = ", ".join(sorted(self._folders)) or "none"
@@ -127,4 +140,4 @@ def _kind_of(folder: StorePath) -> tuple[StorePath, str]:
         return folder, "tree"
     if any(name in names for name in orbax.JSON_FILES):
         return folder, "json"
-    return folder, "unknown"
+    return folder, "files"

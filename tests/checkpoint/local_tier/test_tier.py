@@ -7,9 +7,20 @@ import shutil
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, EveryNSteps, Local, Options, StepNotFound, TreeMismatch
+from holdfast.checkpoint import (
+    CheckpointError,
+    CheckpointManager,
+    EveryNSteps,
+    Files,
+    Json,
+    Local,
+    Options,
+    StepNotFound,
+    TreeMismatch,
+)
 from tests.support.local_hosts import Job, is_state, job, state
 
 
@@ -418,3 +429,24 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, int], tmp_p
         Local(tmp_path, save_policy=EveryNSteps(1), **settings)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expects a save_policy besides"):
         CheckpointManager(tmp_path, local=Local(tmp_path, save_policy=EveryNSteps(1)))
+
+
+def test_files_and_casts_are_saved_locally_too(root: Path, hosts: list[Path]) -> None:
+    """Files of the primary and of each process come back from a copy; what is cast at a durable save is at a local one."""
+
+    def save(rank: int, manager: CheckpointManager) -> None:
+        own = Files(lambda folder: (folder / "own").write_text(f"of {rank}"), per_process=True)
+        shared = Files(lambda folder: (folder / "shared").write_text("text"))
+        assert manager._tier is not None
+        items = {"own": own, "shared": shared, "model": {"w": np.ones(3, np.float32)}, "config": Json(1)}
+        manager._tier.save(5, items, None, None, np.float16)
+        manager.wait_until_finished()
+
+    with job(root, hosts[:2]) as first:
+        first.each(save)
+    lose(hosts[0])
+    with job(root, hosts[:2]) as second:
+        wanted = dict.fromkeys(("own", "shared", "model", "config"))
+        for rank, found in enumerate(second.each(lambda rank, manager: manager.restore(5, items=wanted))):
+            assert found["own"] == {"own": f"of {rank}".encode()} and found["shared"] == {"shared": b"text"} and found["config"] == 1
+            assert found["model"]["w"].dtype == np.float16

@@ -85,7 +85,7 @@ def deleted() -> jax.Array:
 @pytest.mark.parametrize(
     ("leaf", "message"),
     [
-        (object(), r"the leaf 'a' is a .*object, which cannot be saved; save its arrays, or register its class as a pytree"),
+        (object(), r"the leaf 'a' is a .*object, which cannot be saved; save its arrays, or register its class: as a pytree"),
         (jax.ShapeDtypeStruct((3,), jnp.float32), "it has no values: save the array that it describes"),
         (np.zeros(3, ">f4"), r"the leaf 'a' has dtype >f4 .*; convert it to a little-endian number dtype"),
         (np.array(["x"], object), "which cannot be saved; convert it"),

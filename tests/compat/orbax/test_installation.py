@@ -86,3 +86,25 @@ def test_the_sites_own_customisation_still_runs(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=100)
     assert ran.returncode == 0 and ran.stdout == "the site\nthe site\n", ran.stdout + ran.stderr
+
+
+def run_orbax(*command: str) -> subprocess.CompletedProcess[str]:
+    start = [sys.executable, "-c", "from holdfast.cli import main; main()", "run", "-n", "2", "--no-view", "--orbax", "--"]
+    return subprocess.run([*start, *command], capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_a_job_runs_unedited_programs(tmp_path: Path) -> None:
+    """`holdfast run --orbax` starts each process so: with options of the interpreter, a script or a module, and its arguments."""
+    (tmp_path / "train.py").write_text(
+        "import sys\nimport orbax.checkpoint as ocp\nprint('runs', ocp.CheckpointManager.__module__.split('.')[0], *sys.argv[1:])\n"
+    )
+    ran = run_orbax(sys.executable, "-X", "utf8", "-u", str(tmp_path / "train.py"), "--steps", "3")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("runs holdfast --steps 3") == 2
+
+
+def test_a_command_that_is_no_python_program_is_refused() -> None:
+    """There is nothing to start it through; what is expected is shown."""
+    for command in (["bash", "train.sh"], [sys.executable], [sys.executable, "-c", "pass"]):
+        ran = run_orbax(*command)
+        assert ran.returncode == 2 and "--orbax: expected a command like `python train.py`" in ran.stderr

@@ -176,3 +176,30 @@ def test_a_dead_task_restarts_the_group_inside_the_allocation(slurm: SlurmCluste
 def test_outside_an_allocation_it_says_so(slurm: SlurmCluster, tmp_path: Path) -> None:
     """One clear error, before anything is started."""
     assert "SLURM_JOB_ID is not set" in slurm.run(str(HOLDFAST), "slurm", "--", "true")
+
+
+LEAVING = """
+import sys, time
+from pathlib import Path
+
+Path("running").touch()
+while not Path("leave").exists():
+    time.sleep(0.1)
+"""
+
+
+def test_a_scancel_that_takes_long_holds_nothing_up(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """A controller under load: the task that has left by itself meanwhile ends the job, which does not wait for scancel."""
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    (tmp_path / "bin").mkdir()
+    stub = tmp_path / "bin" / "scancel"
+    stub.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\nexec sleep 600\n")
+    stub.chmod(0o755)
+    command = f"exec {HOLDFAST} slurm --no-requeue --insecure --coordinator-host 127.0.0.1 -- {sys.executable} -S leaving.py"
+    job = slurm.submit(f"#!/bin/bash\nexport PATH={tmp_path}/bin:$PATH\n{command}\n", "-N1", "-n1", "-plow", cwd=tmp_path)
+    slurm.wait_until((tmp_path / "running").exists, "a task")
+    slurm.run("scancel", "--signal=USR1", "--batch", job)
+    slurm.wait_until((tmp_path / "asked").exists, "call of scancel")
+    (tmp_path / "leave").touch()
+    slurm.wait_until(lambda: slurm.job(job)["JobState"] in ("COMPLETED", "FAILED", "CANCELLED"), "end", timeout_s=45)
+    assert slurm.job(job)["ExitCode"] == "75:0", (tmp_path / "out").read_text()

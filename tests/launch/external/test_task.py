@@ -18,6 +18,7 @@ import pytest
 
 from holdfast.coordination import CoordinationError, StatusClient
 from holdfast.coordination.process.job_folder import JobFolder
+from holdfast.launch.external.task import MARK
 from holdfast.launch.workers.secrets import write_files
 from tests.support.launchers import JOBSET, OPENMPI_5
 from tests.support.processes import wait_until_ended
@@ -47,12 +48,18 @@ def test_what_a_task_cannot_do_is_one_clear_error() -> None:
     assert "give --coordinator HOST:PORT, or --rendezvous with a shared folder" in done.stderr
 
 
+def test_a_task_that_cannot_start_its_command_reports_that(tmp_path: Path) -> None:
+    """The engine of Slurm learns of it at once, and not from the time-out of the others."""
+    done = run_task("--report", "--coordinator", "c:1", "--secrets", str(tmp_path), "--", "true", **OPENMPI_5)
+    assert done.returncode == 1 and f"{tmp_path}/token" in done.stderr and done.stdout == f"{MARK}exited 1\n"
+
+
 def test_a_rerun_of_a_job_id_does_not_take_the_address_of_the_run_before(short_path: Path) -> None:
     """Open MPI gives an id again: process 1, though it comes first, waits for the coordinator of this run."""
     environment = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "77", "TMPDIR": str(short_path)}
     folder = short_path / f"holdfast-{os.getuid()}"
     folder.mkdir(mode=0o700)
-    write_files(folder, {"77.1.json": '{"coordinator": "unix:/nonexistent/coordinator"}'})
+    (folder / "77.1.json").write_text('{"coordinator": "unix:/nonexistent/coordinator"}')
     code = "import os; print(os.environ['HOLDFAST_COORDINATOR'])"
     said: list[str] = []
 

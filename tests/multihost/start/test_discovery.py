@@ -71,6 +71,28 @@ def test_what_jax_detects_of_slurm_is_taken(environment: pytest.MonkeyPatch) -> 
     assert found.spec.coordinator.startswith("n1:")
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_slurm_itself_reads_a_list_of_nodes_that_jax_reads_wrongly(environment: pytest.MonkeyPatch, tmp_path: Path, answers: bool) -> None:
+    """jax takes rack[1-2]n[3-4] for rack1; where Slurm does not say, an error has the list."""
+    nodes = "rack[1-2]n[3-4],login"
+    step = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": nodes}
+    for key, value in step.items():
+        environment.setenv(key, value)
+    stub = tmp_path / "scontrol"
+    says = '[ "$*" = "show hostnames $SLURM_STEP_NODELIST" ] && printf "rack1n3\\nrack1n4\\n"'
+    stub.write_text(f"#!/bin/sh\n{says if answers else 'exit 1'}\n")
+    stub.chmod(0o755)
+    environment.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if answers:
+        found = discover_process(None, {}, None, 1.0)
+        assert found.spec is not None and found.spec.coordinator.startswith("rack1n3:")
+    else:
+        with pytest.raises(ValueError, match=r"scontrol show hostnames 'rack\[1-2\]n\[3-4\],login' failed: .*; give coordinator="):
+            discover_process(None, {}, None, 1.0)
+    given = discover_process(None, {"coordinator": "host:1"}, None, 1.0)
+    assert given.spec is not None and given.spec.coordinator == "host:1"
+
+
 def test_the_collective_timeout_is_a_flag_that_this_jaxlib_knows(environment: pytest.MonkeyPatch) -> None:
     """It is added to the user's flags in whole seconds, rounded up; a user's own value stays."""
     environment.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")

@@ -9,6 +9,7 @@ import pytest
 import tensorstore as ts
 
 from holdfast.checkpoint import CheckpointError, Corrupt, HostileCheckpoint
+from holdfast.checkpoint.format.grid import Grid
 from holdfast.checkpoint.layouts.orbax.arrays import _describe, context_of, kvstore_of
 from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -17,11 +18,11 @@ from holdfast.checkpoint.storage.path import StorePath, open_storage
 
 def test_zarr_metadata_of_both_versions() -> None:
     """Shape, dtype and equal chunks of zarr v2 and v3; chunks that do not divide the shape are left to tensorstore."""
-    assert _describe({"shape": [4, 6], "dtype": "<f4", "chunks": [2, 6]}, "f", "w") == ((4, 6), "float32", (2, 6))
+    assert _describe({"shape": [4, 6], "dtype": "<f4", "chunks": [2, 6]}, "f", "w") == ((4, 6), "float32", Grid((4, 6), (2, 6), (2, 6)))
     v3 = {"shape": [4], "data_type": "bfloat16", "chunk_grid": {"configuration": {"chunk_shape": [4]}}}
-    assert _describe(v3, "f", "w") == ((4,), "bfloat16", (4,))
-    assert _describe({"shape": [5], "dtype": "|i1", "chunks": [2]}, "f", "w").chunk is None
-    assert _describe({"shape": [0, 3], "dtype": "|i1", "chunks": [1, 3]}, "f", "w").chunk is None
+    assert _describe(v3, "f", "w") == ((4,), "bfloat16", Grid((4,), (4,), (4,)))
+    assert _describe({"shape": [5], "dtype": "|i1", "chunks": [2]}, "f", "w").grid.num_chunks == 1
+    assert _describe({"shape": [0, 3], "dtype": "|i1", "chunks": [1, 3]}, "f", "w").grid.num_chunks == 1
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_a_tree_is_parsed() -> None:
     }
     found = parse_tree_metadata(json.dumps({"tree_metadata": lines, "use_zarr3": True}).encode(), "f")
     assert found.leaves == (StoredLeaf((("a", False), ("0", True)), "np.ndarray", False), StoredLeaf((("e", False),), "Dict", True))
-    assert (found.use_ocdbt, found.use_zarr3, found.fills) == (None, True, True) and found.leaves[0].path == ("a", "0")
+    assert (found.use_ocdbt, found.use_zarr3, found.fills) == (None, True, True) and found.leaves[0].name == "a.0"
 
 
 OTHERS = (b"", b"[]", b"{}", b'{"tree_metadata": []}', b'{"tree_metadata": {"x": {}}}', b'{"tree_metadata": {"x": 1}}', b"[" * 100_000)

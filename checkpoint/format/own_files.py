@@ -1,0 +1,138 @@
+"""Items that are folders of files: what a caller's handler writes and reads, in scratch folders that exist for the call."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import HostileCheckpoint
+from .limits import JSON_LIMIT_BYTES
+
+MAX_FILES = 100_000  # of one process in an item: their numbers have five digits
+OWN_NAME_LIMIT = 1024  # characters of the name that a file has for its owner
+
+
+@dataclass(frozen=True)
+class Files:
+    """Marks an item of `save(items=...)` as files: `Files(tokenizer.save_pretrained)`; as a `like` it says who reads them back.
+
+    `write(folder)` is called in `save`, with an empty pathlib.Path of this machine, and leaves there what is to be saved: regular files, in
+    folders or not. In a group the primary's is called, with `per_process` every process's, and each gets its own back, on as many
+    processes as saved. `read(folder)` is called in a restore, with the files in a folder that is removed after it; what it returns is
+    the item. Without a `like` an item of files comes back as a dict of their names and bytes.
+    """
+
+    write: Callable[[Path], object] | None = None
+    read: Callable[[Path], Any] | None = None
+    per_process: bool = False
+
+
+@dataclass(frozen=True)
+class StagedFiles:
+    """Files of one process that are to be saved: those below a scratch folder, by their names there."""
+
+    folder: Path
+    names: tuple[str, ...]
+    per_process: bool
+    nbytes: int
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def release(self) -> None:
+        """Removes them."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def stage_files(files: Files, *, writes: bool, max_file_bytes: int | None) -> StagedFiles:
+    """Calls `files.write` with a new scratch folder, if this process `writes`; returns what it left there. Raises ValueError for that."""
+    if files.write is None:
+        raise ValueError("an item of files expects a `write`: Files(tokenizer.save_pretrained)")
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-files-"))
+    try:
+        if writes:
+            files.write(folder)
+        sizes = {name: (folder / name).stat().st_size for name in own_names(folder)}
+        for name, size in sizes.items():
+            if max_file_bytes is not None and size > max_file_bytes:
+                raise ValueError(f"the file {name!r} has {size:,} bytes, and this store takes {max_file_bytes:,}; expected several files")
+        return StagedFiles(folder, tuple(sizes), files.per_process, sum(sizes.values()))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def give_files(like: Any, files: Iterable[tuple[str, Iterable[memoryview]]], where: str) -> Any:
+    """Returns what `like.read` makes of files in a scratch folder; of a `like` that is no Files the files' bytes by their names.
+
+    `files` are names and pieces of bytes. Raises HostileCheckpoint, naming `where`, for files that cannot be beside each other.
+    """
+    if not isinstance(like, Files):
+        return {name: _join(name, pieces, where) for name, pieces in files}
+    if like.read is None:
+        raise ValueError("a `like` of an item of files expects a `read`: Files(read=load_tokenizer)")
+    with scratch_folder() as folder:
+        put_files(folder, files, where)
+        return like.read(folder)
+
+
+def _join(name: str, pieces: Iterable[memoryview], where: str) -> bytes:
+    found = bytearray()
+    for piece in pieces:
+        found += piece
+        if len(found) > JSON_LIMIT_BYTES:
+            message = f"{where}: the file {name!r} has more than {JSON_LIMIT_BYTES:,} bytes, and is not returned as one object"
+            raise HostileCheckpoint(f"{message}; pass a `like`: Files(read=...)", path=where)
+    return bytes(found)
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Makes an empty folder of this machine, which is gone with what is in it after the block."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-files-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_own_name(name: Any) -> bool:
+    """Says whether a name may stand in a record: it names a file below a folder, whoever makes a path of it."""
+    if type(name) is not str or not 0 < len(name) <= OWN_NAME_LIMIT or not name.isprintable() or "\\" in name:
+        return False
+    return not {"", ".", ".."} & set(name.split("/"))
+
+
+def own_names(folder: Path) -> list[str]:
+    """Returns the names of the files below a folder, sorted. Raises ValueError for what is no file, or has a name that no record has."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink() or not (path.is_dir() or path.is_file()):
+            raise ValueError(f"{name!r} is no file and no folder; expected files, copied instead of linked")
+        if not is_own_name(name):
+            raise ValueError(f"{name!r} is no name for a file: expected printable characters, at most {OWN_NAME_LIMIT}, and no backslash")
+        if path.is_file():
+            found.append(name)
+    if len(found) > MAX_FILES:
+        raise ValueError(f"{len(found):,} files; expected at most {MAX_FILES:,} of a process in an item: pack them into archives")
+    return found
+
+
+def put_files(folder: Path, files: Iterable[tuple[str, Iterable[memoryview]]], where: str) -> None:
+    """Writes files below a new folder, by names of a record. Raises HostileCheckpoint where one is a folder to another."""
+    for name, pieces in files:
+        path = folder.joinpath(*name.split("/"))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("xb")
+        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+            raise HostileCheckpoint(f"{where}: {name!r} cannot be there beside the other files: {error.strerror}", path=where) from error
+        with file:
+            for piece in pieces:
+                file.write(piece)

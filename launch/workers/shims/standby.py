@@ -1,0 +1,183 @@
+"""Imports what a program needs, waits, and becomes the program. Run as a script by its path: `python standby.py FD MODULES COMMAND...`.
+
+COMMAND is `python [-u] SCRIPT ...` or `python [-u] -m MODULE ...`; MODULES are separated by commas. At FD is a socket to the launcher: it
+gets one JSON line, {"ready": ""} or {"failed": why}, and later {"cold": why} where the program had to be started anew after all. It sends
+one, {"set": {...}, "unset": [...]}: the changes of the environment with which the program begins; its end is the end of this process.
+
+The program is the real `__main__`, so this file loads itself once more under a name of its own, and leaves `__main__` empty.
+"""
+
+import builtins
+import contextlib
+import importlib
+import importlib.machinery
+import importlib.util
+import json
+import os
+import runpy
+import socket
+import sys
+from types import TracebackType
+from typing import Any, NoReturn
+
+_NAME = "_holdfast_standby"
+
+
+class Launcher:
+    """The other end of the socket."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._socket.set_inheritable(False)
+
+    def send(self, kind: str, why: str = "") -> None:
+        with contextlib.suppress(OSError):
+            self._socket.sendall(json.dumps({kind: why}).encode() + b"\n")
+
+    def wait(self) -> dict[str, Any]:
+        """Blocks until the program is to begin; ends the process when the launcher is gone."""
+        received = b""
+        while not received.endswith(b"\n"):
+            data = self._socket.recv(1 << 16)
+            if not data:
+                os._exit(0)
+            received += data
+        found: dict[str, Any] = json.loads(received)
+        return found
+
+
+class Program:
+    """A command, and what the interpreter would be like had it been started by it."""
+
+    def __init__(self, command: list[str], launcher: Launcher) -> None:
+        self.command, self._launcher = command, launcher
+        rest = command[2:] if command[1] == "-u" else command[1:]
+        self.module = rest[1] if rest[0] == "-m" else None
+        self.argv = ["-m", *rest[2:]] if self.module else rest
+        self._environment, self._cwd = dict(os.environ), os.getcwd()
+
+    def folder(self) -> str:
+        """Returns what begins sys.path."""
+        return self._cwd if self.module else os.path.dirname(os.path.realpath(self.argv[0]))
+
+    def change_environment(self, changes: dict[str, Any]) -> None:
+        for environment in (self._environment, os.environ):
+            for key in changes["unset"]:
+                environment.pop(key, None)
+            environment.update(changes["set"])
+
+    def start_cold(self, why: str) -> NoReturn:
+        """Starts the command in place of this process, as if there had been no standby."""
+        self._launcher.send("cold", why)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os.chdir(self._cwd)
+        os.execvpe(self.command[0], self.command, self._environment)
+
+    def run(self) -> None:
+        """Runs it as `__main__`."""
+        main = sys.modules["__main__"].__dict__
+        made_with: dict[str, Any] = {"__annotations__": {}} if "__annotations__" in main else {}  # up to Python 3.13
+        main.clear()
+        main.update(made_with, __name__="__main__", __doc__=None, __package__=None, __spec__=None, __builtins__=builtins)
+        if self.module:
+            loader: Any = importlib.machinery.BuiltinImporter  # what `python -m` begins with
+            main.update(__loader__=loader)
+            getattr(runpy, "_run_module_as_main")(self.module)  # noqa: B009 (what `python -m` itself calls)
+            return
+        path = os.path.join(self._cwd, self.argv[0])
+        main.update(__loader__=importlib.machinery.SourceFileLoader("__main__", path), __file__=path, __cached__=None)
+        with open(path, "rb") as file:
+            source = file.read()
+        exec(compile(source, path, "exec", dont_inherit=True), main)
+
+
+class ImportGuard:
+    """Stands in for `__import__` until the program has imported jax itself.
+
+    What the program does before an import that has already happened here came too late: a change of the environment, or of the beginning of
+    sys.path. It is then started cold, which repeats no more than that: no backend is up yet.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program, self._import = program, builtins.__import__
+        self._waiting = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names - {"__main__", _NAME}
+        self._environment, self._path = dict(os.environ), list(sys.path)
+        builtins.__import__ = self
+
+    def __call__(self, name: str, *arguments: Any, **keywords: Any) -> Any:
+        root = name.partition(".")[0]
+        if root in self._waiting:
+            self._waiting.discard(root)
+            if root == "jax" or backend_is_up():
+                builtins.__import__ = self._import
+            if not backend_is_up() and (why := self._change()):
+                self._program.start_cold(f"the program changes {why} before it imports {root}")
+        return self._import(name, *arguments, **keywords)
+
+    def _change(self) -> str:
+        now = dict(os.environ)
+        changed = [key for key in self._environment.keys() | now if self._environment.get(key) != now.get(key)]
+        if changed:
+            return ", ".join(sorted(changed))
+        return "" if sys.path[: len(self._path)] == self._path else "the beginning of sys.path"
+
+
+def backend_is_up() -> bool:
+    """Returns whether jax has touched a device."""
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    return bridge is not None and bool(bridge.backends_are_initialized())
+
+
+def preload(modules: list[str], launcher: Launcher) -> None:
+    """Imports the modules; ends the process where it cannot, or where one of them starts a backend."""
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:  # whatever a module of the user's does
+            launcher.send("failed", f"importing {name}: {type(error).__name__}: {error}")
+            os._exit(1)
+        if backend_is_up():
+            launcher.send("failed", f"importing {name} starts a jax backend, which is for the program alone")
+            os._exit(1)
+
+
+def hide_our_frames() -> None:
+    """Has an error of the program printed as if this file had not called it."""
+    hook = sys.excepthook
+
+    def without_ours(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
+            traceback = traceback.tb_next
+        hook(kind, error.with_traceback(traceback), traceback)
+
+    sys.excepthook = without_ours
+
+
+def main(descriptor: str, modules: str, *command: str) -> None:
+    launcher = Launcher(int(descriptor))
+    program = Program(list(command), launcher)
+    sys.argv, sys.orig_argv = list(program.argv), program.command
+    folder = program.folder()
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
+    preload(modules.split(","), launcher)
+    launcher.send("ready")
+    program.change_environment(launcher.wait())
+    if program.folder() != folder or not (program.module or os.path.isfile(program.argv[0])):
+        program.start_cold("the program is elsewhere than it was")
+    ImportGuard(program)
+    try:
+        program.run()
+    except BaseException:
+        hide_our_frames()
+        raise
+
+
+if __name__ == "__main__":
+    spec = importlib.util.spec_from_file_location(_NAME, __file__)
+    assert spec is not None and spec.loader is not None
+    sys.modules[_NAME] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[_NAME])
+    sys.modules[_NAME].main(*sys.argv[1:])
