@@ -222,10 +222,11 @@ def run_local(
     and grows with it. `job_id` defaults to a new one. The coordinator listens at a Unix socket that only this user reaches; a process that
     is silent for `heartbeat_timeout_s` is lost. `log_dir` gets a file for each process, the coordinator's log, `status.json` with the last
     status and the job's history, and what jax compiles, which later attempts load; without one that lies in a temporary folder until the
-    job ends. With `standby` (default: where restarts are allowed) an interpreter for each process imports jax, holdfast and the modules `preload` once an attempt has done its first
-    step, and waits to become a process of the next one. In the main thread, SIGTERM, SIGINT and SIGHUP are passed on: the processes save
-    and leave, and the job ends as "preempted". However this process ends, none of the job's survives it. Raises ValueError for numbers of
-    processes that do not fit, and for names in `preload` that no module can have.
+    job ends. With `standby` (default: where restarts are allowed) an interpreter for each process imports jax, holdfast and the modules
+    `preload` once an attempt has done its first step, and waits to become a process of the next one. In the main thread, SIGTERM,
+    SIGINT and SIGHUP are passed on: the processes save and leave, and the job ends as "preempted". However this process ends, none of
+    the job's survives it. Raises ValueError for numbers of processes that do not fit, and for names in `preload` that no module can
+    have.
     """
     if not command:
         raise ValueError("no command to run")
