@@ -87,6 +87,7 @@ def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
 )
 @click.option("--preload", default="", metavar="MODULES", help="What standbys import besides jax and holdfast: flax,optax")
 @click.option("--grace-s", type=_SECONDS, default=5.0, show_default=True, help="From SIGTERM to SIGKILL for what is left after a failure.")
+@click.option("--commit-grace-s", type=_SECONDS, default=600.0, show_default=True, help="To end a save that a failure did not spoil.")
 @click.option("--preemption-grace-s", type=_SECONDS, default=120.0, show_default=True, help="To save and leave after a notice.")
 @click.option("--job-id", help="Of this job, the same in each run of it.  [default: a new one]")
 @click.option("--view/--no-view", default=None, help="A live table of the processes.  [default: on a terminal]")
@@ -114,6 +115,7 @@ def run(
     standby: bool | None,
     preload: str,
     grace_s: float,
+    commit_grace_s: float,
     preemption_grace_s: float,
     job_id: str | None,
     view: bool | None,
@@ -156,6 +158,7 @@ def run(
         max_failures=max_restarts,
         max_preemptions=max_restarts if max_preemptions is None else max_preemptions,
         grace_s=grace_s,
+        commit_grace_s=commit_grace_s,
         preemption_grace_s=preemption_grace_s,
         startup_timeout_s=startup_timeout_s,
     )

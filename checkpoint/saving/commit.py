@@ -13,6 +13,7 @@ from typing import Protocol
 
 from holdfast.coordination import Fenced
 from holdfast.multihost import Group
+from holdfast.multihost.group.group import SaveStage
 
 from ..errors import CheckpointError, SaveCancelled, SaveFailed, StepExists, StepNotFound
 from ..format.files import ItemReport
@@ -101,6 +102,7 @@ class SaveTarget:
     messages: str
     timeout_s: float
     overwrite: bool = False
+    reports_step: bool = False  # to the launcher, once it is saved
     worker: BackgroundWorker | None = None  # for files that cannot be deleted yet; without it they are left to a sweep
     began: float = field(default_factory=time.monotonic)
     cancellation: Cancellation = field(default_factory=Cancellation)
@@ -114,6 +116,10 @@ class SaveTarget:
     def remaining_s(self) -> float:
         """The seconds that remain of the save's time."""
         return max(0.0, self.began + self.timeout_s - time.monotonic())
+
+    def report(self, stage: SaveStage, **progress: int | str) -> None:
+        """Reports to the launcher where this process's part stands."""
+        self.group.report(save=self.key.counter, save_stage=stage, **progress)
 
 
 class SaveWork(Protocol):
@@ -146,19 +152,30 @@ def run_protocol(target: SaveTarget, work: SaveWork) -> SaveResult:
 
     Where nothing can be committed any more, what this process wrote is deleted.
     """
-    part, group = _Part(target, work), target.group
+    result: SaveResult | None = None
+    try:
+        result = _run(_Part(target, work), target)
+        return result
+    finally:
+        is_saved = target.reports_step and result is not None and result.error is None
+        saved: dict[str, int | str] = {"saved_step": target.key.step, "trouble": ""} if is_saved else {}
+        target.report(SaveStage.SETTLED, **saved)  # in one report: a launcher may end a process that is settled
+
+
+def _run(performer: _Part, target: SaveTarget) -> SaveResult:
+    group = target.group
     writers = range(group.count)
     try:
-        result = drive(lead(target.key, writers) if group.index == 0 else follow(target.key, group.index, writers), part.perform)
+        result = drive(lead(target.key, writers) if group.index == 0 else follow(target.key, group.index, writers), performer.perform)
     except BaseException:
-        if not part.reported:  # nobody can commit without it
-            part.delete_own()
+        if not performer.reported:  # nobody can commit without it
+            performer.delete_own()
         raise
     if result.error is not None:
-        if part.own_error is not result.error:
-            result.error.__cause__ = part.own_error or result.error.__cause__
+        if performer.own_error is not result.error:
+            result.error.__cause__ = performer.own_error or result.error.__cause__
         if result.deletable:
-            part.delete_own()
+            performer.delete_own()
     return result
 
 
@@ -188,6 +205,7 @@ class _Part:
     def _perform(self, effect: Effect) -> Event:
         match effect:
             case Prepare():
+                self._target.report(SaveStage.WRITING)
                 return self._prepare()
             case Gather(report):
                 return self._gather(report)
@@ -220,6 +238,7 @@ class _Part:
 
     def _gather(self, report: SaveReport) -> Event:
         self.reported = True
+        self._target.report(SaveStage.REPORTED)  # before it is: a launcher may end those that wait for one which has not
         timeout_s = self._target.remaining_s or 0.001
         gathered = self._target.group.gather(f"{self._target.messages}/report", report.to_bytes(), timeout_s=timeout_s)
         return Sent() if gathered is None else Gathered([SaveReport.from_bytes(data) for data in gathered])
@@ -236,6 +255,7 @@ class _Part:
         if not target.remaining_s:
             message = f"step {target.key.step} was not saved: it took longer than save_timeout_s={target.timeout_s:g}"
             return Refused(SaveFailed(message, step=target.key.step))
+        target.report(SaveStage.COMMITTING)
         replaced = set(_named_files(target)) if target.overwrite else set()
         try:
             target.cancellation.close(target.key.step, target.group.index)

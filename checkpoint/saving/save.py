@@ -201,6 +201,7 @@ class SaveContext:
             messages=f"checkpoint/{self.writer.id}/{request.counter % MESSAGE_NAMES}",
             timeout_s=self.options.save_timeout_s,
             overwrite=request.overwrite,
+            reports_step=True,
             worker=self.worker,
             began=request.began,
             cancellation=request.cancellation,
@@ -237,7 +238,6 @@ def _take_note(request: SaveRequest, result: SaveResult, context: SaveContext) -
             _look_again(request, context)
         return
     context.statistics.add(saves=1, save_s=time.monotonic() - request.began, save_bytes=request.total_bytes)
-    context.group.report(saved_step=request.step, trouble="")
     if result.steps is not None:
         context.index.adopt(result.steps)
     context.index.add(request.facts)

@@ -53,17 +53,17 @@ class BaseEngine(Engine):
         for unix_s, text in self._history:
             self._watch.note(unix_s, text)
 
-    def _terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Has every process end, or save and leave."""
+    def _terminate(self, number: signal.Signals = signal.SIGTERM, processes: frozenset[int] | None = None) -> None:
+        """Has processes (None: all) end, or save and leave."""
         self._sent_sigterm = True
-        self._signal(number)
+        self._signal(number, processes)
 
-    def _signal(self, number: signal.Signals) -> None:
-        """Sends a signal to every process."""
+    def _signal(self, number: signal.Signals, processes: frozenset[int] | None) -> None:
+        """Sends a signal to processes; None: to all."""
         raise NotImplementedError
 
-    def _kill(self) -> None:
-        """Ends every process, and what it started, now."""
+    def _kill(self, processes: frozenset[int] | None = None) -> None:
+        """Ends processes (None: all), and what they started, now."""
         raise NotImplementedError
 
     def note(self, text: str) -> None:

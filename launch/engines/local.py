@@ -82,9 +82,9 @@ class LocalEngine(BaseEngine):
         elif isinstance(action, Notify):
             self._terminate(signal.SIGINT if action.why == "SIGINT" else signal.SIGTERM)
         elif isinstance(action, Terminate):
-            self._terminate()
+            self._terminate(processes=action.processes)
         elif isinstance(action, Kill):
-            self._kill()
+            self._kill(action.processes)
         elif isinstance(action, Release):
             self._release()
 
@@ -129,13 +129,13 @@ class LocalEngine(BaseEngine):
         warm = None if self._standbys is None else self._standbys.take(process, env, on_line, on_exit)
         return warm or WorkerProcess(self._command, env, cwd=self._cwd, on_line=on_line, on_exit=on_exit)
 
-    def _signal(self, number: signal.Signals) -> None:
-        for worker in self._workers.values():
-            worker.signal(number)
+    def _signal(self, number: signal.Signals, processes: frozenset[int] | None) -> None:
+        for process in self._workers if processes is None else processes:
+            self._workers[process].signal(number)
 
-    def _kill(self) -> None:
-        for worker in self._workers.values():
-            worker.kill()
+    def _kill(self, processes: frozenset[int] | None = None) -> None:
+        for process in self._workers if processes is None else processes:
+            self._workers[process].kill()
 
     def _release(self) -> None:
         if not any(worker.alive for worker in self._workers.values()):

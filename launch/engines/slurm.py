@@ -52,6 +52,7 @@ class SlurmEngine(BaseEngine):
         self._grace_s, self._secured, self._heartbeat_timeout_s = grace_s, secured, heartbeat_timeout_s
         self._lock = threading.Lock()  # of `_running` and `_step`: the reader of srun's output writes them
         self._running: set[int] = set()
+        self._to_end: set[int] = set()  # of this attempt
         self._step = ""
         self._srun: WorkerProcess | None = None
         self._coordinator: Coordinator | None = None
@@ -63,10 +64,12 @@ class SlurmEngine(BaseEngine):
             self._queue.put(Reserved(action.attempt, action.max_processes))
         elif isinstance(action, Launch):
             self._launch(action.attempt, action.num_processes)
-        elif isinstance(action, Notify | Terminate):
+        elif isinstance(action, Notify):
             self._terminate()
+        elif isinstance(action, Terminate):
+            self._terminate(processes=action.processes)
         elif isinstance(action, Kill):
-            self._kill()
+            self._kill(action.processes)
         elif isinstance(action, Release):
             self._release()
 
@@ -76,7 +79,7 @@ class SlurmEngine(BaseEngine):
         )
         self._coordinator = coordinator
         self._open_watch(coordinator.address, attempt, coordinator.credentials)
-        self._running, self._step = set(range(num_processes)), ""
+        self._running, self._to_end, self._step = set(range(num_processes)), set(), ""
         task = [sys.executable, "-c", "from holdfast.cli import main; main()", "task", "--report"]
         task += ["--coordinator", coordinator.address, "--job-id", self._job_id, "--attempt", str(attempt), "--", *self._command]
         srun = ["srun", f"--ntasks={num_processes}", "--label", "--kill-on-bad-exit=0", "--wait=0", "--quit-on-interrupt"]
@@ -115,12 +118,23 @@ class SlurmEngine(BaseEngine):
         for process in missing:
             self._report_exit(Exited(attempt, process, -9, f"srun ended with {code}"))
 
-    def _signal(self, number: signal.Signals) -> None:
-        self._scancel(number.name.removeprefix("SIG"))
+    def _signal(self, number: signal.Signals, processes: frozenset[int] | None) -> None:
+        """Signals the step: scancel knows no single task. Where some of the tasks are to go on, none is signalled."""
+        if processes is None or self._still_running() <= processes:
+            self._scancel(number.name.removeprefix("SIG"))
 
-    def _kill(self) -> None:
+    def _kill(self, processes: frozenset[int] | None = None) -> None:
+        """Ends the step, once all its tasks are to end."""
+        if processes is not None:
+            self._to_end |= processes
+            if not self._still_running() <= self._to_end:
+                return
         if not self._scancel("KILL") and self._srun is not None:
             self._srun.kill()
+
+    def _still_running(self) -> set[int]:
+        with self._lock:
+            return set(self._running)
 
     def _scancel(self, name: str) -> bool:
         """Sends a signal to all tasks, by a thread of its own: scancel may take long. Returns False where no step is known to run."""

@@ -20,11 +20,13 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.multihost import Fatal, Hang, JobError, Preempted, StartupFailed, StartupTimeout, WorkerFailed
+from holdfast.multihost.group.group import SaveStage
 
 from .job import (
     DO_NOT_RESTART,
     DONE,
     HANG,
+    NO_SAVE,
     PREEMPTED,
     Action,
     Capacity,
@@ -97,6 +99,8 @@ def _schedule(job: Job, now: float, why: str) -> Decision:
         exit_codes={},
         notices={},
         progressed=False,
+        saves={},
+        killing=frozenset(),
         killed=False,
         why_waiting="",
         error=None,
@@ -156,11 +160,12 @@ def _on_coordinator_ended(job: Job, event: CoordinatorEnded, now: float) -> Deci
     if not job.alive:
         return _decision(job, f"{event.why}; nobody needs it")
     message = f"{event.why} while {len(job.alive)} of {job.num_processes} processes ran, in attempt {job.attempt}"
-    return _end_attempt(job, _error(job, WorkerFailed, message), now)
+    return _end_attempt(replace(job, saves={}), _error(job, WorkerFailed, message), now)  # nobody says any more how a save stands
 
 
 def _on_progress(job: Job, event: Progress, now: float) -> Decision:
     step, saved = max(job.step, event.step), max(job.saved_step, event.saved_step)
+    job = replace(job, saves=event.saves or job.saves)
     better = saved > job.saved_step or (saved < 0 and step > job.step)
     job = replace(job, step=step, saved_step=saved, reported_done=job.reported_done or event.done)
     if not better:
@@ -267,31 +272,58 @@ def _on_tick_while_preempting(job: Job, event: Tick, now: float) -> Decision:
     return _end_attempt(job, _error(job, Preempted, message, processes=remaining, knob="preemption_grace_s"), now, patient=False)
 
 
-# ---- Ending an attempt, and the next one
+# ---- Ending an attempt, and the next one. Ending is not preempting: nobody is asked to save.
+
+
+def _committing(job: Job) -> frozenset[int]:
+    """Returns the processes that the latest save needs, where it can still be committed: none of them may be ended yet.
+
+    It can be while nobody knows its end, if each process that is gone had reported its share.
+    """
+    positions = {process: job.saves.get(process, NO_SAVE) for process in (*job.alive, *job.exit_codes)}
+    latest = max((position.save for position in positions.values()), default=-1)
+    if any(positions[process] < (latest, SaveStage.REPORTED) for process in job.exit_codes):
+        return frozenset()
+    return frozenset() if (latest, SaveStage.SETTLED) in positions.values() else job.alive & job.saves.keys()
+
+
+def _clear(job: Job) -> tuple[Job, tuple[Action, ...]]:
+    """Ends at once whoever has nothing to do any more. Who has no client of ours may have something: it gets SIGTERM first."""
+    unknown = job.alive - job.saves.keys()
+    ready = job.alive - unknown - _committing(job) - job.killing
+    actions: list[Action] = [Kill(ready)] if ready else []
+    if unknown and not job.killing & unknown:
+        actions.append(Terminate(unknown))
+    return replace(job, killing=job.killing | ready | unknown), tuple(actions)
 
 
 def _end_attempt(job: Job, error: JobError, now: float, *, patient: bool = True) -> Decision:
-    """Ends the attempt with `error`; another follows, or the job fails. `patient`: what still runs gets SIGTERM before SIGKILL."""
-    clear: Action = Terminate() if patient else Kill()
+    """Ends the attempt with `error`; another follows, or the job fails. `patient`: a save that can be committed is."""
     setting = _BUDGETS.get(type(error))
     if setting is None:
-        return _end_job(job, error, str(error), clear)
+        return _end_last(job, error, str(error), now, patient)
     if job.stopping:
         stopped = error if isinstance(error, Preempted) else _error(job, Preempted, f"asked to stop; then {error}")
-        return _end_job(job, stopped, "asked to stop: nothing is started again", clear)
+        return _end_last(job, stopped, "asked to stop: nothing is started again", now, patient)
     used, limit = job.budget_used.get(setting, 0) + 1, int(getattr(job.policy, setting))
     idle = _idle(job)
     if used > limit:
-        return _end_job(job, error, f"{error}; {setting}={limit} is used up" if limit else str(error), clear)
+        return _end_last(job, error, f"{error}; {setting}={limit} is used up" if limit else str(error), now, patient)
     if job.step >= 0 and idle >= max(1, job.policy.attempts_without_progress):
-        return _end_job(
-            job, error, f"{error}; {idle} attempts in a row made no progress beyond step {max(job.saved_step, job.step)}", clear
-        )
-    following = replace(job, budget_used={**job.budget_used, setting: used}, idle_attempts=idle, error=error)
-    return _retry(job, following, now, error, clear)
+        why = f"{error}; {idle} attempts in a row made no progress beyond step {max(job.saved_step, job.step)}"
+        return _end_last(job, error, why, now, patient)
+    return _retry(job, replace(job, budget_used={**job.budget_used, setting: used}, idle_attempts=idle, error=error), now, error, patient)
 
 
-def _retry(before: Job, job: Job, now: float, error: JobError | None, clear: Action | None = None) -> Decision:
+def _end_last(job: Job, error: JobError, reason: str, now: float, patient: bool) -> Decision:
+    """Ends the attempt, and the job with it; first a save that can be committed."""
+    if patient and _committing(job):
+        return _end_processes(replace(job, error=error, why_final=reason), now, reason, patient)
+    cleared = _clear(job)[1] if patient else (Kill(),)
+    return _end_job(job, error, reason, *cleared)
+
+
+def _retry(before: Job, job: Job, now: float, error: JobError | None, patient: bool = True) -> Decision:
     if error is None:
         return _then(_schedule(job, now, "resizing"), Release())
     wait_s = backoff_s(job)
@@ -300,20 +332,50 @@ def _retry(before: Job, job: Job, now: float, error: JobError | None, clear: Act
         startup = before.state is State.SCHEDULING
         job = replace(job, state=State.RESCHEDULING if startup else State.RESTARTING, wake_at=now + wait_s)
         return _decision(job, f"{error}; again in {wait_s:.1f} s ({spent})", Release())
-    assert clear is not None
-    job = replace(job, state=State.RESTARTING, wake_at=now + job.policy.grace_s, killed=isinstance(clear, Kill))
-    return _decision(job, f"{error}; ending the {len(job.alive)} processes that are left, then again ({spent})", clear)
+    return _end_processes(job, now, f"{error}; ending the {len(job.alive)} processes that are left, then again ({spent})", patient)
+
+
+def _end_processes(job: Job, now: float, reason: str, patient: bool) -> Decision:
+    """Begins to end what is left of an attempt."""
+    job = replace(job, state=State.RESTARTING, ending_since=now, wake_at=now + job.policy.grace_s, killed=not patient)
+    if not patient:
+        return _decision(job, reason, Kill())
+    job, actions = _clear(job)
+    if waiting := _committing(job):
+        reason += f"; {len(waiting)} of them have {job.policy.commit_grace_s:g} s to end the save that can still be committed"
+    return _decision(job, reason, *actions)
+
+
+def _go_on_ending(job: Job, reason: str) -> Decision:
+    """Ends those for whom nothing is left to do since something has happened."""
+    if job.killed:
+        return _decision(job, reason)
+    job, actions = _clear(job)
+    return _decision(job, reason, *actions)
 
 
 def _on_exit_while_restarting(job: Job, event: Exited, now: float) -> Decision:
     job = _without(job, event)
     if job.alive:
-        return _decision(job, f"{len(job.alive)} of {job.num_processes} processes are still to end")
+        return _go_on_ending(job, f"{len(job.alive)} of {job.num_processes} processes are still to end")
     return _back_off(job, now, f"attempt {job.attempt} is gone")
+
+
+def _on_progress_while_restarting(job: Job, event: Progress, now: float) -> Decision:
+    decision = _on_progress(job, event, now)
+    return _go_on_ending(decision.job, decision.reason)
+
+
+def _on_coordinator_ended_while_restarting(job: Job, event: CoordinatorEnded, now: float) -> Decision:
+    if job.killed or not job.alive:
+        return _decision(job, event.why)
+    return _kill_the_rest(job, now, f"{event.why}: nobody says any more how the last save ends")
 
 
 def _back_off(job: Job, now: float, why: str) -> Decision:
     assert job.error is not None
+    if job.why_final:
+        return _end_job(job, job.error, job.why_final, Kill())
     if job.stopping:
         return _end_job(job, _error(job, Preempted, f"asked to stop; before that {job.error}"), why, Kill())
     wait_s = backoff_s(job)
@@ -326,10 +388,17 @@ def _on_tick_while_restarting(job: Job, event: Tick, now: float) -> Decision:
         return _decision(job, "not yet")
     if not job.alive:
         return _schedule(job, now, f"after {job.error}")
-    if not job.killed:
-        following = replace(job, killed=True, wake_at=now + job.policy.grace_s)
-        return _decision(following, f"processes {_list(job.alive)} ignored SIGTERM for {job.policy.grace_s:g} s", Kill())
-    return _back_off(job, now, f"processes {_list(job.alive)} did not even end by SIGKILL; their attempt is fenced off")
+    if job.killed:
+        return _back_off(job, now, f"processes {_list(job.alive)} did not even end by SIGKILL; their attempt is fenced off")
+    waiting, until = _committing(job), job.ending_since + job.policy.commit_grace_s
+    if waiting and now < until:
+        late = job.alive - waiting
+        return _decision(replace(job, wake_at=until), f"processes {_list(waiting)} still save", *([Kill(late)] if late else []))
+    return _kill_the_rest(job, now, f"processes {_list(job.alive)} have not ended in {now - job.ending_since:g} s")
+
+
+def _kill_the_rest(job: Job, now: float, reason: str) -> Decision:
+    return _decision(replace(job, killed=True, wake_at=now + job.policy.grace_s), reason, Kill())
 
 
 def _end_job(job: Job, error: JobError, reason: str, *actions: Action) -> Decision:
@@ -399,5 +468,7 @@ _TABLE: dict[tuple[State, type], Callable[[Job, Any, float], Decision]] = {
     (State.RESTARTING, Exited): _on_exit_while_restarting,
     (State.RESTARTING, Tick): _on_tick_while_restarting,
     **{(state, Stop): _on_stop for state in State},
-    **{(state, Progress): _on_progress for state in (State.RUNNING, State.PREEMPTING, State.RESIZING, State.RESTARTING)},
+    (State.RESTARTING, Progress): _on_progress_while_restarting,
+    (State.RESTARTING, CoordinatorEnded): _on_coordinator_ended_while_restarting,
+    **{(state, Progress): _on_progress for state in (State.RUNNING, State.PREEMPTING, State.RESIZING)},
 }

@@ -5,9 +5,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from holdfast.multihost import JobError
+from holdfast.multihost.group.group import SaveStage
 
 # Exit codes between a process and whoever started it.
 DONE, PREEMPTED, DO_NOT_RESTART, HANG = 0, 75, 93, 124
@@ -41,7 +42,8 @@ class RestartPolicy:
     attempts_without_progress: int = 3  # that many in a row, of a job that has ever reported progress, end it
     startup_timeout_s: float = 600.0  # for the whole gang
     preemption_grace_s: float = 120.0  # to save and leave, where a notice brings no deadline of its own
-    grace_s: float = 5.0  # between SIGTERM and SIGKILL for what is left of a failed attempt
+    grace_s: float = 5.0  # between SIGTERM and SIGKILL for what is left of a failed attempt without a client of ours
+    commit_grace_s: float = 600.0  # for what is left of a failed attempt to end a save that can still be committed
     backoff_s: float = 1.0  # before the first restart; doubles with each one that made no progress
     backoff_cap_s: float = 60.0
     backoff_jitter: float = 0.25  # random share of the back-off, so that many jobs do not return together
@@ -51,6 +53,16 @@ class RestartPolicy:
         for name, value in vars(self).items():
             if value < 0:
                 raise ValueError(f"RestartPolicy.{name} is {value}; expected 0 or more")
+
+
+class SavePosition(NamedTuple):
+    """How far a process has come in saving: the number of its latest save, and the stage of that. Those of one process only rise."""
+
+    save: int
+    stage: SaveStage
+
+
+NO_SAVE = SavePosition(-1, SaveStage.SETTLED)
 
 
 @dataclass(frozen=True)
@@ -75,7 +87,11 @@ class Job:
     idle_attempts: int = 0  # attempts in a row that ran and made no progress
     started_at: float = 0.0
     wake_at: float | None = None  # when the supervisor wants a Tick
-    killed: bool = False
+    saves: Mapping[int, SavePosition] = field(default_factory=dict)  # of this attempt; not of processes that report nothing
+    ending_since: float = 0.0
+    killing: frozenset[int] = frozenset()  # those whose end was ordered while others may still commit
+    killed: bool = False  # all of them
+    why_final: str = ""  # no attempt follows the one that is ending, and why
     why_waiting: str = ""  # what an engine last reported of missing room
     error: JobError | None = None
     exit_code: int = 0
@@ -148,12 +164,13 @@ class Exited:
 
 @dataclass(frozen=True)
 class Progress:
-    """Processes reported progress to the coordinator. `done`: the training loop is complete."""
+    """Processes reported progress to the coordinator. `done`: the training loop is complete. `saves`: of those with a client of ours."""
 
     attempt: int
     step: int = -1
     saved_step: int = -1
     done: bool = False
+    saves: Mapping[int, SavePosition] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -231,12 +248,16 @@ class Unnotify:
 
 @dataclass(frozen=True)
 class Terminate:
-    """Ask every process that still runs to end (SIGTERM)."""
+    """Ask processes that still run to end (SIGTERM); None: all."""
+
+    processes: frozenset[int] | None = None
 
 
 @dataclass(frozen=True)
 class Kill:
-    """End every process that still runs, now (SIGKILL)."""
+    """End processes that still run, now (SIGKILL); None: all."""
+
+    processes: frozenset[int] | None = None
 
 
 @dataclass(frozen=True)

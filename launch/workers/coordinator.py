@@ -18,9 +18,10 @@ from holdfast.coordination.diagnosis.findings import Finding, diagnose
 from holdfast.coordination.process.diagnose import gather
 from holdfast.coordination.process.job_folder import JobFolder, RunningJob
 from holdfast.multihost import StartupFailed
+from holdfast.multihost.group.group import SaveStage
 from holdfast.proto import coordination_pb2, session_pb2
 
-from ..supervisor.job import Event, Notice, Progress, Withdrawn
+from ..supervisor.job import NO_SAVE, Event, Notice, Progress, SavePosition, Withdrawn
 from .secrets import JobSecrets, credentials_in, server_arguments, write_files
 
 HEARTBEAT_TIMEOUT_S = 60.0
@@ -60,7 +61,8 @@ class ProgressWatch:
         self._attempt, self._report = attempt, report
         self._client = StatusClient(address, credentials, timeout_s=1.0)
         self._lock = threading.Lock()
-        self._reported = (-1, -1, False)
+        self._reported = Progress(attempt)
+        self._ours: set[int] = set()  # processes that have had a Session
         self._notices: set[str] = set()
         self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
         self._closed = threading.Event()
@@ -94,9 +96,12 @@ class ProgressWatch:
             step = max((process.step for process in self.processes), default=-1)
             saved = max((process.saved_step for process in self.processes), default=-1)
             done = len(status.tasks) > 0 and all(task.progress.values.get("done", 0) for task in status.tasks)
-            if (step, saved, done) != self._reported:
-                self._reported = step, saved, done
-                self._report(Progress(self._attempt, step, saved, done))
+            self._ours |= {task.task_id for task in status.tasks if task.has_session}
+            saves = {process: _save_position(status.tasks[process]) for process in self._ours}
+            progress = Progress(self._attempt, step, saved, done, saves)
+            if progress != self._reported:
+                self._reported = progress
+                self._report(progress)
             if self._notices or any(prefix.prefix == "holdfast" for prefix in status.prefixes):
                 self._report_notices(self._client.key_value_dir_get_bytes(_SYNC))
 
@@ -146,6 +151,11 @@ def report_exit(address: str, process: int, code: int) -> None:
     """Reports the end of a process to the coordinator at `address`, or its relay, unless that is gone; takes at most 1 s."""
     with contextlib.suppress(CoordinationError), StatusClient(address, timeout_s=1.0) as client:
         client.report_exit(process, code)
+
+
+def _save_position(task: session_pb2.TaskStatus) -> SavePosition:
+    values = task.progress.values
+    return SavePosition(int(values["save"]), SaveStage(int(values["save_stage"]))) if "save_stage" in values else NO_SAVE
 
 
 def _progress(task: session_pb2.TaskStatus) -> ProcessProgress:

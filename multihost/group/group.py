@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -14,6 +15,15 @@ from .group_client import Client, Deadline, bounded_name, group_client_of
 from .runtime import current_client
 
 _log = logging.getLogger(__name__)
+
+
+class SaveStage(enum.IntEnum):
+    """Where a process's part in a save stands: what `Group.report(save=, save_stage=)` says of the save of that number."""
+
+    WRITING = 0
+    REPORTED = 1  # its share is durable, and the commit no longer needs it
+    COMMITTING = 2  # the primary alone
+    SETTLED = 3  # committed or failed
 
 
 class Group(Protocol):
@@ -37,7 +47,10 @@ class Group(Protocol):
         """Returns rank 0's value everywhere; rank 0 does not wait for the others to read it."""
 
     def report(self, **progress: Any) -> None:
-        """Reports to the coordinator how far this process is (`step=`, `saved_step=`). Never blocks for long, never raises."""
+        """Reports to the coordinator how far this process is (`step=`, `saved_step=`, `save=` with `save_stage=`).
+
+        Never blocks for long, never raises.
+        """
 
 
 class Solo:

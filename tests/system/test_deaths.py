@@ -62,6 +62,9 @@ def job(count: int, *arguments: str, grace_s: float = 1.0, served: tuple[str, ..
             processes.wait_for(count - 1, "pid ")
             for index in range(count - 1):
                 processes.wait_for(index, "waits")
+            with StatusClient(service.address) as status:
+                while not all(task.waiting_calls for task in status.status().tasks):  # whose connections then end with a call under way
+                    time.sleep(0.02)
             yield processes, int(processes.output(count - 1).split("pid ")[1].split()[0])
 
 
@@ -119,10 +122,10 @@ client.shutdown()
 """
 
 
-@pytest.mark.parametrize("stop_s", [2.0, pytest.param(30.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stop_s", [8.0, pytest.param(30.0, marks=pytest.mark.slow)])
 def test_who_is_alive_is_not_lost(stop_s: float) -> None:
     """A process that is paused for far longer than the grace, and one whose connection was reset: nobody is lost, and all meet."""
-    grace_s = min(0.5, stop_s / 6)
+    grace_s = min(5.0, stop_s / 3)  # a living client comes back at once, but on a loaded machine that takes a while
     with CoordinationService.spawn(
         3, recoverable=True, heartbeat_timeout_s=HEARTBEAT_S, arguments=(f"--reconnect-grace-s={grace_s}",)
     ) as service:

@@ -150,20 +150,22 @@ class RayEngine(BaseEngine):
             self._reserve, self._attempt = action, action.attempt
         elif isinstance(action, Launch):
             self._launch(action.attempt)
-        elif isinstance(action, Notify | Terminate):
+        elif isinstance(action, Notify):
             self._terminate()
+        elif isinstance(action, Terminate):
+            self._terminate(processes=action.processes)
         elif isinstance(action, Kill):
-            self._kill()
+            self._kill(action.processes)
         elif isinstance(action, Release):
             self._release()
 
-    def _signal(self, number: signal.Signals) -> None:
-        for actor in self._actors.values():
-            actor.signal.remote(int(number))
+    def _signal(self, number: signal.Signals, processes: frozenset[int] | None) -> None:
+        for rank in self._actors if processes is None else processes:
+            self._actors[rank].signal.remote(int(number))
 
-    def _kill(self) -> None:
-        for actor in self._actors.values():
-            actor.kill.remote()
+    def _kill(self, processes: frozenset[int] | None = None) -> None:
+        for rank in self._actors if processes is None else processes:
+            self._actors[rank].kill.remote()
 
     def _launch(self, attempt: int) -> None:
         ray = load_ray()

@@ -31,10 +31,10 @@ class Recording(BaseEngine):
             for process in range(action.num_processes):
                 self._report_exit(Exited(action.attempt, process, self._code))
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: signal.Signals, processes: frozenset[int] | None) -> None:
         self.done.append(number)
 
-    def _kill(self) -> None:
+    def _kill(self, processes: frozenset[int] | None = None) -> None:
         self.done.append("kill")
 
     def close(self) -> None:

@@ -11,8 +11,10 @@ import pytest
 from holdfast.launch import Fatal, Hang, Preempted, RestartPolicy, StartupFailed, StartupTimeout, WorkerFailed
 from holdfast.launch.supervisor.decide import backoff_s, decide
 from holdfast.launch.supervisor.job import (
+    NO_SAVE,
     Action,
     Capacity,
+    CoordinatorEnded,
     Event,
     Exited,
     Job,
@@ -24,6 +26,7 @@ from holdfast.launch.supervisor.job import (
     Release,
     Reserve,
     Reserved,
+    SavePosition,
     Start,
     StartFailed,
     State,
@@ -34,6 +37,7 @@ from holdfast.launch.supervisor.job import (
     Waiting,
     Withdrawn,
 )
+from holdfast.multihost.group.group import SaveStage
 
 POLICY = RestartPolicy(max_failures=2, max_preemptions=2, backoff_jitter=0.0)
 
@@ -85,10 +89,10 @@ def test_a_job_runs_to_its_end() -> None:
 
 
 def test_a_death_ends_the_others_and_starts_all_again() -> None:
-    """The rest gets SIGTERM, then SIGKILL after the grace time; the next attempt has a new number."""
+    """The rest, without a client of ours, gets SIGTERM, then SIGKILL after the grace time; the next attempt has a new number."""
     run = running().handle(Exited(1, 2, -9))
     assert run.job.state is State.RESTARTING
-    assert run.actions == [Terminate()]
+    assert run.actions == [Terminate(frozenset({0, 1, 3}))]
     assert run.reason == (
         "process 2 of 4 was ended by signal 9 in attempt 1; ending the 3 processes that are left, then again (1 of 2 max_failures)"
     )
@@ -97,11 +101,70 @@ def test_a_death_ends_the_others_and_starts_all_again() -> None:
     assert run.wake().actions == [Reserve(2, 2, 4, 600.0)]
 
 
+def saving(*positions: SavePosition | None) -> Run:
+    """Returns a run of four whose processes stand so in their saves; None: no client of ours."""
+    return running().handle(Progress(1, saves={process: at for process, at in enumerate(positions) if at is not None}))
+
+
+WRITING, REPORTED, COMMITTING, SETTLED = (SavePosition(3, stage) for stage in SaveStage)
+
+
+def test_whoever_is_settled_is_ended_at_once() -> None:
+    """Three with a client of ours and no save under way get SIGKILL, and no SIGTERM: ending is not preempting."""
+    run = saving(SETTLED, SETTLED, SETTLED, NO_SAVE).handle(Exited(1, 2, -9))
+    assert run.actions == [Kill(frozenset({0, 1, 3}))] and run.job.state is State.RESTARTING
+    run.handle(Progress(1, 5, saves=run.job.saves))
+    assert run.actions == [], "told once"
+    run = saving(SETTLED, None, SETTLED, SETTLED).handle(Exited(1, 2, -9))
+    assert run.actions == [Kill(frozenset({0, 3})), Terminate(frozenset({1}))]
+
+
+def test_a_save_that_can_be_committed_is() -> None:
+    """The one that died had reported its share: the others are ended once the first of them knows how the save ended, and no earlier."""
+    run = saving(COMMITTING, REPORTED, REPORTED, WRITING).handle(Exited(1, 2, -9))
+    assert run.actions == [] and "3 of them have 600 s to end the save that can still be committed" in run.reason
+    assert run.wake().actions == [] and run.reason == "processes 0, 1, 3 still save"
+    assert run.handle(Progress(1, saves={0: COMMITTING, 1: REPORTED, 2: REPORTED, 3: REPORTED})).actions == []
+    assert run.handle(Progress(1, 9, 9, saves={0: SETTLED, 1: REPORTED, 2: REPORTED, 3: REPORTED})).actions == [Kill(frozenset({0, 1, 3}))]
+    assert run.job.saved_step == 9 and run.job.progressed
+    assert run.exit([-9, -9, -9, -9]).job.state is State.RESTARTING and run.actions == [Release()]
+
+
+def test_a_process_that_has_yet_to_begin_the_save_is_needed_by_it() -> None:
+    """Its share is awaited; where the dead one has begun no save of that number, nobody's is."""
+    run = saving(REPORTED, NO_SAVE, REPORTED, REPORTED).handle(Exited(1, 2, 1))
+    assert run.actions == [] and run.job.state is State.RESTARTING
+    earlier = SavePosition(2, SaveStage.SETTLED)
+    assert saving(REPORTED, NO_SAVE, earlier, WRITING).handle(Exited(1, 2, 1)).actions == [Kill(frozenset({0, 1, 3}))]
+
+
+def test_a_save_that_cannot_be_committed_any_more_keeps_nobody() -> None:
+    """The dead one had not reported; or another one dies before it has, while the first is awaited; or the time is over."""
+    assert saving(REPORTED, REPORTED, WRITING, REPORTED).handle(Exited(1, 2, -9)).actions == [Kill(frozenset({0, 1, 3}))]
+    run = saving(REPORTED, REPORTED, REPORTED, WRITING).handle(Exited(1, 2, -9))
+    assert run.actions == [] and run.handle(Exited(1, 3, 1)).actions == [Kill(frozenset({0, 1}))]
+    run = saving(COMMITTING, REPORTED, REPORTED, REPORTED).handle(Exited(1, 2, -9))
+    assert run.wake().wake().actions == [Kill()] and run.now == 700.0
+    assert run.wake().actions == [Release()] and "did not even end by SIGKILL" in run.reason
+    run = saving(COMMITTING, REPORTED, REPORTED, REPORTED).handle(Exited(1, 2, -9))
+    assert run.handle(CoordinatorEnded(1, "the coordinator was ended by signal 9")).actions == [Kill()]
+
+
+def test_a_job_that_fails_commits_first_too() -> None:
+    """No attempt follows, and the job fails with the code of the one that died, once the save is settled."""
+    run = running(RestartPolicy()).handle(Progress(1, saves=dict.fromkeys(range(4), REPORTED)))
+    assert run.handle(Exited(1, 2, 3)).job.state is State.RESTARTING and run.actions == []
+    run.handle(Progress(1, 4, 4, saves=dict.fromkeys(range(4), SETTLED)))
+    assert run.actions == [Kill(frozenset({0, 1, 3}))] and run.job.saved_step == 4
+    run.exit([-9, -9, -9, -9])
+    assert (run.job.state, run.job.exit_code, run.actions) == (State.FAILED, 3, [Release()])
+
+
 def test_the_first_that_fails_decides_the_exit_code() -> None:
     """A signal is 128 + its number; what the others end with while they are being ended does not count."""
     assert running(RestartPolicy()).handle(Exited(1, 0, -11)).job.exit_code == 139
     run = running(RestartPolicy()).handle(Exited(1, 3, 17))
-    assert (run.job.state, run.job.exit_code, run.actions) == (State.FAILED, 17, [Terminate(), Release()])
+    assert (run.job.state, run.job.exit_code, run.actions) == (State.FAILED, 17, [Terminate(frozenset({0, 1, 2})), Release()])
 
 
 @pytest.mark.parametrize(("code", "kind", "exit_code"), [(93, Fatal, 93), (124, Hang, 124), (75, Preempted, 75), (1, WorkerFailed, 1)])

@@ -117,7 +117,7 @@ def test_the_engine_is_asked_to_wait_until_the_supervisor_wants_to_wake() -> Non
     engine = Script([Reserved(1, 2)], [Exited(1, 0, 1)], [], [], [], [Reserved(2, 2)], [Exited(2, 0, 0), Exited(2, 1, 0)])
     result = supervise(job(max_failures=1, grace_s=4.0, backoff_s=2.0), engine, clock=engine.clock)
     assert engine.waits[:3] == [600.0, None, 4.0]
-    assert result.outcome == "done" and Terminate() in engine.actions
+    assert result.outcome == "done" and Terminate(frozenset({1})) in engine.actions
 
 
 def test_control_c_is_told_apart_from_other_stops() -> None:

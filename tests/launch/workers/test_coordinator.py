@@ -17,13 +17,15 @@ import pytest
 
 from holdfast.coordination import CoordinationClient
 from holdfast.coordination.process.job_folder import job_folders
-from holdfast.launch.supervisor.job import Event, Notice, Progress, Withdrawn
+from holdfast.launch.supervisor.job import NO_SAVE, Event, Notice, Progress, SavePosition, Withdrawn
 from holdfast.launch.workers.coordinator import Coordinator, ProcessProgress, ProgressWatch
 from holdfast.multihost import StartupFailed
+from holdfast.multihost.group.group import SaveStage
 from tests.support.cluster import Processes
 from tests.support.processes import runs, wait_until_ended
 
 NOTICE = "holdfast/sync/preemption/0/notices/1"
+JOINED = {0: NO_SAVE, 1: NO_SAVE}
 
 
 class Watched:
@@ -43,6 +45,9 @@ class Watched:
             list(pool.map(lambda client: client.connect(), self.clients))
         for client in self.clients:
             stack.callback(client.close)
+        self.watch.refresh()
+        while self.events.get(timeout=30) != Progress(3, saves=JOINED):
+            pass
 
     def report(self, process: int, step: int, **progress: int) -> None:
         """Reports, and waits until the coordinator has it."""
@@ -63,19 +68,26 @@ def test_the_best_progress_of_all_processes_is_reported_once(watched: Watched) -
     watched.report(0, 5)
     watched.report(1, 4, saved_step=2)
     found = [watched.events.get(timeout=30) for _ in range(2)]
-    assert found == [Progress(3, 5, -1), Progress(3, 5, 2)]
+    assert found == [Progress(3, 5, -1, saves=JOINED), Progress(3, 5, 2, saves=JOINED)]
     watched.watch.refresh()
     assert watched.events.empty()
     assert [(each.process, each.step, each.saved_step) for each in watched.watch.processes] == [(0, 5, -1), (1, 4, 2)]
+
+
+def test_where_saves_stand_is_reported(watched: Watched) -> None:
+    """A process's latest save and its stage; one that has reported none, but has a client of ours, has saved nothing."""
+    watched.clients[1].report(save=7, save_stage=SaveStage.REPORTED)
+    watched.watch.refresh()
+    assert watched.events.get(timeout=30) == Progress(3, saves=JOINED | {1: SavePosition(7, SaveStage.REPORTED)})
 
 
 def test_a_job_is_done_when_all_its_processes_say_so(watched: Watched) -> None:
     """One process that reports its end is not enough."""
     watched.report(0, 9, done=1)
     watched.report(1, 9)
-    assert watched.events.get(timeout=30) == Progress(3, 9, -1, done=False)
+    assert watched.events.get(timeout=30) == Progress(3, 9, -1, False, JOINED)
     watched.report(1, 10, done=1)
-    assert watched.events.get(timeout=30) == Progress(3, 10, -1, done=True)
+    assert watched.events.get(timeout=30) == Progress(3, 10, -1, True, JOINED)
 
 
 def test_a_notice_that_one_process_got_is_reported_until_it_is_withdrawn(watched: Watched) -> None:

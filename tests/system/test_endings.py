@@ -1,0 +1,73 @@
+"""How a failed attempt ends, on real processes: at once for all who have nothing to do, and not in the middle of a commit."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from holdfast.checkpoint import iterate_steps, verify
+from holdfast.launch import RestartPolicy, run_local
+from tests.support.cluster import CollectedOutput
+
+GRACE_S = 60.0
+"""Far above what the tests wait for: nothing is ended by its end."""
+
+STUBBORN = """
+import os, signal, time
+from holdfast.coordination import CoordinationClient
+me = int(os.environ["HOLDFAST_PROCESS_ID"])
+signal.signal(signal.SIGTERM, lambda *_: print("asked to end", flush=True))
+client = CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], me)
+client.connect()
+if me == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+while True:
+    time.sleep(600)
+"""
+
+
+def test_who_is_settled_is_ended_at_once() -> None:
+    """SIGKILL of one of three: the others, which would ignore SIGTERM, are gone long before its grace, and were never sent one."""
+    output = CollectedOutput()
+    result = run_local([sys.executable, "-c", STUBBORN], 3, restart=RestartPolicy(grace_s=GRACE_S), output=output)
+    assert (result.outcome, result.exit_code) == ("failed", 137)
+    assert result.elapsed_s < GRACE_S / 2 and output.lines == [], output.text
+
+
+SAVING = """
+import os, signal, sys, time
+import numpy as np
+from holdfast import multihost
+multihost.initialize()
+from holdfast.checkpoint import CheckpointManager
+from holdfast.checkpoint.storage.local import LocalStorage
+folder, me = sys.argv[1], int(os.environ["HOLDFAST_PROCESS_ID"])
+commit = LocalStorage.commit
+
+def slow(self, name, *arguments, **options):
+    open(f"{folder}.committing", "x").close()
+    time.sleep(2)  # as a slow store
+    return commit(self, name, *arguments, **options)
+
+LocalStorage.commit = slow
+manager = CheckpointManager(folder)
+manager.save(1, {"w": np.arange(8)})
+while me == 2 and not os.path.exists(f"{folder}.committing"):
+    time.sleep(0.01)
+if me == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+manager.wait_until_finished()
+print("saved", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_commit_under_way_is_not_interrupted(tmp_path: Path) -> None:
+    """A process that had reported its share dies while the primary commits: the step is there and counts, then all are ended at once."""
+    output, folder = CollectedOutput(), tmp_path / "steps"
+    restart = RestartPolicy(grace_s=GRACE_S, commit_grace_s=GRACE_S)
+    result = run_local([sys.executable, "-c", SAVING, str(folder)], 3, restart=restart, output=output)
+    assert (result.outcome, result.exit_code, result.saved_step) == ("failed", 137, 1), output.text
+    assert result.elapsed_s < GRACE_S / 2, output.text
+    assert list(iterate_steps(folder, timeout_s=0)) == [1] and verify(folder / "1")
+    assert "preempt" not in output.text, output.text
