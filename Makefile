@@ -60,7 +60,7 @@ lint: $(STAMP)
 # Type checkers cannot follow an editable install's import hook: they get a tree of links instead.
 types: $(STAMP)
 	$(BIN)/python scripts/link_types.py
-	$(BIN)/mypy -p holdfast.coordination -p holdfast.multihost -p holdfast.checkpoint -p holdfast.launch -p holdfast.compat -p holdfast.cli
+	$(BIN)/mypy -p holdfast.coordination -p holdfast.multihost -p holdfast.checkpoint -p holdfast.launch -p holdfast.compat -p holdfast.web -p holdfast.cli
 
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'

@@ -22,6 +22,7 @@ _COMMANDS = {
     "slurm": ("holdfast.cli.slurm", "slurm"),
     "sweep": ("holdfast.cli.sweep", "sweep"),
     "task": ("holdfast.cli.task", "task"),
+    "web": ("holdfast.cli.web", "web"),
     "verify": ("holdfast.cli.verify", "verify"),
 }
 

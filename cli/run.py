@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import sys
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
+_PAGE_END_S = 5.0
 _SECONDS = click.FloatRange(0)
 
 
@@ -16,6 +20,42 @@ def _amounts(context: click.Context, parameter: click.Parameter, values: tuple[s
         return {name: float(amount) for name, amount in (value.split("=", 1) for value in values)}
     except ValueError:
         raise click.BadParameter(f"{', '.join(values)}: expected NAME=AMOUNT") from None
+
+
+@contextlib.contextmanager
+def _page(job_id: str, port: int) -> Iterator[None]:
+    """Has a process of its own serve the job's page; its first line is the URL, or why there is none."""
+    command = [
+        sys.executable,
+        "-c",
+        "from holdfast.cli import main; main()",
+        "web",
+        "--job-id",
+        job_id,
+        "--port",
+        str(port),
+        "--end-with-input",
+    ]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True) as server:
+        try:
+            yield
+        finally:
+            assert server.stdin is not None
+            server.stdin.close()
+            try:
+                server.wait(_PAGE_END_S)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+
+def _report(log_dir: Path) -> None:
+    from holdfast.web import write_report
+
+    try:
+        write_report(log_dir / "status.json", log_dir / "report.html")
+        click.echo(f"holdfast: report at {log_dir / 'report.html'}", err=True)
+    except (OSError, ValueError) as error:
+        click.echo(f"holdfast: no report: {error}", err=True)
 
 
 def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
@@ -60,6 +100,8 @@ def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
 @click.option(
     "--insecure", is_flag=True, help="Ray: no token and certificates; whoever reaches the coordinator's port can disturb the job."
 )
+@click.option("--web", is_flag=True, help="A live page of the job; its URL is printed. Needs the extra `web`.")
+@click.option("--web-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port of --web; 0 takes a free one.")
 @click.option("--orbax", is_flag=True, help="COMMAND is python and a script, which gets holdfast where it imports orbax.checkpoint.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
@@ -82,6 +124,8 @@ def run(
     slices: int,
     startup_timeout_s: float,
     insecure: bool,
+    web: bool,
+    web_port: int,
     orbax: bool,
     command: tuple[str, ...],
 ) -> None:
@@ -102,6 +146,8 @@ def run(
     """
     if ray is not None and log_dir is not None:
         raise click.UsageError("--log-dir is for processes of this machine: with --ray, redirect the output, which holds the lines of all")
+    if ray is not None and web:
+        raise click.UsageError("--web is for jobs of this machine: with --ray, use `holdfast web ADDRESS` with the address that is printed")
     if ray is not None and (standby or preload):
         raise click.UsageError("--standby and --preload are for processes of this machine: leave them out with --ray")
     command = _with_orbax(command) if orbax else command
@@ -119,7 +165,8 @@ def run(
     shown = sys.stdout.isatty() if view is None else view
     output = LiveView(sys.stdout, sys.stderr, num_processes) if shown else None
     try:
-        with output or contextlib.nullcontext():
+        job_id = job_id or f"{'ray' if ray is not None else 'local'}-{uuid.uuid4().hex[:12]}"
+        with output or contextlib.nullcontext(), _page(job_id, web_port) if web else contextlib.nullcontext():
             if ray is not None:
                 spec = ray_engine.JobSpec(
                     num_processes,
@@ -148,4 +195,6 @@ def run(
                 )
     except (ValueError, ImportError, OSError) as error:
         raise click.UsageError(str(error)) from error
+    if log_dir is not None:
+        _report(log_dir)
     sys.exit(130 if result.interrupted else result.exit_code)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,6 +28,7 @@ Examples:
   holdfast show /ckpt/run7                         the latest step
   holdfast show /ckpt/run7 --step 1000 --path params.dense
   holdfast show /orbax/run7/1000 --stats           Orbax's checkpoints too, and safetensors
+  holdfast show /ckpt/run7 --stats --html run7.html
 
 Exit codes: 0 shown, 3 nothing there, 4 damaged, 5 could not be read."""
 )
@@ -35,8 +38,11 @@ Exit codes: 0 shown, 3 nothing there, 4 damaged, 5 could not be read."""
 @click.option("--path", "under", default="", help="Show the leaves below this path alone.")
 @click.option("--stats", is_flag=True, help="Read the arrays: min, max, mean, NaNs and a histogram of each.")
 @click.option("--verify", "check", is_flag=True, help="Read every byte and check it, too.")
+@click.option(
+    "--html", "page", type=click.Path(dir_okay=False, path_type=Path), help="Write a page there: a treemap of the sizes, and the leaves."
+)
 @json_option
-def show(path: str, step: int | None, item: str | None, under: str, stats: bool, check: bool, as_json: bool) -> None:
+def show(path: str, step: int | None, item: str | None, under: str, stats: bool, check: bool, page: Path | None, as_json: bool) -> None:
     """Show the tree of the checkpoint in PATH (of a root of steps: the latest) and its totals."""
     from holdfast.checkpoint.layouts.base import total_bytes
 
@@ -48,6 +54,8 @@ def show(path: str, step: int | None, item: str | None, under: str, stats: bool,
             checkpoint.verify()
     if under and not rows:
         raise Failure(f"{checkpoint.info.path} has no leaf below '{under}'", EXIT_NOTHING)
+    if page is not None:
+        _write_page(page, _as_json(checkpoint, rows, check))
     if as_json:
         print_json(_as_json(checkpoint, rows, check))
     else:
@@ -76,7 +84,25 @@ def _rows(checkpoint: CheckpointReader, only: str | None, under: str, stats: boo
                 continue
             shape = leaf.shape[:-1] if leaf.kind == "key" else leaf.shape
             row = {"item": name, "path": leaf.path, "dtype": show_leaf(leaf).partition("[")[0], "shape": list(shape)}
-            yield row | {"bytes": leaf.nbytes, "sharding": show_sharding(leaf.sharding), "stats": found.get(leaf.path)}
+            sharding = {"sharding": show_sharding(leaf.sharding), "shards": _shards(leaf.sharding)}
+            yield row | {"bytes": leaf.nbytes} | sharding | {"stats": found.get(leaf.path)}
+
+
+def _shards(description: Any) -> list[int] | None:
+    """Returns into how many parts each dimension is cut, None for an array that is not."""
+    if not description or not any(description.get("spec", ())):
+        return None
+    sizes = dict(zip(description["axes"], description["sizes"], strict=True))
+    return [math.prod(sizes[axis] for axis in axes) for axes in description["spec"]]
+
+
+def _write_page(file: Path, shown: dict[str, Any]) -> None:
+    from holdfast.web.tree_page import checkpoint_page
+
+    try:
+        file.write_text(checkpoint_page(shown), encoding="utf-8")
+    except OSError as error:
+        raise Failure(f"{file} cannot be written: {error.strerror}") from None
 
 
 def _statistics(checkpoint: CheckpointReader, item: str, leaves: list[LeafRecord]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -74,7 +74,7 @@ def status(
             job, credentials = _own_job()
             address = job.address
         else:
-            credentials = _credentials(address, files)
+            credentials = credentials_of(address, files)
         with StatusClient(address, credentials, timeout_s=timeout_s, wait_for_ready=True) as client:
             if stacks:
                 _print_stacks(client)
@@ -90,13 +90,13 @@ def status(
         pass
 
 
-def _running() -> list[tuple[RunningJob, Credentials]]:
+def running_jobs() -> list[tuple[RunningJob, Credentials]]:
     """Returns this user's jobs whose coordinators run on this machine, oldest first."""
     return [(job, folder.credentials()) for folder in job_folders() if (job := folder.job()) is not None and job.runs]
 
 
 def _own_job() -> tuple[RunningJob, Credentials]:
-    running = _running()
+    running = running_jobs()
     if not running:
         where = user_folder()
         raise click.ClickException(
@@ -108,11 +108,11 @@ def _own_job() -> tuple[RunningJob, Credentials]:
     return running[0]
 
 
-def _credentials(address: str, files: dict[str, Any]) -> Credentials:
+def credentials_of(address: str, files: dict[str, Any]) -> Credentials:
     """Returns what was given; else, for a job that was started on this machine, what its launcher left there."""
     if any(files.values()):
         return Credentials(**files)
-    return next((credentials for job, credentials in _running() if job.address == address), Credentials())
+    return next((credentials for job, credentials in running_jobs() if job.address == address), Credentials())
 
 
 def _explain(address: str | None, error: CoordinationError, tried_s: float) -> str:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs what some tests need of the system: Slurm, munge, Open MPI, network tools. For Debian and its kin, as root.
+# Installs what some tests need of the system: Slurm, munge, Open MPI, network tools, a browser. For Debian and its kin, as root.
 set -euo pipefail
-wanted=(slurm-wlm munge openmpi-bin iproute2 iptables gcc libc6-dev)
+wanted=(slurm-wlm munge openmpi-bin iproute2 iptables gcc libc6-dev chromium)
 missing=()
 for package in "${wanted[@]}"; do
   dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-ROOMS = ("proto", "coordination", "multihost", "checkpoint", "launch", "compat", "cli")
+ROOMS = ("proto", "coordination", "multihost", "checkpoint", "launch", "compat", "web", "cli")
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 

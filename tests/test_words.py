@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-ROOMS = ("coordination", "multihost", "checkpoint", "launch", "compat", "cli")
+ROOMS = ("coordination", "multihost", "checkpoint", "launch", "compat", "web", "cli")
 
 # Names of classes, functions and parameters that had to be learnt; CONTRIBUTING.md says what stands for them.
 _GIVEN_UP = """
@@ -62,6 +62,9 @@ PUBLIC = {
     """,
     "compat": """
         orbax
+    """,
+    "web": """
+        serve_page write_report
     """,
     "cli": """
         main

@@ -7,6 +7,32 @@ from typing import Any
 
 from holdfast.proto import coordination_pb2, session_pb2
 
+_VALUES = {
+    "holdfast_waiting_share": ("waiting_share", "Share of its time in which a main thread waits for devices or other processes"),
+    "holdfast_memory_bytes": ("memory_bytes", "Resident memory of a process"),
+    "holdfast_save_blocked_seconds": ("save_blocked_s", "How long saves have held a program, in all"),
+}
+
+
+def _by_process(status: session_pb2.StatusResponse) -> Iterable[Any]:
+    """Returns what processes report of themselves; what one does not report is left out."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    pace = GaugeMetricFamily("holdfast_steps_per_second", "Steps of the last ten seconds", labels=["process"])
+    saved = GaugeMetricFamily("holdfast_saved_step", "Last saved step that a process reported", labels=["process"])
+    for task in status.tasks:
+        if task.step_age_s > 0:
+            pace.add_metric([str(task.task_id)], task.steps_per_second)
+        if task.progress.HasField("saved_step"):
+            saved.add_metric([str(task.task_id)], task.progress.saved_step)
+    yield from (pace, saved)
+    for name, (key, text) in _VALUES.items():
+        family = GaugeMetricFamily(name, text, labels=["process"])
+        for task in status.tasks:
+            if key in task.progress.values:
+                family.add_metric([str(task.task_id)], task.progress.values[key])
+        yield family
+
 
 class _Collector:
     """Turns a status into metrics when it is scraped."""
@@ -31,6 +57,14 @@ class _Collector:
             if task.progress.HasField("step"):
                 steps.add_metric([str(task.task_id)], task.progress.step)
         yield from (tasks, ages, steps)
+        yield from _by_process(status)
+        moved = [task.step_age_s for task in status.tasks if task.step_age_s >= 0]
+        if moved:
+            yield GaugeMetricFamily("holdfast_step_age_seconds", "Since any process last made a step", min(moved))
+        trouble = sum(bool(task.progress.trouble) for task in status.tasks)
+        yield GaugeMetricFamily("holdfast_processes_in_trouble", "Processes that have reported trouble, such as a failed save", trouble)
+        missing = len({process for barrier in status.barriers for process in barrier.missing})
+        yield GaugeMetricFamily("holdfast_processes_missing", "Processes that others wait for at a barrier", missing)
         yield GaugeMetricFamily("holdfast_keys", "Keys held", status.keys)
         yield GaugeMetricFamily("holdfast_key_bytes", "Bytes of keys and values", status.key_bytes)
         yield GaugeMetricFamily("holdfast_barriers_open", "Barriers that processes wait at", len(status.barriers))

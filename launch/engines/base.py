@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
+
+from google.protobuf.json_format import MessageToDict
 
 from holdfast.coordination import Credentials
+from holdfast.proto import session_pb2
 
 from ..supervisor.engine import Engine, JobResult, supervise
 from ..supervisor.job import HANG, Decision, Event, Exited, Job, Notice, Stop
@@ -18,6 +23,7 @@ from ..workers.coordinator import MOST_HISTORY, ProcessProgress, ProgressWatch
 from ..workers.output import Output
 from ..workers.signals import passing_on
 
+_MOST_EVENTS = 5000  # of all attempts together
 _BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # the latter from a shell
 
 
@@ -33,6 +39,8 @@ class BaseEngine(Engine):
         self._watch: ProgressWatch | None = None
         self._explaining = threading.Lock()
         self._explained: ProgressWatch | None = None
+        self._status = session_pb2.StatusResponse()
+        self._events: deque[session_pb2.Event] = deque(maxlen=_MOST_EVENTS)
         self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
         self._signals = 0
         self._sent_sigterm = False  # to the processes of this attempt
@@ -119,6 +127,22 @@ class BaseEngine(Engine):
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.close()
+            self._status = watch.status
+            self._events.extend(event for event in watch.events if event.kind != "launcher")
+
+    def leave_status(self, file: Path, result: JobResult) -> None:
+        """Writes how the job ended, its last status and its whole history as JSON, for `holdfast run` to make a page of."""
+        own = [session_pb2.Event(unix_s=unix_s, kind="launcher", text=text) for unix_s, text in self._history]
+        status = session_pb2.StatusResponse()
+        status.CopyFrom(self._status)
+        del status.events[:]
+        status.events.extend(sorted([*self._events, *own], key=lambda event: event.unix_s))
+        last = result.reasons[-1] if result.reasons else ""
+        kept = {"unix_s": time.time(), "outcome": f"{result.outcome}: {last}", "status": MessageToDict(status)}
+        try:
+            file.write_text(json.dumps(kept))
+        except OSError as error:
+            self._output.say(f"{file} cannot be written: {error.strerror}")
 
 
 def run_job(job: Job, engine: BaseEngine, output: Output) -> JobResult:

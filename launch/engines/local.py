@@ -220,12 +220,13 @@ def run_local(
     Blocks. Restarts the group as `restart` says (default: never); `env` (default: this process's) is what the processes get, with
     their ProcessSpec. `capacity_file` holds how many processes there is room for now: the job shrinks (to `min_processes` at least)
     and grows with it. `job_id` defaults to a new one. The coordinator listens at a Unix socket that only this user reaches; a process that
-    is silent for `heartbeat_timeout_s` is lost. `log_dir` gets a file for each process, the coordinator's log, and what jax
-    compiles, which later attempts load; without one that lies in a temporary folder until the job ends. With `standby` (default: where
-    restarts are allowed) an interpreter for each process imports jax, holdfast and the modules `preload` once an attempt has done its first
-    step, and waits to become a process of the next one. In the main thread, SIGTERM, SIGINT and SIGHUP are passed on: the processes save
-    and leave, and the job ends as "preempted". However this process ends, none of the job's survives it. Raises ValueError for numbers of
-    processes that do not fit, and for names in `preload` that no module can have.
+    is silent for `heartbeat_timeout_s` is lost. `log_dir` gets a file for each process, the coordinator's log, `status.json` with the last
+    status and the job's history, and what jax compiles, which later attempts load; without one that lies in a temporary folder until the
+    job ends. With `standby` (default: where restarts are allowed) an interpreter for each process imports jax, holdfast and the modules
+    `preload` once an attempt has done its first step, and waits to become a process of the next one. In the main thread, SIGTERM,
+    SIGINT and SIGHUP are passed on: the processes save and leave, and the job ends as "preempted". However this process ends, none of
+    the job's survives it. Raises ValueError for numbers of processes that do not fit, and for names in `preload` that no module can
+    have.
     """
     if not command:
         raise ValueError("no command to run")
@@ -255,4 +256,7 @@ def run_local(
             coordinator_log=None if logs is None else logs.coordinator_log,
             standbys=standbys,
         )
-        return run_job(job, engine, output)
+        result = run_job(job, engine, output)
+        if log_dir is not None:
+            engine.leave_status(Path(log_dir) / "status.json", result)
+        return result

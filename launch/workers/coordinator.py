@@ -32,6 +32,7 @@ _SYNC = "holdfast/sync"  # where multihost's sync points keep their keys
 _NOTICE_KEY = re.compile(r"holdfast/sync/.*/notices/(\d+)")
 _POLL_S = 0.5
 _REAP_S = 10.0
+_MOST_EVENTS = 1000
 MOST_HISTORY = 200  # lines of a launcher that a new coordinator is told
 
 
@@ -65,6 +66,8 @@ class ProgressWatch:
         self._notices: set[str] = set()
         self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
         self._closed = threading.Event()
+        self.status = session_pb2.StatusResponse()  # the last that came
+        self.events: deque[session_pb2.Event] = deque(maxlen=_MOST_EVENTS)
         self.processes: tuple[ProcessProgress, ...] = ()
         self.joined: frozenset[int] = frozenset()  # processes of a job that has gathered
         self._connected = 0
@@ -83,7 +86,9 @@ class ProgressWatch:
         """Polls now, and reports what is new before it returns; takes at most 2 s."""
         with self._lock, contextlib.suppress(CoordinationError):
             self._send_history()
-            status = self._client.status()
+            status = self._client.status(with_events=True, events_after=self.events[-1].number if self.events else 0)
+            self.events.extend(status.events)
+            self.status = status
             self.processes = tuple(_progress(task) for task in status.tasks)
             if status.phase != "gathering":
                 self.joined |= {task.task_id for task in status.tasks if task.heartbeat_age_s >= 0}

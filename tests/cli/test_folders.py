@@ -130,6 +130,10 @@ def test_show_tells_tree_values_and_statistics(root: Path, orbax_root: Path) -> 
         assert found["leaves"][1]["stats"] == {"nan": 0, "inf": 0, "min": 3.0, "max": 3.0, "mean": 3.0, "bins": []}
         assert json.loads(run("show", path, "--item", "config", "--json").output)["leaves"][0]["value"] == {"lr": 3}
     assert "every byte is as it was written" in run("show", root, "--verify").output
+    page = root.parent / "page.html"
+    run("show", root, "--stats", "--html", page)
+    assert "<title>state/params.dense.kernel: " in page.read_text() and 'aria-label="Sizes of the leaves' in page.read_text()
+    assert "cannot be written: " in run("show", root, "--html", root / "none" / "page.html", code=5).output
     assert "no leaf below 'nothing'" in run("show", root, "--path", "nothing", code=3).output
     assert "has no item 'x'; it has: config, state" in run("show", root, "--item", "x", code=3).output
     assert "has no step 7; it has 1, 2, 3" in run("show", root, "--step", 7, code=3).output

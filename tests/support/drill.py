@@ -101,6 +101,11 @@ class Drill:
         text = self.status("--json")
         return json.loads(text) if text else {}
 
+    def find_address(self) -> str:
+        """Returns where the coordinator is."""
+        said = (self.folder / "run.log").read_text()
+        return next(line.rpartition(" ")[2] for line in said.splitlines() if "coordinator at " in line)
+
     def pid(self, process: int) -> int:
         """Returns the number of a process."""
         return int(self.json()["tasks"][process]["pid"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 import urllib.request
@@ -11,6 +13,7 @@ import pytest
 
 from holdfast.coordination.server.metrics import serve_metrics
 from holdfast.proto import coordination_pb2, session_pb2
+from tests.support.paths import ROOT
 
 
 def test_prometheus_scrapes_the_service(tmp_path: Path) -> None:
@@ -29,15 +32,19 @@ def test_prometheus_scrapes_the_service(tmp_path: Path) -> None:
     assert 'holdfast_processes{state="uninitialized"} 2.0' in text and "holdfast_barriers_passed_total 0.0" in text
 
 
+VALUES = {"waiting_share": 0.25, "memory_bytes": 1024, "save_blocked_s": 1.5}
+FULL = session_pb2.ReportRequest(step=7, saved_step=5, values=VALUES, trouble="disk full")
+
+
 def test_every_figure_is_the_statuss() -> None:
     """States, ages, steps, keys, barriers, calls and uptime, each under its name; what is not known is left out."""
     state = coordination_pb2.TaskState
     tasks = [
-        session_pb2.TaskStatus(task_id=0, state=state.CONNECTED, heartbeat_age_s=1.5, progress=session_pb2.ReportRequest(step=7)),
-        session_pb2.TaskStatus(task_id=1, state=state.ERROR, heartbeat_age_s=-1),
+        session_pb2.TaskStatus(task_id=0, state=state.CONNECTED, heartbeat_age_s=1.5, progress=FULL, step_age_s=2.5, steps_per_second=4),
+        session_pb2.TaskStatus(task_id=1, state=state.ERROR, heartbeat_age_s=-1, step_age_s=-1),
     ]
     status = session_pb2.StatusResponse(tasks=tasks, keys=3, key_bytes=40, calls=9, barriers_passed=4, barriers_failed=1, up_s=2.0)
-    status.barriers.add(barrier_id="b")
+    status.barriers.add(barrier_id="b", missing=[1])
     port = serve_metrics(lambda: status, 0)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as page:
         lines = {line for line in page.read().decode().splitlines() if line.startswith("holdfast")}
@@ -48,6 +55,14 @@ def test_every_figure_is_the_statuss() -> None:
         'holdfast_processes{state="error"} 1.0',
         'holdfast_heartbeat_age_seconds{process="0"} 1.5',
         'holdfast_step{process="0"} 7.0',
+        'holdfast_saved_step{process="0"} 5.0',
+        'holdfast_steps_per_second{process="0"} 4.0',
+        'holdfast_waiting_share{process="0"} 0.25',
+        'holdfast_memory_bytes{process="0"} 1024.0',
+        'holdfast_save_blocked_seconds{process="0"} 1.5',
+        "holdfast_step_age_seconds 2.5",
+        "holdfast_processes_in_trouble 1.0",
+        "holdfast_processes_missing 1.0",
         "holdfast_keys 3.0",
         "holdfast_key_bytes 40.0",
         "holdfast_barriers_open 1.0",
@@ -63,3 +78,14 @@ def test_a_port_that_is_taken_is_an_error() -> None:
     port = serve_metrics(session_pb2.StatusResponse, 0)
     with pytest.raises(OSError, match="in use"):
         serve_metrics(session_pb2.StatusResponse, port)
+
+
+def test_the_dashboard_asks_for_nothing_else() -> None:
+    """Every metric in the panels of docs/grafana.json is one that is served."""
+    status = session_pb2.StatusResponse(tasks=[session_pb2.TaskStatus(task_id=0, progress=FULL, step_age_s=1)])
+    port = serve_metrics(lambda: status, 0)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as page:
+        served = set(re.findall(r"^(holdfast_\w+)", page.read().decode(), re.MULTILINE))
+    dashboard = json.loads((ROOT / "docs" / "grafana.json").read_text())
+    asked = {name for panel in dashboard["panels"] for each in panel["targets"] for name in re.findall(r"holdfast_\w+", each["expr"])}
+    assert asked <= served and len(asked) >= 10, asked - served

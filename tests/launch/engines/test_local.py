@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -79,6 +80,7 @@ def test_every_process_knows_who_it_is() -> None:
 
 
 UNMODIFIED = """
+import json
 import os
 import jax, numpy as np
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -349,7 +351,8 @@ def test_log_dir_holds_a_file_of_each_process_and_the_coordinators(tmp_path: Pat
     """Lines with their time, of all attempts; what the launcher said; when the coordinator came and why it went."""
     run_local(python("import os; print('I am', os.environ['HOLDFAST_PROCESS_ID'])"), 2, output=CollectedOutput(), log_dir=tmp_path / "logs")
     logs = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir() if path.is_file()}
-    assert set(logs) == {"process-0.log", "process-1.log", "launcher.log", "coordinator.log"}
+    assert set(logs) == {"process-0.log", "process-1.log", "launcher.log", "coordinator.log", "status.json"}
+    assert json.loads(logs["status.json"])["outcome"].startswith("done: ")
     assert re.fullmatch(r"\S+ \S+ I am 1\n", logs["process-1.log"])
     assert "attempt 1, coordinator at unix:" in logs["launcher.log"]
     assert re.search(r"serves at unix:/\S+, process \d+\n.* ends: SIGTERM\n", logs["coordinator.log"])

@@ -1,0 +1,49 @@
+"""`holdfast web` and `holdfast run --web`: whose job is shown, and that no server is left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.pages import HOLDFAST, fetch, snapshots
+
+pytest.importorskip("uvicorn", reason="needs the extra web")
+
+
+def test_a_machine_without_a_job_has_no_page() -> None:
+    """Without an address there is nothing to show: one sentence."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:  # a longer path would not hold a socket
+        environment = os.environ | {"TMPDIR": base}
+        ended = subprocess.run([*HOLDFAST, "web"], env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    assert ended.stderr == "Error: no job of this user runs on this machine: give the address that the launcher printed\n"
+
+
+def test_a_run_has_a_page_as_long_as_it_lasts() -> None:
+    """Its URL is printed; it finds the job by itself, and goes with it."""
+    script = "until [ -e $TMPDIR/go ]; do sleep 0.1; done"
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        command = [*HOLDFAST, "run", "-n", "1", "--web", "--job-id", "digits", "--", "sh", "-c", script]
+        with subprocess.Popen(command, env=os.environ | {"TMPDIR": base}, stderr=subprocess.PIPE, text=True) as run:
+            assert run.stderr is not None
+            url = next(line for line in run.stderr if line.startswith("page at ")).removeprefix("page at ").strip()
+            with snapshots(url) as seen:
+                assert next(each for each in seen if each["job"])["job"] == "digits"
+            assert fetch(url)[0] == 200
+            (Path(base) / "go").touch()
+            assert run.wait(60) == 0
+        with pytest.raises(OSError, match="refused"):
+            fetch(url)
+
+
+def test_ray_has_no_page_of_its_own() -> None:
+    """It is said how to get one."""
+    ended = subprocess.run(
+        [*HOLDFAST, "run", "--ray", "auto", "--web", "-n", "1", "--", sys.executable], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2 and "use `holdfast web ADDRESS`" in ended.stderr

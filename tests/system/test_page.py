@@ -1,0 +1,158 @@
+"""The page in a real browser: Debian's Chromium, without a window."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.coordination import CoordinationService
+from holdfast.web import write_report
+from tests.support.drill import drill, line_of
+from tests.support.pages import page, processes
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'holdfast[slow]'")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: scripts/install_system_packages.sh")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """One browser for all tests."""
+    with playwright.sync_playwright() as driver:
+        launched = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def tab(browser: Any) -> Iterator[Any]:
+    """A tab in which no script may fail, and that asks nobody else for anything."""
+    opened = browser.new_page()
+    problems: list[str] = []
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on(
+        "request", lambda request: problems.append(request.url) if "127.0.0.1" not in request.url and "file:" not in request.url else None
+    )
+    yield opened
+    opened.close()
+    assert problems == []
+
+
+HOSTILE = "<img src=x onerror=document.title='hit'>"
+
+
+def test_a_job_in_words_by_keyboard_and_as_text(tab: Any) -> None:
+    """What is wrong stands on top; arrow keys and Enter open a process; its stacks come at a click; a hostile host is text."""
+    with CoordinationService.spawn(3, job="digits", recoverable=True) as service, page(service.address) as url:
+        with processes(service, 3, HOSTILE) as clients:
+            clients[2].report(step=7, trouble="step 7 was not saved: disk full")
+            tab.goto(url)
+            tab.get_by_text("step 7 was not saved: disk full").first.wait_for()
+            assert tab.title() == f"digits: process 2 (host {HOSTILE}): step 7 was not saved: disk full"
+            assert tab.locator("img").count() == 0 and tab.locator("#grid .named").count() == 1 and tab.locator(".cell").count() == 3
+            tab.locator(".cell").first.focus()
+            for key in ("ArrowRight", "End", "Enter"):
+                tab.keyboard.press(key)
+            assert tab.locator("#process-title").inner_text() == "Process 2" and HOSTILE in tab.locator("#facts").inner_text()
+            tab.locator("#ask").click()
+            tab.get_by_text("Thread MainThread").wait_for()
+
+
+@pytest.mark.slow
+def test_a_restart_of_the_coordinator_is_shown_and_forgotten(tab: Any, tmp_path: Path) -> None:
+    """The page says that the coordinator is gone while it is, and comes back without a reload."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options: dict[str, Any] = {"journal": str(tmp_path / "journal"), "host": "127.0.0.1", "port": port}
+    with CoordinationService.spawn(1, job="j", **options) as service, page(service.address) as url:
+        tab.goto(url)
+        tab.get_by_text("j, attempt 0").wait_for()
+        os.kill(service.pid, signal.SIGKILL)
+        service.wait(30)
+        tab.get_by_text("does not answer").wait_for()
+        with CoordinationService.spawn(1, job="j", **options):
+            tab.locator("#events").get_by_text("the coordinator was started again").wait_for()
+
+
+def snapshot(count: int, bad: int) -> dict[str, Any]:
+    """Returns a snapshot of a large job, in which one process is silent."""
+    row = {"state": "CONNECTED", "host": "b", "pid": 1, "heard_s": 1, "expected_s": 2, "step": 7, "steps_per_second": 1, "saved_step": 5}
+    row |= {"waiting": 0.5, "memory_bytes": 2**30, "blocked_s": 1, "note": ""}
+    rows = [row | {"id": number, "state": "SILENT" if number == bad else "CONNECTED"} for number in range(count)]
+    shown = {"unix_s": 100, "gone": "", "job": "large", "attempt": 1, "phase": "running", "up_s": 1, "num_processes": count}
+    shown |= {"barriers_passed": 0, "barriers_failed": 0, "findings": [], "barriers": [], "events": [], "samples": []}
+    return shown | {"processes": rows}
+
+
+DRAW = """(shown) => {
+  const began = performance.now();
+  draw(shown);
+  document.body.offsetHeight;
+  return performance.now() - began;
+}"""
+
+
+def test_thousands_of_processes_fit_a_screen(tab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All 4,096 are in the grid, the one that is silent stands out, and all are within two screens."""
+    (tmp_path / "status.json").write_text(json.dumps({"unix_s": 1.0, "outcome": "", "status": {}}))
+    write_report(tmp_path / "status.json", tmp_path / "report.html")
+    tab.goto(f"file://{tmp_path / 'report.html'}")
+    for count in (1000, 4096):
+        took = tab.evaluate(DRAW, snapshot(count, 77))
+        with capsys.disabled():
+            print(f"\n{count} processes drawn in {took:.0f} ms")
+        silent = tab.locator("#grid .silent")
+        assert tab.locator(".cell").count() == count and silent.count() == 1
+        assert silent.get_attribute("aria-label") == "process 77, silent, host b, step 7"
+        assert tab.locator("#grid").bounding_box()["height"] < 1600
+
+
+def test_a_report_opens_from_disk(tab: Any, tmp_path: Path) -> None:
+    """Without a server, a network or another file; nothing in it asks for stacks."""
+    status = {"job": "digits", "num_processes": 1, "tasks": [{"task_id": 0, "host": HOSTILE, "state": "CONNECTED"}]}
+    (tmp_path / "status.json").write_text(json.dumps({"unix_s": 1.0, "outcome": "failed: exit code 3", "status": status}))
+    write_report(tmp_path / "status.json", tmp_path / "report.html")
+    tab.goto(f"file://{tmp_path / 'report.html'}")
+    assert tab.locator("#headline").inner_text() == "failed: exit code 3" and tab.locator(".cell").count() == 1
+    tab.locator(".cell").click()
+    assert HOSTILE in tab.locator("#facts").inner_text() and not tab.locator("#ask").is_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+def test_axe_finds_no_serious_fault(tab: Any, scheme: str, tmp_path: Path) -> None:
+    """Contrast, names, roles and order, in both colour schemes."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python: pip install 'holdfast[slow]'")
+    tab.emulate_media(color_scheme=scheme)
+    events = [{"number": 1, "unix_s": 1.0, "kind": "lost", "text": "process 1 is lost"}]
+    status = {
+        "job": "j",
+        "num_processes": 2,
+        "tasks": [{"task_id": 0, "state": "CONNECTED"}, {"task_id": 1, "state": "ERROR"}],
+        "events": events,
+    }
+    (tmp_path / "status.json").write_text(json.dumps({"unix_s": 9.0, "outcome": "failed: exit code 3", "status": status}))
+    write_report(tmp_path / "status.json", tmp_path / "report.html")
+    tab.goto(f"file://{tmp_path / 'report.html'}")
+    tab.locator(".cell").first.click()
+    found = axe.Axe().run(tab).response["violations"]
+    assert [(each["id"], each["nodes"][0]["html"][:100]) for each in found if each["impact"] in ("serious", "critical")] == []
+
+
+@pytest.mark.slow
+def test_a_fault_of_the_drill_is_said_on_the_page(tab: Any, tmp_path: Path) -> None:
+    """A loader that sleeps in a real job, in the words of `holdfast status`."""
+    with drill(tmp_path) as job:
+        job.wait_for_step(3)
+        address = job.find_address()
+        with page(address) as url:
+            tab.goto(url)
+            job.begin("loader")
+            tab.get_by_text(f"is in load_batch, train.py:{line_of('LOADER')}, no step for").wait_for(timeout=60_000)

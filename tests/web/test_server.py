@@ -1,0 +1,95 @@
+"""The page's server: who gets in, what it shows, and that it comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from holdfast.coordination import CoordinationService
+from tests.support.pages import HOLDFAST, fetch, page, processes, snapshots
+
+pytest.importorskip("uvicorn", reason="needs the extra web")
+
+
+def test_only_who_has_the_token_gets_in_and_only_under_its_own_name() -> None:
+    """A wrong token, a page whose name was pointed here, and a path that is none are refused; answers may not be kept or framed."""
+    with CoordinationService.spawn(1) as service, page(service.address) as url:
+        status, html, headers = fetch(url)
+        assert status == 200 and "<main>" in html and "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+        assert headers["Cache-Control"] == "no-store" and "http" not in html.replace("http-equiv", "")
+        port = urlsplit(url).port
+        assert fetch(f"http://127.0.0.1:{port}/guess/")[:2] == (
+            403, "wrong token; use the URL that `holdfast web` or `holdfast run --web` printed\n",
+        )  # fmt: skip
+        for path in ("", "events", "stacks/0", "page.js"):
+            code, text, _ = fetch(url + path, Host="evil.example")
+            assert code == 421 and text.startswith("asked for as 'evil.example'; expected one of 127.0.0.1:"), path
+            assert fetch(f"http://127.0.0.1:{port}/guess/{path}")[0] == 403, path
+        assert fetch(f"{url}../../etc/passwd")[0] in (403, 404) and fetch(f"{url}server.py")[0] == 404
+
+
+def test_a_viewer_sees_the_job_as_it_is() -> None:
+    """Processes, what is wrong, barriers, history; hostile names as they are; stacks at a question."""
+    with CoordinationService.spawn(2, job="digits", recoverable=True) as service, page(service.address) as url:
+        with processes(service, 2, "<img src=x onerror=alert(1)>{}") as clients, snapshots(url) as seen:
+            clients[0].report(step=7, saved_step=5, trouble="step 7 was not saved: </script><script>alert(1)</script>")
+            shown = next(each for each in seen if each["findings"])
+            assert (shown["job"], shown["num_processes"], shown["gone"]) == ("digits", 2, "")
+            assert shown["processes"][0]["host"] == "<img src=x onerror=alert(1)>0" and shown["processes"][0]["step"] == 7
+            assert shown["findings"][0]["text"].endswith("step 7 was not saved: </script><script>alert(1)</script>")
+            assert {"joined", "saved", "trouble"} <= {event["kind"] for event in shown["events"]}
+            assert shown["samples"][-1][1] == 7
+            code, stacks, headers = fetch(f"{url}stacks/0")
+            assert code == 200 and "Thread MainThread" in stacks and headers["Content-Type"].startswith("text/plain")
+
+
+def test_a_coordinator_that_dies_is_said_and_comes_back(tmp_path: Path) -> None:
+    """The page keeps what it last knew, says what is wrong, and goes on with the coordinator that takes the place."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = {"journal": str(tmp_path / "journal"), "host": "127.0.0.1", "port": port}
+    with CoordinationService.spawn(1, job="j", **options) as service, page(service.address) as url, snapshots(url) as seen:  # type: ignore[arg-type]
+        assert next(each for each in seen if each["job"] == "j")["gone"] == ""
+        os.kill(service.pid, signal.SIGKILL)
+        service.wait(30)
+        gone = next(each for each in seen if each["gone"])
+        assert f"the coordinator at 127.0.0.1:{port} does not answer" in gone["gone"] and gone["job"] == "j"
+        with CoordinationService.spawn(1, job="j", **options):  # type: ignore[arg-type]
+            back = next(each for each in seen if not each["gone"])
+            assert "the coordinator was started again, with its journal" in [event["text"] for event in back["events"]]
+
+
+def test_a_viewer_that_stops_reading_delays_nobody() -> None:
+    """Others go on to get snapshots, though one has read nothing since its request."""
+    with CoordinationService.spawn(1) as service, page(service.address) as url, snapshots(url) as seen:
+        parts = urlsplit(url)
+        with socket.create_connection((parts.hostname, parts.port)) as stuck:  # type: ignore[arg-type]
+            stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            stuck.sendall(f"GET {parts.path}events HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode())
+            first = next(seen)["unix_s"]
+            assert all(later["unix_s"] > first for later, _ in zip(seen, range(2), strict=False))
+
+
+def test_a_port_that_is_taken_is_a_sentence() -> None:
+    """So is a machine without a job."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = subprocess.run([*HOLDFAST, "web", "127.0.0.1:1", "--port", str(port)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == f"Error: cannot listen at 127.0.0.1:{port}: Address already in use; choose another --port, or 0 for a free one\n"
+
+
+def test_without_the_extra_the_line_that_installs_it_is_said(tmp_path: Path) -> None:
+    """Before anything listens."""
+    (tmp_path / "uvicorn.py").write_text("raise ImportError")
+    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    ended = subprocess.run(
+        [*HOLDFAST, "web", "127.0.0.1:1"], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False
+    )
+    assert ended.stderr == "Error: the page needs starlette and uvicorn: pip install 'holdfast[web]'\n" and ended.returncode == 1

@@ -1,0 +1,37 @@
+"""What the page draws, from a status; and JSON that ends no script."""
+
+from __future__ import annotations
+
+import json
+
+from holdfast.coordination.diagnosis.findings import Finding
+from holdfast.proto import coordination_pb2, session_pb2
+from holdfast.web.snapshot import MOST_EVENTS, encode, sample, snapshot
+
+
+def test_a_snapshot_is_bounded_and_says_who_is_silent() -> None:
+    """Of thousands that a barrier misses fifty are named, and of the history the last events."""
+    status = session_pb2.StatusResponse(num_processes=2, heartbeat_interval_s=15)
+    status.tasks.add(task_id=0, state=coordination_pb2.CONNECTED, heartbeat_age_s=1).progress.step = 7
+    status.tasks.add(task_id=1, state=coordination_pb2.CONNECTED, heartbeat_age_s=99)
+    status.barriers.add(barrier_id="b", missing=range(4096), waiting=[{"task_id": 0, "since_s": 3}])
+    for number in range(1000):
+        status.events.add(number=number, text=f"event {number}")
+    shown = snapshot(status, [Finding("elsewhere", "process 1 is away", (1,))], [sample(status, 5.0)], unix_s=6.0)
+    assert [row["state"] for row in shown["processes"]] == ["CONNECTED", "SILENT"] and shown["processes"][1]["step"] is None
+    assert len(shown["barriers"][0]["missing"]) == 50 and shown["barriers"][0]["num_missing"] == 4096
+    assert len(shown["events"]) == MOST_EVENTS and shown["events"][-1]["text"] == "event 999"
+    assert shown["samples"] == [[5.0, 7, 0.0, -1]] and shown["findings"][0]["processes"] == (1,)
+
+
+def test_a_page_without_a_status_says_why() -> None:
+    """Before the first answer there is nothing to draw but the reason."""
+    shown = snapshot(None, unix_s=1.0, gone="no coordinator")
+    assert shown["gone"] == "no coordinator" and shown["processes"] == []
+
+
+def test_names_cannot_end_the_script_that_holds_them() -> None:
+    """Every character that means something to a browser is written as JSON's escape, and read back as it was."""
+    hostile = {"host": "</script><!--<script>&\u2028é"}
+    text = encode(hostile)
+    assert json.loads(text) == hostile and not set("<>&\u2028é") & set(text)

@@ -1,0 +1,120 @@
+"""What all viewers of a job see: one thread asks the coordinator, whatever their number; another asks why the job does not get on."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.coordination import CoordinationError, Credentials, StatusClient
+from holdfast.coordination.diagnosis.findings import Evidence, Finding, diagnose, wants_stacks
+from holdfast.coordination.process.diagnose import gather
+from holdfast.proto import session_pb2
+
+from .snapshot import Sample, encode, sample, snapshot
+
+_INTERVAL_S = 1.0
+_PROCESSES_PER_S = 512  # asked for in a second: a job of 4,096 is drawn every eight seconds
+_DIAGNOSIS_INTERVAL_S = 10.0
+_SAMPLES = 900
+
+
+@dataclass(frozen=True)
+class CoordinatorAddress:
+    """Where the coordinator of a job is."""
+
+    address: str
+    credentials: Credentials
+
+
+class Feed:
+    """Asks for the state of a job until `close()`, and gives `publish` each snapshot as JSON. A context manager.
+
+    `find` returns the coordinator as of now, None where there is none; it may be another one after a restart. `publish` is called from
+    threads of the feed.
+    """
+
+    def __init__(self, find: Callable[[], CoordinatorAddress | None], publish: Callable[[str], None]) -> None:
+        self._find, self._publish = find, publish
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._client: StatusClient | None = None
+        self._target: CoordinatorAddress | None = None
+        self._status: session_pb2.StatusResponse | None = None
+        self._findings: list[Finding] = []
+        self._samples: deque[Sample] = deque(maxlen=_SAMPLES)
+        self._wanted = threading.Event()  # stacks
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._watch, self._explain)]
+        for thread in self._threads:
+            thread.start()
+
+    def stacks(self, process_id: int) -> str:
+        """Returns where the threads of a process are, or why that cannot be known. Blocks for at most 30 s."""
+        with self._lock:
+            client = self._client
+        if client is None:
+            return "there is no coordinator now"
+        return str(client.stacks([process_id])[0])
+
+    def close(self) -> None:
+        """Stops asking."""
+        self._closed.set()
+        self._wanted.set()
+        self._reach(None)
+        for thread in self._threads:
+            thread.join(10)
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _watch(self) -> None:
+        wait_s = 0.0
+        while not self._closed.wait(wait_s):
+            gone = self._ask()
+            shown = snapshot(self._status, self._findings, self._samples, unix_s=time.time(), gone=gone)
+            self._publish(encode(shown))
+            count = self._status.num_processes if self._status is not None else 0
+            wait_s = max(_INTERVAL_S, count / _PROCESSES_PER_S)
+
+    def _ask(self) -> str:
+        """Brings the status up to date; returns why that could not be done, "" where it was."""
+        target = self._find()
+        if target is None:
+            return "the job has no coordinator now: it is over, or between two attempts"
+        if target != self._target:
+            self._reach(target)
+        client = self._client
+        try:
+            assert client is not None
+            self._status = client.status(with_events=True)
+        except CoordinationError as error:
+            return f"the coordinator at {target.address} does not answer: {error}"
+        self._samples.append(sample(self._status, time.time()))
+        if wants_stacks(self._status):
+            self._wanted.set()
+        else:
+            self._findings = diagnose(Evidence(self._status))
+        return ""
+
+    def _reach(self, target: CoordinatorAddress | None) -> None:
+        client = None if target is None else StatusClient(target.address, target.credentials, timeout_s=5.0)
+        with self._lock:
+            old, self._client, self._target = self._client, client, target
+        if old is not None:
+            old.close()
+
+    def _explain(self) -> None:
+        while not self._closed.is_set():
+            self._wanted.wait()
+            client = self._client
+            if client is not None:
+                with contextlib.suppress(CoordinationError):
+                    self._findings = diagnose(gather(client))
+            self._wanted.clear()
+            self._closed.wait(_DIAGNOSIS_INTERVAL_S)

@@ -1,0 +1,177 @@
+"""The page's server: loopback by default, for whoever holds the token in the URL, and for no page from elsewhere. Needs the extra `web`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from .feed import CoordinatorAddress, Feed
+
+PAGE = Path(__file__).parent / "page"
+MOST_VIEWERS = 200
+_KEEP_ALIVE_S = 15.0
+_FILES = {"": ("page.html", "text/html"), "page.css": ("page.css", "text/css"), "page.js": ("page.js", "text/javascript")}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+
+class Hub:
+    """The latest snapshot, for viewers on one event loop. Whoever is slow misses what came in between, and delays nobody."""
+
+    def __init__(self) -> None:
+        self.viewers = 0
+        self._version, self._data = 0, ""
+        self._changed = asyncio.Event()
+
+    def set(self, data: str) -> None:
+        """Takes a newer snapshot. On the loop's thread."""
+        self._version, self._data = self._version + 1, data
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def stream(self) -> AsyncIterator[str]:
+        """Yields each snapshot as an event, or a comment where there was none for a while: so a viewer that is gone is noticed."""
+        seen = 0
+        self.viewers += 1
+        try:
+            while True:
+                if self._version == seen:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._changed.wait(), _KEEP_ALIVE_S)
+                if self._version == seen:
+                    yield ": still here\n\n"
+                else:
+                    seen = self._version
+                    yield f"data: {self._data}\n\n"
+        finally:
+            self.viewers -= 1
+
+
+def make_app(hub: Hub, token: str, hosts: frozenset[str], stacks: Callable[[int], str]) -> Any:
+    """Returns the application: what is below `/<token>/`, asked for under one of the names `hosts` (HOST:PORT)."""
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.requests import Request
+    from starlette.responses import PlainTextResponse, Response, StreamingResponse
+    from starlette.routing import Route
+
+    def refusal(request: Request) -> Response | None:
+        host = request.headers.get("host", "")
+        if host not in hosts:
+            return PlainTextResponse(f"asked for as {host!r}; expected one of {', '.join(sorted(hosts))}\n", 421, _HEADERS)
+        if not secrets.compare_digest(request.path_params["token"].encode(), token.encode()):
+            return PlainTextResponse("wrong token; use the URL that `holdfast web` or `holdfast run --web` printed\n", 403, _HEADERS)
+        return None
+
+    async def file(request: Request) -> Response:
+        name, kind = _FILES.get(request.path_params.get("name", ""), ("", ""))
+        if refused := refusal(request):
+            return refused
+        if not name:
+            return PlainTextResponse("there is no such page\n", 404, _HEADERS)
+        return Response((PAGE / name).read_bytes(), media_type=kind, headers=_HEADERS)
+
+    async def events(request: Request) -> Response:
+        if refused := refusal(request):
+            return refused
+        if hub.viewers >= MOST_VIEWERS:
+            return PlainTextResponse(f"{MOST_VIEWERS} viewers are here already; close one\n", 503, _HEADERS)
+        return StreamingResponse(hub.stream(), media_type="text/event-stream", headers=_HEADERS)
+
+    async def process_stacks(request: Request) -> Response:
+        if refused := refusal(request):
+            return refused
+        return PlainTextResponse(await run_in_threadpool(stacks, request.path_params["process"]), headers=_HEADERS)
+
+    routes = [
+        Route("/{token}/events", events),
+        Route("/{token}/stacks/{process:int}", process_stacks),
+        Route("/{token}/", file),
+        Route("/{token}/{name}", file),
+    ]
+    return Starlette(routes=routes)
+
+
+def serve_page(
+    find: Callable[[], CoordinatorAddress | None],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str | None = None,
+    announce: Callable[[str], None] = print,
+    end_with_input: bool = False,
+) -> None:
+    """Serves the page of the job whose coordinator `find` returns, until a signal, or the end of standard input where that is asked for.
+
+    Blocks. `announce` gets the URL, which holds the token (a random one by default). Raises OSError for a port that is taken, and
+    ImportError with the line that installs what is missing.
+    """
+    try:
+        import uvicorn
+    except ImportError:
+        raise ImportError("the page needs starlette and uvicorn: pip install 'holdfast[web]'") from None
+    token = token or secrets.token_urlsafe(24)
+    with _listening(host, port) as listener:
+        hosts = _names(host, listener.getsockname()[1])
+        asyncio.run(_serve(uvicorn, listener, find, token, hosts, announce, end_with_input))
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host.strip("[]"), port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise OSError(
+            f"cannot listen at {host}:{port}: {os.strerror(error.errno or 0)}; choose another --port, or 0 for a free one"
+        ) from None
+
+
+def _names(host: str, port: int) -> frozenset[str]:
+    """Returns how a browser may ask for this server. A page elsewhere whose name was pointed here asks under its own name."""
+    loopback = {"127.0.0.1", "localhost", "[::1]"}
+    own = {host, socket.gethostname()} if host in ("0.0.0.0", "::") else {f"[{host}]" if ":" in host and host[0] != "[" else host}
+    return frozenset(f"{name}:{port}" for name in loopback | own)
+
+
+async def _serve(
+    uvicorn: Any,
+    listener: socket.socket,
+    find: Callable[[], CoordinatorAddress | None],
+    token: str,
+    hosts: frozenset[str],
+    announce: Callable[[str], None],
+    end_with_input: bool,
+) -> None:
+    hub, loop = Hub(), asyncio.get_running_loop()
+
+    def publish(data: str) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(hub.set, data)
+
+    with Feed(find, publish) as feed:
+        app = make_app(hub, token, hosts, feed.stacks)
+        config = uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False, timeout_graceful_shutdown=1, ws="none")
+        server = uvicorn.Server(config)
+        if end_with_input:
+            threading.Thread(target=_end_with_input, args=(server,), daemon=True).start()
+        address, port, *_ = listener.getsockname()
+        announce(f"http://{f'[{address}]' if ':' in address else address}:{port}/{token}/")
+        await server.serve(sockets=[listener])
+
+
+def _end_with_input(server: Any) -> None:
+    while sys.stdin.buffer.read(4096):
+        pass
+    server.should_exit = True

@@ -1,0 +1,94 @@
+"""A job as the page draws it: one JSON value from a status, what is wrong, and the figures of the minutes before. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from holdfast.coordination.diagnosis.findings import Finding, expected_s, silent
+from holdfast.proto import coordination_pb2, session_pb2
+
+MOST_EVENTS = 300
+_MOST_NAMED = 50  # processes of one barrier
+
+
+class Sample(NamedTuple):
+    """How far the job was at one time."""
+
+    unix_s: float
+    step: int
+    steps_per_second: float
+    saved_step: int
+
+
+def sample(status: session_pb2.StatusResponse, unix_s: float) -> Sample:
+    """Returns the furthest step, the pace and the last saved step of a job; -1 where none is known."""
+    steps = [task.progress.step for task in status.tasks if task.progress.HasField("step")]
+    saved = [task.progress.saved_step for task in status.tasks if task.progress.HasField("saved_step")]
+    pace = max((task.steps_per_second for task in status.tasks), default=0.0)
+    return Sample(round(unix_s, 1), max(steps, default=-1), round(pace, 3), max(saved, default=-1))
+
+
+def snapshot(
+    status: session_pb2.StatusResponse | None,
+    findings: Sequence[Finding] = (),
+    samples: Iterable[Sample] = (),
+    *,
+    unix_s: float,
+    gone: str = "",
+) -> dict[str, Any]:
+    """Returns what the page draws. Without a status there was none yet; `gone` says why there is no newer one."""
+    status = session_pb2.StatusResponse() if status is None else status
+    return {
+        "unix_s": unix_s,
+        "gone": gone,
+        "job": status.job,
+        "attempt": status.attempt,
+        "phase": status.phase,
+        "up_s": round(status.up_s, 1),
+        "num_processes": status.num_processes,
+        "barriers_passed": status.barriers_passed,
+        "barriers_failed": status.barriers_failed,
+        "findings": [finding.as_json() for finding in findings],
+        "processes": [_row(status, task) for task in status.tasks],
+        "barriers": [_barrier(barrier) for barrier in status.barriers],
+        "events": [{"unix_s": round(event.unix_s, 1), "kind": event.kind, "text": event.text} for event in status.events[-MOST_EVENTS:]],
+        "samples": [list(each) for each in samples],
+    }
+
+
+def encode(shown: dict[str, Any]) -> str:
+    """Returns a snapshot as JSON that may stand inside a script of a page: nothing in it ends the script."""
+    text = json.dumps(shown, separators=(",", ":"), ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _row(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> dict[str, Any]:
+    progress, values = task.progress, task.progress.values
+    return {
+        "id": task.task_id,
+        "state": "SILENT" if silent(status, task) else coordination_pb2.TaskState.Name(task.state),
+        "host": task.host,
+        "pid": task.pid,
+        "heard_s": round(task.heartbeat_age_s, 1),
+        "expected_s": expected_s(status, task),
+        "step": progress.step if progress.HasField("step") else None,
+        "steps_per_second": round(task.steps_per_second, 2),
+        "saved_step": progress.saved_step if progress.HasField("saved_step") else None,
+        "waiting": values.get("waiting_share"),
+        "memory_bytes": values.get("memory_bytes"),
+        "blocked_s": values.get("save_blocked_s"),
+        "note": task.error or progress.trouble,
+    }
+
+
+def _barrier(barrier: session_pb2.BarrierStatus) -> dict[str, Any]:
+    return {
+        "name": barrier.barrier_id,
+        "waiting": len(barrier.waiting),
+        "waited_s": round(max((each.since_s for each in barrier.waiting), default=0.0), 1),
+        "missing": list(barrier.missing[:_MOST_NAMED]),
+        "num_missing": len(barrier.missing),
+        "left_s": round(barrier.left_s, 1),
+    }
