@@ -37,7 +37,7 @@ MARKS = {
 WHEN = tuple(MARKS)
 """When the signal comes: after a process has printed a line, or while a save is in flight on all."""
 LIMIT_S = 60.0
-FLOATS = 1 << 21  # of each process in a save: 8 MiB, so that it takes a while
+FLOATS = 1 << 22  # of each process in a save: 16 MiB, so that it takes a while
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def plan_of(seed: int) -> Plan:
     rng, count = random.Random(seed), 2 + seed % 2
     when = WHEN[seed % len(WHEN)]
     delays = {"before initialize()": 0.0, "in initialize()": rng.uniform(0.0, 0.8)}
-    delays |= {"in a save": rng.uniform(0.0, 0.03), "at the last step": rng.uniform(0.0, 0.01)}
+    delays |= {"in a save": rng.uniform(0.0, 0.01), "at the last step": rng.uniform(0.0, 0.01)}
     return Plan(
         count=count,
         stride=(1, 7)[seed // len(WHEN) % 2],
@@ -149,16 +149,17 @@ class Job:
         step = last.pop().removeprefix("saving ")
         return not (self._root / step / "checkpoint.json").exists()
 
-    def wait_for_save(self, delay_s: float) -> None:
-        """Waits until a save has been in flight on all for so long, or none comes any more."""
+    def wait_for_save(self, delay_s: float) -> bool:
+        """Waits until a save has been in flight on all for so long; returns False where none comes any more."""
         end_s = time.monotonic() + LIMIT_S
         while not self.codes and time.monotonic() < end_s:
             self.poll()
             if self.in_a_save():
                 time.sleep(delay_s)
                 if self.in_a_save():
-                    return
+                    return True
             time.sleep(0.002)
+        return False
 
     def finish(self, plan: Plan) -> None:
         """Waits for the end of all; where a process has died before it had joined, ends the rest, as a launcher does."""
@@ -203,28 +204,26 @@ def faults_of(job: Job, plan: Plan) -> list[str]:
 
 
 def run(seed: int) -> list[str]:
-    """Runs a trial and returns what was wrong with it; it prints whether a save was in flight on all when the signal had been sent."""
+    """Runs a trial and returns what was wrong with it."""
     plan = plan_of(seed)
     folder = Path(tempfile.mkdtemp())  # not a TemporaryDirectory, which the end of every child would remove
     with CoordinationService.spawn(plan.count, recoverable=True, survivable=True) as service:
         job = Job(service.address, plan, folder)
+        moment = plan.when
         if plan.when == "in a save":
-            job.wait_for_save(plan.delay_s)
+            moment += ", in flight on all" if job.wait_for_save(plan.delay_s) else ", which none was"
         else:
             for victim in plan.victims:
                 job.wait_for(victim, MARKS[plan.when])
             time.sleep(plan.delay_s)
-        in_flight = False
         for _ in range(1 + plan.twice):
             for victim in plan.victims:
                 job.signal(victim, signal.SIGTERM)
-            in_flight = in_flight or job.in_a_save()
             time.sleep(0.02)
         job.finish(plan)
         faults = faults_of(job, plan)
         stories = {line for index in range(plan.count) for line in job.text(index).splitlines() if line.startswith("story")}
-        when = f"{plan.when}{', in flight on all' * in_flight}"
-        print(f"seed {seed}: {when}: {faults or sorted(stories) or 'preempted before it began'}", flush=True)
+        print(f"seed {seed}: {moment}: {faults or sorted(stories) or 'preempted before it began'}", flush=True)
         if faults:
             print(plan, *(f"--- process {index}:\n{job.text(index)}" for index in range(plan.count)), sep="\n", flush=True)
     shutil.rmtree(folder)
