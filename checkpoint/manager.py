@@ -64,7 +64,8 @@ class CheckpointManager:
     """Saves, keeps and restores the steps of one root. In a group every process makes one, and calls the same methods in the same order.
 
     `directory` is a folder, or a URL of an object store (gs://, s3://). Without a save policy every call of `save` saves; without a keep
-    policy every step stays. `group` is `holdfast.multihost.default_group()` unless given: in a notebook nothing else is needed.
+    policy every step stays. `group` is `holdfast.multihost.default_group()` unless given: in a notebook nothing else is needed. With
+    `local` steps are saved on the hosts too, between those of the save policy (see Local).
 
     Opening it for writing takes a claim on the root, fences writers that are surely dead, and sweeps what they left unfinished. A context
     manager; `close()` waits for the save in flight. Methods are for one thread at a time; saves run in the background.
@@ -200,7 +201,7 @@ class CheckpointManager:
             self._statistics.add(saves_skipped=1)
             return SaveHandle(step)
         if self._tier is not None and known:
-            self._tier.saved_durably(step)
+            self._tier.started(step)
         overwrite = overwrite or (known and self._index.was_passed_over(step))
         called = time.perf_counter()
         self._counter += 1  # before all that can fail: the next save has the same number on all processes

@@ -25,6 +25,7 @@ EXIT_INTERRUPTED = 130
 SHOW_AFTER_S = 1.0
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+local_option = click.option("--local", metavar="FOLDER", default=None, help="The folder of the local tier on this host, for its steps too.")
 single_writer_option = click.option(
     "--single-writer", is_flag=True, help="Promise that nobody else writes there: for stores that cannot make a commit safe."
 )

@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from .common import console, json_option, print_json, progress_bar, sentences, shown_time
+from .common import console, json_option, local_option, print_json, progress_bar, sentences, shown_time
 
 
 @click.command(
@@ -17,15 +17,17 @@ from .common import console, json_option, print_json, progress_bar, sentences, s
 Examples:
   holdfast ls /ckpt/run7
   holdfast ls gs://bucket/run7 --json
+  holdfast ls /ckpt/run7 --local /dev/shm/holdfast    with what this host has of local steps
 
 Exit codes: 0 listed (also when a step is damaged), 3 nothing there, 5 could not be read."""
 )
 @click.argument("root")
+@local_option
 @json_option
-def ls(root: str, as_json: bool) -> None:
+def ls(root: str, local: str | None, as_json: bool) -> None:
     """List the steps of ROOT: sizes, times, metrics, and what was begun and never finished."""
     with sentences(), progress_bar("listing", counts=False):
-        rows = _rows(root)
+        rows = _rows(root) if local is None else _durable_rows(root) + _local_rows(root, local)
     if as_json:
         print_json(rows)
         return
@@ -65,6 +67,31 @@ def _rows(root: str) -> list[dict[str, Any]]:
         from holdfast.checkpoint.layouts.detect import nothing_at
 
         raise StepNotFound(nothing_at(storage), path=root)
+    return rows
+
+
+def _durable_rows(root: str) -> list[dict[str, Any]]:
+    """Returns the rows of a root that may have no step but on its hosts."""
+    from holdfast.checkpoint import StepNotFound
+
+    try:
+        return _rows(root)
+    except StepNotFound:
+        return []
+
+
+def _local_rows(root: str, local: str) -> list[dict[str, Any]]:
+    from holdfast.checkpoint.local_tier.host_steps import list_host_steps
+    from holdfast.checkpoint.storage.path import open_storage
+
+    rows = []
+    for step in list_host_steps(open_storage(root), local):
+        heads = [found.head for found in step.parts if found.head is not None]
+        here = f"parts of processes {', '.join(str(found.process) for found in step.parts)} of {step.key.processes} are here"
+        row: dict[str, Any] = {"name": f"{step.key.step} (local)", "step": step.key.step, "state": "dead" if step.dead else "local"}
+        row |= {"layout": "holdfast", "saved_s": heads[0].finished_s if heads else None, "bytes": step.bytes}
+        row |= {"files": sum(len(found.files) for found in step.parts), "items": sorted(step.parts[0].items)}
+        rows.append(row | {"metrics": dict(heads[0].metrics) if heads else {}, "note": f"{here}; {step.dead}" if step.dead else here})
     return rows
 
 

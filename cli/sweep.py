@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import click
 
-from .common import json_option, print_json, progress_bar, sentences
+from .common import json_option, local_option, print_json, progress_bar, sentences
 
 
 @click.command(
     epilog="""\b
 Examples:
   holdfast sweep /ckpt/run7
+  holdfast sweep /ckpt/run7 --local /dev/shm/holdfast    what is dead or torn on this host, and nothing else
   holdfast sweep /ckpt/run7 --force    take the right to write from every writer first, dead or alive
 
 Exit codes: 0 done, 3 nothing there, 5 refused or failed."""
 )
 @click.argument("root")
 @click.option("--force", is_flag=True, help="Fence every writer, also one that lives: its next save fails.")
+@local_option
 @json_option
-def sweep(root: str, force: bool, as_json: bool) -> None:
+def sweep(root: str, force: bool, local: str | None, as_json: bool) -> None:
     """Delete the unfinished saves in ROOT whose writers are dead. Steps that are there, and other people's files, are never touched."""
     from holdfast.checkpoint import StepNotFound
     from holdfast.checkpoint import sweep as run
@@ -27,6 +29,9 @@ def sweep(root: str, force: bool, as_json: bool) -> None:
     from holdfast.checkpoint.steps.claims import FOLDER
     from holdfast.checkpoint.storage.path import open_storage
 
+    if local is not None:
+        _sweep_host(root, local, as_json)
+        return
     with sentences(), progress_bar("sweeping", counts=False):
         storage = open_storage(root)
         if not step_folders(storage) and not storage.list(FOLDER, recursive=True):
@@ -41,3 +46,18 @@ def sweep(root: str, force: bool, as_json: bool) -> None:
         click.echo(f"deleted: {name}")
     living = f"; {len(swept.standing)} writer(s) still at work" if swept.standing else ""
     click.echo(f"{len(swept.files)} file(s) of unfinished saves deleted{living}")
+
+
+def _sweep_host(root: str, local: str, as_json: bool) -> None:
+    """Deletes what is dead or torn of a root's local steps on this host."""
+    from holdfast.checkpoint.local_tier.host_steps import sweep_host
+    from holdfast.checkpoint.storage.path import open_storage
+
+    with sentences(), progress_bar("sweeping", counts=False):
+        deleted = sweep_host(open_storage(root), local)
+    if as_json:
+        print_json({"deleted": deleted})
+        return
+    for name in deleted:
+        click.echo(f"deleted: {local}: {name}")
+    click.echo(f"{len(deleted)} local step(s) that are dead or torn deleted")

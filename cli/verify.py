@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.filesize import decimal
 
-from .common import EXIT_DAMAGED, Failure, json_option, open_measured, print_json, progress_bar, sentences
+from .common import EXIT_DAMAGED, Failure, json_option, local_option, open_measured, print_json, progress_bar, sentences
 
 
 @click.command(
@@ -17,21 +17,25 @@ Examples:
   holdfast verify /ckpt/run7               the latest step
   holdfast verify /ckpt/run7 --step 1000   one step
   holdfast verify gs://bucket/run7 --all   every step
+  holdfast verify /ckpt/run7 --local /dev/shm/holdfast   this host's parts of local steps, and nothing else
 
 Exit codes: 0 whole, 3 nothing there, 4 damaged, 5 could not be read."""
 )
 @click.argument("path")
 @click.option("--step", type=int, default=None, help="Verify this step of a root.")
 @click.option("--all", "every", is_flag=True, help="Verify every step of a root.")
+@local_option
 @json_option
-def verify(path: str, step: int | None, every: bool, as_json: bool) -> None:
+def verify(path: str, step: int | None, every: bool, local: str | None, as_json: bool) -> None:
     """Read every byte of the checkpoint in PATH (of a root of steps: the latest) and check it.
 
     holdfast's own checkpoints carry a checksum of every chunk. Orbax's and safetensors files do not: they are read and decoded whole.
     """
     with sentences():
-        steps = _steps(path) if every else [step]
-        reports = [_verify_one(path, number) for number in steps]
+        if local is not None:
+            every, reports = True, _verify_local(path, local, step)
+        else:
+            reports = [_verify_one(path, number) for number in (_steps(path) if every else [step])]
     failed = [report for report in reports if "error" in report]
     if as_json:
         print_json(reports if every else reports[0])
@@ -59,6 +63,38 @@ def _steps(path: str) -> list[int | None]:
         hint = f"{storage.root} is a checkpoint, not a root of steps: leave --all out"
         raise StepNotFound(hint if single else nothing_at(storage), path=storage.root)
     return steps
+
+
+def _verify_local(path: str, local: str, step: int | None) -> list[dict[str, Any]]:
+    """Returns a report of each local step of which parts are in a host's folder."""
+    from holdfast.checkpoint import Corrupt, HostileCheckpoint, StepNotFound
+    from holdfast.checkpoint.local_tier.host_steps import list_host_steps, verify_host_step
+    from holdfast.checkpoint.storage.path import open_storage
+
+    root, reports = open_storage(path), list[dict[str, Any]]()
+    for found in list_host_steps(root, local):
+        if step not in (None, found.key.step):
+            continue
+        began, where = time.perf_counter(), f"{local}: step {found.key.step} of opening {found.key.opening}"
+        try:
+            files = verify_host_step(root, local, found)
+        except (Corrupt, HostileCheckpoint) as error:
+            reports.append({"path": where, "step": found.key.step, "error": str(error), "file": error.file, "leaf": ""})
+            continue
+        row: dict[str, Any] = {
+            "path": where,
+            "step": found.key.step,
+            "layout": "holdfast",
+            "files": files,
+            "leaves": 0,
+            "bytes": found.bytes,
+        }
+        reports.append(row | {"seconds": round(time.perf_counter() - began, 3)})
+    if not reports:
+        raise StepNotFound(
+            f"{local} has no {'part of a local step' if step is None else f'part of a local step {step}'} of {path}", path=local
+        )
+    return reports
 
 
 def _verify_one(path: str, step: int | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -11,16 +12,18 @@ from typing import Any
 
 from ..errors import StepGone, StepNotFound, TreeMismatch
 from ..format.files import LOOKS, StepNames, read_step_names
+from ..format.json_state import is_iterator
 from ..format.own_files import Files, give_files
 from ..format.record import ItemRecord
 from ..format.tree import describe, escape
 from ..restoring.match import SAVED
+from ..restoring.per_process import PerProcessSelection
 from ..restoring.renamed import RenamedReader, renamed
 from ..restoring.restore import RestoreOptions, check_files_like, restore_tree
 from ..storage.base import Entry, Storage
 from ..storage.path import StorePath, open_storage, split
 from .base import CheckpointInfo, CheckpointLayout, CheckpointReader
-from .holdfast import HoldfastLayout
+from .holdfast import HoldfastCheckpoint, HoldfastLayout
 
 log = logging.getLogger("holdfast.checkpoint")
 _NUMBERED = re.compile(r".*?(\d+)/")
@@ -244,11 +247,13 @@ def restore_checkpoint(
     options = options or RestoreOptions()
     item = pick_item(checkpoint.info, item)
     kind = checkpoint.info.items.get(item)
+    if kind == "files" and is_iterator(like):
+        return _give_grain_state(like, checkpoint, item, options.per_process)
     if kind == "files" or (kind is not None and isinstance(like, Files)):
         check_files_like(checkpoint.info.path, item, kind, like)
         return give_files(like, checkpoint.files(item, options.per_process), checkpoint.info.path)
     if kind == "json":
-        return checkpoint.json(item)
+        return checkpoint.value(item, like, options) if isinstance(checkpoint, HoldfastCheckpoint) else checkpoint.json(item)
     original = found = checkpoint.item(item)
     if options.rename is not None:
         found = renamed(found, options.rename)
@@ -262,6 +267,20 @@ def restore_checkpoint(
     except TreeMismatch as error:
         error.path = error.path or checkpoint.info.path
         raise
+
+
+def _give_grain_state(like: Any, checkpoint: CheckpointReader, item: str, selection: PerProcessSelection | None) -> Any:
+    """Gives an iterator the state that grain's handler wrote for a process, in a file for each; returns the iterator."""
+    files = {name: b"".join(pieces) for name, pieces in checkpoint.files(item)}
+    process, count = (0, None) if selection is None else selection
+    found = [name for name in files if re.fullmatch(rf"process_{process}-of-{count or '[0-9]+'}\.json", name)]
+    if not found:
+        message = f"{checkpoint.info.path}: the item {item!r} has {_some(sorted(files)) or 'no files'}, and none is process {process}'s"
+        expected = f"process_{process}-of-{count or 'N'}.json"
+        raise TreeMismatch(f"{message}; expected {expected}; process=... takes another one's", leaf=item, expected=expected)
+    text = files[found[0]].decode()
+    like.set_state(text.encode() if isinstance(like.get_state(), bytes) else json.loads(text))
+    return like
 
 
 def _spelled_like(item: ItemRecord, like: Any) -> ItemRecord:

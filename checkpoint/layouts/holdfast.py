@@ -9,7 +9,7 @@ from ..format.files import step_of
 from ..format.record import ItemRecord, Record, read_record
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.reader import ArrayReader, ItemReader
-from ..restoring.restore import VerifyReport, open_files, read_json, verify_step
+from ..restoring.restore import RestoreOptions, VerifyReport, open_files, read_json, restore_any, verify_step
 from ..storage.base import Entry
 from ..storage.path import StorePath, join
 from ..storage.tombstone import RECORD_NAME
@@ -48,6 +48,10 @@ class HoldfastCheckpoint:
 
     def reader(self, name: str) -> ArrayReader:
         return ItemReader(self._folder.storage, self._folder.name, self.item(name))
+
+    def value(self, name: str, like: Any, options: RestoreOptions) -> Any:
+        """Restores an item of JSON, or the state of an iterator, which is `like`: see `restore_any`."""
+        return restore_any(self._folder.storage, self._folder.name, self.record, name, like, options)
 
     def json(self, name: str) -> Any:
         return read_json(self._folder.storage, self._folder.name, self.record, name)

@@ -12,17 +12,22 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import CheckpointError
+from crc32c import crc32c
+
+from ..errors import CheckpointError, Corrupt
+from ..format.files import FileReport
+from ..format.pack_header import parse_header
 from ..storage import base
 from ..storage.local import LocalStorage, create_file, in_folder, write_all
 from .parts import LocalKey, Part, parse_folder
 
 _log = logging.getLogger(__name__)
 PART_LIMIT_BYTES = 256 << 20
+PIECE_BYTES = 4 << 20  # read, checked and handed on in turn
 
 
 class _Spare(NamedTuple):
@@ -53,7 +58,7 @@ class HostStorage(LocalStorage):
     def open_to_write(self, name: str, size: int) -> int:
         """Returns the descriptor of a new file, which may be a spare one under a new name, with bytes in it."""
         path = self._to_change(name)
-        return in_folder(path, lambda: self._take(path, size) or create_file(path))
+        return in_folder(path, lambda: self._take(path, size) or create_file(path), self.folder_mode)
 
     def spare(self, names: Iterable[str]) -> None:
         """Lets files be written over. Nobody may read them for what they are any more."""
@@ -129,9 +134,11 @@ class HostFolder:
     def let_go(self, key: LocalKey, more_files: Iterable[str] = ()) -> None:
         """Ends the parts of a local save that this process has written; their files are spare from then on, and so are `more_files`."""
         with self._lock:
-            parts = self._kept.pop(key, [])
+            parts = self._kept.get(key, [])
         for part in parts:
             (self.path / key.part_name(part.process)).unlink(missing_ok=True)
+        with self._lock:
+            self._kept.pop(key, None)
         self.storage.spare({*(name for part in parts for name in part.files), *more_files})
 
     def saves(self) -> list[LocalKey]:
@@ -170,20 +177,60 @@ class HostFolder:
 
         Nothing of a later opening than `opening` is touched, nor of this one's `writer`: there the processes of this attempt are at work.
         """
-        folders = {key.folder for key in stay}
+        self.delete(lambda found, save_id: found <= opening and not save_id.startswith(writer), stay)
+
+    def delete(self, goes: Callable[[int, str], bool], stay: Collection[LocalKey]) -> list[str]:
+        """Deletes the local saves that go by opening and save id, but for those that stay; returns the names of their folders."""
+        folders, deleted = {key.folder for key in stay}, []
         for path in self._folders():
             name = f"{path.parent.name}/{path.name}"
             found = parse_folder(name)
-            if found is not None and found[0] <= opening and not found[2].startswith(writer) and name not in folders:
+            if found is not None and goes(found[0], found[2]) and name not in folders:
                 for part in path.glob("part-*.json"):  # first: what is deleted halfway is no part
                     part.unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
                 with contextlib.suppress(OSError):
                     path.parent.rmdir()
+                deleted.append(name)
+        return deleted
 
     def close(self) -> None:
         """Deletes the files that were to be written over."""
         self.storage.drop_spare()
+
+
+def read_checked(
+    read: Callable[[int, memoryview], int], report: FileReport, where: str, done: Callable[[int, memoryview], None] = lambda *_: None
+) -> None:
+    """Reads a file of a part from its beginning to its end, checks every chunk, and hands each piece on, checked or not, to `done`.
+
+    `read` fills a buffer from an offset. Raises Corrupt, naming `where`, once something does not fit; what was handed on is void then.
+    """
+
+    def fill(offset: int, buffer: memoryview) -> None:
+        if read(offset, buffer) != buffer.nbytes:
+            raise Corrupt(f"{where}: it ends before byte {offset + buffer.nbytes} of {report.size}", path=where, file=where)
+
+    head = memoryview(bytearray(report.head or report.size))
+    fill(0, head)
+    if crc32c(head) != report.crc:
+        raise Corrupt(f"{where}: the checksum of its beginning does not fit", path=where, file=where)
+    chunks = parse_header(bytes(head), report.size, where).values() if report.head else ()
+    entries = sorted((chunk.start, chunk.nbytes, chunk.checksum.crc) for chunk in chunks if chunk.nbytes)
+    done(0, head)
+    memory, checked, crc = memoryview(bytearray(min(PIECE_BYTES, report.size - len(head)))), 0, 0
+    for at in range(len(head), report.size, PIECE_BYTES):
+        piece = memory[: report.size - at]
+        fill(at, piece)
+        while checked < len(entries) and entries[checked][0] < at + piece.nbytes:
+            start, nbytes, expected = entries[checked]
+            crc = crc32c(piece[max(0, start - at) : start + nbytes - at], crc)
+            if start + nbytes > at + piece.nbytes:
+                break
+            if crc != expected:
+                raise Corrupt(f"{where}: the checksum of the chunk at byte {start} does not fit", path=where, file=where)
+            checked, crc = checked + 1, 0
+        done(at, piece)
 
 
 def _is_folder(path: Path) -> bool:

@@ -24,15 +24,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from crc32c import crc32c
-
 from holdfast.multihost import Group, current_spec
 from holdfast.multihost.group.runtime import coordinator_address
 
-from ..errors import CheckpointError, Corrupt, SaveCancelled, SaveFailed, StepNotFound, error_text, failure_of
+from ..errors import CheckpointError, Corrupt, SaveCancelled, SaveFailed, StepNotFound, error_text, failure_of, naming_path
 from ..format.files import FileReport
 from ..format.limits import RECORD_LIMIT_BYTES
-from ..format.pack_header import parse_header
 from ..format.record import Record, parse_record
 from ..options import Options
 from ..policy import SavePolicy
@@ -48,7 +45,7 @@ from ..saving.stager import SaveRequest, SaveStager
 from ..steps.lineage import Lineage, Opening, read_openings, run_of
 from ..storage.base import Storage
 from ..storage.local import write_all
-from .host_folder import HostFolder, HostStorage
+from .host_folder import HostFolder, HostStorage, read_checked
 from .part_server import PartServer
 from .parts import FoundStep, LocalKey, Part, StepHead, living_steps, record_of
 from .peer_storage import PeerConnection, PeerFailed, Peers, PeerStorage
@@ -56,7 +53,7 @@ from .placement import Member, place_copies, wards_of
 
 _log = logging.getLogger(__name__)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-PIECE_BYTES = 4 << 20  # of a copy, received, checked and written in turn
+OLD_MARK_S = 3600.0
 MOST_FOUND = 16  # local steps that are told to all
 T = TypeVar("T")
 
@@ -139,15 +136,22 @@ class LocalTier:
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(("saves", "saves_failed", "save_s", "save_bytes", "copied_bytes", "restores", "restores_failed"), 0.0)
         self._off = self._error = ""
+        self._mark = ""
         self._stager = SaveStager(self.storage, group, self.options)
-        self._peers, self._secret = self._meet()
-        members = [Member(rank, peer.host, peer.slice_id) for rank, peer in enumerate(self._peers)]
-        self._copies = place_copies(members, local.replicas)
-        self._wards = wards_of(self._copies, group.index)
-        self._keepers = [min(rank for rank, other in enumerate(self._peers) if other.folder == peer.folder) for peer in self._peers]
-        self._check_alone_in_folder()
+        self._scheduler: SaveScheduler | None = None
+        try:
+            self._peers, self._secret = self._meet()
+            members = [Member(rank, peer.host, peer.slice_id) for rank, peer in enumerate(self._peers)]
+            self._copies = place_copies(members, local.replicas)
+            self._wards = wards_of(self._copies, group.index)
+            firsts: dict[str, int] = {}
+            self._keepers = [firsts.setdefault(peer.folder, rank) for rank, peer in enumerate(self._peers)]
+            self._check_alone_in_folder()
+            self.survey()
+        except BaseException:
+            self.close(0.0)
+            raise
         self._scheduler = SaveScheduler(local.save_policy, group, f"{self._messages}/soon", skips=True)
-        self.survey()
         if self._off and group.index == 0:
             _log.warning("the local tier of %s is off: %s", storage.root, self._off)
 
@@ -176,10 +180,10 @@ class LocalTier:
             if self._path.is_symlink():
                 raise CheckpointError(f"{self._path} is a link; expected a folder of this host, or none")
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            mark = f"mark-{secrets.token_hex(8)}"
-            (self._path / mark).write_text(host)
+            self._mark = f"mark-{secrets.token_hex(8)}"
+            (self._path / self._mark).write_text(host)
             found = self._path.stat()
-            peer = peer._replace(folder=f"{host} {found.st_dev} {found.st_ino}", mark=mark)
+            peer = peer._replace(folder=f"{host} {found.st_dev} {found.st_ino}", mark=self._mark)
             if self._group.count > 1:
                 if spec is not None and spec.tls_ca is not None:
                     raise CheckpointError("this job's coordinator has TLS, and parts do not go over TLS in this version")
@@ -192,15 +196,18 @@ class LocalTier:
     def _check_alone_in_folder(self) -> None:
         """Notes the first error of all, and where another host writes into this folder: copies there would be none."""
         self._off = next((peer.error for peer in self._peers if peer.error), "")
-        own = self._peers[self._group.index]
-        strangers = [peer for peer in self._peers if peer.host != own.host and peer.mark and (self._path / peer.mark).exists()]
-        if strangers:
-            self._error = f"{self._path} is shared by the hosts {own.host} and {strangers[0].host}; expected a folder of one host"
-        if self._keepers[self._group.index] == self._group.index and not self._off:
-            marks = {peer.mark for peer in self._peers}
-            for path in self._path.glob("mark-*"):
-                if path.name not in marks:
-                    path.unlink(missing_ok=True)
+        own, marks = self._peers[self._group.index], {peer.mark: peer for peer in self._peers if peer.mark}
+        try:
+            there = list(self._path.glob("mark-*"))
+            strangers = [marks[path.name] for path in there if path.name in marks and marks[path.name].host != own.host]
+            if strangers:
+                self._error = f"{self._path} is shared by the hosts {own.host} and {strangers[0].host}; expected a folder of one host"
+            for path in there if self._is_keeper else ():
+                with contextlib.suppress(FileNotFoundError):  # a younger one may be of another job that opens here now
+                    if path.name not in marks and time.time() - path.stat().st_mtime > OLD_MARK_S:
+                        path.unlink()
+        except OSError as error:
+            self._error = f"process {self._group.index}: {error_text(error)}"
 
     @property
     def _is_keeper(self) -> bool:
@@ -230,7 +237,8 @@ class LocalTier:
             raise CheckpointError(f"the local tier of {self._root.root} cannot be used: {self._off}", path=self._local.path)
 
     def _read_openings(self) -> list[list[Any]]:
-        return [[each.run, each.number, each.writer, each.base] for each in read_openings(self._root)]
+        with naming_path(self._root.root):
+            return [[each.run, each.number, each.writer, each.base] for each in read_openings(self._root)]
 
     def _list(self, run: str) -> list[Any]:
         """Returns the inventory of this process's folder, where it is the one that lists it, and serves what is in it."""
@@ -238,7 +246,11 @@ class LocalTier:
             self._open_folder(run)
         if self._folder is None or not self._is_keeper or self._folder.run != run:
             return []
-        parts = self._folder.scan()
+        try:
+            parts = self._folder.scan()
+        except OSError as error:
+            _log.warning("%s cannot be listed, and counts as empty: %s", self._folder.path, error)
+            return []
         for part in parts:
             self._serve(part)
         return [part.summary() for part in parts]
@@ -275,13 +287,14 @@ class LocalTier:
 
     def wants(self, step: int) -> bool:
         """Says whether `save` is to be called for a step; alike on every process. A lane that is busy skips."""
-        if self._off and self._group.count == 1:
+        if self._scheduler is None or (self._off and self._group.count == 1):
             return False
         return bool(self._scheduler.reason(step, busy=self._saver.busy() or bool(self._off)))
 
-    def saved_durably(self, step: int) -> None:
-        """Notes that a step goes to the store: a preemption, for one, is answered with it."""
-        self._scheduler.started(step)
+    def started(self, step: int) -> None:
+        """Notes that a step is being saved, here or in the store: a preemption, for one, is answered with it."""
+        if self._scheduler is not None:
+            self._scheduler.started(step)
 
     def save(
         self, step: int, items: Mapping[str, Any], metrics: Mapping[str, Any] | None, metadata: Any, dtype: SaveDtype = None
@@ -291,7 +304,7 @@ class LocalTier:
         self._counter += 1
         save_id = f"{self._writer_id}{1 << 31 | self._counter:08x}"  # the durable lane counts from 1
         request = SaveRequest(self._counter, step, save_id)
-        self._scheduler.started(step)
+        self.started(step)
         try:
             request = self._stager.stage(request, items, metrics, metadata, dtype)
         except BaseException as error:
@@ -339,7 +352,8 @@ class LocalTier:
         if result.error is None:
             self._committed(key, folder)
         else:
-            folder.let_go(key, [f"{key.folder}/{name}" for name in work.own_files()])
+            with contextlib.suppress(OSError):  # then they go with the next
+                folder.let_go(key, [f"{key.folder}/{name}" for name in work.own_files()])
         return result
 
     def _begin(self) -> list[Any]:
@@ -392,7 +406,7 @@ class LocalTier:
             try:
                 for item, report in part.items.items():
                     for file in report.files:
-                        _copy_file(peer, f"{key.folder}/{item}", file, folder, target)
+                        copy_file(peer, f"{key.folder}/{item}", file, folder, lambda: target.remaining_s or 0.001)
             except BaseException:
                 folder.storage.spare(part.files)
                 raise
@@ -434,13 +448,19 @@ class LocalTier:
             kept = [found for found in self._found if found.key.save_id.startswith(self._writer_id)]
             self._found = [FoundStep(key, [], holders), *kept][: self._local.keep]
             stay = {found.key for found in self._found}
-        for old in folder.saves():
-            if old not in stay:
+        self._clean(folder, [old for old in folder.saves() if old not in stay], key)
+
+    def _clean(self, folder: HostFolder, old: Sequence[LocalKey], new: LocalKey) -> None:
+        """Lets older local saves go once a new one is whole; what cannot be deleted now is tried again after the next."""
+        try:
+            for key in old:
                 if self._server is not None:
-                    self._server.withdraw(old.folder)
-                folder.let_go(old)
-        if self._is_keeper:
-            folder.prune(key.opening, self._writer_id, [])
+                    self._server.withdraw(key.folder)
+                folder.let_go(key)
+            if self._is_keeper:
+                folder.prune(new.opening, self._writer_id, [])
+        except OSError as error:
+            _log.warning("older local steps in %s could not be deleted yet: %s", folder.path, error)
 
     # --- restoring
 
@@ -516,10 +536,15 @@ class LocalTier:
                 self._counts[name] += amount
 
     def statistics(self) -> dict[str, Any]:
-        """Returns what the tier has done, in JSON types: `local_saves`, `local_saves_failed`, ..., and why it is `local_off`."""
+        """Returns what the tier has done, in JSON types: `local_saves`, `local_saves_failed`, ..., and why it is `local_off`.
+
+        `local_survives` is how many hosts may be lost before the newest local step is.
+        """
         with self._lock:
             counts = {f"local_{name}": amount if name.endswith("_s") else int(amount) for name, amount in self._counts.items()}
-        return counts | {"local_off": self._off}
+            newest = self._found[0] if self._found else None
+        survives = 0 if newest is None else newest.survives([peer.host for peer in self._peers])
+        return counts | {"local_survives": survives, "local_off": self._off}
 
     def is_busy(self) -> bool:
         """Says whether a local save is in flight on this process."""
@@ -540,51 +565,33 @@ class LocalTier:
         with contextlib.suppress(TimeoutError):
             self._saver.join(timeout_s)
         self._saver.close()
-        self._scheduler.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
         if self._server is not None:
             self._server.close()
         if self._folder is not None:
             self._folder.close()
-        if mark := self._peers[self._group.index].mark:
+        if self._mark:
             with contextlib.suppress(OSError):
-                (self._path / mark).unlink(missing_ok=True)
+                (self._path / self._mark).unlink(missing_ok=True)
 
 
-def _copy_file(peer: PeerConnection, folder_name: str, report: FileReport, folder: HostFolder, target: SaveTarget) -> None:
+def copy_file(peer: PeerConnection, folder_name: str, report: FileReport, folder: HostFolder, remaining_s: Callable[[], float]) -> None:
     """Copies one file of a ward and checks every byte of it against its report."""
     name = f"{folder_name}/{report.name}"
-    where = f"{peer.address}: {name}"
-    head = bytearray(report.head or report.size)
-    _fetch(peer, name, 0, memoryview(head), target)
-    if crc32c(head) != report.crc:
-        raise Corrupt(f"{where}: the checksum of what came does not fit", path=where, file=where)
-    chunks = parse_header(bytes(head), report.size, where).values() if report.head else ()
-    entries = sorted((chunk.start, chunk.nbytes, chunk.checksum.crc) for chunk in chunks if chunk.nbytes)
-    file, done, crc = folder.storage.open_to_write(name, report.size), 0, 0
+    file = folder.storage.open_to_write(name, report.size)
     try:
-        write_all(file, [memoryview(head)], 0)
-        memory = memoryview(bytearray(min(PIECE_BYTES, report.size - len(head))))
-        for at in range(len(head), report.size, PIECE_BYTES):
-            piece = memory[: report.size - at]
-            _fetch(peer, name, at, piece, target)
-            while done < len(entries) and entries[done][0] < at + piece.nbytes:
-                start, nbytes, expected = entries[done]
-                crc = crc32c(piece[max(0, start - at) : start + nbytes - at], crc)
-                if start + nbytes > at + piece.nbytes:
-                    break
-                if crc != expected:
-                    raise Corrupt(f"{where}: the checksum of the chunk at byte {start} does not fit", path=where, file=where)
-                done, crc = done + 1, 0
-            write_all(file, [piece], at)
+
+        def read(offset: int, buffer: memoryview) -> int:
+            return peer.read(name, offset, [buffer], remaining_s())
+
+        def write(offset: int, piece: memoryview) -> None:
+            write_all(file, [piece], offset)
+
+        read_checked(read, report, f"{peer.address}: {name}", write)
         os.ftruncate(file, report.size)
     finally:
         os.close(file)
-
-
-def _fetch(peer: PeerConnection, name: str, offset: int, buffer: memoryview, target: SaveTarget) -> None:
-    got = peer.read(name, offset, [buffer], target.remaining_s or 0.001)
-    if got != buffer.nbytes:
-        raise PeerFailed(5, f"the part server at {peer.address} has {got} of {buffer.nbytes} bytes of {name} at {offset}")
 
 
 def _own_address() -> str:

@@ -77,5 +77,5 @@ def check_handler(call: str, handler: Any, name: str = "") -> None:
     """Raises for a handler of the caller's own."""
     if handler is not None and not isinstance(handler, Handler):
         item = f" for the item {name!r}" if name else ""
-        nearest = "save what it would write as a tree or a Json item; items that are folders of files are not there yet"
+        nearest = "save what it would write as a tree or a Json item, or let holdfast.checkpoint save its files: Files(write)"
         raise not_covered(f"{call} with the handler {type(handler).__name__}{item}", nearest)

@@ -11,7 +11,9 @@ from holdfast import multihost
 from . import args, checkpoint_manager, checkpoint_utils, checkpointers, handlers, items, metadata, options, policies, v1
 from .refusals import make_module, stand_in
 
-OWN_HANDLER = "save what a handler of your own would write as a tree or a Json item; items that are folders of files are not there yet"
+OWN_HANDLER = (
+    "save what a handler of your own would write as a tree or a Json item, or let holdfast.checkpoint save its files: Files(write)"
+)
 TRANSFORMS = "restore as saved and change the tree, or rename with holdfast.checkpoint.load(path, like, rename=...)"
 BYTES = "leave it out: how bytes lie in files is holdfast's own affair"
 PATHS = "leave it out: steps are folders with plain numbers, found by manager.all_steps()"

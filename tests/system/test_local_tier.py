@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import re
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.checkpointing import run_together, together
+from tests.support.killpoints import build, walk_local
 
 # Each process is a host of its own: argv[5] is where their folders are, argv[6] the names of their hosts.
 OPEN = """
@@ -119,3 +121,25 @@ def test_a_late_writer_of_an_attempt_that_was_given_up_brings_nothing_back(tmp_p
             late.kill(index)
         assert int(re.findall(r"acknowledged \d+: (\d+)", late.output(0))[-1]) > newest
     assert _restored(run_together(RESTORE, 2, root, folders, _names(2))) == newest
+
+
+MOST_POINTS = 1000
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("killpoint"))
+
+
+_STRIDES = [pytest.param(5, 61), *(pytest.param(first, 12, marks=pytest.mark.slow) for first in range(12))]
+
+
+@pytest.mark.parametrize(("first", "every"), _STRIDES)
+@pytest.mark.parametrize("error", [0, errno.ENOSPC, errno.EIO], ids=["SIGKILL", "ENOSPC", "EIO"])
+def test_local_saves_at_each_system_call(library: Path, error: int, first: int, every: int) -> None:
+    """Killed at, or refused, each call below the host's folder, from opening to closing: what was known is there, to the bit, and the
+    next local save leaves nothing else behind.
+    """
+    found = walk_local(library, error, range(first, MOST_POINTS, every))
+    assert not found[-1]["reached"] and len(found) * every > 100, "the walk did not come to the end"
+    assert (error == 0) == all(point.get("failed") is None for point in found[:-1])

@@ -36,9 +36,7 @@ def check_values(call: str, checkpointables: Mapping[str, Any]) -> None:
     for name, value in checkpointables.items():
         if hasattr(value, "save") and hasattr(value, "load") and not isinstance(value, type):
             nearest = "save its state as a tree, or give get_state and set_state to it and save it with holdfast.checkpoint"
-            raise not_covered(
-                f"{call} with the StatefulCheckpointable {name!r}", f"{nearest}; items that are folders of files are not there yet"
-            )
+            raise not_covered(f"{call} with the StatefulCheckpointable {name!r}", f"{nearest}, or let it save the folder: Files(write)")
 
 
 def save_checkpointables(path: Any, checkpointables: Mapping[str, Any], *, overwrite: bool = False, custom_metadata: Any = None) -> None:

@@ -9,7 +9,7 @@ from . import options, training
 from .checkpoints import InvalidLayoutError
 from .results import CheckpointMetadata, RootMetadata
 
-OWN_FILES = "save what it would write as a tree; items that are folders of files are not there yet"
+OWN_FILES = "save what it would write as a tree, or let holdfast.checkpoint save its files: Files(write)"
 TYPES = "it is a name for annotations: numpy's and jax's types stand for it"
 
 arrays = make_module(

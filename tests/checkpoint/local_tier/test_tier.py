@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ from holdfast.checkpoint import (
     StepNotFound,
     TreeMismatch,
 )
+from holdfast.checkpoint.local_tier.part_server import PartServer
+from holdfast.checkpoint.local_tier.parts import Part
 from tests.support.local_hosts import Job, is_state, job, state
 
 
@@ -57,7 +60,7 @@ def test_a_local_step_comes_back_from_the_own_folder(root: Path, hosts: list[Pat
         first.save(0)
         first.save(7, metadata={"at": 7}, metrics={"loss": 0.5})
         assert first.each(lambda rank, manager: (manager.all_steps(), manager.local_steps())) == [([0, 7], [7])] * 2
-        assert first.statistics("saves") == [1, 1]
+        assert first.statistics("saves") == first.statistics("survives") == [1, 1]
         assert first.each(lambda rank, manager: (manager.metadata(7), manager.metrics(7))) == [({"at": 7}, {"loss": 0.5})] * 2
     assert not (root / "7").exists()
     with job(root, hosts[:2]) as second:
@@ -76,6 +79,7 @@ def test_the_copies_serve_when_a_host_is_lost(root: Path, hosts: list[Path]) -> 
     lose(hosts[0], hosts[3])
     with job(root, hosts) as second:
         assert second.restore() == 5
+        assert second.statistics("survives") == [0] * 4
 
 
 def test_a_whole_group_lost_means_the_store(root: Path, hosts: list[Path]) -> None:
@@ -307,7 +311,8 @@ def test_a_step_that_both_want_is_saved_durably_only(root: Path, hosts: list[Pat
     with CheckpointManager(root, save_policy=EveryNSteps(2), local=local) as manager:
         for step in range(2, 6):
             assert manager.should_save(step)
-            manager.save(step, state(step, 0)).wait()
+            manager.save(step, state(step, 0), dtype=lambda path: np.float16 if path == "mine" else None).wait()
+        assert manager.restore(5)["mine"].dtype == np.float16, "as a durable save would have it"
         assert (manager.all_steps(), manager.local_steps()) == ([2, 4, 5], [5])
         manager.save(7, state(7, 0), force=True).wait()
         assert (manager.all_steps(), manager.local_steps()) == ([2, 4, 5, 7], [5])
@@ -383,6 +388,42 @@ def test_a_peer_that_is_gone_fails_the_save_in_time(root: Path, hosts: list[Path
         assert first.each(lambda rank, manager: manager.save(1000, state(1000, rank)).wait()) == [None, None]
 
 
+LIES = {
+    "a flipped bit": lambda peer: flip(peer["pack"]),
+    "a shorter file": lambda peer: os.truncate(peer["pack"], 5000),
+    "no file": lambda peer: peer["pack"].unlink(),
+    "another run's part": lambda peer: peer["part"].write_bytes(replace(peer["found"], run="1" * 32).to_bytes()),
+    "another process's part": lambda peer: peer["part"].write_bytes(
+        replace(peer["found"], key=peer["found"].key._replace(step=9)).to_bytes()
+    ),
+    "noise": lambda peer: peer["part"].write_bytes(os.urandom(5000)),
+}
+
+
+@pytest.mark.parametrize("kind", LIES)
+def test_a_peer_that_lies_fails_the_save_and_leaves_no_copy(
+    kind: str, root: Path, hosts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its ward gives is held against its checksums and against what was asked for, before any copy exists."""
+    publish = PartServer.publish
+
+    def lie(server: PartServer, folder: Path, found: Part) -> None:
+        if found.process == 1 and found.key.step == 6 and folder.parent == hosts[1]:
+            pack = next((folder / found.key.folder).rglob("*.safetensors"))
+            LIES[kind]({"pack": pack, "part": folder / found.key.part_name(1), "found": found})
+        publish(server, folder, found)
+
+    monkeypatch.setattr(PartServer, "publish", lie)
+    with job(root, hosts[:2], timeout_s=10) as first:
+        first.save(5)
+        first.save(6)
+        assert first.statistics("saves_failed") == [1, 1]
+        assert not list(hosts[0].rglob("6-*/part-*"))
+        assert first.restore() == 5
+        first.save(7)
+        assert first.restore() == 7
+
+
 def test_above_max_bytes_the_tier_ends(root: Path, hosts: list[Path]) -> None:
     """With a figure that says why; durable saves go on."""
     with job(root, hosts[:2], every=4, max_bytes=10_000) as first:
@@ -450,3 +491,26 @@ def test_files_and_casts_are_saved_locally_too(root: Path, hosts: list[Path]) ->
         for rank, found in enumerate(second.each(lambda rank, manager: manager.restore(5, items=wanted))):
             assert found["own"] == {"own": f"of {rank}".encode()} and found["shared"] == {"shared": b"text"} and found["config"] == 1
             assert found["model"]["w"].dtype == np.float16
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ten_thousand_local_saves_leave_nothing_behind(root: Path, hosts: list[Path]) -> None:
+    """Files, descriptors, threads and memory are after the last as after the first thousand."""
+
+    def held() -> tuple[int, int, int, int]:
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        files = len([path for path in hosts[0].rglob("*") if path.is_file()])
+        return files, len(os.listdir("/proc/self/fd")), threading.active_count(), resident
+
+    local = Local(hosts[0], save_policy=EveryNSteps(1), keep=2)
+    with CheckpointManager(root, save_policy=EveryNSteps(10**6), local=local) as manager:
+        for step in range(1, 10_001):
+            manager.save(step, state(step, 0)).wait()
+            if step == 1000:
+                first = held()
+        last = held()
+        assert manager.local_steps() == [9999, 10_000]
+        assert is_state(manager.restore(), 10_000, 0)
+    assert last[:3] == first[:3]
+    assert last[3] - first[3] < 32 << 20, (first, last)

@@ -108,7 +108,7 @@ def test_what_is_not_covered_says_what_to_do(tmp_path: Path) -> None:
         async def load(self, directory: Any) -> Any: ...
 
     refused = {
-        r"StatefulCheckpointable 'data'.*folders of files": lambda: ours.save_checkpointables(tmp_path / "a", {"data": Own()}),
+        r"StatefulCheckpointable 'data'.*Files": lambda: ours.save_checkpointables(tmp_path / "a", {"data": Own()}),
         r"Loading\(enable_padding_and_truncation=True\)": lambda: ours.options.ArrayOptions.Loading(enable_padding_and_truncation=True),
         r"v1\.Context\(pathways_options=": lambda: ours.Context(pathways_options=1),
         r"v1\.handlers\.register_handler": lambda: ours.handlers.register_handler(Own),

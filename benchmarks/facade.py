@@ -1,0 +1,77 @@
+"""Saves and restores by holdfast's own manager and by its stand-in for Orbax's, in turns; prints medians and their ratios.
+
+    .venv/bin/python benchmarks/facade.py [--rounds 9] [--leaves 64] [--mib 4]
+
+Both write the same layout into memory (/dev/shm). "save" ends when the step is committed, "blocked" when `save` returns; "restore" is into
+a tree of arrays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from holdfast.checkpoint import CheckpointManager, KeepLast
+from holdfast.compat import orbax as ocp
+
+
+def tree_of(leaves: int, mib: float) -> dict[str, Any]:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), "x")
+    whole = jnp.ones((4, int(mib * (1 << 18)) // 4))
+    return {f"layer{index}": jax.device_put(whole + index, jax.NamedSharding(mesh, jax.P("x"))) for index in range(leaves)}
+
+
+def timed(save: Callable[[int], Any], wait: Callable[[], Any], restore: Callable[[int], Any], step: int) -> dict[str, float]:
+    began = time.perf_counter()
+    save(step)
+    blocked = time.perf_counter()
+    wait()
+    saved = time.perf_counter()
+    jax.block_until_ready(restore(step))
+    return {"blocked": blocked - began, "save": saved - began, "restore": time.perf_counter() - saved}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--leaves", type=int, default=64)
+    parser.add_argument("--mib", type=float, default=4)
+    options = parser.parse_args()
+    tree, found = tree_of(options.leaves, options.mib), dict[str, list[dict[str, float]]](native=[], facade=[])
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        facade = ocp.CheckpointManager(Path(folder) / "facade", options=ocp.CheckpointManagerOptions(max_to_keep=1))
+        with CheckpointManager(Path(folder) / "native", keep_policy=KeepLast(1)) as native, facade:
+            args = ocp.args
+            calls: dict[str, tuple[Callable[[int], Any], Callable[[], Any], Callable[[int], Any]]] = {
+                "native": (lambda step: native.save(step, tree), native.wait_until_finished, lambda step: native.restore(step, tree)),
+                "facade": (
+                    lambda step: facade.save(step, args=args.StandardSave(tree)),
+                    facade.wait_until_finished,
+                    lambda step: facade.restore(step, args=args.StandardRestore(tree)),
+                ),
+            }
+            for step in range(options.rounds + 1):
+                for name in ("native", "facade") if step % 2 else ("facade", "native"):
+                    taken = timed(*calls[name], step)
+                    if step:  # the first makes plans
+                        found[name].append(taken)
+    for figure in ("blocked", "save", "restore"):
+        native_ms, facade_ms = (statistics.median(each[figure] for each in found[name]) * 1e3 for name in ("native", "facade"))
+        print(f"{figure}: native {native_ms:.2f} ms, facade {facade_ms:.2f} ms, {100 * (facade_ms / native_ms - 1):+.1f} %")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""The local tier against what bounds it, in one run: blocked time, bare overwriting, the CPU of copying, peers, and Orbax's p2p.
+
+python benchmarks/local_tier.py [--mib 512] [--rounds 7] [--memory /dev/shm] [--disk DIR]
+
+One process; what goes over the network goes over loopback. The columns take turns; medians. Orbax's p2p manager copies nothing ahead, and
+needs a process for each replica: alone it saves into its local folder, which is what is timed here, where it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from crc32c import crc32c
+
+from holdfast.checkpoint import CheckpointManager, EveryNSteps, KeepLast, Local
+from holdfast.checkpoint.format.record import parse_record
+from holdfast.checkpoint.local_tier.host_folder import HostFolder
+from holdfast.checkpoint.local_tier.part_server import PartServer
+from holdfast.checkpoint.local_tier.parts import FoundStep, Opening, living_steps, record_of
+from holdfast.checkpoint.local_tier.peer_storage import PeerConnection, Peers, PeerStorage
+from holdfast.checkpoint.local_tier.tier import copy_file
+from holdfast.checkpoint.restoring.restore import RestoreOptions, restore_any
+
+LEAF_BYTES = 16 << 20
+SECRET = b"s" * 32
+
+
+def tree(mib: int) -> dict[str, Any]:
+    values = np.random.default_rng(0).standard_normal(LEAF_BYTES // 4, dtype=np.float32)
+    return {f"l{index:04d}": jnp.asarray(values + index) for index in range(max(1, mib // 16))}
+
+
+def timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def cpu(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def saves(state: Any, rounds: int, memory: Path, disk: Path) -> dict[str, list[float]]:
+    """Returns blocked seconds of both kinds of saves, seconds of a local one, and of overwriting the same files with the same bytes."""
+    found: dict[str, list[float]] = {"blocked durable": [], "blocked local": [], "local save": [], "bare overwriting": []}
+    local = Local(memory / "tier", save_policy=EveryNSteps(1))
+    with CheckpointManager(disk / "root", save_policy=EveryNSteps(4), keep_policy=KeepLast(1), local=local) as manager:
+        for step in range(4 * rounds + 4):
+            began = time.perf_counter()
+            handle = manager.save(step, state)
+            blocked = time.perf_counter() - began
+            handle.wait()
+            if step < 4:
+                continue
+            if step % 4 == 0:
+                found["blocked durable"].append(blocked)
+                manager._worker.wait(60)
+            elif step % 4 == 3:
+                found["blocked local"].append(blocked)
+                found["local save"].append(time.perf_counter() - began)
+                found["bare overwriting"].append(timed(lambda: overwrite(memory, state)))
+    return found
+
+
+def overwrite(memory: Path, state: Any) -> None:
+    """Writes the state over four files by positional writes, and checksums it as it goes: what a local save cannot do without."""
+    views = [memoryview(np.asarray(leaf).view(np.uint8).reshape(-1)) for leaf in state.values()]
+    for number in range(4):
+        file = os.open(memory / f"bare{number}", os.O_WRONLY | os.O_CREAT)
+        at = 0
+        for view in views[number::4]:
+            for start in range(0, view.nbytes, 1 << 20):
+                piece = view[start : start + (1 << 20)]
+                crc32c(piece)
+                at += os.pwrite(file, piece, at)
+        os.close(file)
+
+
+def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
+    """Returns the CPU seconds a GB of copying, of its checks alone, and seconds of restores from the own folder and from a peer."""
+    found: dict[str, list[float]] = {"copying, CPU s/GB": [], "checks, CPU s/GB": [], "restore own": [], "restore peer": []}
+    local = Local(memory / "owner", save_policy=EveryNSteps(1))
+    with CheckpointManager(memory / "root", save_policy=EveryNSteps(10**6), local=local) as manager:
+        manager.save(1, state).wait()
+    (run,) = [path.name for path in (memory / "owner").iterdir()]
+    owner, empty = HostFolder(memory / "owner", run), HostFolder(memory / "none", run)
+    (part,) = owner.scan()
+    gigabytes = sum(part.files.values()) / 1e9
+    assert part.head is not None
+    step = FoundStep(part.key, [json.loads(json.dumps(part.summary()))[-1]], [[0]])
+    record = record_of(step, part.head)
+    with PartServer("127.0.0.1", SECRET) as server, Peers({0: server.address}, SECRET, 60) as connections:
+        server.publish(owner.path, part)
+        keeper = HostFolder(memory / "keeper", run)
+        for turn in range(rounds + 1):
+            with PeerConnection(server.address, SECRET) as peer:
+                reports = [(item, file) for item, report in part.items.items() for file in report.files]
+
+                def copy(peer: PeerConnection = peer, reports: Any = reports) -> None:
+                    for item, file in reports:
+                        copy_file(peer, f"{part.key.folder}/{item}", file, keeper, lambda: 60.0)
+
+                copying = cpu(copy)
+            views = [memoryview(np.asarray(leaf).view(np.uint8).reshape(-1)) for leaf in state.values()]
+            checking = cpu(lambda views=views: [crc32c(view) for view in views])
+            keeper.storage.spare(part.files)
+            seconds = {}
+            for name, folder, own in (("restore own", owner, frozenset({0})), ("restore peer", empty, frozenset[int]())):
+                storage = PeerStorage(folder.storage, part.key.folder, record, [[0]], own, connections)
+                parsed = parse_record(record, "record")
+
+                def restore(storage: PeerStorage = storage, parsed: Any = parsed) -> None:
+                    jax.block_until_ready(restore_any(storage, part.key.folder, parsed, "state", state, RestoreOptions()))
+
+                seconds[name] = timed(restore)
+            if turn:
+                found["copying, CPU s/GB"].append(copying / gigabytes)
+                found["checks, CPU s/GB"].append(checking / gigabytes)
+                for name, each in seconds.items():
+                    found[name].append(each)
+    return found
+
+
+def decision() -> float:
+    """Returns the CPU seconds of a decision among the inventories of 4,096 processes, of two steps with a copy of each part."""
+    count = 4096
+    files = [[f"00001-{pack:05d}-{'0' * 16}.safetensors", 1 << 28, 4096, 123456789] for pack in range(4)]
+    report = json.dumps({"state": {"process": 1, "plan": "a" * 64, "files": files, "local": [1, 2, 3], "values": []}})
+    inventories = []
+    for rank in range(count):
+        own = [[step, 3, f"{step:08x}00000001", count, at, report] for step in (1, 2) for at in (rank, (rank + 2048) % count)]
+        inventories.append(json.dumps(own).encode())
+    openings = [Opening("", 3, "", -1)]
+    return min(cpu(lambda: living_steps(inventories, openings)) for _ in range(5))
+
+
+def orbax_p2p(state: Any, rounds: int, memory: Path) -> list[float]:
+    """Returns the seconds of saves of Orbax's p2p manager into its local folder; none where it does not run in one process."""
+    import orbax.checkpoint as ocp
+    from orbax.checkpoint.experimental.emergency.p2p import args, checkpoint_manager, options
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(1, -1), ("replica", "data"))
+    placed = jax.device_put(state, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    settings = options.CheckpointManagerOptions(local=options.LocalCheckpointOptions(save_interval_steps=1, max_to_keep=2))
+    found = []
+    with checkpoint_manager.CheckpointManager(mesh, placed, memory / "p2p", options=settings) as manager:
+        for step in range(rounds + 1):
+            began = time.perf_counter()
+            manager.save(step, args.Composite(state=ocp.args.PyTreeSave(placed)))
+            manager.wait_until_finished()
+            found.append(time.perf_counter() - began)
+    return found[1:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mib", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--memory", default="/dev/shm")
+    parser.add_argument("--disk", default=None)
+    chosen = parser.parse_args()
+    logging.disable(logging.WARNING)
+    state = jax.block_until_ready(tree(chosen.mib))
+    memory, disk = Path(tempfile.mkdtemp(dir=chosen.memory)), Path(tempfile.mkdtemp(dir=chosen.disk))
+    try:
+        found = saves(state, chosen.rounds, memory, disk) | peers(state, chosen.rounds, memory)
+        try:
+            found["Orbax p2p save"] = orbax_p2p(state, chosen.rounds, memory)
+        except Exception as error:
+            print(f"Orbax's p2p manager does not run here: {type(error).__name__}: {str(error)[:200]}")
+    finally:
+        shutil.rmtree(memory)
+        shutil.rmtree(disk)
+    medians = {name: statistics.median(each) for name, each in found.items()}
+    for name, value in medians.items():
+        print(f"{name:24} {value:9.4f}")
+    print(f"{'decision, CPU s':24} {decision():9.4f}   (wanted 0.1)")
+    for name, above, below, wanted in (
+        ("blocked local / durable", "blocked local", "blocked durable", "at most 1.1"),
+        ("local save / bare overwriting", "local save", "bare overwriting", "at most 1.25"),
+        ("restore peer / own", "restore peer", "restore own", "at most 1.2"),
+        ("Orbax p2p save / local save", "Orbax p2p save", "local save", "at least 3"),
+    ):
+        if above in medians:
+            print(f"{name:32} {medians[above] / medians[below]:6.2f}   (wanted {wanted})")
+    copying = medians["copying, CPU s/GB"] - medians["checks, CPU s/GB"]
+    print(f"{'copying without its checks':32} {copying:6.2f}   (wanted at most 0.7 CPU s/GB)")
+
+
+main()

@@ -1,0 +1,72 @@
+"""The local steps of a root as one host's folder shows them, without the job: for people who look, check and clean up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import StepNotFound
+from ..steps.lineage import Opening, read_openings, run_of
+from ..steps.object_claims import open_claims
+from ..storage.base import Storage
+from .host_folder import HostFolder, read_checked
+from .parts import LocalKey, Part, why_dead
+
+_WRITER_DIGITS = 8
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """A local step in one host's folder: its parts that are complete here, and why it may not come back ("": it may)."""
+
+    key: LocalKey
+    parts: tuple[Part, ...]
+    dead: str
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of its packs here."""
+        return sum(sum(part.files.values()) for part in self.parts)
+
+
+def open_host(root: Storage, path: str) -> tuple[HostFolder, list[Opening]]:
+    """Returns the folder of a root's run on this host, and the root's openings. Raises StepNotFound where there are none."""
+    openings = read_openings(root)
+    run = run_of(openings)
+    if not run or not (Path(path) / run).is_dir():
+        found = f"the run of {root.root} is {run}" if run else f"{root.root} was never used with a local tier"
+        raise StepNotFound(f"there is nothing of {root.root} in {path}: {found}", path=path)
+    return HostFolder(Path(path), run), openings
+
+
+def list_host_steps(root: Storage, path: str) -> list[HostStep]:
+    """Returns the local steps of a root of which parts are in a host's folder, ascending. Raises StepNotFound, OSError."""
+    folder, openings = open_host(root, path)
+    found: dict[LocalKey, list[Part]] = {}
+    for part in folder.scan():
+        found.setdefault(part.key, []).append(part)
+    return [HostStep(key, tuple(parts), why_dead(key, openings)) for key, parts in sorted(found.items())]
+
+
+def verify_host_step(root: Storage, path: str, step: HostStep) -> int:
+    """Reads every byte of a local step's parts here and checks it; returns how many files. Raises Corrupt, OSError."""
+    folder, files = open_host(root, path)[0], 0
+    for part in step.parts:
+        for item, report in part.items.items():
+            for file in report.files:
+                name = f"{step.key.folder}/{item}/{file.name}"
+                read_checked(lambda offset, buffer, name=name: folder.storage.read(name, offset, [buffer]), file, str(folder.path / name))  # type: ignore[misc]
+                files += 1
+    return files
+
+
+def sweep_host(root: Storage, path: str) -> list[str]:
+    """Deletes what is dead and what is torn of a root in a host's folder; returns the names of what went.
+
+    What may come back stays, and what belongs to a writer that has its claim still: it may be at work.
+    """
+    folder, openings = open_host(root, path)
+    standing = open_claims(root).standing()
+    stay = [step.key for step in list_host_steps(root, path) if not step.dead]
+    newest = max(opening.number for opening in openings)
+    return folder.delete(lambda opening, save_id: opening <= newest and save_id[:_WRITER_DIGITS] not in standing, stay)
