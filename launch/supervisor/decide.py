@@ -101,6 +101,7 @@ def _schedule(job: Job, now: float, why: str) -> Decision:
         progressed=False,
         saves={},
         killing=frozenset(),
+        asked=frozenset(),
         killed=False,
         why_waiting="",
         error=None,
@@ -291,10 +292,11 @@ def _clear(job: Job) -> tuple[Job, tuple[Action, ...]]:
     """Ends at once whoever has nothing to do any more. Who has no client of ours may have something: it gets SIGTERM first."""
     unknown = job.alive - job.saves.keys()
     ready = job.alive - unknown - _committing(job) - job.killing
+    asked = unknown - job.asked
     actions: list[Action] = [Kill(ready)] if ready else []
-    if unknown and not job.killing & unknown:
-        actions.append(Terminate(unknown))
-    return replace(job, killing=job.killing | ready | unknown), tuple(actions)
+    if asked:
+        actions.append(Terminate(asked))
+    return replace(job, killing=job.killing | ready, asked=job.asked | asked), tuple(actions)
 
 
 def _end_attempt(job: Job, error: JobError, now: float, *, patient: bool = True) -> Decision:

@@ -90,6 +90,7 @@ class Job:
     saves: Mapping[int, SavePosition] = field(default_factory=dict)  # of this attempt; not of processes that report nothing
     ending_since: float = 0.0
     killing: frozenset[int] = frozenset()  # those whose end was ordered while others may still commit
+    asked: frozenset[int] = frozenset()  # those that were asked to end: nothing is known of their saves
     killed: bool = False  # all of them
     why_final: str = ""  # no attempt follows the one that is ending, and why
     why_waiting: str = ""  # what an engine last reported of missing room

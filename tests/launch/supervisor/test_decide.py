@@ -117,6 +117,7 @@ def test_whoever_is_settled_is_ended_at_once() -> None:
     assert run.actions == [], "told once"
     run = saving(SETTLED, None, SETTLED, SETTLED).handle(Exited(1, 2, -9))
     assert run.actions == [Kill(frozenset({0, 3})), Terminate(frozenset({1}))]
+    assert run.handle(Progress(1, saves=dict.fromkeys(range(4), SETTLED))).actions == [Kill(frozenset({1}))], "as soon as it is known"
 
 
 def test_a_save_that_can_be_committed_is() -> None:
