@@ -79,6 +79,8 @@ def convert(
     if to == "holdfast":
         return _to_holdfast(checkpoint, chosen, target, claims, progress)
     _refuse_per_process_values(chosen, to)
+    if not items:
+        _refuse_files(checkpoint, to)
     if to == "safetensors":
         return _to_safetensors(checkpoint, chosen, target, shard_bytes, progress)
     if to == "orbax":
@@ -120,6 +122,13 @@ def _refuse_per_process_values(chosen: Mapping[str, Selected], to: str) -> None:
             if leaf.per_process and leaf.grid is None:
                 message = f"'{leaf.path}' was kept per process, which {to} does not know; say whose copy to take (--process N)"
                 raise UnsupportedLeaf(message, leaf=leaf.path)
+
+
+def _refuse_files(checkpoint: CheckpointReader, to: str) -> None:
+    for name, kind in checkpoint.info.items.items():
+        if kind == "files":
+            message = f"the item '{name}' of {checkpoint.info.path} is a folder of files, which {to} does not hold; name the items to take"
+            raise UnsupportedLeaf(f"{message} (--item NAME)", leaf=name)
 
 
 def _to_orbax(checkpoint: CheckpointReader, chosen: Mapping[str, Selected], root: StorePath, progress: Progress) -> str:

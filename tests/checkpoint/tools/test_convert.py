@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import SAVED, CheckpointError, Corrupt, SaveFailed, UnsupportedLeaf, load, save, verify
+from holdfast.checkpoint import SAVED, CheckpointError, Corrupt, Files, SaveFailed, UnsupportedLeaf, load, save, verify
 from holdfast.checkpoint.format.grid import Grid
 from holdfast.checkpoint.format.pack_header import parse_header
 from holdfast.checkpoint.format.record import ItemRecord, parse_record
@@ -163,6 +163,16 @@ def test_nothing_is_left_of_a_conversion_that_failed(layout: str, tmp_path: Path
     with pytest.raises(Corrupt):
         convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), layout)
     assert not (tmp_path / "b").exists() or os.listdir(tmp_path / "b") == []
+
+
+@pytest.mark.parametrize("layout", ["orbax", "safetensors"])
+def test_files_are_not_left_out_in_silence(layout: Any, tmp_path: Path) -> None:
+    """A folder of files that the other layout cannot hold is refused by name, unless the items to take are named."""
+    model, tokenizer = {"w": np.ones(3)}, Files(lambda folder: (folder / "vocabulary").write_text("a b"))
+    save(tmp_path / "c", items={"model": model, "tokenizer": tokenizer})
+    with pytest.raises(UnsupportedLeaf, match=f"'tokenizer' of .* is a folder of files, which {layout} does not hold; name the items"):
+        convert(open_checkpoint(str(tmp_path / "c")), StorePath.of(tmp_path / layout), layout)
+    convert(open_checkpoint(str(tmp_path / "c")), StorePath.of(tmp_path / layout), layout, items=["model"])
 
 
 def test_an_interrupt_after_the_commit_deletes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
