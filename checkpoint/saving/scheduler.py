@@ -72,6 +72,6 @@ class SaveScheduler:
             _log.warning("a save that is due could not be proposed, it is tried again at the next step: %s", error)
 
     def close(self) -> None:
-        """Ends the agreement on a step."""
+        """Leaves the agreement on a step: those who still ask go on without this process."""
         if self._agreement is not None:
-            self._agreement.close()
+            self._agreement.leave()

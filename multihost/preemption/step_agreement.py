@@ -1,9 +1,10 @@
 """SyncPoint: carries the log of `step_agreement_core` between processes, over a coordination client's keys.
 
 Keys of round r, below `holdfast/sync/<name>/<n>/<r>/`: `change` (the value and who announced it, written once), `step` (written once),
-`mail/<task>` (the change again, one for each process) and `floor/<task>`. A process waits for its own mail, so that an idle sync point
-costs nothing and its end can wake it. The announcer sends the mail, gathers the floors and writes the step; where it has died on the way,
-the lowest task takes over, and one more after each TAKE_OVER_S without a step.
+`mail/<task>` (the change again, one for each process) and `floor/<task>`. Who has left for good has one floor for all rounds to come,
+`left/<task>`, beside them. A process waits for its own mail, so that an idle sync point costs nothing and its end can wake it. The
+announcer sends the mail, gathers the floors and writes the step; where it has died on the way, the lowest task takes over, and one more
+after each TAKE_OVER_S without a step.
 
 A round's floors come from processes that know the round before. So once it is decided, its announcer writes `last/decided` (round, step and
 value), for processes that come later, and deletes the round before.
@@ -142,20 +143,34 @@ class SyncPoint:
 
     def close(self) -> None:
         """Ends the background thread, within seconds. Questions are still answered from what is known."""
+        self._end(None)
+
+    def leave(self) -> None:
+        """Closes it, and tells the others up to which step this process has asked: they no longer wait for its answers.
+
+        For a name that no later life of this process uses again, and a process that asks about no further step.
+        """
+        with self._changed:
+            floor = self._log.freeze()
+        self._end(floor)
+
+    def _end(self, floor: int | None) -> None:
         self._closed.set()
         with self._changed:
             self._changed.notify_all()
         if self._group_client is not None and self._follower is not None and self._follower.is_alive():
             # On a thread: with the coordinator gone it would wait for longer than we may.
-            waker = threading.Thread(target=self._wake, args=(self._group_client,), name=f"holdfast-wake-{self.name}", daemon=True)
+            waker = threading.Thread(target=self._wake, args=(self._group_client, floor), name=f"holdfast-wake-{self.name}", daemon=True)
             waker.start()
             if self._follower is not threading.current_thread():
                 self._follower.join(2 * TAKE_OVER_S)
             waker.join(1.0)
         _open.discard(self)
 
-    def _wake(self, group_client: GroupClient) -> None:
+    def _wake(self, group_client: GroupClient, floor: int | None) -> None:
         with suppress(CoordinationError):  # where the client was shut down, its waiting calls have ended
+            if floor is not None:
+                group_client.set(f"{self.folder}/left/{self._process_id}", str(floor).encode())
             self._send(group_client, self._log.round, "", [self._process_id])
 
     def __enter__(self) -> Self:
@@ -262,6 +277,10 @@ class SyncPoint:
             return keys["step"].decode()
         floors = {int(key.removeprefix("floor/")): int(value) for key, value in keys.items() if key.startswith("floor/")}
         missing = sorted(set(self._tasks) - set(floors) - set(self._lost()))
+        if missing:
+            left = {int(task): int(floor) for task, floor in group_client.list(f"{self.folder}/left").items()}
+            floors |= {task: left[task] for task in missing if task in left}
+            missing = [task for task in missing if task not in left]
         with self._changed:
             self._missing = tuple(missing)
         if not missing:

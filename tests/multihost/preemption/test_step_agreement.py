@@ -133,6 +133,24 @@ def test_a_process_that_is_known_to_be_dead_is_left_out(clients: list[Coordinati
         assert [point.ask(0).value for point in points] == ["raised"] * 2
 
 
+def test_who_has_left_is_not_waited_for(clients: list[CoordinationClient]) -> None:
+    """A process asks about its last step and leaves: the others agree without it, beyond what it has asked about, again and again."""
+    decided: list[queue.Queue[str]] = [queue.Queue() for _ in range(2)]
+    with ExitStack() as stack:
+        gone = SyncPoint(clients[2], "save", process_id=2, tasks=TASKS)
+        assert not gone.reached(30)
+        gone.leave()
+        points = [
+            stack.enter_context(SyncPoint(clients[task], "save", process_id=task, tasks=TASKS, on_change=decided[task].put))
+            for task in (0, 1)
+        ]
+        assert not any(point.reached(28) for point in points)
+        for value in ("soon", "again"):
+            assert points[0].propose(value)
+            assert [changes.get(timeout=30) for changes in decided] == [value] * 2
+        assert [point.ask(30).value for point in points] == [""] * 2 and [point.ask(31).value for point in points] == ["again"] * 2
+
+
 def test_of_a_thousand_one_gathers() -> None:
     """The announcer; the lowest that lives where it is lost; and one more for each time that nothing came of it."""
 
