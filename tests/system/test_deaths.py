@@ -109,6 +109,7 @@ def test_a_death_that_nobody_saw_is_known_after_the_grace(whose: str, served: tu
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # twenty jobs, of which each waits for the grace
 @pytest.mark.parametrize("starter", ["task", ""])
 @pytest.mark.parametrize("whose", ["ours", "jaxlib's"])
 def test_twenty_deaths_of_twenty(whose: str, starter: str) -> None:

@@ -7,13 +7,14 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import grain
 import pytest
-from grain import experimental
 
 from holdfast.checkpoint import CheckpointManager, TreeMismatch
 from holdfast.multihost import ClusterGroup
 from tests.support.checkpointing import at_once, groups, run_together, together
+
+grain = pytest.importorskip("grain")
+experimental = pytest.importorskip("grain.experimental")
 
 NUM_ELEMENTS, GLOBAL_BATCH = 240, 24
 
