@@ -38,8 +38,8 @@ def iterate_steps(
     """
     storage = open_storage(directory)
     while (newest := _wait(storage, after, time.monotonic() + timeout_s)) is not None:
-        fresh = [step for step in list_steps(storage) if after is None or step > after]
         names = read_step_names(storage)
+        fresh = [step for step in list_steps(storage, names) if after is None or step > after]
         for step in [newest] if skip_to_newest else fresh:
             name = add_hold(storage, step, hold_s) if hold_s > 0 else ""
             try:

@@ -69,7 +69,7 @@ def _readable(storage: Any) -> tuple[list[Any], list[int]]:
     from holdfast.checkpoint.storage.path import StorePath
 
     steps, damaged, names = [], [], read_step_names(storage)
-    for step in list_steps(storage):
+    for step in list_steps(storage, names):
         try:
             checkpoint = HoldfastCheckpoint(StorePath(storage, names.name_of(step)))
         except CheckpointError:

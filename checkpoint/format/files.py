@@ -228,10 +228,10 @@ def _is_listed(storage: Storage, name: str) -> bool:
         return False
 
 
-def step_folders(storage: Storage) -> dict[int, str]:
-    """Returns all folders that are named as the root's steps are, by their numbers, which ascend."""
+def step_folders(storage: Storage, names: StepNames | None = None) -> dict[int, str]:
+    """Returns all folders that are named as the root's steps are, by their numbers, which ascend; `names` where they are known already."""
     folders = [entry.name[:-1] for entry in storage.list("") if entry.name.endswith("/")]
-    names = read_step_names(storage)
+    names = names or read_step_names(storage)
     return dict(sorted((step, name) for name in folders if (step := names.step_of(name)) is not None))
 
 
@@ -247,14 +247,14 @@ def has_record(storage: Storage, folder: str) -> bool:
     return head != TOMBSTONE
 
 
-def list_steps(storage: Storage) -> list[int]:
-    """Returns the steps of a root, ascending; a folder without a record is no step.
+def list_steps(storage: Storage, names: StepNames | None = None) -> list[int]:
+    """Returns the steps of a root, ascending; a folder without a record is no step. `names` as for `step_folders`.
 
     Beside a writer that keeps one step, all may be deleted between the two looks, each for a newer one: then it looks again.
     """
     folders: dict[int, str] = {}
     for _ in range(LOOKS):
-        before, folders = folders, step_folders(storage)
+        before, folders = folders, step_folders(storage, names)
         there = run_side_by_side(lambda folder: has_record(storage, folder), list(folders.values()), storage.max_concurrency)
         steps = [step for step, is_there in zip(folders, there, strict=True) if is_there]
         if steps or folders == before:

@@ -55,7 +55,7 @@ def open_if_finished(folder: StorePath) -> CheckpointReader | None:
 def find_steps(storage: Storage) -> dict[int, tuple[str, CheckpointLayout]]:
     """Returns the finished steps of a root, ascending: the folder's name and its layout. Ours come before another's of the same number."""
     found: dict[int, tuple[str, CheckpointLayout]] = {}
-    for step, name, layout in _finished_steps(storage):
+    for step, name, layout in _finished_steps(storage, read_step_names(storage)):
         if step not in found or layout.name == "holdfast":
             found[step] = (name, layout)
     return dict(sorted(found.items()))
@@ -67,12 +67,11 @@ def find_foreign_steps(storage: Storage, ours: Collection[int] = ()) -> dict[int
     `ours` are steps that are known to be holdfast's: they are not looked into.
     """
     names = read_step_names(storage)
-    found = _finished_steps(storage, {names.name_of(step) for step in ours})
+    found = _finished_steps(storage, names, {names.name_of(step) for step in ours})
     return dict(sorted((step, name) for step, name, layout in found if layout.name != "holdfast"))
 
 
-def _finished_steps(storage: Storage, known: Collection[str] = ()) -> Iterator[tuple[int, str, CheckpointLayout]]:
-    names = read_step_names(storage)
+def _finished_steps(storage: Storage, names: StepNames, known: Collection[str] = ()) -> Iterator[tuple[int, str, CheckpointLayout]]:
     for name in _numbered_folders(storage):
         if name in known:
             continue

@@ -84,8 +84,10 @@ def list_root(
     return listed[0], {int(step): folder for step, folder in listed[1].items()}
 
 
-def _list(storage: Storage, find_foreign: Callable[[Storage, Sequence[int]], dict[int, str]] | None) -> tuple[list[int], dict[int, str]]:
-    steps = list_steps(storage)
+def _list(
+    storage: Storage, find_foreign: Callable[[Storage, Sequence[int]], dict[int, str]] | None, names: StepNames | None = None
+) -> tuple[list[int], dict[int, str]]:
+    steps = list_steps(storage, names)
     foreign = find_foreign(storage, steps) if find_foreign is not None else {}
     return steps, {step: name for step, name in foreign.items() if step not in steps}
 
@@ -127,7 +129,7 @@ def _open(
         except BaseException:
             claims.fence(writer.id)
             raise
-    steps, foreign = _list(storage, find_foreign)
+    steps, foreign = _list(storage, find_foreign, names)
     return Opened(writer, tuple(steps), foreign, has_claim, names)
 
 
@@ -135,7 +137,7 @@ def _step_names(storage: Storage, options: Options) -> StepNames:
     """Returns how the root calls its steps, or is to call them from now on. Raises CheckpointError where it calls them otherwise."""
     names = read_step_names(storage)
     wanted = names if options.step_format is None else parse_step_format(options.step_format)
-    if wanted != names and (options.read_only or names != PLAIN_NAMES or step_folders(storage)):
+    if wanted != names and (options.read_only or names != PLAIN_NAMES or step_folders(storage, names)):
         raise _called_otherwise(storage, names, wanted)
     return wanted
 

@@ -139,29 +139,23 @@ class Service:
         return task_id
 
     def _special(self, path: str, body: bytes, writer: ResponseWriter) -> None:
-        if path == STATUS:
-            self._answer_status(body, writer)
-        elif path == STACKS:
-            try:
-                task_id = session_pb2.StacksRequest.FromString(body).task_id
-            except DecodeError:
-                writer.fail(Code.INVALID_ARGUMENT, f"{path}: the request is not a message of this rpc", b"")
-                return
-            self.sessions.ask_stacks(StacksCall(writer, task_id), task_id, self._clock())
-        elif path == REPORT_EXIT:
-            self._report_exit(body, writer)
-        elif path == REPORT_EVENT:
-            self._report_event(body, writer)
-        else:
+        """Serves what is of holdfast alone, and no Session."""
+        if path not in _SPECIAL:
             writer.fail(Code.UNIMPLEMENTED, f"{path} is not served here; expected one of profiles A, B and D, or {SESSION}", b"")
-
-    def _report_exit(self, body: bytes, writer: ResponseWriter) -> None:
-        """Takes a launcher's word that a process has ended. Who speaks for the process holds its key, as for any call in its name."""
-        try:
-            request = session_pb2.ReportExitRequest.FromString(body)
-        except DecodeError:
-            writer.fail(Code.INVALID_ARGUMENT, f"{REPORT_EXIT}: the request is not a message of this rpc", b"")
             return
+        kind, serve = _SPECIAL[path]
+        try:
+            request = kind.FromString(body)
+        except DecodeError:
+            writer.fail(Code.INVALID_ARGUMENT, f"{path}: the request is not a message of this rpc", b"")
+            return
+        serve(self, request, writer)
+
+    def _ask_stacks(self, request: session_pb2.StacksRequest, writer: ResponseWriter) -> None:
+        self.sessions.ask_stacks(StacksCall(writer, request.task_id), request.task_id, self._clock())
+
+    def _report_exit(self, request: session_pb2.ReportExitRequest, writer: ResponseWriter) -> None:
+        """Takes a launcher's word that a process has ended. Who speaks for the process holds its key, as for any call in its name."""
         status = self._owners and self._owners.may_call(request.process_id, writer.key, writer.names)
         status = status or self.machine.report_exit(request.process_id, request.exit_code, self._clock())
         if status is None:
@@ -169,24 +163,14 @@ class Service:
         else:
             writer.fail(status.code, status.message, b"")
 
-    def _answer_status(self, body: bytes, writer: ResponseWriter) -> None:
-        try:
-            request = session_pb2.StatusRequest.FromString(body)
-        except DecodeError:
-            writer.fail(Code.INVALID_ARGUMENT, f"{STATUS}: the request is not a message of this rpc", b"")
-            return
+    def _answer_status(self, request: session_pb2.StatusRequest, writer: ResponseWriter) -> None:
         status = self.status()
         if request.with_events:
             status.events.extend(events_of(self.machine, request.events_after, time.time() - self._clock()))
         writer.succeed(status.SerializeToString())
 
-    def _report_event(self, body: bytes, writer: ResponseWriter) -> None:
+    def _report_event(self, request: session_pb2.ReportEventRequest, writer: ResponseWriter) -> None:
         """Takes a line of a launcher's history."""
-        try:
-            request = session_pb2.ReportEventRequest.FromString(body)
-        except DecodeError:
-            writer.fail(Code.INVALID_ARGUMENT, f"{REPORT_EVENT}: the request is not a message of this rpc", b"")
-            return
         now, most = self._clock(), self.config.limits.error_bytes
         at = min(now, request.unix_s - (time.time() - now)) if request.unix_s else now
         self.machine.events.note(clip(request.kind, 32), clip(request.text, most), at)
@@ -274,3 +258,12 @@ class Service:
         self.sessions.close_all(Status(Code.CANCELLED, "the coordination service ends"))
         if self._journal is not None:
             self._journal.close(finished=self._finished)
+
+
+_SPECIAL: dict[str, tuple[Any, Callable[[Service, Any, ResponseWriter], None]]] = {
+    STATUS: (session_pb2.StatusRequest, Service._answer_status),
+    STACKS: (session_pb2.StacksRequest, Service._ask_stacks),
+    REPORT_EXIT: (session_pb2.ReportExitRequest, Service._report_exit),
+    REPORT_EVENT: (session_pb2.ReportEventRequest, Service._report_event),
+}
+"""Requests and who serves them."""
