@@ -111,6 +111,8 @@ def task(what: str, client: Any, process_id: int, rounds: int, mark: str) -> Cal
         return lambda: barriers(client, rounds)
     if what == "others":  # a barrier of all but client 0, in whose process the busy loop runs
         return lambda: barriers(client, rounds, list(range(1, int(mark)))) if process_id else None
+    if what == "report":
+        return lambda: client.report(step=rounds, saved_step=rounds, waiting_share=0.4, memory_bytes=4e9, report_interval_s=4.0)
     if what == "busy":
         return lambda: BUSY.set() if process_id == 0 and rounds else BUSY.clear()
     return lambda: (sets if what == "set" else gets)(client, process_id, rounds, mark)
@@ -128,7 +130,7 @@ def busy_loop() -> None:
 
 
 def work(kind: str, address: str, first: int, count: int, secrets: Path | None) -> None:
-    """Serves commands "barrier R", "others R N", "set R MARK", "get R MARK", "busy 0 or 1", each answered with the seconds it took."""
+    """Serves "barrier R", "others R N", "set R MARK", "get R MARK", "report R", "busy 0 or 1", each answered with the seconds it took."""
     clients = [make_client(kind, address, first + index, secrets) for index in range(count)]
     in_threads([client.connect for client in clients])
     if first == 0:
@@ -181,7 +183,7 @@ class Cluster:
                 clients, host=host, heartbeat_timeout_s=600, arguments=server_arguments(self._folder) if secured else ()
             )
         undone.callback(service.close)
-        self.pid = service.pid
+        self.pid, self.address = service.pid, service.address
         if secrets is None or peer.way != "relay":
             return service.address
         relay = spawn_relay(service.address, secrets, range(clients))

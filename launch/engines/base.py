@@ -14,6 +14,7 @@ from pathlib import Path
 from google.protobuf.json_format import MessageToDict
 
 from holdfast.coordination import Credentials
+from holdfast.coordination.diagnosis.step_curve import StepCurve
 from holdfast.proto import session_pb2
 
 from ..supervisor.engine import Engine, JobResult, supervise
@@ -41,6 +42,7 @@ class BaseEngine(Engine):
         self._explained: ProgressWatch | None = None
         self._status = session_pb2.StatusResponse()
         self._events: deque[session_pb2.Event] = deque(maxlen=_MOST_EVENTS)
+        self._curve = StepCurve()
         self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
         self._signals = 0
         self._sent_sigterm = False  # to the processes of this attempt
@@ -128,6 +130,8 @@ class BaseEngine(Engine):
         if watch is not None:
             watch.close()
             self._status = watch.status
+            for point in watch.curve.samples():
+                self._curve.add(point)
             self._events.extend(event for event in watch.events if event.kind != "launcher")
 
     def leave_status(self, file: Path, result: JobResult) -> None:
@@ -139,6 +143,7 @@ class BaseEngine(Engine):
         status.events.extend(sorted([*self._events, *own], key=lambda event: event.unix_s))
         last = result.reasons[-1] if result.reasons else ""
         kept = {"unix_s": time.time(), "outcome": f"{result.outcome}: {last}", "status": MessageToDict(status)}
+        kept["samples"] = self._curve.samples()
         try:
             file.write_text(json.dumps(kept))
         except OSError as error:
