@@ -117,9 +117,7 @@ def turn(cluster: Cluster, page_process: Process, seconds: float, rounds: int, p
     """Counts for a while in which processes do nothing but report, then times barriers."""
     coordinator = Process(cluster.pid)
     began, before = time.monotonic(), (coordinator.cpu_s(), page_process.cpu_s())
-    while (over := time.monotonic() - began) < seconds:
-        cluster.run(f"report {int(over)}")
-        time.sleep(max(2.0, processes / 256))
+    cluster.run(f"report {seconds:.0f} {max(2.0, processes / 256)}")
     elapsed = time.monotonic() - began
     used = (coordinator.cpu_s() - before[0]) / elapsed, (page_process.cpu_s() - before[1]) / elapsed
     barrier_ms = statistics.median(cluster.run("barrier 1") for _ in range(rounds)) * 1e3

@@ -31,7 +31,7 @@ _BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # the latter from a shell
 class BaseEngine(Engine):
     """Queues events and signals. An engine adds `carry_out`, `close`, and how its processes are signalled and killed.
 
-    Everything but `forward` and `progress` belongs to the thread that made it.
+    Everything but `forward`, `progress` and `status` belongs to the thread that made it.
     """
 
     def __init__(self, output: Output) -> None:
@@ -83,6 +83,11 @@ class BaseEngine(Engine):
         """Returns what the processes of this attempt last reported."""
         watch = self._watch
         return watch.processes if watch is not None else ()
+
+    def status(self) -> session_pb2.StatusResponse:
+        """Returns the last status of this attempt; of the one before where there is none yet."""
+        watch = self._watch
+        return watch.status if watch is not None and watch.status.num_processes else self._status
 
     def events(self, timeout_s: float | None) -> Sequence[Event]:
         """Returns the next event, at the latest after `timeout_s`."""
