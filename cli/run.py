@@ -113,6 +113,8 @@ def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
 @click.option("--web", is_flag=True, help="A live page of the job; its URL is printed. Needs the extra `web`.")
 @click.option("--web-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port of --web; 0 takes a free one.")
 @click.option("--json", "as_json", is_flag=True, help="At the end print how it ended as JSON on stdout; the processes' lines go to stderr.")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Port for Prometheus, through all attempts; 0 takes a free one.")
+@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address to serve metrics at.")
 @click.option("--orbax", is_flag=True, help="COMMAND is python and a script, which gets holdfast where it imports orbax.checkpoint.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
@@ -140,6 +142,8 @@ def run(
     web: bool,
     web_port: int,
     as_json: bool,
+    metrics_port: int | None,
+    metrics_host: str,
     orbax: bool,
     command: tuple[str, ...],
 ) -> None:
@@ -162,6 +166,8 @@ def run(
         raise click.UsageError("--log-dir is for processes of this machine: with --ray, redirect the output, which holds the lines of all")
     if ray is not None and web:
         raise click.UsageError("--web is for jobs of this machine: with --ray, use `holdfast web ADDRESS` with the address that is printed")
+    if ray is not None and metrics_port is not None:
+        raise click.UsageError("--metrics-port is for jobs of this machine: leave it out with --ray")
     if ray is not None and (standby or preload):
         raise click.UsageError("--standby and --preload are for processes of this machine: leave them out with --ray")
     if as_json and view:
@@ -211,6 +217,8 @@ def run(
                     heartbeat_timeout_s=heartbeat_timeout_s,
                     log_dir=log_dir,
                     standby=standby,
+                    metrics_port=metrics_port,
+                    metrics_host=metrics_host,
                     preload=[name.strip() for name in preload.split(",") if name.strip()],
                 )
     except (ValueError, ImportError, OSError) as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from google.protobuf.json_format import MessageToDict
 
 from holdfast.coordination import Credentials
+from holdfast.coordination.diagnosis.step_curve import StepCurve
 from holdfast.multihost import JobError
 from holdfast.proto import session_pb2
 
@@ -32,7 +33,7 @@ _BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # the latter from a shell
 class BaseEngine(Engine):
     """Queues events and signals. An engine adds `carry_out`, `close`, and how its processes are signalled and killed.
 
-    Everything but `forward` and `progress` belongs to the thread that made it.
+    Everything but `forward`, `progress` and `status` belongs to the thread that made it.
     """
 
     def __init__(self, output: Output, policy: RestartPolicy) -> None:
@@ -43,6 +44,7 @@ class BaseEngine(Engine):
         self._explained: ProgressWatch | None = None
         self._status = session_pb2.StatusResponse()
         self._events: deque[session_pb2.Event] = deque(maxlen=_MOST_EVENTS)
+        self._curve = StepCurve()
         self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
         self.goodput: Callable[[], Goodput] = Goodput  # where the job's time went until now; from any thread
         self._signals = 0
@@ -92,6 +94,11 @@ class BaseEngine(Engine):
         watch = self._watch
         return watch.processes if watch is not None else ()
 
+    def status(self) -> session_pb2.StatusResponse:
+        """Returns the last status of this attempt; of the one before where there is none yet."""
+        watch = self._watch
+        return watch.status if watch is not None and watch.status.num_processes else self._status
+
     def events(self, timeout_s: float | None) -> Sequence[Event]:
         """Returns the next event, at the latest after `timeout_s`."""
         try:
@@ -138,6 +145,8 @@ class BaseEngine(Engine):
         if watch is not None:
             watch.close()
             self._status = watch.status
+            for point in watch.curve.samples():
+                self._curve.add(point)
             self._events.extend(event for event in watch.events if event.kind != "launcher")
 
     def leave_status(self, file: Path, result: JobResult) -> None:
@@ -150,6 +159,7 @@ class BaseEngine(Engine):
         status.events.extend(sorted([*self._events, *own], key=lambda event: event.unix_s))
         last = result.reasons[-1] if result.reasons else ""
         kept = {"unix_s": time.time(), "outcome": f"{result.outcome}: {last}", "status": MessageToDict(status)}
+        kept["samples"] = self._curve.samples()
         try:
             file.write_text(json.dumps(kept))
         except OSError as error:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from holdfast.coordination.server.metrics import MetricsServer
 from holdfast.multihost import ProcessSpec
 
 from ..supervisor.engine import JobResult
@@ -213,6 +214,8 @@ def run_local(
     log_dir: str | Path | None = None,
     standby: bool | None = None,
     preload: Sequence[str] = (),
+    metrics_port: int | None = None,
+    metrics_host: str = "127.0.0.1",
 ) -> JobResult:
     """Runs `command` as `num_processes` processes on this machine, under a coordinator of their own, to the end of the job.
 
@@ -222,10 +225,11 @@ def run_local(
     is silent for `heartbeat_timeout_s` is lost. `log_dir` gets a file for each process, the coordinator's log, `status.json` with the last
     status and the job's history, and what jax compiles, which later attempts load; without one that lies in a temporary folder until the
     job ends. With `standby` (default: where restarts are allowed) an interpreter for each process imports jax, holdfast and the modules
-    `preload` once an attempt has done its first step, and waits to become a process of the next one. In the main thread, SIGTERM,
+    `preload` once an attempt has done its first step, and waits to become a process of the next one. With `metrics_port` the job's metrics
+    are served for Prometheus, through all attempts (0: at a free port; needs the extra `metrics`). In the main thread, SIGTERM,
     SIGINT and SIGHUP are passed on: the processes save and leave, and the job ends as "preempted". However this process ends, none of
     the job's survives it. Raises ValueError for numbers of processes that do not fit, and for names in `preload` that no module can
-    have.
+    have, and OSError for a port that is taken.
     """
     if not command:
         raise ValueError("no command to run")
@@ -255,6 +259,9 @@ def run_local(
             coordinator_log=None if logs is None else logs.coordinator_log,
             standbys=standbys,
         )
+        if metrics_port is not None:
+            server = stack.enter_context(MetricsServer(engine.status, metrics_port, metrics_host))
+            say(f"metrics at http://{metrics_host}:{server.port}/metrics")
         result = run_job(job, engine, output)
         if log_dir is not None:
             engine.leave_status(Path(log_dir) / "status.json", result)

@@ -18,6 +18,7 @@ from holdfast.coordination import CoordinationError, CoordinationService, Creden
 from holdfast.coordination.diagnosis.findings import Evidence, Finding, diagnose
 from holdfast.coordination.diagnosis.stacks import fold
 from holdfast.coordination.diagnosis.stall import StallRule, describe_stragglers, find_stall, find_stragglers
+from holdfast.coordination.diagnosis.step_curve import StepCurve, sample
 from holdfast.coordination.process.diagnose import gather
 from holdfast.coordination.process.job_folder import JobFolder, RunningJob
 from holdfast.multihost import StartupFailed
@@ -86,6 +87,7 @@ class ProgressWatch:
         self._closed = threading.Event()
         self.status = session_pb2.StatusResponse()  # the last that came
         self.events: deque[session_pb2.Event] = deque(maxlen=_MOST_EVENTS)
+        self.curve = StepCurve()
         self.processes: tuple[ProcessProgress, ...] = ()
         self.joined: frozenset[int] = frozenset()  # processes of a job that has gathered
         self._connected = 0
@@ -136,6 +138,7 @@ class ProgressWatch:
             status = self._client.status(with_events=True, events_after=self.events[-1].number if self.events else 0)
             self.events.extend(status.events)
             self.status = status
+            self.curve.add(sample(status, time.time()))
             self.processes = tuple(_progress(task) for task in status.tasks)
             if status.phase != "gathering":
                 self.joined |= {task.task_id for task in status.tasks if task.heartbeat_age_s >= 0}
