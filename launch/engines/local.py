@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from holdfast.coordination.server.metrics import MetricsServer
-from holdfast.multihost import ProcessSpec
+from holdfast.multihost import ProcessSpec, StartupFailed
 
 from ..supervisor.engine import JobResult
 from ..supervisor.job import (
@@ -25,6 +25,7 @@ from ..supervisor.job import (
     Kill,
     Launch,
     Notify,
+    Prepare,
     Progress,
     Release,
     Reserve,
@@ -68,6 +69,7 @@ class LocalEngine(BaseEngine):
         self._environments: dict[int, Mapping[str, str]] = {}  # of the attempt that runs
         self._warmed = False  # standbys for the next one are there
         self._coordinator: Coordinator | None = None
+        self._prepared: dict[tuple[int, int], Coordinator] = {}  # at most one, for an attempt of so many processes
         self._reserve: Reserve | None = None
         self._capacity: int | None = None
         self._poll_at = 0.0
@@ -87,11 +89,23 @@ class LocalEngine(BaseEngine):
             self._kill(action.processes)
         elif isinstance(action, Release):
             self._release()
+        elif isinstance(action, Prepare):
+            with contextlib.suppress(StartupFailed):  # which the launch will meet again, and report
+                self._prepared[action.attempt, action.num_processes] = self._start_coordinator(action.attempt, action.num_processes)
 
-    def _launch(self, attempt: int, num_processes: int) -> None:
-        self._coordinator = Coordinator(
+    def _start_coordinator(self, attempt: int, num_processes: int) -> Coordinator:
+        return Coordinator(
             self._job_id, attempt, num_processes, heartbeat_timeout_s=self._heartbeat_timeout_s, log_file=self._coordinator_log
         )
+
+    def _drop_prepared(self) -> None:
+        while self._prepared:
+            self._prepared.popitem()[1].close()
+
+    def _launch(self, attempt: int, num_processes: int) -> None:
+        prepared = self._prepared.pop((attempt, num_processes), None)
+        self._drop_prepared()
+        self._coordinator = prepared or self._start_coordinator(attempt, num_processes)
         self._environments, self._warmed = {}, False
         address = self._coordinator.address
         self._open_watch(address, attempt)
@@ -194,6 +208,7 @@ class LocalEngine(BaseEngine):
         for worker in self._workers.values():
             worker.wait(10)
         self._release()
+        self._drop_prepared()
         if self._standbys is not None:
             self._standbys.close()
 

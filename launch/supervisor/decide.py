@@ -39,6 +39,7 @@ from .job import (
     Launch,
     Notice,
     Notify,
+    Prepare,
     Progress,
     Release,
     Reserve,
@@ -107,6 +108,7 @@ def _schedule(job: Job, now: float, why: str) -> Decision:
         notices={},
         progressed=False,
         saves={},
+        silent=frozenset(),
         killing=frozenset(),
         asked=frozenset(),
         killed=False,
@@ -172,15 +174,13 @@ def _on_coordinator_ended(job: Job, event: CoordinatorEnded, now: float) -> Deci
 
 
 def _on_stalled(job: Job, event: Stalled, now: float) -> Decision:
-    """Ends an attempt that hangs. Who cannot report any more ends at once: no save waits for it."""
+    """Ends an attempt that hangs, or refuses a rule that has no steps to go by."""
     if job.step < 0:
         message = f"{event.why}: {_STEPS_WANTED}"
         return _end_job(job, _error(job, StartupFailed, message, knob="stall_timeout_s"), message, Kill())
     message, limit_s = f"attempt {job.attempt} hangs: {event.why}", job.policy.stall_timeout_s
     error = _error(job, Hang, message, processes=event.processes, timeout_s=limit_s, knob="stall_timeout_s")
-    silent = event.silent & job.alive
-    decision = _end_attempt(replace(job, killing=job.killing | silent), error, now)
-    return _then(decision, Kill(silent)) if silent else decision
+    return _end_attempt(replace(job, silent=event.silent & job.alive), error, now)
 
 
 def _on_progress(job: Job, event: Progress, now: float) -> Decision:
@@ -298,13 +298,13 @@ def _on_tick_while_preempting(job: Job, event: Tick, now: float) -> Decision:
 def _committing(job: Job) -> frozenset[int]:
     """Returns the processes that the latest save needs, where it can still be committed: none of them may be ended yet.
 
-    It can be while nobody knows its end, if each process that is gone had reported its share.
+    It can be while nobody knows its end, if each process that is gone, or cannot report any more, had reported its share.
     """
     positions = {process: job.saves.get(process, NO_SAVE) for process in (*job.alive, *job.exit_codes)}
     latest = max((position.save for position in positions.values()), default=-1)
-    if any(positions[process] < (latest, SaveStage.REPORTED) for process in job.exit_codes):
+    if any(positions[process] < (latest, SaveStage.REPORTED) for process in job.exit_codes.keys() | job.silent):
         return frozenset()
-    return frozenset() if (latest, SaveStage.SETTLED) in positions.values() else job.alive & job.saves.keys()
+    return frozenset() if (latest, SaveStage.SETTLED) in positions.values() else (job.alive - job.silent) & job.saves.keys()
 
 
 def _clear(job: Job) -> tuple[Job, tuple[Action, ...]]:
@@ -352,7 +352,8 @@ def _retry(before: Job, job: Job, now: float, error: JobError | None, patient: b
     if not job.alive:
         startup = before.state is State.SCHEDULING
         job = replace(job, state=State.RESCHEDULING if startup else State.RESTARTING, wake_at=now + wait_s)
-        return _decision(job, f"{error}; again in {wait_s:.1f} s ({spent})", Release())
+        prepare = () if startup else (Prepare(job.attempt + 1, job.num_processes),)
+        return _decision(job, f"{error}; again in {wait_s:.1f} s ({spent})", Release(), *prepare)
     return _end_processes(job, now, f"{error}; ending the {len(job.alive)} processes that are left, then again ({spent})", patient)
 
 
@@ -401,7 +402,7 @@ def _back_off(job: Job, now: float, why: str) -> Decision:
         return _end_job(job, _error(job, Preempted, f"asked to stop; before that {job.error}"), why, Kill())
     wait_s = backoff_s(job)
     following = replace(job, alive=frozenset(), exit_codes={**job.exit_codes, **dict.fromkeys(job.alive, -9)}, wake_at=now + wait_s)
-    return _decision(following, f"{why}; again in {wait_s:.1f} s", Release())
+    return _decision(following, f"{why}; again in {wait_s:.1f} s", Release(), Prepare(job.attempt + 1, job.num_processes))
 
 
 def _on_tick_while_restarting(job: Job, event: Tick, now: float) -> Decision:

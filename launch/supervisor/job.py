@@ -92,6 +92,7 @@ class Job:
     wake_at: float | None = None  # when the supervisor wants a Tick
     saves: Mapping[int, SavePosition] = field(default_factory=dict)  # of this attempt; not of processes that report nothing
     ending_since: float = 0.0
+    silent: frozenset[int] = frozenset()  # those that cannot report any more
     killing: frozenset[int] = frozenset()  # those whose end was ordered while others may still commit
     asked: frozenset[int] = frozenset()  # those that were asked to end: nothing is known of their saves
     killed: bool = False  # all of them
@@ -281,7 +282,15 @@ class Release:
     """Give back all that is reserved for the attempt."""
 
 
-Action: TypeAlias = Reserve | Launch | Notify | Unnotify | Terminate | Kill | Release
+@dataclass(frozen=True)
+class Prepare:
+    """Begin what the next attempt will need, if it has as many processes, while the job backs off. An engine may leave it out."""
+
+    attempt: int
+    num_processes: int
+
+
+Action: TypeAlias = Reserve | Launch | Notify | Unnotify | Terminate | Kill | Release | Prepare
 
 
 @dataclass(frozen=True)

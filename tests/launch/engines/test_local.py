@@ -18,7 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.coordination.process.job_folder import job_folders
 from holdfast.launch import Preempted, RestartPolicy, WorkerFailed, run_local
+from holdfast.launch.engines.local import LocalEngine
+from holdfast.launch.supervisor.job import Exited, Kill, Launch, Prepare, Release
 from tests.support.cluster import CollectedOutput
 from tests.support.processes import wait_until_ended
 
@@ -346,6 +349,36 @@ time.sleep(600)
     assert any(
         re.search(f"the coordinator was ended by signal {int(number)} while 2 of 2 processes ran", reason) for reason in result.reasons
     )
+
+
+def test_the_next_coordinator_is_there_before_its_attempt(tmp_path: Path) -> None:
+    """Prepared during the back-off, it is the one that the attempt gets; for another number of processes another takes its place."""
+    output = CollectedOutput()
+    engine = LocalEngine(python("import time; time.sleep(600)"), "j", env=os.environ, output=output, policy=RestartPolicy(grace_s=0))
+
+    def running() -> dict[int, str]:
+        jobs = [job for folder in job_folders() if (job := folder.job()) is not None and job.runs and job.job_id == "j"]
+        return {job.attempt: job.address for job in jobs}
+
+    try:
+        engine.carry_out(Prepare(2, 2))
+        prepared = running()
+        engine.carry_out(Launch(2, 2))
+        assert prepared.keys() == {2} and running() == prepared
+        assert output.said[0] == f"attempt 2, coordinator at {prepared[2]}"
+        engine.carry_out(Prepare(3, 2))
+        other = running()[3]
+        engine.carry_out(Kill())
+        while not isinstance(engine.events(10)[0], Exited) or any(worker.alive for worker in engine._workers.values()):
+            pass
+        engine.carry_out(Release())
+        engine.carry_out(Launch(3, 1))
+        assert running().keys() == {3} and running()[3] != other
+        engine.carry_out(Prepare(4, 1))
+    finally:
+        engine.carry_out(Kill())
+        engine.close()
+    assert running() == {}
 
 
 def test_log_dir_holds_a_file_of_each_process_and_the_coordinators(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from holdfast.launch.supervisor.job import (
     Launch,
     Notice,
     Notify,
+    Prepare,
     Progress,
     Release,
     Reserve,
@@ -98,8 +99,8 @@ def test_a_death_ends_the_others_and_starts_all_again() -> None:
         "process 2 of 4 was ended by signal 9 in attempt 1; ending the 3 processes that are left, then again (1 of 2 max_failures)"
     )
     assert run.wake().actions == [Kill()]
-    assert run.handle(Exited(1, 0, -9), Exited(1, 1, -9), Exited(1, 3, -9)).actions == [Release()]
-    assert run.wake().actions == [Reserve(2, 2, 4, 600.0)]
+    assert run.handle(Exited(1, 0, -9), Exited(1, 1, -9), Exited(1, 3, -9)).actions == [Release(), Prepare(2, 4)]
+    assert run.wake().actions == [Reserve(2, 2, 4, 600.0)]  # as soon as the back-off is over, in which the next one was prepared
 
 
 def saving(*positions: SavePosition | None) -> Run:
@@ -124,11 +125,12 @@ def test_a_job_that_makes_no_steps_hangs() -> None:
 
 
 def test_a_save_does_not_wait_for_a_process_that_cannot_report_any_more() -> None:
-    """It holds its interpreter, and had not reported its share: it is ended first, then nobody has anything to wait for."""
+    """It holds its interpreter: had it not reported its share, all end at once; had it, it alone does, and the others commit."""
     run = saving(REPORTED, REPORTED, WRITING, REPORTED).handle(Progress(1, 7))
-    run.handle(Stalled(1, "no step", (2,), silent=frozenset({2})))
-    assert run.actions == [Kill(frozenset({2}))] and "4 of them have 600 s to end the save" in run.reason
-    assert run.handle(Exited(1, 2, -9)).actions == [Kill(frozenset({0, 1, 3}))]
+    assert run.handle(Stalled(1, "no step", (2,), silent=frozenset({2}))).actions == [Kill(frozenset({0, 1, 2, 3}))]
+    run = saving(COMMITTING, REPORTED, REPORTED, REPORTED).handle(Progress(1, 7))
+    assert run.handle(Stalled(1, "no step", (2,), silent=frozenset({2}))).actions == [Kill(frozenset({2}))]
+    assert "3 of them have 600 s to end the save" in run.reason
 
 
 def test_a_stall_rule_without_steps_is_refused() -> None:
@@ -159,7 +161,7 @@ def test_a_save_that_can_be_committed_is() -> None:
     assert run.handle(Progress(1, saves={0: COMMITTING, 1: REPORTED, 2: REPORTED, 3: REPORTED})).actions == []
     assert run.handle(Progress(1, 9, 9, saves={0: SETTLED, 1: REPORTED, 2: REPORTED, 3: REPORTED})).actions == [Kill(frozenset({0, 1, 3}))]
     assert run.job.saved_step == 9 and run.job.progressed
-    assert run.exit([-9, -9, -9, -9]).job.state is State.RESTARTING and run.actions == [Release()]
+    assert run.exit([-9, -9, -9, -9]).job.state is State.RESTARTING and run.actions == [Release(), Prepare(2, 4)]
 
 
 def test_a_process_that_has_yet_to_begin_the_save_is_needed_by_it() -> None:
@@ -177,7 +179,7 @@ def test_a_save_that_cannot_be_committed_any_more_keeps_nobody() -> None:
     assert run.actions == [] and run.handle(Exited(1, 3, 1)).actions == [Kill(frozenset({0, 1}))]
     run = saving(COMMITTING, REPORTED, REPORTED, REPORTED).handle(Exited(1, 2, -9))
     assert run.wake().wake().actions == [Kill()] and run.now == 700.0
-    assert run.wake().actions == [Release()] and "did not even end by SIGKILL" in run.reason
+    assert run.wake().actions == [Release(), Prepare(2, 4)] and "did not even end by SIGKILL" in run.reason
     run = saving(COMMITTING, REPORTED, REPORTED, REPORTED).handle(Exited(1, 2, -9))
     assert run.handle(CoordinatorEnded(1, "the coordinator was ended by signal 9")).actions == [Kill()]
 
@@ -365,6 +367,7 @@ def _random_event(lots: random.Random, job: Job, now: float) -> Event:
         Notice(lots.choice("ab"), lots.choice([None, now + 5, now + 50]), delivered=lots.random() < 0.5),
         Withdrawn(lots.choice("ab")),
         Capacity(lots.randint(1, 5)),
+        Stalled(attempt, "no step", (process,), lots.choice([frozenset(), frozenset({process})])),
         Tick(),
         Tick(),
     ]
