@@ -172,7 +172,7 @@ class MissingTask(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., host: _Optional[str] = ..., silent_s: _Optional[float] = ..., lost: bool = ..., progress: _Optional[_Union[ReportRequest, _Mapping]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("step", "saved_step", "values", "trouble")
+    __slots__ = ("step", "saved_step", "values", "trouble", "root")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -184,11 +184,37 @@ class ReportRequest(_message.Message):
     SAVED_STEP_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
     step: int
     saved_step: int
     values: _containers.ScalarMap[str, float]
     trouble: str
-    def __init__(self, step: _Optional[int] = ..., saved_step: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., trouble: _Optional[str] = ...) -> None: ...
+    root: CheckpointRoot
+    def __init__(self, step: _Optional[int] = ..., saved_step: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., trouble: _Optional[str] = ..., root: _Optional[_Union[CheckpointRoot, _Mapping]] = ...) -> None: ...
+
+class CheckpointRoot(_message.Message):
+    __slots__ = ("path", "num_steps", "steps")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    num_steps: int
+    steps: _containers.RepeatedCompositeFieldContainer[CheckpointStep]
+    def __init__(self, path: _Optional[str] = ..., num_steps: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[CheckpointStep, _Mapping]]] = ...) -> None: ...
+
+class CheckpointStep(_message.Message):
+    __slots__ = ("step", "bytes", "incremental", "local", "damaged")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    INCREMENTAL_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    bytes: int
+    incremental: bool
+    local: bool
+    damaged: bool
+    def __init__(self, step: _Optional[int] = ..., bytes: _Optional[int] = ..., incremental: bool = ..., local: bool = ..., damaged: bool = ...) -> None: ...
 
 class ReportResponse(_message.Message):
     __slots__ = ()

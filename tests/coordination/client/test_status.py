@@ -25,6 +25,20 @@ def test_a_status_client_asks_and_joins_nothing() -> None:
             assert (found.job, found.phase, found.keys, len(found.tasks)) == ("j", "running", 3, 1)
 
 
+def test_where_the_checkpoints_are_is_in_the_status() -> None:
+    """As the primary reported it last, within bounds."""
+    steps = [{"step": number, "bytes": 10 * number, "incremental": number > 5, "local": False} for number in range(100)]
+    with CoordinationService.spawn(1, recoverable=True) as service, CoordinationClient(service.address, 0) as client:
+        client.report(root={"path": "/data/" + 2000 * "x", "num_steps": 100, "steps": steps})
+        client.report(step=7)
+        with StatusClient(service.address) as status:
+            progress = status.status().tasks[0].progress
+    root, newest = progress.root, progress.root.steps[-1]
+    assert (root.path[:7], len(root.path), root.num_steps, progress.step) == ("/data/x", 1024, 100, 7)
+    assert [step.step for step in root.steps] == list(range(36, 100))
+    assert (newest.bytes, newest.incremental, newest.local, newest.damaged) == (990, True, False, False)
+
+
 def test_stacks_are_asked_of_all_at_once() -> None:
     """One answer for each process, in order: its threads, or why there are none."""
     with serving(2) as served, StatusClient(served.address) as status:
