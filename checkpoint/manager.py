@@ -353,6 +353,12 @@ class CheckpointManager:
         """Returns the steps that the hosts have, whole, ascending, as all processes know alike; none without a local tier."""
         return [] if self._tier is None else self._tier.steps()
 
+    def known_steps(self) -> list[int]:
+        """Returns the steps that are known without a look at the store, ascending: those of the opening or the last `reload`, and what this
+        manager has saved and deleted since.
+        """
+        return sorted({*self._index.steps(), *self._foreign, *self.local_steps()})
+
     def _durable_steps(self) -> list[int]:
         if self._group.count == 1:
             return sorted(self._list_steps())

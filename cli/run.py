@@ -11,6 +11,8 @@ from pathlib import Path
 
 import click
 
+from .common import stall_timeout_option, straggler_steps_option
+
 _PAGE_END_S = 5.0
 _SECONDS = click.FloatRange(0)
 
@@ -89,6 +91,8 @@ def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
 @click.option("--grace-s", type=_SECONDS, default=5.0, show_default=True, help="From SIGTERM to SIGKILL for what is left after a failure.")
 @click.option("--commit-grace-s", type=_SECONDS, default=600.0, show_default=True, help="To end a save that a failure did not spoil.")
 @click.option("--preemption-grace-s", type=_SECONDS, default=120.0, show_default=True, help="To save and leave after a notice.")
+@stall_timeout_option
+@straggler_steps_option
 @click.option("--job-id", help="Of this job, the same in each run of it.  [default: a new one]")
 @click.option("--view/--no-view", default=None, help="A live table of the processes.  [default: on a terminal]")
 @click.option("--ray", metavar="ADDRESS", help='Run on the Ray cluster there ("auto": the one this machine belongs to).')
@@ -96,7 +100,13 @@ def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
     "--resource", "resources", multiple=True, callback=_amounts, metavar="NAME=AMOUNT", help="Ray: of one process.  [default: CPU=1]"
 )
 @click.option("--slices", type=click.IntRange(1), default=1, show_default=True, help="Ray: TPU slices of equal size.")
-@click.option("--startup-timeout-s", type=_SECONDS, default=600.0, show_default=True, help="Ray: for machines for all processes.")
+@click.option(
+    "--startup-timeout-s",
+    type=_SECONDS,
+    default=600.0,
+    show_default=True,
+    help="For machines for all processes; with --stall-timeout-s, from the start to the first step.",
+)
 @click.option(
     "--insecure", is_flag=True, help="Ray: no token and certificates; whoever reaches the coordinator's port can disturb the job."
 )
@@ -119,6 +129,8 @@ def run(
     grace_s: float,
     commit_grace_s: float,
     preemption_grace_s: float,
+    stall_timeout_s: float,
+    straggler_steps: float,
     job_id: str | None,
     view: bool | None,
     ray: str | None,
@@ -167,6 +179,8 @@ def run(
         commit_grace_s=commit_grace_s,
         preemption_grace_s=preemption_grace_s,
         startup_timeout_s=startup_timeout_s,
+        stall_timeout_s=stall_timeout_s,
+        straggler_steps=straggler_steps,
     )
     shown = sys.stdout.isatty() if view is None else view
     output = LiveView(sys.stdout, sys.stderr, num_processes) if shown else None

@@ -18,7 +18,7 @@ from holdfast.coordination.diagnosis.step_curve import StepCurve
 from holdfast.proto import session_pb2
 
 from ..supervisor.engine import Engine, JobResult, supervise
-from ..supervisor.job import HANG, Decision, Event, Exited, Job, Notice, Stop
+from ..supervisor.job import HANG, Decision, Event, Exited, Job, Notice, RestartPolicy, Stop
 from ..view import LiveView, reporter
 from ..workers.coordinator import MOST_HISTORY, ProcessProgress, ProgressWatch
 from ..workers.output import Output
@@ -34,8 +34,8 @@ class BaseEngine(Engine):
     Everything but `forward`, `progress` and `status` belongs to the thread that made it.
     """
 
-    def __init__(self, output: Output) -> None:
-        self._output = output
+    def __init__(self, output: Output, policy: RestartPolicy) -> None:
+        self._output, self._policy = output, policy
         self._queue: queue.SimpleQueue[Event | signal.Signals] = queue.SimpleQueue()
         self._watch: ProgressWatch | None = None
         self._explaining = threading.Lock()
@@ -51,7 +51,7 @@ class BaseEngine(Engine):
         """Begins to watch the coordinator of a new attempt."""
         self._sent_sigterm = False
         self._output.say(f"attempt {attempt}, coordinator at {address}")
-        self._watch = ProgressWatch(address, attempt, self._queue.put, credentials)
+        self._watch = ProgressWatch(address, attempt, self._queue.put, credentials, policy=self._policy, say=self._output.say)
         for unix_s, text in self._history:
             self._watch.note(unix_s, text)
 

@@ -54,16 +54,15 @@ class LocalEngine(BaseEngine):
         env: Mapping[str, str],
         cwd: str | Path | None = None,
         output: Output,
-        grace_s: float = 5.0,
+        policy: RestartPolicy,
         capacity_file: Path | None = None,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         coordinator_log: Path | None = None,
         standbys: Standbys | None = None,
     ) -> None:
-        super().__init__(output)
+        super().__init__(output, policy)
         self._command, self._job_id, self._env, self._cwd = list(command), job_id, env, cwd
-        self._grace_s, self._capacity_file = grace_s, capacity_file
-        self._heartbeat_timeout_s, self._coordinator_log = heartbeat_timeout_s, coordinator_log
+        self._capacity_file, self._heartbeat_timeout_s, self._coordinator_log = capacity_file, heartbeat_timeout_s, coordinator_log
         self._standbys = standbys
         self._workers: dict[int, WorkerProcess] = {}
         self._environments: dict[int, Mapping[str, str]] = {}  # of the attempt that runs
@@ -187,8 +186,8 @@ class LocalEngine(BaseEngine):
         return self._capacity
 
     def close(self) -> None:
-        """Ends whatever still runs: what was already asked to end has `grace_s` seconds, then SIGKILL."""
-        deadline = time.monotonic() + self._grace_s
+        """Ends whatever still runs: what was already asked to end has the policy's `grace_s` seconds, then SIGKILL."""
+        deadline = time.monotonic() + self._policy.grace_s
         for worker in self._workers.values():
             worker.wait(max(0.0, deadline - time.monotonic()))
         self._kill()
@@ -254,7 +253,7 @@ def run_local(
             env=env,
             cwd=cwd,
             output=logs or output,
-            grace_s=restart.grace_s,
+            policy=restart,
             capacity_file=Path(capacity_file) if capacity_file else None,
             heartbeat_timeout_s=heartbeat_timeout_s,
             coordinator_log=None if logs is None else logs.coordinator_log,

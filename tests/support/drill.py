@@ -89,8 +89,8 @@ def line_of(mark: str) -> int:
 class Drill:
     """A job that runs, to be disturbed."""
 
-    def __init__(self, folder: Path, address: str | None, environment: dict[str, str]) -> None:
-        self.folder, self.address, self.environment = folder, address, environment
+    def __init__(self, folder: Path, address: str | None, environment: dict[str, str], job: subprocess.Popen[bytes] | None = None) -> None:
+        self.folder, self.address, self.environment, self.job = folder, address, environment, job
 
     def status(self, *arguments: str) -> str:
         """Returns what `holdfast status` prints, "" where it finds nobody."""
@@ -136,8 +136,8 @@ class Drill:
 
 
 @contextmanager
-def drill(folder: Path, *, under_launcher: bool = True) -> Iterator[Drill]:
-    """Runs the trainer as three processes: under `holdfast run`, or on their own beside a coordinator, the victim through a proxy."""
+def drill(folder: Path, *options: str, under_launcher: bool = True) -> Iterator[Drill]:
+    """Runs the trainer as three processes: under `holdfast run OPTIONS`, or alone beside a coordinator, the victim through a proxy."""
     script = folder / "train.py"
     script.write_text(TRAINER.strip() + "\n")
     with tempfile.TemporaryDirectory(dir="/tmp") as base, open(folder / "run.log", "w") as log:
@@ -148,6 +148,7 @@ def drill(folder: Path, *, under_launcher: bool = True) -> Iterator[Drill]:
                 "run",
                 "-n",
                 str(COUNT),
+                *options,
                 "--log-dir",
                 str(folder / "logs"),
                 "--",
@@ -157,7 +158,7 @@ def drill(folder: Path, *, under_launcher: bool = True) -> Iterator[Drill]:
             ]
             job = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
             try:
-                yield Drill(folder, None, environment)
+                yield Drill(folder, None, environment, job)
             finally:
                 job.kill()
                 job.wait()
