@@ -283,6 +283,12 @@ class SessionStreams:
             self._machine.drop(call)
             call.settle(self._machine, Completion(call, None, Status(Code.CANCELLED, "the caller took the call back")))
 
+    def tell_over(self, why: str) -> None:
+        """Sends every process the word that its launcher has given the attempt up."""
+        frame = session_pb2.ServerFrame(over=session_pb2.Over(why=why)).SerializeToString()
+        for session in self._sessions.values():
+            session.stream.write(frame)
+
     # ---- Queries to a client ---------------------------------------------------------------------------------------------------------
 
     def ask_stacks(self, call: SessionCall | StacksCall, task_id: int, now: float) -> None:

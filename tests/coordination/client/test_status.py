@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import time
 
 import pytest
 
 from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, Fenced, StatusClient
+from holdfast.coordination.names import OVER_FOLDER
 from tests.support.in_process import serving
 from tests.support.secured import at_once
 
@@ -61,6 +63,28 @@ def test_a_launcher_reports_an_exit() -> None:
             status.report_exit(2, 0)
         clients[0].shutdown()
         clients[1].close()
+
+
+def test_a_launcher_ends_an_attempt(caplog: pytest.LogCaptureFixture) -> None:
+    """Every process logs why, and a key holds it for those that have no Session."""
+    with CoordinationService.spawn(1, recoverable=True) as service, CoordinationClient(service.address, 0) as client:
+        with StatusClient(service.address) as status:
+            status.end_attempt("attempt 3 is over: process 2 was ended by signal 9")
+        assert client.key_value_try_get(f"{OVER_FOLDER}/over") == "attempt 3 is over: process 2 was ended by signal 9"
+        client.wait_at_barrier("later than the frame", 30_000)
+        while not caplog.messages:
+            time.sleep(0.01)
+    assert caplog.messages == ["attempt 3 is over: process 2 was ended by signal 9"]
+
+
+def test_a_launcher_reports_where_the_time_went() -> None:
+    """The status has it as it was last reported, and no more parts than there should be."""
+    with serving(1) as served, StatusClient(served.address) as status:
+        assert not status.status().goodput_s
+        status.report_goodput({"starting_s": 1.5, "stepping_s": 2.0})
+        assert dict(status.status().goodput_s) == {"starting_s": 1.5, "stepping_s": 2.0}
+        status.report_goodput({f"{number}": 1.0 for number in range(1000)})
+        assert len(status.status().goodput_s) == 16
 
 
 def test_nobody_is_unavailable_at_once_or_waited_for() -> None:
