@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordination import CoordinationClient, CoordinationService
+from holdfast.coordination import CoordinationClient, CoordinationService, StatusClient
 from tests.support.cluster import Processes, run_processes
 
 HEARTBEAT_S = 6.0
@@ -86,16 +86,23 @@ with multihost.live_devices() as devices:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("launcher", [False, True], ids=["nobody saw it", "a launcher saw it"])
 @pytest.mark.parametrize("wait", WAITS)
-def test_sigkill_of_one_of_four_ends_every_wait_by_name(wait: str, tmp_path: Path) -> None:
-    """Every survivor gets an error naming the process within heartbeat timeout + 2 s; later work is refused; survivors compute on."""
-    with CoordinationService.spawn(4, recoverable=True, survivable=True, heartbeat_timeout_s=HEARTBEAT_S) as service:
-        with Processes(KILLED, 4, arguments=[service.address, HEARTBEAT_S, WAITS[wait], tmp_path / "checkpoints"]) as processes:
+def test_sigkill_of_one_of_four_ends_every_wait_by_name(wait: str, launcher: bool, tmp_path: Path) -> None:
+    """Every survivor gets an error naming the process within heartbeat timeout + 2 s, or long before one of 100 s where a launcher reports
+    the exit; later work is refused; survivors compute on."""
+    heartbeat_s = 100.0 if launcher else HEARTBEAT_S
+    grace = ("--reconnect-grace-s=100",) if launcher else ()
+    with CoordinationService.spawn(4, recoverable=True, survivable=True, heartbeat_timeout_s=heartbeat_s, arguments=grace) as service:
+        with Processes(KILLED, 4, arguments=[service.address, heartbeat_s, WAITS[wait], tmp_path / "checkpoints"]) as processes:
             processes.wait_for(3, "ready")
             for index in range(3):
                 processes.wait_for(index, "waiting")
             killed_at = time.time()
             processes.kill(3, signal.SIGKILL)
+            if launcher:
+                with StatusClient(service.address) as status:
+                    status.report_exit(3, -signal.SIGKILL)
             finished = processes.wait()
     report = "\n".join(f"--- process {i} (exit {f.code}):\n{f.output}" for i, f in enumerate(finished))
     assert [f.code for f in finished] == [0, 0, 0, -signal.SIGKILL], report
@@ -105,7 +112,7 @@ def test_sigkill_of_one_of_four_ends_every_wait_by_name(wait: str, tmp_path: Pat
         failed_at, _, process, message = json.loads(found[1])
         print(f"{wait}: the error came {failed_at - killed_at:.2f} s after SIGKILL: {message}")
         assert process == 3 or "process 3" in message, report
-        assert failed_at - killed_at <= HEARTBEAT_S + 2, report
+        assert failed_at - killed_at <= (heartbeat_s / 10 if launcher else HEARTBEAT_S + 2), report
         assert "refused 3" in survivor.output, report
         assert "went on with 3 [0, 1, 2]" in survivor.output, report
 
