@@ -1,6 +1,6 @@
 """Sees the structure of a checkpoint of many leaves, in holdfast's layout and in Orbax's, and reads it, in turns.
 
-    .venv/bin/python benchmarks/structure.py [--leaves 4000] [--rounds 5]
+    .venv/bin/python benchmarks/structure.py [--leaves 4000] [--rounds 5] [--side 16]
 
 Medians are printed: `structure` of both, and `load` of both, from a warm page cache.
 """
@@ -26,10 +26,10 @@ import numpy as np
 from holdfast.checkpoint import load, save, structure
 
 
-def tree_of(leaves: int) -> dict[str, Any]:
+def tree_of(leaves: int, side: int = 16) -> dict[str, Any]:
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))
-    kernel = jax.device_put(jnp.ones((16, 16)), jax.NamedSharding(mesh, jax.P("x", "y")))
-    bias = jax.device_put(jnp.ones(16), jax.NamedSharding(mesh, jax.P()))
+    kernel = jax.device_put(jnp.ones((side, side)), jax.NamedSharding(mesh, jax.P("x", "y")))
+    bias = jax.device_put(jnp.ones(side), jax.NamedSharding(mesh, jax.P()))
     return {f"layer{index}": {"kernel": kernel, "bias": bias} for index in range(leaves // 2)}
 
 
@@ -46,15 +46,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--leaves", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--side", type=int, default=16, help="rows and columns of a matrix, of which every second leaf is one")
     options = parser.parse_args()
-    tree = tree_of(options.leaves)
+    tree = tree_of(options.leaves, options.side)
     with tempfile.TemporaryDirectory() as name:
         for layout in ("holdfast", "orbax"):
             folder = Path(name) / layout
             save(folder, tree, layout=layout)  # type: ignore[arg-type]
             seen = median_ms(options.rounds, lambda folder=folder: structure(folder).items)  # type: ignore[misc]
             read = median_ms(options.rounds, lambda folder=folder: load(folder, tree))  # type: ignore[misc]
-            print(f"{layout}: {options.leaves} leaves: structure {seen:.1f} ms, load {read:.1f} ms")
+            print(f"{layout}: {options.leaves} leaves: structure {seen:.1f} ms, load {read:.1f} ms, {seen / read:.3f}")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -26,6 +27,20 @@ SHOW_AFTER_S = 1.0
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 local_option = click.option("--local", metavar="FOLDER", default=None, help="The folder of the local tier on this host, for its steps too.")
+stall_timeout_option = click.option(
+    "--stall-timeout-s",
+    type=click.FloatRange(0, min_open=True),
+    default=math.inf,
+    metavar="SECONDS",
+    help="Without a step of all, or of one that is behind, the job hangs: it is said who and where, and restarted.  [default: never]",
+)
+straggler_steps_option = click.option(
+    "--straggler-steps",
+    type=click.FloatRange(1),
+    default=math.inf,
+    metavar="STEPS",
+    help="Say who is so many steps behind the median, and where.  [default: never]",
+)
 single_writer_option = click.option(
     "--single-writer", is_flag=True, help="Promise that nobody else writes there: for stores that cannot make a commit safe."
 )
@@ -80,6 +95,24 @@ def sentences() -> Iterator[None]:
 def print_json(value: Any) -> None:
     """Prints one JSON value on stdout."""
     click.echo(json.dumps(value, indent=2, default=str))
+
+
+_PARTS = {
+    "stepping_s": "new steps",
+    "starting_s": "starting",
+    "restoring_s": "restoring",
+    "saving_s": "blocked in saves",
+    "redoing_s": "steps done again",
+    "ending_s": "ending attempts",
+}
+
+
+def describe_goodput(seconds: Mapping[str, float]) -> str:
+    """Returns where the time of a job went, the share of new steps first."""
+    total_s = sum(seconds.values())
+    share = seconds.get("stepping_s", 0.0) / total_s if total_s else 0.0
+    parts = ", ".join(f"{words} {seconds.get(name, 0.0):.1f}" for name, words in _PARTS.items())
+    return f"goodput {share:.0%} of {total_s:.1f} s: {parts}"
 
 
 def console() -> Console:

@@ -32,7 +32,7 @@ Exit codes: 0 done, 3 nothing there, 4 damaged, 5 refused or failed."""
 @click.option("--path", "under", default="", help="Convert the leaves below this path alone.")
 @click.option("--map", "names", type=click.Path(exists=True, dir_okay=False), help="Rename leaves by this file.")
 @click.option("--shard-bytes", type=int, default=None, help="safetensors: start another file after so many bytes.")
-@click.option("--process", type=int, default=None, help="Of leaves that were kept per process, take this process's (default: all).")
+@click.option("--process", type=int, default=None, help="Of what was kept per process, take this process's (default: all).")
 @single_writer_option
 @json_option
 def convert(

@@ -318,7 +318,8 @@ class _LeafParser:
         if key not in self._known:
             self._known[key] = self._check(data["dtype"], data["shape"], shard_shape, chunk_shape, data["cells"])
         shape, grid, files = self._known[key]
-        impl, sharding, per_process = str(data.get("impl", "")), self._shardings[whole(data["sharding"])], _is_per_process(data)
+        impl, sharding = str(data.get("impl", "")), self._shardings[whole(data["sharding"])]
+        per_process = "per_process" in data and _is_per_process(data)
         if per_process and not shape:
             raise ValueError(f"leaf {path!r} is kept per process, and has no axis for them")
         return LeafRecord(path, kind, data["dtype"], shape, impl, sharding, grid, files, per_process=per_process)

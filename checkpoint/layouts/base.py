@@ -29,7 +29,8 @@ VERIFY_BATCH_BYTES = 128 << 20  # enough to keep every thread of tensorstore at 
 class CheckpointInfo:
     """The facts that a checkpoint states of itself. Times are Unix seconds; `items` are kinds by item name: "tree", "json" or "files".
 
-    `save_id` tells a checkpoint from the one that overwrites it, where the layout has such an id.
+    `save_id` tells a checkpoint from the one that overwrites it, where the layout has such an id. `owners` has the JSON items and items of
+    files of which each process keeps its own, and how many these are.
     """
 
     layout: str
@@ -41,6 +42,11 @@ class CheckpointInfo:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     metadata: Any = None
     save_id: str = ""
+    owners: Mapping[str, int] = field(default_factory=dict)
+
+    def copies(self, item: str) -> list[int | None]:
+        """Returns the processes that keep their own copy of an item; [None] for an item that is all processes'."""
+        return list(range(self.owners[item])) if item in self.owners else [None]
 
 
 class CheckpointReader(Protocol):
@@ -55,8 +61,8 @@ class CheckpointReader(Protocol):
     def reader(self, name: str) -> ArrayReader:
         """Returns the reader of an item's arrays; it raises Corrupt naming file and leaf."""
 
-    def json(self, name: str) -> Any:
-        """Returns the value of an item of kind "json"."""
+    def json(self, name: str, process: int = 0) -> Any:
+        """Returns the value of an item of kind "json": the one that `process` keeps, where each keeps its own."""
 
     def files(self, name: str, selection: PerProcessSelection | None = None) -> Iterator[tuple[str, Iterator[memoryview]]]:
         """Yields the files of an item of kind "files": each one's name below the item, and its bytes in pieces."""

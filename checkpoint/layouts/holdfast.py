@@ -40,7 +40,9 @@ class HoldfastCheckpoint:
         items = {name: item.kind for name, item in self.record.items.items()}
         record = self.record
         times, user = (record.started_s, record.finished_s), (record.metrics, record.metadata)
-        self.info = CheckpointInfo("holdfast", str(folder), items, record.step, *times, *user, record.writer_id)
+        owners = {name: record.processes for name, item in record.items.items() if item.per_process}
+        owners |= {name: len(item.files) for name, item in record.items.items() if item.kind == "json" and len(item.files) > 1}
+        self.info = CheckpointInfo("holdfast", str(folder), items, record.step, *times, *user, record.writer_id, owners)
 
     def item(self, name: str) -> ItemRecord:
         found: ItemRecord = find_named(self.info, self.record.items, name)
@@ -53,8 +55,8 @@ class HoldfastCheckpoint:
         """Restores an item of JSON, or the state of an iterator, which is `like`: see `restore_any`."""
         return restore_any(self._folder.storage, self._folder.name, self.record, name, like, options)
 
-    def json(self, name: str) -> Any:
-        return read_json(self._folder.storage, self._folder.name, self.record, name)
+    def json(self, name: str, process: int = 0) -> Any:
+        return read_json(self._folder.storage, self._folder.name, self.record, name, process)
 
     def files(self, name: str, selection: PerProcessSelection | None = None) -> Iterator[tuple[str, Iterator[memoryview]]]:
         return open_files(self._folder.storage, self._folder.name, self.record, name, selection)

@@ -127,7 +127,7 @@ class SafetensorsCheckpoint:
         find_named(self.info, self.info.items, name)
         return SafetensorsArrays(self, self._tensors)
 
-    def json(self, name: str) -> Any:
+    def json(self, name: str, process: int = 0) -> Any:
         raise StepNotFound(f"{self._folder} has no JSON item '{name}'", path=str(self._folder))
 
     def files(self, name: str, selection: PerProcessSelection | None = None) -> Iterator[tuple[str, Iterator[memoryview]]]:

@@ -17,7 +17,7 @@ from holdfast.multihost import Solo
 
 from ..errors import StepExists, StepNotFound, TreeMismatch, UnsupportedLeaf
 from ..format.dtypes import dtype_named
-from ..format.files import FileReport, ItemReport, encode_value, json_name, pack_name
+from ..format.files import FileReport, ItemReport, bin_name, encode_value, json_name, pack_name
 from ..format.grid import Chunk
 from ..format.limits import encode_json
 from ..format.own_files import StagedFiles, own_names, put_files, scratch_folder
@@ -67,8 +67,9 @@ def convert(
 
     For holdfast and Orbax `target` is a root and the checkpoint becomes a step of it, for safetensors it is the folder itself. `items`
     chooses among several (none: all), `under` keeps the leaves below one path, `rename` gives leaves other paths (their tree becomes a
-    flat dict), and `process` says whose copies of leaves that were kept per process. Arrays pass through memory a few at a time; what can
-    be read only whole (a chunk of Orbax's) is held whole. `claims` are the target's (made if None).
+    flat dict), and `process` says whose copies to take of what was kept per process: leaves, JSON items, items of files. Arrays pass
+    through memory a few at a time; what can be read only whole (a chunk of Orbax's) is held whole. `claims` are the target's, made if
+    None.
     Raises StepExists, UnsupportedLeaf for what the layout cannot hold, Corrupt, the store's OSErrors; what was begun is removed.
     """
     chosen = _chosen(checkpoint, items)
@@ -77,14 +78,14 @@ def convert(
     if under or rename is not None:
         chosen = {name: _selected(found, under, rename) for name, found in chosen.items()}
     if to == "holdfast":
-        return _to_holdfast(checkpoint, chosen, target, claims, progress)
+        return _to_holdfast(checkpoint, chosen, target, claims, progress, process)
     _refuse_per_process_values(chosen, to)
     if not items:
         _refuse_files(checkpoint, to)
     if to == "safetensors":
         return _to_safetensors(checkpoint, chosen, target, shard_bytes, progress)
     if to == "orbax":
-        return _to_orbax(checkpoint, chosen, target, progress)
+        return _to_orbax(checkpoint, chosen, target, progress, process)
     raise ValueError(f'there is no layout {to!r}: choose "holdfast", "orbax" or "safetensors"')
 
 
@@ -131,9 +132,15 @@ def _refuse_files(checkpoint: CheckpointReader, to: str) -> None:
             raise UnsupportedLeaf(f"{message} (--item NAME)", leaf=name)
 
 
-def _to_orbax(checkpoint: CheckpointReader, chosen: Mapping[str, Selected], root: StorePath, progress: Progress) -> str:
+def _to_orbax(
+    checkpoint: CheckpointReader, chosen: Mapping[str, Selected], root: StorePath, progress: Progress, process: int | None
+) -> str:
     from ..layouts.orbax.write import OrbaxWriter
 
+    kept = [name for name, kind in checkpoint.info.items.items() if kind == "json" and name in checkpoint.info.owners]
+    if kept and process is None:
+        message = f"the item '{kept[0]}' has a value of each of {checkpoint.info.owners[kept[0]]} processes, and orbax holds one"
+        raise UnsupportedLeaf(f"{message}; say whose to take (--process N)", leaf=kept[0])
     target = root / str(checkpoint.info.step or 0)
     writer = OrbaxWriter(target)
     try:
@@ -150,7 +157,7 @@ def _to_orbax(checkpoint: CheckpointReader, chosen: Mapping[str, Selected], root
             writer.flush()
         for name, kind in checkpoint.info.items.items():
             if kind == "json":
-                writer.add_json(name, checkpoint.json(name))
+                writer.add_json(name, checkpoint.json(name, process or 0))
         writer.finish(metrics=checkpoint.info.metrics, metadata=checkpoint.info.metadata)
     except BaseException:
         writer.abandon()
@@ -249,9 +256,14 @@ def _parts(head: bytes, order: Sequence[str], leaves: Mapping[str, tuple[LeafRec
 
 
 def _to_holdfast(
-    checkpoint: CheckpointReader, chosen: Mapping[str, Selected], root: StorePath, claims: Claims | None, progress: Progress
+    checkpoint: CheckpointReader,
+    chosen: Mapping[str, Selected],
+    root: StorePath,
+    claims: Claims | None,
+    progress: Progress,
+    process: int | None,
 ) -> str:
-    """Writes the chosen items, and the JSON items, as a step of `root`; returns where it is. Raises StepExists.
+    """Writes the chosen items, the JSON items and the items of files as a step of `root`; returns where it is. Raises StepExists.
 
     The plan is made of the records instead of live arrays, with their own grids as far as they have them. Each pack is written while its
     chunks are read, in their order.
@@ -266,7 +278,7 @@ def _to_holdfast(
         key = SaveKey(writer_id, 0, step)
         folder = opened.step_names.name_of(step)
         target = SaveTarget(storage, Solo(), key, folder, f"{FOLDER}/{writer_id}", f"checkpoint/convert/{writer_id}", timeout_s=math.inf)
-        result = run_protocol(target, _ConversionWork(checkpoint, chosen, target, progress))
+        result = run_protocol(target, _ConversionWork(checkpoint, chosen, target, progress, process))
         if result.error is not None:
             cause = result.error.__cause__
             raise cause if isinstance(cause, HoldfastError) and result.deletable else result.error
@@ -276,10 +288,12 @@ def _to_holdfast(
 
 
 class _ConversionWork:
-    """Writes the chosen items of a checkpoint, and its JSON items, as this one process."""
+    """Writes the chosen items of a checkpoint, its JSON items and its items of files, as this one process for all that saved them."""
 
-    def __init__(self, checkpoint: CheckpointReader, chosen: Mapping[str, Selected], target: SaveTarget, progress: Progress) -> None:
-        self._checkpoint, self._chosen, self._target, self._progress = checkpoint, chosen, target, progress
+    def __init__(
+        self, checkpoint: CheckpointReader, chosen: Mapping[str, Selected], target: SaveTarget, progress: Progress, process: int | None
+    ) -> None:
+        self._checkpoint, self._chosen, self._target, self._progress, self._process = checkpoint, chosen, target, progress, process
         self._started_s = time.time()
         self._items: dict[str, tuple[Plan | None, list[ItemReport]]] = {}
         self._names: list[str] = []
@@ -290,21 +304,29 @@ class _ConversionWork:
         for name, (item, reader) in self._chosen.items():
             self._items[name] = write_item(item, reader, storage, folder, save_id, self._progress, self._names)
         for name, kind in checkpoint.info.items.items():
-            if kind == "json":
-                self._names.append(f"{name}/{json_name(0, save_id)}")
-                self._items[name] = (None, [write_json(storage, folder, name, save_id, 0, _json_data(name, checkpoint.json(name)))])
-            if kind == "files":
-                self._write_files(name)
+            if kind != "tree":
+                write_copy = self._write_json if kind == "json" else self._write_files
+                self._items[name] = (None, [write_copy(name, owner) for owner in self._copies(name)])
         return {name: reports[0] for name, (_, reports) in self._items.items()}
 
-    def _write_files(self, item: str) -> None:
+    def _copies(self, item: str) -> list[int | None]:
+        """Returns the processes whose copies are written; None for an item that has one, or of which one is taken."""
+        return self._checkpoint.info.copies(item) if self._process is None else [None]
+
+    def _write_json(self, item: str, owner: int | None) -> ItemReport:
+        target = self._target
+        value = self._checkpoint.json(item, self._process or 0 if owner is None else owner)
+        self._names.append(f"{item}/{json_name(owner or 0, target.key.save_id)}")
+        return write_json(target.storage, target.folder, item, target.key.save_id, owner or 0, _json_data(item, value))
+
+    def _write_files(self, item: str, owner: int | None) -> ItemReport:
+        target, info = self._target, self._checkpoint.info
+        selection = PerProcessSelection(self._process or 0 if owner is None else owner)
         with scratch_folder() as folder:
-            put_files(folder, self._checkpoint.files(item, PerProcessSelection(0)), self._checkpoint.info.path)
-            staged = StagedFiles(folder, tuple(own_names(folder)), per_process=False, nbytes=0)
-            target = self._target
-            report = write_files(target.storage, target.folder, item, target.key.save_id, 0, staged, self._progress)
-        self._names += [f"{item}/{file.name}" for file in report.files]
-        self._items[item] = (None, [report])
+            put_files(folder, self._checkpoint.files(item, selection), info.path)
+            staged = StagedFiles(folder, tuple(own_names(folder)), per_process=owner is not None, nbytes=0)
+            self._names += [f"{item}/{bin_name(owner or 0, number, target.key.save_id)}" for number in range(len(staged))]
+            return write_files(target.storage, target.folder, item, target.key.save_id, owner or 0, staged, self._progress)
 
     def build(self, reports: Sequence[SaveReport]) -> bytes:
         """Returns the record: the one report of the save is this work's own."""

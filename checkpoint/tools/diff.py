@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..format.record import LeafRecord
-from ..layouts.base import CheckpointReader, read_leaves
+from ..layouts.base import CheckpointInfo, CheckpointReader, read_leaves
 from ..restoring.match import show_leaf
+from ..restoring.per_process import PerProcessSelection
 from ..restoring.restore import allocate
 
 BATCH_BYTES = 64 << 20
@@ -21,6 +23,7 @@ COMPARED = 1 << 20  # elements at once
 class LeafDifference:
     """One leaf that differs. `what` is "only in A", "only in B", "type", "shape", "dtype" or "value"; the numbers are those of "value".
 
+    `path` is a leaf's, a file's own name, or "" for the whole item, and begins with "process 3: " where each process keeps its own.
     `max_abs` and `max_rel` are over the elements that are finite on both sides; `count` is how many elements differ, of `size`. A NaN
     differs from anything but the same bits.
     """
@@ -42,30 +45,62 @@ def compare(a: CheckpointReader, b: CheckpointReader) -> Iterator[LeafDifference
     for name in sorted(items_a.keys() | items_b.keys()):
         if name not in items_a or name not in items_b:
             yield LeafDifference(name, "", "only in B" if name not in items_a else "only in A")
-        elif a.info.items[items_a[name]] == "json" or b.info.items[items_b[name]] == "json":
-            yield from _compare_json(a, b, items_a[name], items_b[name])
+            continue
+        pair = items_a[name], items_b[name]
+        kind, other = a.info.items[pair[0]], b.info.items[pair[1]]
+        copies = a.info.copies(pair[0])
+        if kind != other:
+            yield LeafDifference(name, "", "type", kind, other)
+        elif kind == "tree":
+            yield from _compare_trees(a, b, *pair)
+        elif copies != b.info.copies(pair[1]):
+            yield LeafDifference(name, "", "type", _owned(kind, a.info, pair[0]), _owned(kind, b.info, pair[1]))
         else:
-            yield from _compare_trees(a, b, items_a[name], items_b[name])
+            for owner in copies:
+                prefix = "" if owner is None else f"process {owner}: "
+                read = _json_values if kind == "json" else _digests
+                yield from _compare_values(name, prefix, read(a, pair[0], owner), read(b, pair[1], owner))
 
 
 def _paired_items(a: CheckpointReader, b: CheckpointReader) -> tuple[dict[str, str], dict[str, str]]:
     """Returns the items of both by a common name: where each has one tree alone, these are compared whatever they are called."""
-    names_a = {name: name for name, kind in a.info.items.items() if kind != "files"}
-    names_b = {name: name for name, kind in b.info.items.items() if kind != "files"}
-    if len(names_a) == len(names_b) == 1 and names_a != names_b:
-        only = next(iter(names_a))
-        return names_a, {only: next(iter(names_b))}
+    names_a, names_b = ({name: name for name in reader.info.items} for reader in (a, b))
+    trees_a, trees_b = ([name for name, kind in reader.info.items.items() if kind != "files"] for reader in (a, b))
+    if len(trees_a) == len(trees_b) == 1 and trees_a != trees_b and trees_a[0] not in names_b:
+        names_b = {trees_a[0] if name == trees_b[0] else name: name for name in names_b}
     return names_a, names_b
 
 
-def _compare_json(a: CheckpointReader, b: CheckpointReader, item_a: str, item_b: str) -> Iterator[LeafDifference]:
-    kinds = a.info.items[item_a], b.info.items[item_b]
-    if kinds != ("json", "json"):
-        yield LeafDifference(item_a, "", "type", *kinds)
-        return
-    value_a, value_b = a.json(item_a), b.json(item_b)
-    if value_a != value_b:
-        yield LeafDifference(item_a, "", "value", repr(value_a)[:200], repr(value_b)[:200], count=1, size=1)
+def _owned(kind: str, info: CheckpointInfo, item: str) -> str:
+    return f"{kind} of each of {info.owners[item]} processes" if item in info.owners else kind
+
+
+def _json_values(checkpoint: CheckpointReader, item: str, owner: int | None) -> dict[str, tuple[Any, str]]:
+    """Returns what `_compare_values` takes: the one value."""
+    value = checkpoint.json(item, owner or 0)
+    return {"": (value, repr(value)[:200])}
+
+
+def _digests(checkpoint: CheckpointReader, item: str, owner: int | None) -> dict[str, tuple[Any, str]]:
+    """Returns what `_compare_values` takes, by the files' own names; a piece of a file at a time is in memory."""
+    found: dict[str, tuple[Any, str]] = {}
+    for name, pieces in checkpoint.files(item, PerProcessSelection(owner or 0)):
+        digest, size = hashlib.blake2b(), 0
+        for piece in pieces:
+            digest.update(piece)
+            size += piece.nbytes
+        found[name] = digest.digest(), f"{size:,} bytes, {digest.hexdigest()[:8]}"
+    return found
+
+
+def _compare_values(item: str, prefix: str, a: Mapping[str, tuple[Any, str]], b: Mapping[str, tuple[Any, str]]) -> Iterator[LeafDifference]:
+    """Yields what differs between values by name; each comes with how it is shown."""
+    for name in sorted(a.keys() | b.keys()):
+        (value_a, shown_a), (value_b, shown_b) = (each.get(name, (None, "")) for each in (a, b))
+        if name not in a or name not in b:
+            yield LeafDifference(item, f"{prefix}{name}", "only in B" if name not in a else "only in A", shown_a, shown_b)
+        elif value_a != value_b:
+            yield LeafDifference(item, f"{prefix}{name}".removesuffix(": "), "value", shown_a, shown_b, count=1, size=1)
 
 
 def _compare_trees(a: CheckpointReader, b: CheckpointReader, item_a: str, item_b: str) -> Iterator[LeafDifference]:

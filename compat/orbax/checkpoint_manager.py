@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -80,7 +81,7 @@ class CheckpointManager(AbstractCheckpointManager):
         timeout_s = float((self._options.async_options or AsyncOptions()).timeout_secs)
         return NativeManager(
             self._directory,
-            save_policy=AskToSave(self._options.save_policy(), self._infos, self.is_saving_in_progress),
+            save_policy=AskToSave(self._options.save_policy(), lambda: _LazyInfos(self), self.is_saving_in_progress),
             keep_policy=AskToKeep(self._options.keep_policy()),
             options=Options(
                 save_timeout_s=timeout_s,
@@ -100,11 +101,16 @@ class CheckpointManager(AbstractCheckpointManager):
 
     def all_steps(self, read: bool = False) -> list[int]:
         """Returns the steps, ascending: those that are there, and the one whose save is in flight (not with `read`)."""
-        in_flight = self._saving is not None and self.is_saving_in_progress()  # asked first: it may be there by the time of the listing
-        steps = set(self.native.all_steps())
-        if not read and self._saving is not None and in_flight:
-            steps.add(self._saving[0])
-        return sorted(steps)
+        in_flight = [] if read else self._in_flight()  # asked first: it may be there by the time of the listing
+        return sorted({*self.native.all_steps(), *in_flight})
+
+    def steps_to_decide_by(self) -> list[int]:
+        """Returns the steps that a decision to save knows, as with Orbax: without a look at the store, and with the one in flight."""
+        in_flight = self._in_flight()
+        return sorted({*self.native.known_steps(), *in_flight})
+
+    def _in_flight(self) -> list[int]:
+        return [self._saving[0]] if self._saving is not None and self.is_saving_in_progress() else []
 
     def latest_step(self) -> int | None:
         """Returns the newest step, None where there is none."""
@@ -117,9 +123,6 @@ class CheckpointManager(AbstractCheckpointManager):
         sign = -1 if self._options.best_mode == "min" else 1
         scored = [(sign * self._options.best_fn(found), step) for step in self.all_steps() if (found := self._metrics(step))]
         return max(scored)[1] if scored else None
-
-    def _infos(self) -> list[PolicyCheckpointInfo]:
-        return [_LazyInfo(step, self) for step in self.all_steps()]
 
     def _metrics(self, step: int) -> dict[str, float]:
         if self._saving is not None and self._saving[0] == step:
@@ -149,8 +152,7 @@ class CheckpointManager(AbstractCheckpointManager):
         return self._is_next(step) and self.native.should_save(step)
 
     def _is_next(self, step: int) -> bool:
-        latest = self.latest_step()
-        return not self._options.read_only and (latest is None or step > latest)
+        return not self._options.read_only and step > max(self.steps_to_decide_by(), default=step - 1)
 
     def reached_preemption(self, step: int) -> bool:
         """Says whether the job has to stop at this step."""
@@ -338,6 +340,24 @@ class _LazyInfo(PolicyCheckpointInfo):
         with contextlib.suppress(StepNotFound, TreeMismatch):
             return datetime.fromtimestamp(self._manager.native.structure(self.step).started_s or 0.0, UTC)
         return datetime.now(UTC)  # its save is in flight
+
+
+class _LazyInfos(Sequence[PolicyCheckpointInfo]):
+    """The steps for a policy of saving, listed when it looks at them."""
+
+    def __init__(self, manager: CheckpointManager) -> None:
+        self._manager = manager
+
+    @functools.cached_property
+    def _steps(self) -> list[int]:
+        return self._manager.steps_to_decide_by()
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self._steps[index]
+        return _LazyInfo(found, self._manager) if isinstance(found, int) else [_LazyInfo(step, self._manager) for step in found]
 
 
 def steps_in(directory: Any) -> Iterable[int]:

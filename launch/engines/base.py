@@ -8,16 +8,19 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from google.protobuf.json_format import MessageToDict
 
 from holdfast.coordination import Credentials
+from holdfast.coordination.diagnosis.step_curve import StepCurve
+from holdfast.multihost import JobError
 from holdfast.proto import session_pb2
 
 from ..supervisor.engine import Engine, JobResult, supervise
-from ..supervisor.job import HANG, Decision, Event, Exited, Job, Notice, Stop
+from ..supervisor.goodput import RUNS, Goodput, GoodputMeter
+from ..supervisor.job import HANG, Decision, Event, Exited, Job, Notice, RestartPolicy, Stop
 from ..view import LiveView, reporter
 from ..workers.coordinator import MOST_HISTORY, ProcessProgress, ProgressWatch
 from ..workers.output import Output
@@ -30,18 +33,20 @@ _BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # the latter from a shell
 class BaseEngine(Engine):
     """Queues events and signals. An engine adds `carry_out`, `close`, and how its processes are signalled and killed.
 
-    Everything but `forward` and `progress` belongs to the thread that made it.
+    Everything but `forward`, `progress` and `status` belongs to the thread that made it.
     """
 
-    def __init__(self, output: Output) -> None:
-        self._output = output
+    def __init__(self, output: Output, policy: RestartPolicy) -> None:
+        self._output, self._policy = output, policy
         self._queue: queue.SimpleQueue[Event | signal.Signals] = queue.SimpleQueue()
         self._watch: ProgressWatch | None = None
         self._explaining = threading.Lock()
         self._explained: ProgressWatch | None = None
         self._status = session_pb2.StatusResponse()
         self._events: deque[session_pb2.Event] = deque(maxlen=_MOST_EVENTS)
+        self._curve = StepCurve()
         self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
+        self.goodput: Callable[[], Goodput] = Goodput  # where the job's time went until now; from any thread
         self._signals = 0
         self._sent_sigterm = False  # to the processes of this attempt
 
@@ -49,7 +54,9 @@ class BaseEngine(Engine):
         """Begins to watch the coordinator of a new attempt."""
         self._sent_sigterm = False
         self._output.say(f"attempt {attempt}, coordinator at {address}")
-        self._watch = ProgressWatch(address, attempt, self._queue.put, credentials)
+        self._watch = ProgressWatch(
+            address, attempt, self._queue.put, credentials, policy=self._policy, say=self._output.say, goodput=self.goodput
+        )
         for unix_s, text in self._history:
             self._watch.note(unix_s, text)
 
@@ -73,6 +80,11 @@ class BaseEngine(Engine):
         if self._watch is not None:
             self._watch.note(*line)
 
+    def end_attempt(self, attempt: int, error: JobError) -> None:
+        """Has the processes of an attempt log that it is over, and why, before they are ended; takes at most 1 s."""
+        if self._watch is not None:
+            self._watch.end_attempt(f"attempt {attempt} is over: {str(error).replace(f' in attempt {attempt}', '')}")
+
     def forward(self, number: int) -> None:
         """Takes a signal of the launcher: the first stops the job, the second repeats SIGTERM, the third kills. Signal-safe."""
         self._queue.put(signal.Signals(number))
@@ -81,6 +93,11 @@ class BaseEngine(Engine):
         """Returns what the processes of this attempt last reported."""
         watch = self._watch
         return watch.processes if watch is not None else ()
+
+    def status(self) -> session_pb2.StatusResponse:
+        """Returns the last status of this attempt; of the one before where there is none yet."""
+        watch = self._watch
+        return watch.status if watch is not None and watch.status.num_processes else self._status
 
     def events(self, timeout_s: float | None) -> Sequence[Event]:
         """Returns the next event, at the latest after `timeout_s`."""
@@ -128,6 +145,8 @@ class BaseEngine(Engine):
         if watch is not None:
             watch.close()
             self._status = watch.status
+            for point in watch.curve.samples():
+                self._curve.add(point)
             self._events.extend(event for event in watch.events if event.kind != "launcher")
 
     def leave_status(self, file: Path, result: JobResult) -> None:
@@ -136,9 +155,11 @@ class BaseEngine(Engine):
         status = session_pb2.StatusResponse()
         status.CopyFrom(self._status)
         del status.events[:]
+        status.goodput_s.update(vars(result.goodput))
         status.events.extend(sorted([*self._events, *own], key=lambda event: event.unix_s))
         last = result.reasons[-1] if result.reasons else ""
         kept = {"unix_s": time.time(), "outcome": f"{result.outcome}: {last}", "status": MessageToDict(status)}
+        kept["samples"] = self._curve.samples()
         try:
             file.write_text(json.dumps(kept))
         except OSError as error:
@@ -153,8 +174,13 @@ def run_job(job: Job, engine: BaseEngine, output: Output) -> JobResult:
 
     def on_decision(before: Job, decision: Decision) -> None:
         report(before, decision)
-        if decision.job.state is not before.state:
-            engine.note(f"attempt {decision.job.attempt} is {decision.job.state}: {decision.reason}")
+        after = decision.job
+        if after.state is not before.state:
+            engine.note(f"attempt {after.attempt} is {after.state}: {decision.reason}")
+        if before.state in RUNS and after.state not in RUNS and after.alive and after.error is not None:
+            engine.end_attempt(after.attempt, after.error)
 
+    meter = GoodputMeter(time.monotonic())
+    engine.goodput = lambda: meter.goodput(time.monotonic())
     with passing_on(engine.forward):
-        return supervise(job, engine, on_decision=on_decision)
+        return supervise(job, engine, on_decision=on_decision, meter=meter)

@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -23,6 +24,9 @@ from typing import Any
 import jax
 from jax._src import distributed
 
+from holdfast.coordination.names import OVER_FOLDER
+
+from ..group.collectives import on_thread
 from ..group.group_client import Client, GroupClient, group_client_of
 from ..liveness.vitals import note_step
 from ..liveness.watchdog import progress
@@ -37,6 +41,7 @@ RAISED, LOWERED = "raised", "lowered"
 # The key by which JAX's own sync point (TSL's PreemptionSyncManager) notifies its processes.
 _JAX_KEY = "RECEIVED_PREEMPTION_NOTICE"
 _RETRY_S = 0.5
+_OVER_S = 0.5  # for the coordinator to say whether a signal is the end of the attempt; a notice waits for that
 
 
 class Preemption:
@@ -104,7 +109,23 @@ class Preemption:
         self._start(source)
 
     def _start(self, source: Source) -> None:
-        source.start(lambda notice: self.notify(notice, source))
+        source.start(lambda notice: self._take(notice, source))
+
+    def _take(self, notice: Notice | None, source: Source) -> None:
+        """Takes the notice of a source. A signal of a launcher that has given the attempt up is none."""
+        over = self._why_over() if isinstance(source, Signals) else ""
+        if over:
+            _log.error("%s", over)
+        else:
+            self.notify(notice, source)
+
+    def _why_over(self) -> str:
+        """Returns why a launcher has ended this attempt, "" where it has not, or the coordinator does not say so at once."""
+        group_client = self._group_client
+        if group_client is None:
+            return ""
+        answer = on_thread("over", lambda: group_client.list(OVER_FOLDER).get("over", b"").decode())
+        return answer.result() if wait([answer], _OVER_S).done and answer.exception() is None else ""
 
     def _on_change(self, value: str) -> None:
         self._unsettled.set()

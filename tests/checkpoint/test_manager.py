@@ -412,3 +412,16 @@ def test_steps_live_under_the_names_of_the_root(tmp_path: Path, incremental: boo
     assert sorted(path.name for path in tmp_path.iterdir()) == [".holdfast", "checkpoint_0002", "checkpoint_30001"]
     with CheckpointManager(tmp_path, options=Options(read_only=True)) as manager:
         assert manager.all_steps() == [2, 30001]
+
+
+def test_known_steps_are_those_of_the_opening_and_its_own(tmp_path: Path) -> None:
+    """What another manager saves or deletes is known from `reload` on; what this one does, at once."""
+    with CheckpointManager(tmp_path) as other, CheckpointManager(tmp_path) as manager:
+        other.save(1, {"x": 1})
+        other.wait_until_finished()
+        manager.save(2, {"x": 2})
+        manager.wait_until_finished()
+        assert manager.known_steps() == [2] and manager.all_steps() == [1, 2]
+        manager.reload()
+        manager.delete(1)
+        assert manager.known_steps() == [2] and other.known_steps() == [1]

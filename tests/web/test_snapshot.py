@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 from holdfast.coordination.diagnosis.findings import Finding
+from holdfast.coordination.diagnosis.step_curve import sample
 from holdfast.proto import coordination_pb2, session_pb2
-from holdfast.web.snapshot import MOST_EVENTS, encode, sample, snapshot
+from holdfast.web.snapshot import MOST_EVENTS, encode, snapshot
 
 
 def test_a_snapshot_is_bounded_and_says_who_is_silent() -> None:
@@ -22,6 +23,16 @@ def test_a_snapshot_is_bounded_and_says_who_is_silent() -> None:
     assert len(shown["barriers"][0]["missing"]) == 50 and shown["barriers"][0]["num_missing"] == 4096
     assert len(shown["events"]) == MOST_EVENTS and shown["events"][-1]["text"] == "event 999"
     assert shown["samples"] == [[5.0, 7, 0.0, -1]] and shown["findings"][0]["processes"] == (1,)
+
+
+def test_the_root_is_the_one_that_its_primary_reported() -> None:
+    """None where nobody did."""
+    status = session_pb2.StatusResponse()
+    status.tasks.add(task_id=0)
+    assert snapshot(status, unix_s=1.0)["root"] is None
+    step = {"step": 5, "bytes": 640, "incremental": True, "local": False, "damaged": True}
+    status.tasks.add(task_id=1).progress.root.MergeFrom(session_pb2.CheckpointRoot(path="/data", num_steps=3, steps=[step]))
+    assert snapshot(status, unix_s=1.0)["root"] == {"path": "/data", "num_steps": 3, "steps": [step]}
 
 
 def test_a_page_without_a_status_says_why() -> None:

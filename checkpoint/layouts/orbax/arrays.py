@@ -6,6 +6,7 @@ tensorstore's. A missing chunk is an error, never silently the fill value, unles
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -43,11 +44,14 @@ class OrbaxItem:
         self._base = self._find_base(about)
         self._stores: dict[str, Any] = {}
         self._descriptions: dict[int, _Description] = {}
-        asked = self._ask_specs([leaf.name for leaf in about.leaves if _has_data(leaf)])
-        shardings = self._shardings()  # tensorstore reads meanwhile
-        self._specs = self._array_specs(asked)
         self._names: dict[str, str] = {}  # what a leaf's array is called, by the leaf's path
-        self.record = self._record(name, about, shardings)
+        asked = self._ask_specs([leaf.name for leaf in about.leaves if _has_data(leaf)])
+        # tensorstore reads meanwhile
+        tree, paths, order = self._tree(about)
+        shardings, strings, prng = self._shardings(), self._optional_json(orbax.STRINGS), self._prng_implementations()
+        self._specs = self._array_specs(asked)
+        records = self._records(about, strings, prng, shardings)
+        self.record = ItemRecord(name, "tree", (), tree, self._placed(records, paths, order))
 
     def _metadata(self) -> orbax.TreeMetadata:
         file = f"{self._folder}/{orbax.TREE_METADATA}"
@@ -71,41 +75,43 @@ class OrbaxItem:
     def _shardings(self) -> dict[str, Any]:
         return orbax.parse_shardings(self._folder.fetch(orbax.SHARDING), orbax.SHARDING) if orbax.SHARDING in self._files else {}
 
-    def _record(self, name: str, about: orbax.TreeMetadata, shardings: Mapping[str, Any]) -> ItemRecord:
-        strings = self._optional_json(orbax.STRINGS)
-        prng = self._prng_implementations()
-        scalars = self._scalars([leaf.name for leaf in about.leaves if _has_data(leaf) and leaf.value_type == "scalar"])
-        records: list[LeafRecord] = []
-        values: dict[tuple[tuple[str, bool], ...], Any] = {}  # a leaf is its number among the records
-        for leaf in about.leaves:
-            if leaf.empty:
-                values[leaf.keys] = orbax.empty_value(leaf.value_type)
-                continue
-            values[leaf.keys] = len(records)
-            if leaf.value_type == "string":
-                records.append(self._string(leaf.name, strings))
-            elif leaf.value_type == "scalar" and leaf.name in scalars:
-                records.append(LeafRecord(leaf.name, type(scalars[leaf.name]).__name__, value=scalars[leaf.name]))
-            else:
-                kind = "numpy" if leaf.value_type in ("np.ndarray", "scalar") else "array"
-                records.append(self._array(leaf.name, kind, prng.get(leaf.name, ""), shardings.get(leaf.name)))
-        tree, leaves = self._tree(values, records)
-        return ItemRecord(name, "tree", (), tree, leaves)
-
-    def _tree(self, values: dict[tuple[tuple[str, bool], ...], Any], records: list[LeafRecord]) -> tuple[Any, tuple[LeafRecord, ...]]:
-        """Returns the description of the tree and its leaves, by the paths that they have in it."""
-        single = list(values) == [(("checkpoint", False),)]
-        tree = next(iter(values.values())) if single else orbax.build_tree(values)
-        if single and records and self._folder.basename == "jax_random_key":
-            records = [self._random_key(records[0])]
+    def _tree(self, about: orbax.TreeMetadata) -> tuple[Any, list[str], list[int]]:
+        """Returns the description of the tree and, in flatten order, the paths of its leaves and their numbers among `_records`."""
+        numbers = itertools.count()
+        values: dict[Any, Any] = {leaf.keys: orbax.empty_value(leaf.value_type) if leaf.empty else next(numbers) for leaf in about.leaves}
+        tree: Any = next(iter(values.values())) if _is_single(about) else orbax.build_tree(values)
         if self._folder.basename == "np_random_key":
             tree = tuple(tree)
-        description, paths = describe(tree)
-        leaves = [records[number] for number in flatten(tree)[0]]
-        self._names = {path: leaf.path for path, leaf in zip(paths, leaves, strict=True)}
+        return *describe(tree), flatten(tree)[0]
+
+    def _records(
+        self, about: orbax.TreeMetadata, strings: Mapping[str, Any], prng: Mapping[str, str], shardings: Mapping[str, Any]
+    ) -> list[LeafRecord]:
+        """Returns the leaves that have a value, by their arrays' names."""
+        scalars = self._scalars([leaf.name for leaf in about.leaves if _has_data(leaf) and leaf.value_type == "scalar"])
+        records: list[LeafRecord] = []
+        for leaf in about.leaves:
+            name = leaf.name
+            if leaf.empty:
+                continue
+            if leaf.value_type == "string":
+                records.append(self._string(name, strings))
+            elif leaf.value_type == "scalar" and name in scalars:
+                records.append(LeafRecord(name, type(scalars[name]).__name__, value=scalars[name]))
+            else:
+                kind = "numpy" if leaf.value_type in ("np.ndarray", "scalar") else "array"
+                records.append(self._array(name, kind, prng.get(name, ""), shardings.get(name)))
+        if _is_single(about) and records and self._folder.basename == "jax_random_key":
+            return [self._random_key(records[0])]
+        return records
+
+    def _placed(self, records: Sequence[LeafRecord], paths: Sequence[str], order: Sequence[int]) -> tuple[LeafRecord, ...]:
+        """Returns the leaves in flatten order, by the paths that they have in the tree."""
+        leaves = tuple([records[number] for number in order])
         for path, leaf in zip(paths, leaves, strict=True):
+            self._names[path] = leaf.path
             leaf.path = path
-        return description, tuple(leaves)
+        return leaves
 
     def _random_key(self, leaf: LeafRecord) -> LeafRecord:
         folder = StorePath(self._folder.storage, f"{self._folder.name}_metadata")
@@ -170,9 +176,10 @@ class OrbaxItem:
                 file = f"{self._folder}/{name}/{self._meta_name}"
                 message = f"{file} is missing: {orbax.TREE_METADATA} names the leaf '{name}', but its array is not there"
                 raise Corrupt(message, file=file, leaf=name)
-            if value.value not in known:
-                known[value.value] = orbax.parse_json(value.value, f"{self._folder}/{name}/{self._meta_name}")
-            found[name] = known[value.value]
+            data = value.value
+            if data not in known:
+                known[data] = orbax.parse_json(data, f"{self._folder}/{name}/{self._meta_name}")
+            found[name] = known[data]
         return found
 
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
@@ -234,6 +241,11 @@ def context_of(folder: StorePath, **limits: Any) -> Any:
 
 def _behind(storage: Storage) -> Storage:
     return storage.inner if isinstance(storage, CountingStorage) else storage
+
+
+def _is_single(about: orbax.TreeMetadata) -> bool:
+    """Says whether an item is one array, which Orbax keeps under a name of its own."""
+    return [leaf.keys for leaf in about.leaves] == [(("checkpoint", False),)]
 
 
 def _has_data(leaf: orbax.StoredLeaf) -> bool:

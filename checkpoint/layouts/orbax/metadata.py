@@ -69,7 +69,7 @@ def parse_tree_metadata(data: bytes, file: str) -> TreeMetadata:
     leaves = []
     for name, entry in value["tree_metadata"].items():
         try:
-            keys = tuple((str(key["key"]), key["key_type"] == 1) for key in entry["key_metadata"])
+            keys = tuple([(str(key["key"]), key["key_type"] == 1) for key in entry["key_metadata"]])
             about = entry["value_metadata"]
             value_type, empty = str(about.get("value_type", "jax.Array")), bool(about.get("skip_deserialize", False))
         except (KeyError, TypeError, AttributeError):
@@ -116,7 +116,9 @@ def empty_value(value_type: str) -> Any:
 
 def parse_array_metadata(data: bytes, file: str) -> dict[str, str]:
     """Returns the PRNG implementation of each typed key, by the leaf's name, from one file of `array_metadatas`."""
-    found = {}
+    found: dict[str, str] = {}
+    if b'"random_key_impl"' not in data:  # most trees have no keys: nothing else of the file is read
+        return found
     value = parse_json(data, file)
     for entry in value.get("array_metadatas", ()) if isinstance(value, dict) else ():
         about = entry.get("array_metadata", {})

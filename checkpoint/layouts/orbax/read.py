@@ -86,7 +86,7 @@ class OrbaxCheckpoint:
         step = orbax.step_of(self._folder.basename)
         return CheckpointInfo("orbax", str(self._folder), items, step, started, finished, metrics, about.get("custom_metadata") or None)
 
-    def json(self, name: str) -> Any:
+    def json(self, name: str, process: int = 0) -> Any:
         folder, _ = self._item_folder(name)
         names = folder.names()
         for file in orbax.JSON_FILES:

@@ -10,6 +10,7 @@ from holdfast.checkpoint import StepNotFound
 
 from .. import policies
 from ..checkpoint_manager import CheckpointManager
+from ..items import StepAlreadyExistsError as StepIsThereError
 from ..items import orbax_errors
 from ..options import CheckpointManagerOptions
 from ..refusals import refuse
@@ -109,9 +110,12 @@ class Checkpointer:
     ) -> AsyncResponse[bool] | None:
         """Starts to save several trees as a step; None where no save is wanted."""
         checkpoints_lib.check_values(f"{CALL}.save", checkpointables)
-        if not overwrite and step in self._manager.all_steps():
+        if not overwrite and step in self._manager.steps_to_decide_by():
             raise StepAlreadyExistsError(f"Step {step} already exists in {self.directory}; pass overwrite=True to replace it.")
-        wanted = self._manager.save_items(step, checkpointables, metrics, custom_metadata, force=force, overwrite=overwrite)
+        try:
+            wanted = self._manager.save_items(step, checkpointables, metrics, custom_metadata, force=force, overwrite=overwrite)
+        except StepIsThereError as error:  # another manager has saved it
+            raise StepAlreadyExistsError(str(error)) from error
         return AsyncResponse(self.wait, True) if wanted else None
 
     # --- loading

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import SAVED, CheckpointError, Corrupt, Files, SaveFailed, UnsupportedLeaf, load, save, verify
+from holdfast.checkpoint import SAVED, CheckpointError, Corrupt, Files, Json, SaveFailed, UnsupportedLeaf, load, save, verify
 from holdfast.checkpoint.format.grid import Grid
 from holdfast.checkpoint.format.pack_header import parse_header
 from holdfast.checkpoint.format.record import ItemRecord, parse_record
@@ -28,6 +28,8 @@ from holdfast.checkpoint.saving.record_builder import build_record
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath
 from holdfast.checkpoint.tools.convert import convert, write_item
+from holdfast.checkpoint.tools.diff import compare
+from tests.support.checkpointing import at_once, groups
 
 Pair = collections.namedtuple("Pair", "mu nu")
 MAKE = """
@@ -173,6 +175,45 @@ def test_files_are_not_left_out_in_silence(layout: Any, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedLeaf, match=f"'tokenizer' of .* is a folder of files, which {layout} does not hold; name the items"):
         convert(open_checkpoint(str(tmp_path / "c")), StorePath.of(tmp_path / layout), layout)
     convert(open_checkpoint(str(tmp_path / "c")), StorePath.of(tmp_path / layout), layout, items=["model"])
+
+
+def save_of_each(path: Path, say: str = "I am") -> None:
+    """Saves, as three processes, a tree, and JSON and files of which each keeps its own."""
+
+    def write(folder: Path, index: int) -> None:
+        (folder / "deep").mkdir()
+        (folder / "deep" / "vocabulary").write_text(f"{say} {index}")
+
+    def own(index: int) -> dict[str, Any]:
+        data, files = Json({say: index}, per_process=True), Files(lambda folder: write(folder, index), per_process=True)
+        return {"state": {"w": np.ones(3)}, "data": data, "files": files, "config": Json({"lr": 1})}
+
+    with groups(3) as members:
+        at_once([lambda member=member: save(path, items=own(member.index), group=member) for member in members])  # type: ignore[misc]
+
+
+def test_what_each_process_keeps_is_converted(tmp_path: Path) -> None:
+    """JSON items and items of files come out with the copy of every process, or with the one that is asked for."""
+    save_of_each(tmp_path / "a")
+    files = {"data": None, "files": None, "config": None}
+    for whose, process in (("all", None), ("one", 2)):
+        root = StorePath(LocalStorage(tmp_path / whose))
+        convert(open_checkpoint(tmp_path / "a"), root, "holdfast", process=process)
+        assert verify(tmp_path / whose).files == verify(tmp_path / "a").files - (4 if process else 0)
+        for index in range(3) if process is None else [process]:
+            found = load(tmp_path / whose, items=files, process=index if process is None else 0)
+            assert found == {"data": {"I am": index}, "files": {"deep/vocabulary": f"I am {index}".encode()}, "config": {"lr": 1}}
+    assert not list(compare(open_checkpoint(tmp_path / "a"), open_checkpoint(tmp_path / "all")))
+
+
+def test_what_each_process_keeps_is_not_left_out_in_silence(tmp_path: Path) -> None:
+    """Orbax's layout holds one value of a JSON item: whose is to be said."""
+    save_of_each(tmp_path / "a")
+    source, target = open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b"))
+    with pytest.raises(UnsupportedLeaf, match=r"'data' has a value of each of 3 processes.*--process N"):
+        convert(source, target, "orbax", items=["state"])
+    convert(source, target, "orbax", items=["state"], process=1)
+    assert load(tmp_path / "b", item="data") == {"I am": 1}
 
 
 def test_an_interrupt_after_the_commit_deletes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import save
+from holdfast.checkpoint import Files, Json, save
 from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.tools.diff import COMPARED, compare, difference
-from tests.support.layouts import write
+from tests.support.checkpointing import at_once, groups
+from tests.support.layouts import write as write_layout
 
 DTYPES = st.sampled_from(["float32", "float16", "int8", "uint64", "bool", "complex64"])
 
@@ -65,5 +67,37 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
         "new": "only in B",
     }
     assert list(compare(a, a)) == []
-    orbax, plain = (open_checkpoint(write(layout, str(tmp_path / layout))) for layout in ("orbax", "safetensors"))
+    orbax, plain = (open_checkpoint(write_layout(layout, str(tmp_path / layout))) for layout in ("orbax", "safetensors"))
     assert list(compare(orbax, plain)) == []
+
+
+def test_files_and_what_each_process_keeps_are_compared(tmp_path: Path) -> None:
+    """Items of files differ by the files' names and bytes, and what each process keeps by the process."""
+
+    def write(folder: Path, name: str, text: str) -> None:
+        (folder / name).write_text(text)
+        (folder / "same").write_text("same")
+
+    def items(name: str, say: str, index: int) -> dict[str, Any]:
+        mine = Files(lambda folder: write(folder, "own", f"{say} {index % 2}"), per_process=True)
+        shared = Files(lambda folder: write(folder, name, say))
+        return {"w": {"x": 1}, "mine": mine, "shared": shared, "data": Json([say if index else ""], per_process=True)}
+
+    def save_both(path: str, name: str, say: str) -> None:
+        with groups(2) as members:
+            at_once([lambda g=g: save(tmp_path / path, items=items(name, say, g.index), group=g) for g in members])  # type: ignore[misc]
+
+    save_both("a", "old", "one"), save_both("b", "new", "two"), save_both("c", "old", "one")
+    a, b, c = (open_checkpoint(tmp_path / path) for path in "abc")
+    assert [(row.item, row.path, row.what) for row in compare(a, b)] == [
+        ("data", "process 1", "value"),
+        ("mine", "process 0: own", "value"),
+        ("mine", "process 1: own", "value"),
+        ("shared", "new", "only in B"),
+        ("shared", "old", "only in A"),
+    ]
+    assert not list(compare(a, c))
+    save(tmp_path / "d", items=items("old", "one", 1))
+    rows = {row.item: row for row in compare(a, open_checkpoint(tmp_path / "d"))}
+    assert set(rows) == {"data", "mine"}
+    assert (rows["mine"].a, rows["mine"].b) == ("files of each of 2 processes", "files of each of 1 processes")

@@ -136,6 +136,20 @@ def test_when_a_step_is_saved(tmp_path: Path) -> None:
     assert run_both(program, tmp_path)["interval"][0] == [0, 4, 8]
 
 
+def test_a_decision_to_save_does_not_list_the_store(tmp_path: Path) -> None:
+    """What another manager has saved counts for a decision from `reload` on."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        with ocp.CheckpointManager(root) as manager:
+            with ocp.CheckpointManager(root) as other:
+                other.save(5, args=ocp.args.StandardSave({"x": 5}))
+            before = manager.should_save(3)
+            manager.reload()
+            return before, manager.should_save(3), manager.should_save(6), list(manager.all_steps())
+
+    assert run_both(program, tmp_path) == (True, False, True, [5])
+
+
 def test_which_steps_stay(tmp_path: Path) -> None:
     """Retention keeps the same steps by recency, period, metrics and policies (the newest is saved last and is among the best)."""
 

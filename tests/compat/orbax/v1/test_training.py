@@ -36,6 +36,16 @@ def test_steps_are_saved_kept_and_loaded(tmp_path: Path) -> None:
     run_both(program, tmp_path, v1=True)
 
 
+def test_a_step_that_another_one_saved_meanwhile_is_there(tmp_path: Path) -> None:
+    """It is refused as one of its own is, though it was not listed."""
+    with ours.training.Checkpointer(tmp_path) as checkpointer:
+        with ours.training.Checkpointer(tmp_path) as other:
+            other.save(1, {"x": 1})
+        with pytest.raises(ours.training.errors.StepAlreadyExistsError, match="already in"):
+            checkpointer.save(1, {"x": 2})
+        assert checkpointer.load(1) == {"x": 1}
+
+
 def test_several_trees_in_a_step(tmp_path: Path) -> None:
     """Checkpointables by name, loaded by name or all; a step is replaced and deleted on request."""
 
