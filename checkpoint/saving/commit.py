@@ -244,11 +244,13 @@ class _Part:
         try:
             gathered = self._target.group.gather(f"{self._target.messages}/report", report.to_bytes(), timeout_s=timeout_s)
         except (BarrierTimeout, ProcessLost) as error:
+            if self._target.group.index:  # the primary may have all reports nevertheless
+                raise
             raise self._with_lost_leaves(error) from error
         return Sent() if gathered is None else Gathered([SaveReport.from_bytes(data) for data in gathered])
 
     def _with_lost_leaves(self, error: BarrierTimeout | ProcessLost) -> Exception:
-        """Returns the failure of the save, with the leaves of this step that went with the processes that did not report."""
+        """Returns the failure of the save, with the leaves that went with the processes that did not report, for all to hear."""
         group, failure = self._target.group, failure_of(error, self._target.key.step, 0)
         missing = error.missing if isinstance(error, BarrierTimeout) else (error.process,)
         processes = list(getattr(group, "processes", None) or range(group.count))

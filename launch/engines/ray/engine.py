@@ -135,6 +135,8 @@ class RayEngine(BaseEngine):
         self._placement = Placement()
         self._group: Any = None
         self._actors: dict[int, Any] = {}
+        self._lost_actor = False
+        self._kept: tuple[Placement, Any, dict[int, Any]] | None = None  # of the attempt before, for the next
         self._pending: dict[Any, int] = {}  # reference to an update to come -> rank
         self._coordinator: Any = None
         self._folder: JobFolder | None = None  # of the credentials that the watch shows
@@ -157,7 +159,7 @@ class RayEngine(BaseEngine):
         elif isinstance(action, Kill):
             self._kill(action.processes)
         elif isinstance(action, Release):
-            self._release()
+            self._release(keep=True)
 
     def _signal(self, number: signal.Signals, processes: frozenset[int] | None) -> None:
         for rank in self._actors if processes is None else processes:
@@ -174,10 +176,11 @@ class RayEngine(BaseEngine):
         self._coordinator = _actor(CoordinatorActor, node_id=here).remote(
             self._job_id, attempt, num_processes, self._spec.heartbeat_timeout_s, not self._spec.insecure
         )
-        actors = [
-            _actor(WorkerActor, group=self._group, bundle=rank, resources=self._spec.resources).remote() for rank in range(num_processes)
-        ]
-        self._actors = dict(enumerate(actors))
+        if not self._actors:
+            resources = self._spec.resources
+            actors = [_actor(WorkerActor, group=self._group, bundle=rank, resources=resources).remote() for rank in range(num_processes)]
+            self._actors = dict(enumerate(actors))
+        actors = list(self._actors.values())
         timeout_s = self._spec.restart.startup_timeout_s
         address, secrets = ray.get(self._coordinator.endpoint.remote(), timeout=timeout_s)
         ray.get([actor.pid.remote() for actor in actors], timeout=timeout_s)
@@ -227,7 +230,8 @@ class RayEngine(BaseEngine):
     def _request_update(self, rank: int) -> None:
         self._pending[self._actors[rank].poll.remote(_UPDATE_S)] = rank
 
-    def _release(self) -> None:
+    def _release(self, *, keep: bool = False) -> None:
+        """Ends the attempt. With `keep` a whole gang keeps its actors, whose start costs seconds: see `_take_kept`."""
         ray = load_ray()
         self._close_watch()
         if self._folder is not None:
@@ -237,13 +241,38 @@ class RayEngine(BaseEngine):
             self._coordinator.close.remote()
             ray.kill(self._coordinator)
             self._coordinator = None
-        for actor in self._actors.values():
+        if keep and len(self._actors) == self._spec.num_processes and not self._lost_actor:
+            self._kill()
+            self._kept = self._placement, self._group, self._actors
+        else:
+            self._give_back(self._group, self._actors)
+        self._actors, self._group, self._pending, self._reserve = {}, None, {}, None
+        self._noticed, self._lost_actor = set(), False
+
+    def _give_back(self, group: Any, actors: Mapping[int, Any]) -> None:
+        ray = load_ray()
+        for actor in actors.values():
             ray.kill(actor)
-        self._actors, self._pending, self._reserve = {}, {}, None
-        self._noticed = set()
-        if self._group is not None:
-            ray.util.remove_placement_group(self._group)
-            self._group = None
+        if group is not None:
+            ray.util.remove_placement_group(group)
+
+    def _take_kept(self, reserve: Reserve) -> bool:
+        """Takes over the gang of the attempt before where all of it still stands and is as large as is wanted; else gives it back."""
+        if self._kept is None:
+            return False
+        ray, (placement, group, actors) = load_ray(), self._kept
+        self._kept = None
+        healthy = {node.node_id for node in cluster_nodes() if not node.draining}
+        stands = reserve.max_processes == len(actors) and all(node.node_id in healthy for node in placement.nodes)
+        try:
+            ray.get([actor.pid.remote() for actor in actors.values()] if stands else [], timeout=_READY_S)
+        except ray.exceptions.RayError:  # one has died, or does not answer in time
+            stands = False
+        if stands:
+            self._placement, self._group, self._actors, self._reserve = placement, group, actors, None
+        else:
+            self._give_back(group, actors)
+        return stands
 
     # ---- Events
 
@@ -275,6 +304,7 @@ class RayEngine(BaseEngine):
         try:
             update: WorkerUpdate = ray.get(ref)
         except ray.exceptions.RayError as error:
+            self._lost_actor = True
             why = str(error).strip().splitlines()[0]
             self._report_exit(Exited(self._attempt, rank, -9, f"its actor is lost: {why}"))
             return
@@ -320,6 +350,8 @@ class RayEngine(BaseEngine):
     def _try_to_reserve(self, reserve: Reserve) -> list[Event]:
         ray = load_ray()
         spec = self._spec
+        if self._take_kept(reserve):
+            return [Reserved(reserve.attempt, len(self._placement.nodes))]
         placement = place_gang(cluster_nodes(), spec.resources, reserve.min_processes, reserve.max_processes, spec.num_slices)
         if placement.why_not_more and placement.why_not_more != self._why_waiting:
             self._output.say(f"attempt {reserve.attempt}: {placement.why_not_more}")
@@ -347,6 +379,9 @@ class RayEngine(BaseEngine):
             self._poll_actors(0.1)
         self._kill()
         self._release()
+        if self._kept is not None:
+            self._give_back(*self._kept[1:])
+            self._kept = None
 
 
 def _actor(kind: type, *, group: Any = None, bundle: int = 0, resources: Mapping[str, float] | None = None, node_id: str = "") -> Any:

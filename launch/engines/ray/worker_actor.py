@@ -24,6 +24,8 @@ from ...workers.process import CALL_RUNNER, WorkerProcess
 from ...workers.secrets import JobSecrets, spawn_relay
 from .cluster import load_ray
 
+_END_S = 10.0  # for a process that was killed
+
 
 @dataclass(frozen=True)
 class WorkerUpdate:
@@ -35,7 +37,10 @@ class WorkerUpdate:
 
 
 class WorkerActor:
-    """Holds one process of the job. Its methods are called one after the other, and none blocks for longer than its timeout."""
+    """Holds one process of the job, in each of the attempts that run in the same place. Its methods are called one after the other.
+
+    None blocks for longer than its timeout, or a few seconds for what an earlier attempt has left to end.
+    """
 
     def __init__(self) -> None:
         self._updates: queue.SimpleQueue[str | int] = queue.SimpleQueue()  # lines, then the exit code
@@ -49,11 +54,18 @@ class WorkerActor:
 
     def start_relay(self, coordinator: str, secrets: JobSecrets, process_ids: Sequence[int]) -> str:
         """Starts the relay of this machine, which ends with this actor; returns its address."""
+        self._close_relay()
         self._relay = spawn_relay(coordinator, secrets, process_ids)
         return self._relay.address
 
     def start(self, command: Sequence[str] | None, call: bytes | None, spec: ProcessSpec, extra: Mapping[str, str]) -> list[str]:
         """Starts the command, or the pickled call; returns one line for each stale MEGASCALE_* value that was replaced."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(_END_S)
+        updates: queue.SimpleQueue[str | int] = queue.SimpleQueue()  # what the process before may still say goes to its own
+        self._updates = updates
+        self._result.unlink(missing_ok=True)
         env, lines = worker_env({**os.environ, **extra}, spec)
         if call is not None:
             path = Path(self._folder.name) / "call"
@@ -64,10 +76,15 @@ class WorkerActor:
 
         def on_exit(code: int) -> None:
             report_exit(spec.coordinator, spec.process_id, code)
-            self._updates.put(code)
+            updates.put(code)
 
-        self._process = WorkerProcess(command, env, on_line=self._updates.put, on_exit=on_exit)
+        self._process = WorkerProcess(command, env, on_line=updates.put, on_exit=on_exit)
         return lines
+
+    def _close_relay(self) -> None:
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
 
     @property
     def _result(self) -> Path:

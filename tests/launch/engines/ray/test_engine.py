@@ -195,6 +195,26 @@ def test_the_command_line_runs_on_a_cluster(fleet: Fleet, tmp_path: Path) -> Non
             assert sorted(re.findall(r"\[\d\] here 4", done.stdout)) == [f"[{rank}] here 4" for rank in range(4)]
 
 
+def fails_once(folder: str) -> str:
+    with open(f"/proc/{os.getppid()}/stat") as file:  # the subreaper's
+        actor = file.read().rpartition(")")[2].split()[1]
+    attempt, process = os.environ["HOLDFAST_ATTEMPT"], os.environ["HOLDFAST_PROCESS_ID"]
+    (Path(folder) / f"{attempt}-{process}").write_text(actor)
+    if attempt == "1" and process == "2":
+        raise RuntimeError("once")
+    return actor
+
+
+def test_a_failed_process_is_started_again_in_its_actor(fleet: Fleet, tmp_path: Path) -> None:
+    """Where nothing but a process has died the next attempt takes over the actors, all of them; at the end they are given back."""
+    result = engine.run(fails_once, spec(), args=(str(tmp_path),))
+    assert result.outcome == "done" and result.job.attempts == 2, result.job.reasons
+    assert "RuntimeError: once" in "".join(result.job.reasons)
+    assert result.values[2] == (tmp_path / "1-2").read_text()
+    assert set(result.values) == {(tmp_path / f"2-{process}").read_text() for process in range(4)}
+    assert_nothing_reserved(fleet)
+
+
 def test_a_killed_actor_brings_the_job_back_to_the_last_step(fleet: Fleet, tmp_path: Path) -> None:
     """SIGKILL of an actor ends its process too; the next attempt resumes from a saved step and ends done."""
 

@@ -91,3 +91,15 @@ def test_a_pickled_call_leaves_its_outcome(actor: WorkerActor) -> None:
     _, update = poll_to_the_end(actor)
     assert update.code == 0 and update.outcome is not None
     assert cloudpickle.loads(update.outcome) == ("value", 5)
+
+
+def test_the_next_attempt_ends_what_the_one_before_has_left(actor: WorkerActor) -> None:
+    """A second start kills a process that still runs; its lines and its end are not taken for those of the new one."""
+    start(actor, "import os, signal; print(os.getpid(), flush=True); signal.pause()")
+    lines: tuple[str, ...] = ()
+    while not lines:
+        lines = actor.poll(30.0).lines
+    start(actor, "print('second')")
+    assert wait_until_ended([int(lines[0])])
+    printed, update = poll_to_the_end(actor)
+    assert (printed, update.code) == (["second"], 0)
