@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -105,12 +106,23 @@ def gets(client: Any, process_id: int, rounds: int, mark: str) -> None:
         client.blocking_key_value_get_bytes(f"bench/{mark}/{process_id}/{number}", 60_000)
 
 
+def reports(client: Any, seconds: int, interval_s: float) -> None:
+    """Reports once in each interval, at any time of it, as the processes of a job do."""
+    for number in range(int(seconds / interval_s)):
+        at = random.uniform(0, interval_s)
+        time.sleep(at)
+        client.report(step=number, saved_step=0, waiting_share=0.4, memory_bytes=4e9, report_interval_s=interval_s)
+        time.sleep(interval_s - at)
+
+
 def task(what: str, client: Any, process_id: int, rounds: int, mark: str) -> Callable[[], None]:
     """Returns what one client does for a command."""
     if what == "barrier":
         return lambda: barriers(client, rounds)
     if what == "others":  # a barrier of all but client 0, in whose process the busy loop runs
         return lambda: barriers(client, rounds, list(range(1, int(mark)))) if process_id else None
+    if what == "report":
+        return lambda: reports(client, rounds, float(mark))
     if what == "busy":
         return lambda: BUSY.set() if process_id == 0 and rounds else BUSY.clear()
     return lambda: (sets if what == "set" else gets)(client, process_id, rounds, mark)
@@ -128,7 +140,7 @@ def busy_loop() -> None:
 
 
 def work(kind: str, address: str, first: int, count: int, secrets: Path | None) -> None:
-    """Serves commands "barrier R", "others R N", "set R MARK", "get R MARK", "busy 0 or 1", each answered with the seconds it took."""
+    """Serves "barrier R", "others R N", "set R MARK", "get R MARK", "report S INTERVAL", "busy 0 or 1", each answered by what it took."""
     clients = [make_client(kind, address, first + index, secrets) for index in range(count)]
     in_threads([client.connect for client in clients])
     if first == 0:
@@ -181,7 +193,7 @@ class Cluster:
                 clients, host=host, heartbeat_timeout_s=600, arguments=server_arguments(self._folder) if secured else ()
             )
         undone.callback(service.close)
-        self.pid = service.pid
+        self.pid, self.address = service.pid, service.address
         if secrets is None or peer.way != "relay":
             return service.address
         relay = spawn_relay(service.address, secrets, range(clients))

@@ -1,4 +1,4 @@
-"""Measures what waiting costs the coordinator: its CPU while all clients wait, and its memory after many barriers that one never reaches.
+"""Measures what waiting costs the coordinator, its memory after barriers that one never reaches, and who is lost when it is stopped.
 
     python benchmarks/waiting.py [--clients 1000] [--processes 4] [--seconds 30] [--barriers 10000] [--heartbeat-timeout-s 60]
 
@@ -12,11 +12,13 @@ import argparse
 import math
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService
 from holdfast.coordination.client.status import StatusClient
@@ -43,6 +45,12 @@ def watch(clients: list[CoordinationClient], over: threading.Event, oldest_s: li
         oldest_s[0] = max(oldest_s[0], *(float(client.statistics()["silent_s"]) for client in clients))
 
 
+def meet(client: CoordinationClient, met: list[bool], timeout_ms: int) -> None:
+    """Notes that a client met all the others."""
+    client.wait_at_barrier("met", timeout_ms)
+    met.append(True)
+
+
 def work(address: str, first: int, end: int, total: int) -> None:
     """Runs the clients of one process: at each line of input all wait for what it names."""
     clients = [CoordinationClient(address, process_id, num_processes=total, init_timeout_s=600) for process_id in range(first, end)]
@@ -50,6 +58,12 @@ def work(address: str, first: int, end: int, total: int) -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         what, seconds = line.split()
+
+        if what == "meet":
+            met: list[bool] = []
+            each(clients, partial(meet, met=met, timeout_ms=int(float(seconds) * 1000)))
+            print(len(met), flush=True)
+            continue
 
         def wait(client: CoordinationClient, what: str = what, timeout_ms: int = int(float(seconds) * 1000)) -> None:
             try:
@@ -116,6 +130,15 @@ def waits(options: argparse.Namespace) -> None:
                 f"oldest answer {silent_s:.1f} s (interval {interval_s:g} s); {memory_mb(service.pid):.0f} MB",
                 flush=True,
             )
+        stopped_s = 2 * options.heartbeat_timeout_s
+        os.kill(service.pid, signal.SIGSTOP)
+        time.sleep(stopped_s)
+        os.kill(service.pid, signal.SIGCONT)
+        for worker in workers:
+            assert worker.stdin
+            print("meet 120", file=worker.stdin, flush=True)
+        met = sum(int(worker.stdout.readline()) for worker in workers if worker.stdout)
+        print(f"stopped for {stopped_s:g} s and continued: {met} of {count} clients meet at a barrier", flush=True)
         for worker in workers:
             worker.kill()
             worker.wait()

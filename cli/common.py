@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
@@ -26,6 +27,20 @@ SHOW_AFTER_S = 1.0
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 local_option = click.option("--local", metavar="FOLDER", default=None, help="The folder of the local tier on this host, for its steps too.")
+stall_timeout_option = click.option(
+    "--stall-timeout-s",
+    type=click.FloatRange(0, min_open=True),
+    default=math.inf,
+    metavar="SECONDS",
+    help="Without a step of all, or of one that is behind, the job hangs: it is said who and where, and restarted.  [default: never]",
+)
+straggler_steps_option = click.option(
+    "--straggler-steps",
+    type=click.FloatRange(1),
+    default=math.inf,
+    metavar="STEPS",
+    help="Say who is so many steps behind the median, and where.  [default: never]",
+)
 single_writer_option = click.option(
     "--single-writer", is_flag=True, help="Promise that nobody else writes there: for stores that cannot make a commit safe."
 )

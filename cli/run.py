@@ -11,6 +11,8 @@ from pathlib import Path
 
 import click
 
+from .common import stall_timeout_option, straggler_steps_option
+
 _PAGE_END_S = 5.0
 _SECONDS = click.FloatRange(0)
 
@@ -89,6 +91,8 @@ def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
 @click.option("--grace-s", type=_SECONDS, default=5.0, show_default=True, help="From SIGTERM to SIGKILL for what is left after a failure.")
 @click.option("--commit-grace-s", type=_SECONDS, default=600.0, show_default=True, help="To end a save that a failure did not spoil.")
 @click.option("--preemption-grace-s", type=_SECONDS, default=120.0, show_default=True, help="To save and leave after a notice.")
+@stall_timeout_option
+@straggler_steps_option
 @click.option("--job-id", help="Of this job, the same in each run of it.  [default: a new one]")
 @click.option("--view/--no-view", default=None, help="A live table of the processes.  [default: on a terminal]")
 @click.option("--ray", metavar="ADDRESS", help='Run on the Ray cluster there ("auto": the one this machine belongs to).')
@@ -96,12 +100,20 @@ def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
     "--resource", "resources", multiple=True, callback=_amounts, metavar="NAME=AMOUNT", help="Ray: of one process.  [default: CPU=1]"
 )
 @click.option("--slices", type=click.IntRange(1), default=1, show_default=True, help="Ray: TPU slices of equal size.")
-@click.option("--startup-timeout-s", type=_SECONDS, default=600.0, show_default=True, help="Ray: for machines for all processes.")
+@click.option(
+    "--startup-timeout-s",
+    type=_SECONDS,
+    default=600.0,
+    show_default=True,
+    help="For machines for all processes; with --stall-timeout-s, from the start to the first step.",
+)
 @click.option(
     "--insecure", is_flag=True, help="Ray: no token and certificates; whoever reaches the coordinator's port can disturb the job."
 )
 @click.option("--web", is_flag=True, help="A live page of the job; its URL is printed. Needs the extra `web`.")
 @click.option("--web-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port of --web; 0 takes a free one.")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Port for Prometheus, through all attempts; 0 takes a free one.")
+@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address to serve metrics at.")
 @click.option("--orbax", is_flag=True, help="COMMAND is python and a script, which gets holdfast where it imports orbax.checkpoint.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
@@ -117,6 +129,8 @@ def run(
     grace_s: float,
     commit_grace_s: float,
     preemption_grace_s: float,
+    stall_timeout_s: float,
+    straggler_steps: float,
     job_id: str | None,
     view: bool | None,
     ray: str | None,
@@ -126,6 +140,8 @@ def run(
     insecure: bool,
     web: bool,
     web_port: int,
+    metrics_port: int | None,
+    metrics_host: str,
     orbax: bool,
     command: tuple[str, ...],
 ) -> None:
@@ -148,6 +164,8 @@ def run(
         raise click.UsageError("--log-dir is for processes of this machine: with --ray, redirect the output, which holds the lines of all")
     if ray is not None and web:
         raise click.UsageError("--web is for jobs of this machine: with --ray, use `holdfast web ADDRESS` with the address that is printed")
+    if ray is not None and metrics_port is not None:
+        raise click.UsageError("--metrics-port is for jobs of this machine: leave it out with --ray")
     if ray is not None and (standby or preload):
         raise click.UsageError("--standby and --preload are for processes of this machine: leave them out with --ray")
     command = _with_orbax(command) if orbax else command
@@ -161,6 +179,8 @@ def run(
         commit_grace_s=commit_grace_s,
         preemption_grace_s=preemption_grace_s,
         startup_timeout_s=startup_timeout_s,
+        stall_timeout_s=stall_timeout_s,
+        straggler_steps=straggler_steps,
     )
     shown = sys.stdout.isatty() if view is None else view
     output = LiveView(sys.stdout, sys.stderr, num_processes) if shown else None
@@ -191,6 +211,8 @@ def run(
                     heartbeat_timeout_s=heartbeat_timeout_s,
                     log_dir=log_dir,
                     standby=standby,
+                    metrics_port=metrics_port,
+                    metrics_host=metrics_host,
                     preload=[name.strip() for name in preload.split(",") if name.strip()],
                 )
     except (ValueError, ImportError, OSError) as error:

@@ -6,6 +6,8 @@ import sys
 
 import click
 
+from .common import stall_timeout_option, straggler_steps_option
+
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--max-restarts", type=click.IntRange(0), default=3, show_default=True, help="Restarts after a death; progress refills them.")
@@ -18,6 +20,8 @@ import click
 @click.option(
     "--heartbeat-timeout-s", type=click.FloatRange(0.1), default=60.0, show_default=True, help="Silence after which a host is lost."
 )
+@stall_timeout_option
+@straggler_steps_option
 @click.option("--insecure", is_flag=True, help="No token and certificates: whoever reaches the coordinator's port can disturb the job.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def slurm(
@@ -27,6 +31,8 @@ def slurm(
     grace_s: float,
     preemption_grace_s: float,
     heartbeat_timeout_s: float,
+    stall_timeout_s: float,
+    straggler_steps: float,
     insecure: bool,
     command: tuple[str, ...],
 ) -> None:
@@ -41,7 +47,13 @@ def slurm(
     """
     from holdfast.launch import RestartPolicy, run_slurm
 
-    restart = RestartPolicy(max_failures=max_restarts, grace_s=grace_s, preemption_grace_s=preemption_grace_s)
+    restart = RestartPolicy(
+        max_failures=max_restarts,
+        grace_s=grace_s,
+        preemption_grace_s=preemption_grace_s,
+        stall_timeout_s=stall_timeout_s,
+        straggler_steps=straggler_steps,
+    )
     try:
         result = run_slurm(
             command, restart=restart, host=coordinator_host, requeue=requeue, heartbeat_timeout_s=heartbeat_timeout_s, insecure=insecure

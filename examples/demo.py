@@ -37,7 +37,8 @@ def run(name, processes, directory, preempt_at=None):
     """Runs the trainer under `holdfast run`; at step `preempt_at`, one of its processes gets SIGTERM. Returns (exit code, report)."""
     log, report = FOLDER / f"{directory}.jsonl", FOLDER / f"{name}.json"
     trainer = [sys.executable, HERE / "train_digits.py", "--directory", FOLDER / directory, "--steps", STEPS, "--save-every", SAVE_EVERY]
-    command = [Path(sys.executable).parent / "holdfast", "run", "-n", processes, "--", *trainer, "--log", log, "--report", report]
+    options = ["-n", processes, "--log-dir", FOLDER / "logs" / name]
+    command = [Path(sys.executable).parent / "holdfast", "run", *options, "--", *trainer, "--log", log, "--report", report]
     console.print(f"\n[bold]{name}[/bold]: {processes} processes", highlight=False)
     bar = Progress(
         TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console, disable=not console.is_terminal

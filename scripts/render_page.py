@@ -13,9 +13,10 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 from holdfast.coordination.diagnosis.findings import Evidence, diagnose
+from holdfast.coordination.diagnosis.step_curve import Sample
 from holdfast.proto import coordination_pb2, session_pb2
 from holdfast.web.report import write_report
-from holdfast.web.snapshot import Sample, snapshot
+from holdfast.web.snapshot import snapshot
 
 SCREENS = Path(__file__).resolve().parent.parent / "docs" / "screens"
 COUNT, ODD, NOW, SILENT_S = 256, 77, 1_700_000_900.0, 41

@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.coordination import CoordinationError, Credentials, StatusClient
 from holdfast.coordination.diagnosis.findings import Evidence, Finding, diagnose, wants_stacks
+from holdfast.coordination.diagnosis.step_curve import StepCurve, sample
 from holdfast.coordination.process.diagnose import gather
 from holdfast.proto import session_pb2
 
-from .snapshot import Sample, encode, sample, snapshot
+from .snapshot import encode, snapshot
 
 _INTERVAL_S = 1.0
 _PROCESSES_PER_S = 512  # asked for in a second: a job of 4,096 is drawn every eight seconds
 _DIAGNOSIS_INTERVAL_S = 10.0
-_SAMPLES = 900
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Feed:
         self._target: CoordinatorAddress | None = None
         self._status: session_pb2.StatusResponse | None = None
         self._findings: list[Finding] = []
-        self._samples: deque[Sample] = deque(maxlen=_SAMPLES)
+        self._curve = StepCurve()
         self._wanted = threading.Event()  # stacks
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._watch, self._explain)]
         for thread in self._threads:
@@ -77,7 +76,7 @@ class Feed:
         wait_s = 0.0
         while not self._closed.wait(wait_s):
             gone = self._ask()
-            shown = snapshot(self._status, self._findings, self._samples, unix_s=time.time(), gone=gone)
+            shown = snapshot(self._status, self._findings, self._curve.samples(), unix_s=time.time(), gone=gone)
             self._publish(encode(shown))
             count = self._status.num_processes if self._status is not None else 0
             wait_s = max(_INTERVAL_S, count / _PROCESSES_PER_S)
@@ -95,7 +94,7 @@ class Feed:
             self._status = client.status(with_events=True)
         except CoordinationError as error:
             return f"the coordinator at {target.address} does not answer: {error}"
-        self._samples.append(sample(self._status, time.time()))
+        self._curve.add(sample(self._status, time.time()))
         if wants_stacks(self._status):
             self._wanted.set()
         else:

@@ -8,6 +8,7 @@ from typing import Any
 
 from google.protobuf.json_format import ParseDict, ParseError
 
+from holdfast.coordination.diagnosis.step_curve import Sample
 from holdfast.proto import session_pb2
 
 from .snapshot import encode, snapshot
@@ -20,7 +21,8 @@ def write_report(status_file: Path, report_file: Path) -> None:
     try:
         kept = json.loads(status_file.read_text())
         status = ParseDict(kept["status"], session_pb2.StatusResponse(), ignore_unknown_fields=True)
-        shown = snapshot(status, unix_s=float(kept["unix_s"]), gone=str(kept["outcome"]))
+        samples = [Sample(*each) for each in kept.get("samples", [])]
+        shown = snapshot(status, (), samples, unix_s=float(kept["unix_s"]), gone=str(kept["outcome"]))
     except (KeyError, TypeError, ValueError, ParseError) as error:
         raise ValueError(f"{status_file}: expected the status that `holdfast run` leaves, found {type(error).__name__}: {error}") from None
     report_file.write_text(_standing_still(shown), encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import socket
@@ -35,10 +36,19 @@ class Hub:
         self.viewers = 0
         self._version, self._data = 0, ""
         self._changed = asyncio.Event()
+        self._closed = False
 
     def set(self, data: str) -> None:
         """Takes a newer snapshot. On the loop's thread."""
         self._version, self._data = self._version + 1, data
+        self._wake()
+
+    def close(self) -> None:
+        """Ends the streams of all viewers. On the loop's thread."""
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -47,7 +57,7 @@ class Hub:
         seen = 0
         self.viewers += 1
         try:
-            while True:
+            while not self._closed:
                 if self._version == seen:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._changed.wait(), _KEEP_ALIVE_S)
@@ -164,6 +174,14 @@ async def _serve(
         app = make_app(hub, token, hosts, feed.stacks)
         config = uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False, timeout_graceful_shutdown=1, ws="none")
         server = uvicorn.Server(config)
+        shutdown = server.shutdown
+
+        async def end_streams_first(sockets: list[socket.socket] | None = None) -> None:
+            hub.close()
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a viewer that does not read is cut off, and that is meant
+            await shutdown(sockets)
+
+        server.shutdown = end_streams_first
         if end_with_input:
             threading.Thread(target=_end_with_input, args=(server,), daemon=True).start()
         address, port, *_ = listener.getsockname()

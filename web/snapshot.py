@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from holdfast.coordination.diagnosis.findings import Finding, expected_s, silent
+from holdfast.coordination.diagnosis.step_curve import Sample
 from holdfast.proto import coordination_pb2, session_pb2
 
 MOST_EVENTS = 300
 _MOST_NAMED = 50  # processes of one barrier
-
-
-class Sample(NamedTuple):
-    """How far the job was at one time."""
-
-    unix_s: float
-    step: int
-    steps_per_second: float
-    saved_step: int
-
-
-def sample(status: session_pb2.StatusResponse, unix_s: float) -> Sample:
-    """Returns the furthest step, the pace and the last saved step of a job; -1 where none is known."""
-    steps = [task.progress.step for task in status.tasks if task.progress.HasField("step")]
-    saved = [task.progress.saved_step for task in status.tasks if task.progress.HasField("saved_step")]
-    pace = max((task.steps_per_second for task in status.tasks), default=0.0)
-    return Sample(round(unix_s, 1), max(steps, default=-1), round(pace, 3), max(saved, default=-1))
 
 
 def snapshot(

@@ -48,7 +48,8 @@ class CoordinationClient:
 
     `num_processes`, `job` and `attempt` are held against the service's, where it has sessions: another one is Fenced.
     The heartbeat timeout is the budget of every outage: a service silent for so long is lost (CoordinatorLost), a shorter outage is
-    ridden out. Our service tells it at the join; another `heartbeat_timeout_s` is refused there (FAILED_PRECONDITION). jaxlib's does not:
+    ridden out. Where its Session stays open and connections to it are accepted, it stands still, and the budget is three timeouts.
+    Our service tells the timeout at the join; another `heartbeat_timeout_s` is refused there (FAILED_PRECONDITION). jaxlib's does not:
     there it is `heartbeat_timeout_s`, or 100. `rpc_timeout_s` bounds the calls that take no time-out of their own.
 
     `on_process_change(processes)` gets the complete list of ProcessInfo whenever it changes; `on_error(error)` gets ProcessLost for

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 import random
+import socket
 import threading
 import time
 from collections import Counter
@@ -43,6 +44,11 @@ DEFAULT_HEARTBEAT_TIMEOUT_S = 100.0
 LAST_ATTEMPT_S = 0.5
 """The least time of one attempt to reach the service, also when the heartbeat budget is over."""
 
+STANDSTILL_TIMEOUTS = 3
+"""How many heartbeat timeouts a client waits for a coordinator that answers nobody but to which connections are accepted: one that is
+stopped, or whose host is short of memory, goes on where it was. One to which nobody can connect is lost after the first."""
+PROBE_S = 1.0
+
 SPREAD_S_PER_PROCESS = 0.001
 MOST_SPREAD_S = 1.0
 
@@ -74,11 +80,28 @@ def first_reconnect_s(num_processes: int, heartbeat_timeout_s: float) -> float:
     return random.uniform(0.0, min(SPREAD_S_PER_PROCESS * num_processes, MOST_SPREAD_S, heartbeat_timeout_s / 20))
 
 
+def accepts_connections(address: str) -> bool:
+    """Returns within `PROBE_S` whether somebody listens at host:port or unix:PATH: the kernel accepts for a process that stands still."""
+    path = address.removeprefix("unix:")
+    try:
+        if path != address:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(PROBE_S)
+                probe.connect(path)
+        else:
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), PROBE_S).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 class Connection:
     """Chooses the transport, retries over outages, and ends every call with one error once the service is lost. Safe from several threads.
 
     One thread (the keeper) sends heartbeats, opens broken Sessions again, and after `heartbeat_timeout_s` of silence gives up: from
-    then on every call, those in flight included, raises CoordinatorLost. Over a Session it does so while the job gathers, too.
+    then on every call, those in flight included, raises CoordinatorLost. Over a Session it does so while the job gathers, too. It waits
+    `STANDSTILL_TIMEOUTS` times as long where a heartbeat over an open Session went without an answer while connections were accepted.
     """
 
     def __init__(
@@ -104,6 +127,7 @@ class Connection:
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._answered_at = time.monotonic()
+        self._stands_still = False  # the service, since its last answer
         self._reported_lost: set[tuple[int, int]] = set()
         self._counts: Counter[str] = Counter()
         _open.add(self)
@@ -248,6 +272,7 @@ class Connection:
             if self._stop.is_set() or self._over is not None:
                 return
             if self._heartbeat():
+                self._stands_still = False
                 pauses, pause_s = Backoff().pauses(), self._interval_s()
             else:
                 pause_s = min(next(pauses), max(0.0, self._budget_left_s()))
@@ -260,7 +285,7 @@ class Connection:
         budget_s = self._budget_left_s()
         if self._attempt(max(LAST_ATTEMPT_S, min(self._interval_s(), budget_s))):
             return True
-        if budget_s <= 0 and not self._stop.is_set():
+        if budget_s <= 0 and self._budget_left_s() <= 0 and not self._stop.is_set():
             self._lose(self._silence())
         return False
 
@@ -277,8 +302,18 @@ class Connection:
             if is_service_mismatch(error):
                 self._lose(without_memory(self._address))
                 return False
-            timed_out = error.code == "DEADLINE_EXCEEDED" and isinstance(transport, UnaryTransport)
-            return not timed_out and self._rejoin(transport)  # an error: the service has given this process up, and may take it back
+            timed_out = error.code == "DEADLINE_EXCEEDED"
+            if timed_out and isinstance(transport, UnaryTransport):
+                return False
+            if timed_out and (self._stands_still or accepts_connections(self._address)):
+                self._outwait()
+                return False  # a thousand clients that connect again and again are what it would meet first
+            return self._rejoin(transport)  # an error: the service has given this process up, and may take it back
+
+    def _outwait(self) -> None:
+        if not self._stands_still:
+            self._stands_still = True
+            log.warning("the coordinator at %s takes connections but does not answer: waiting %g s", self._address, self._patience_s())
 
     def _rejoin(self, transport: UnaryTransport | SessionTransport) -> bool:
         try:
@@ -294,7 +329,10 @@ class Connection:
         return True
 
     def _budget_left_s(self) -> float:
-        return self.heartbeat_timeout_s - (time.monotonic() - self._answered_at)
+        return self._patience_s() - (time.monotonic() - self._answered_at)
+
+    def _patience_s(self) -> float:
+        return self.heartbeat_timeout_s * (STANDSTILL_TIMEOUTS if self._stands_still else 1)
 
     def _silence(self) -> CoordinatorLost:
         silent_s = time.monotonic() - self._answered_at

@@ -18,10 +18,17 @@ from typing import Any, Protocol
 import grpc
 from grpc._cython import cygrpc
 
+from holdfast.proto import session_pb2
+
 from ..names import SESSION, is_tested_grpc, status_name
 
 IDLE_S = 0.02
 """A stream's own thread reads after no caller has read for so long."""
+
+NUDGE = session_pb2.ClientFrame(cancel=session_pb2.Cancel(id=0)).SerializeToString()
+"""A frame of no meaning; that it is sent is an event, and frees the thread that waits for one."""
+NUDGE_S = 0.2
+"""Sending takes so long at most, or the stream is ended."""
 
 OnFrame = Callable[[bytes], None]
 OnEnd = Callable[[str, str], None]
@@ -67,8 +74,8 @@ class QueueFrameTransport:
 
     Senders start their operation themselves; gRPC takes one at a time, the rest queue. Readers take turns: one waiting caller reads for
     all until its own answer has come, then another waiting caller goes on. When nobody waits the stream's own thread reads. gRPC's queue
-    has no time-out here, so the own thread frees a caller whose time is over by ending the stream: the service answers in time, so by
-    then the connection is as good as lost.
+    has no time-out here, so the own thread frees a caller whose time is over by sending a frame. Where nothing can be sent it ends the
+    stream.
     """
 
     def __init__(self, channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd) -> None:
@@ -81,6 +88,7 @@ class QueueFrameTransport:
         self._receiving = False
         self._turns = 0  # of callers at reading
         self._until = math.inf  # when the time of the caller that reads is over
+        self._nudged = -1  # the turn whose caller was freed by a frame
         self._waiting: dict[Inbox, float] = {}  # callers that do not read: when their time is over
         self._own: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._asleep = False  # the own thread, until the caller that reads is overdue
@@ -112,28 +120,30 @@ class QueueFrameTransport:
                 self._begin_turn(until)
             else:
                 self._waiting[inbox] = until
-        return self._read_for(inbox, frame) if reads else self._wait_for(inbox, frame, timeout_s)
+        return self._read_for(inbox, until, frame) if reads else self._wait_for(inbox, frame, until)
 
-    def _wait_for(self, inbox: Inbox, frame: bytes, timeout_s: float) -> Any:
+    def _wait_for(self, inbox: Inbox, frame: bytes, until: float) -> Any:
         """Sends a frame and waits for an answer that another thread reads, or for the turn to read."""
         answer = None
         try:
             self.send(frame)
-            answer = inbox.get(timeout=timeout_s)
+            answer = inbox.get(timeout=max(0.0, until - time.monotonic()))
         finally:
             if answer is not _READ:
                 with self._lock:
                     chosen = self._waiting.pop(inbox, None) is None
                 if chosen:  # to read, at the same moment
                     self._pass_on()
-        return self._read_for(inbox) if answer is _READ else answer
+        return self._read_for(inbox, until) if answer is _READ else answer
 
-    def _read_for(self, inbox: Inbox, frame: bytes | None = None) -> Any:
-        """Sends a frame, if any, and reads until an inbox has its answer."""
+    def _read_for(self, inbox: Inbox, until: float, frame: bytes | None = None) -> Any:
+        """Sends a frame, if any, and reads until an inbox has its answer, or the time is over."""
         try:
             if frame is not None:
                 self.send(frame)
             while inbox.empty():
+                if time.monotonic() > until:
+                    raise queue.Empty
                 self._handle_next()
         finally:
             self._pass_on()
@@ -165,7 +175,7 @@ class QueueFrameTransport:
     # ---- The stream's own thread
 
     def _keep(self) -> None:
-        """Reads while no caller does, makes the calls left for later, and ends the stream when a caller is overdue."""
+        """Reads while no caller does, makes the calls left for later, and frees a caller that is overdue."""
         seen = -1
         while True:
             with self._lock:
@@ -184,10 +194,13 @@ class QueueFrameTransport:
     def _take_turn(self, seen: int) -> None:
         with self._lock:
             idle = not self._reading and not self._over and self._turns == seen
-            overdue = self._reading and time.monotonic() > self._until
+            overdue_s = time.monotonic() - self._until if self._reading else 0.0
+            nudged, self._nudged = self._nudged == self._turns, self._turns if overdue_s > 0 else self._nudged
             if idle:
                 self._reading, self._until = True, math.inf
-        if overdue:
+        if overdue_s > 0 and not nudged:
+            self.send(NUDGE)
+        elif overdue_s > NUDGE_S:
             self.cancel()
         if idle:
             while not self._waiting and not self._over:

@@ -24,8 +24,10 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_send_message_length", -1),
     ("grpc.enable_http_proxy", 0),  # a proxy between the processes of one job is always a mistake of the environment
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 2000),  # also the time-out of one attempt to connect
+    ("grpc.min_reconnect_backoff_ms", 20_000),  # the time-out of one attempt to connect: a busy coordinator still finishes what it began
     ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 86_400_000),  # in fact never: it is what has gRPC set TCP_USER_TIMEOUT to the next
+    ("grpc.keepalive_timeout_ms", 20_000),  # a host that acknowledges nothing for so long is gone; a stopped process's still does
     ("grpc.use_local_subchannel_pool", 1),  # two clients in one process share no connection
 )
 

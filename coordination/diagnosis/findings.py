@@ -73,13 +73,13 @@ def diagnose(evidence: Evidence) -> list[Finding]:
     """Returns what is wrong, the cause of the rest first; nothing where the job gets on."""
     found: list[Finding] = []
     explained: set[int] = set()
-    first = (_elsewhere,) if evidence.hangs else ()  # those that failed did so because it hangs
+    first = (_stuck, _elsewhere) if evidence.hangs else ()  # those that failed did so because it hangs
     for rule in (*first, _failed, _unheard, _crossed, _elsewhere, _missed, _in_trouble, _slow, _gathering):
         for finding in rule(evidence):
             if not finding.processes or not explained.issuperset(finding.processes):
                 explained.update(finding.processes)
                 found.append(finding)
-    return found
+    return found or list(_together(evidence))
 
 
 def stalled_s(status: session_pb2.StatusResponse) -> float | None:
@@ -116,9 +116,9 @@ def _failed(evidence: Evidence) -> Iterator[Finding]:
     """Processes that have failed: those that said why come before those that fell silent."""
     failed = [task for task in evidence.status.tasks if task.state == coordination_pb2.ERROR]
     for task in sorted(failed, key=lambda task: " is lost: " in task.error):
-        who = f"process {task.task_id}"
-        why = task.error.removeprefix(f"{who} reported: ")
-        text = why if why.startswith(who) else f"{_who([task])} has failed: {why}"
+        name = f"process {task.task_id}"
+        why = task.error.removeprefix(f"{name} reported: ")
+        text = why if why.startswith(name) else f"{who([task])} has failed: {why}"
         yield _finding("failed", text, [task])
 
 
@@ -132,7 +132,15 @@ def _unheard(evidence: Evidence) -> Iterator[Finding]:
             if look is not None and look.runs and not silent(status, task):
                 continue  # merely slow to answer
             text, place = _about_silence(status, task, look)
-            yield _finding("unheard", f"{_who([task])} {text}", [task], place)
+            yield _finding("unheard", f"{who([task])} {text}", [task], place)
+
+
+def _stuck(evidence: Evidence) -> Iterator[Finding]:
+    """Processes of which a look from outside has shown that they cannot run Python."""
+    for finding in _unheard(evidence):
+        look = evidence.looks.get(finding.processes[0])
+        if look is not None and not look.runs:
+            yield finding
 
 
 def _about_silence(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus, look: Look | None) -> tuple[str, Frame | None]:
@@ -158,8 +166,8 @@ def _crossed(evidence: Evidence) -> Iterator[Finding]:
             at_more = {each.task_id for each in more.waiting}
             if at_fewer and at_more and at_fewer.issubset(more.missing) and at_more.intersection(fewer.missing):
                 tasks = _tasks(evidence, at_fewer)
-                place = _place_of(evidence, tasks)
-                text = f"{_who(tasks)} {_verb(tasks, 'waits', 'wait')} at barrier {_barrier(fewer)}{_at(place)}, while "
+                place = place_of(evidence, tasks)
+                text = f"{who(tasks)} {_verb(tasks, 'waits', 'wait')} at barrier {_barrier(fewer)}{at(place)}, while "
                 others = f"{_others(len(at_more))} {'waits' if len(at_more) == 1 else 'wait'} for it at {_barrier(more)}"
                 yield _finding("crossed", text + others, tasks, place)
                 return
@@ -185,7 +193,7 @@ def _elsewhere(evidence: Evidence) -> Iterator[Finding]:
     if odd.waits and odd.place:
         is_in = f" {_verb(tasks, 'waits', 'wait')} in {odd.waits} at {odd.place.place}"
     rest = [group for group in groups if not odd.processes.intersection(group.processes)]
-    text = f"{_who(tasks)}{is_in}{ahead}{since}" + "".join(f"; {_describe(group, len(rest))}" for group in rest[:_MAX_GROUPS])
+    text = f"{who(tasks)}{is_in}{ahead}{since}" + "".join(f"; {_describe(group, len(rest))}" for group in rest[:_MAX_GROUPS])
     yield _finding("elsewhere", text, tasks, odd.place)
 
 
@@ -195,8 +203,8 @@ def _missed(evidence: Evidence) -> Iterator[Finding]:
         waited_s = max((each.since_s for each in barrier.waiting), default=0.0)
         if barrier.missing and waited_s > _BARRIER_S and len(barrier.missing) <= len(barrier.waiting):
             tasks = _tasks(evidence, set(barrier.missing))
-            place = _place_of(evidence, tasks)
-            text = f"{_who(tasks)} {_verb(tasks, 'has', 'have')} not come to barrier {_barrier(barrier)}{_at(place)}: "
+            place = place_of(evidence, tasks)
+            text = f"{who(tasks)} {_verb(tasks, 'has', 'have')} not come to barrier {_barrier(barrier)}{at(place)}: "
             yield _finding("missed", f"{text}{_others(len(barrier.waiting))} wait there for {waited_s:.0f} s", tasks, place)
 
 
@@ -204,7 +212,7 @@ def _in_trouble(evidence: Evidence) -> Iterator[Finding]:
     """What processes have reported of themselves, and not taken back."""
     for task in evidence.status.tasks:
         if task.progress.trouble:
-            yield _finding("trouble", f"{_who([task])}: {task.progress.trouble}", [task])
+            yield _finding("trouble", f"{who([task])}: {task.progress.trouble}", [task])
 
 
 def _slow(evidence: Evidence) -> Iterator[Finding]:
@@ -213,12 +221,12 @@ def _slow(evidence: Evidence) -> Iterator[Finding]:
     if not stragglers or stalled_s(evidence.status) is not None:
         return
     shares = [_share(task) for task in evidence.status.tasks if task not in stragglers]
-    place = _place_of(evidence, stragglers, working=True)
+    place = place_of(evidence, stragglers, working=True)
     pace = max((task.steps_per_second for task in evidence.status.tasks), default=0.0)
     usual = max((task.usual_steps_per_second for task in evidence.status.tasks), default=0.0)
     slower = f"; {pace:.1f} steps/s, {usual:.1f} at best" if 0 < pace < 0.8 * usual else ""
     keep = _verb(stragglers, "keeps", "keep")
-    text = f"{_who(stragglers)} {keep} the others waiting for {min(shares):.0%} of their time{_at(place)}{slower}"
+    text = f"{who(stragglers)} {keep} the others waiting for {min(shares):.0%} of their time{at(place)}{slower}"
     yield _finding("slow", text, stragglers, place)
 
 
@@ -229,8 +237,17 @@ def _gathering(evidence: Evidence) -> Iterator[Finding]:
     if status.phase == "gathering" and status.up_s > _GATHERING_S and 0 < len(absent) < len(status.tasks):
         came = len(status.tasks) - len(absent)
         yield _finding(
-            "gathering", f"{_who(absent)} {_verb(absent, 'has', 'have')} not come yet; {came} of {len(status.tasks)} have", absent
+            "gathering", f"{who(absent)} {_verb(absent, 'has', 'have')} not come yet; {came} of {len(status.tasks)} have", absent
         )
+
+
+def _together(evidence: Evidence) -> Iterator[Finding]:
+    """All of a job that hangs, where they are at one place and nobody is missed."""
+    groups = _groups(evidence) if evidence.hangs else []
+    if len(groups) == 1 and groups[0].place is not None:
+        group, tasks = groups[0], _tasks(evidence, groups[0].processes)
+        does = f"{_verb(tasks, 'waits', 'wait')} in {group.waits} at" if group.waits else f"{_verb(tasks, 'is', 'are')} in"
+        yield _finding("together", f"{who(tasks)} {does} {groups[0].place.place}", tasks, group.place)
 
 
 # ---- Groups of processes at one place
@@ -304,7 +321,7 @@ def _share(task: session_pb2.TaskStatus) -> Any:
     return task.progress.values.get("waiting_share")
 
 
-def _place_of(evidence: Evidence, tasks: Sequence[session_pb2.TaskStatus], working: bool = False) -> Frame | None:
+def place_of(evidence: Evidence, tasks: Sequence[session_pb2.TaskStatus], working: bool = False) -> Frame | None:
     """Returns where the first of some processes mostly is."""
     threads = [_main(sample) for sample in evidence.stacks.get(tasks[0].task_id, ())]
     places = [thread.place for thread in threads if thread.place is not None and not (working and thread.waits)]
@@ -337,7 +354,7 @@ def _tasks(evidence: Evidence, processes: frozenset[int] | set[int]) -> list[ses
     return [task for task in evidence.status.tasks if task.task_id in processes]
 
 
-def _who(tasks: Sequence[session_pb2.TaskStatus]) -> str:
+def who(tasks: Sequence[session_pb2.TaskStatus]) -> str:
     """Returns "process 2 (host b7)", or "processes 2 (host b7), 5 (host b9) and 3 more"."""
     names = [f"{task.task_id} (host {task.host or 'unknown'})" for task in tasks[:_MAX_NAMED]]
     more = f" and {len(tasks) - _MAX_NAMED} more" if len(tasks) > _MAX_NAMED else ""
@@ -363,7 +380,7 @@ def _describe(group: _Group, groups: int) -> str:
     return f"{who} {'is' if count == 1 else 'are'} in {where}"
 
 
-def _at(place: Frame | None) -> str:
+def at(place: Frame | None) -> str:
     return f" (in {place.place})" if place else ""
 
 

@@ -26,7 +26,7 @@ from ..credentials import require_together
 from ..limits import Config
 from ..names import is_tested_grpc
 from .journal import JournalError, SqliteJournal
-from .metrics import serve_metrics
+from .metrics import MetricsServer
 from .service import Service
 from .transport_aio import AioTransport
 from .transport_completion_queue import CompletionQueueTransport
@@ -179,7 +179,7 @@ def serve(config: Config, options: Options, tls: Tls | None = None, token: str |
     _warn_if_open(options.host, listening)
     if options.metrics_port is not None:
         service.publish_status()
-        port = serve_metrics(service.published_status, options.metrics_port, options.metrics_host)
+        port = MetricsServer(service.published_status, options.metrics_port, options.metrics_host).port
         print(f"metrics at http://{_bracketed(options.metrics_host)}:{port}/metrics", file=sys.stderr, flush=True)
     if is_tested_grpc() and not options.public_api:
         transport = CompletionQueueTransport(service, listening)

@@ -1,9 +1,9 @@
-"""The metrics of a service for Prometheus. Needs the extra `metrics`; listens on loopback by default."""
+"""The metrics of a job for Prometheus, served by its coordinator or its launcher. Needs the extra `metrics`; on loopback by default."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Self
 
 from holdfast.proto import coordination_pb2, session_pb2
 
@@ -65,6 +65,7 @@ class _Collector:
         yield GaugeMetricFamily("holdfast_processes_in_trouble", "Processes that have reported trouble, such as a failed save", trouble)
         missing = len({process for barrier in status.barriers for process in barrier.missing})
         yield GaugeMetricFamily("holdfast_processes_missing", "Processes that others wait for at a barrier", missing)
+        yield GaugeMetricFamily("holdfast_attempt", "Which start of the job this is", status.attempt)
         yield GaugeMetricFamily("holdfast_keys", "Keys held", status.keys)
         yield GaugeMetricFamily("holdfast_key_bytes", "Bytes of keys and values", status.key_bytes)
         yield GaugeMetricFamily("holdfast_barriers_open", "Barriers that processes wait at", len(status.barriers))
@@ -74,13 +75,33 @@ class _Collector:
         yield GaugeMetricFamily("holdfast_up_seconds", "For how long the service is up", status.up_s)
 
 
-def serve_metrics(status: Callable[[], session_pb2.StatusResponse], port: int, host: str = "127.0.0.1") -> int:
-    """Serves http://host:port/metrics on a thread of its own and returns the port. `status` must be safe to call from it."""
-    try:
-        from prometheus_client import CollectorRegistry, start_http_server
-    except ImportError:
-        raise OSError("--metrics-port needs prometheus_client: pip install 'holdfast[metrics]'") from None
-    registry = CollectorRegistry()
-    registry.register(_Collector(status))
-    server, _ = start_http_server(port, addr=host, registry=registry)
-    return int(server.server_port)
+class MetricsServer:
+    """Serves http://host:port/metrics on a thread of its own; `port` is where. `status` must be safe to call from it. A context manager.
+
+    Raises OSError, saying what to do, without prometheus_client and for a port that is taken.
+    """
+
+    def __init__(self, status: Callable[[], session_pb2.StatusResponse], port: int, host: str = "127.0.0.1") -> None:
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server
+        except ImportError:
+            raise OSError("--metrics-port needs prometheus_client: pip install 'holdfast[metrics]'") from None
+        registry = CollectorRegistry()
+        registry.register(_Collector(status))
+        try:
+            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        except OSError as error:
+            raise OSError(f"cannot serve metrics at {host}:{port}: {error.strerror}; choose another --metrics-port") from None
+        self.port = int(self._server.server_port)
+
+    def close(self) -> None:
+        """Ends it."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

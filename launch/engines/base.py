@@ -14,10 +14,11 @@ from pathlib import Path
 from google.protobuf.json_format import MessageToDict
 
 from holdfast.coordination import Credentials
+from holdfast.coordination.diagnosis.step_curve import StepCurve
 from holdfast.proto import session_pb2
 
 from ..supervisor.engine import Engine, JobResult, supervise
-from ..supervisor.job import HANG, Decision, Event, Exited, Job, Notice, Stop
+from ..supervisor.job import HANG, Decision, Event, Exited, Job, Notice, RestartPolicy, Stop
 from ..view import LiveView, reporter
 from ..workers.coordinator import MOST_HISTORY, ProcessProgress, ProgressWatch
 from ..workers.output import Output
@@ -30,17 +31,18 @@ _BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # the latter from a shell
 class BaseEngine(Engine):
     """Queues events and signals. An engine adds `carry_out`, `close`, and how its processes are signalled and killed.
 
-    Everything but `forward` and `progress` belongs to the thread that made it.
+    Everything but `forward`, `progress` and `status` belongs to the thread that made it.
     """
 
-    def __init__(self, output: Output) -> None:
-        self._output = output
+    def __init__(self, output: Output, policy: RestartPolicy) -> None:
+        self._output, self._policy = output, policy
         self._queue: queue.SimpleQueue[Event | signal.Signals] = queue.SimpleQueue()
         self._watch: ProgressWatch | None = None
         self._explaining = threading.Lock()
         self._explained: ProgressWatch | None = None
         self._status = session_pb2.StatusResponse()
         self._events: deque[session_pb2.Event] = deque(maxlen=_MOST_EVENTS)
+        self._curve = StepCurve()
         self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
         self._signals = 0
         self._sent_sigterm = False  # to the processes of this attempt
@@ -49,7 +51,7 @@ class BaseEngine(Engine):
         """Begins to watch the coordinator of a new attempt."""
         self._sent_sigterm = False
         self._output.say(f"attempt {attempt}, coordinator at {address}")
-        self._watch = ProgressWatch(address, attempt, self._queue.put, credentials)
+        self._watch = ProgressWatch(address, attempt, self._queue.put, credentials, policy=self._policy, say=self._output.say)
         for unix_s, text in self._history:
             self._watch.note(unix_s, text)
 
@@ -81,6 +83,11 @@ class BaseEngine(Engine):
         """Returns what the processes of this attempt last reported."""
         watch = self._watch
         return watch.processes if watch is not None else ()
+
+    def status(self) -> session_pb2.StatusResponse:
+        """Returns the last status of this attempt; of the one before where there is none yet."""
+        watch = self._watch
+        return watch.status if watch is not None and watch.status.num_processes else self._status
 
     def events(self, timeout_s: float | None) -> Sequence[Event]:
         """Returns the next event, at the latest after `timeout_s`."""
@@ -128,6 +135,8 @@ class BaseEngine(Engine):
         if watch is not None:
             watch.close()
             self._status = watch.status
+            for point in watch.curve.samples():
+                self._curve.add(point)
             self._events.extend(event for event in watch.events if event.kind != "launcher")
 
     def leave_status(self, file: Path, result: JobResult) -> None:
@@ -139,6 +148,7 @@ class BaseEngine(Engine):
         status.events.extend(sorted([*self._events, *own], key=lambda event: event.unix_s))
         last = result.reasons[-1] if result.reasons else ""
         kept = {"unix_s": time.time(), "outcome": f"{result.outcome}: {last}", "status": MessageToDict(status)}
+        kept["samples"] = self._curve.samples()
         try:
             file.write_text(json.dumps(kept))
         except OSError as error:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from holdfast.coordination.server.metrics import MetricsServer
 from holdfast.multihost import ProcessSpec
 
 from ..supervisor.engine import JobResult
@@ -53,16 +54,15 @@ class LocalEngine(BaseEngine):
         env: Mapping[str, str],
         cwd: str | Path | None = None,
         output: Output,
-        grace_s: float = 5.0,
+        policy: RestartPolicy,
         capacity_file: Path | None = None,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         coordinator_log: Path | None = None,
         standbys: Standbys | None = None,
     ) -> None:
-        super().__init__(output)
+        super().__init__(output, policy)
         self._command, self._job_id, self._env, self._cwd = list(command), job_id, env, cwd
-        self._grace_s, self._capacity_file = grace_s, capacity_file
-        self._heartbeat_timeout_s, self._coordinator_log = heartbeat_timeout_s, coordinator_log
+        self._capacity_file, self._heartbeat_timeout_s, self._coordinator_log = capacity_file, heartbeat_timeout_s, coordinator_log
         self._standbys = standbys
         self._workers: dict[int, WorkerProcess] = {}
         self._environments: dict[int, Mapping[str, str]] = {}  # of the attempt that runs
@@ -186,8 +186,8 @@ class LocalEngine(BaseEngine):
         return self._capacity
 
     def close(self) -> None:
-        """Ends whatever still runs: what was already asked to end has `grace_s` seconds, then SIGKILL."""
-        deadline = time.monotonic() + self._grace_s
+        """Ends whatever still runs: what was already asked to end has the policy's `grace_s` seconds, then SIGKILL."""
+        deadline = time.monotonic() + self._policy.grace_s
         for worker in self._workers.values():
             worker.wait(max(0.0, deadline - time.monotonic()))
         self._kill()
@@ -214,6 +214,8 @@ def run_local(
     log_dir: str | Path | None = None,
     standby: bool | None = None,
     preload: Sequence[str] = (),
+    metrics_port: int | None = None,
+    metrics_host: str = "127.0.0.1",
 ) -> JobResult:
     """Runs `command` as `num_processes` processes on this machine, under a coordinator of their own, to the end of the job.
 
@@ -223,10 +225,11 @@ def run_local(
     is silent for `heartbeat_timeout_s` is lost. `log_dir` gets a file for each process, the coordinator's log, `status.json` with the last
     status and the job's history, and what jax compiles, which later attempts load; without one that lies in a temporary folder until the
     job ends. With `standby` (default: where restarts are allowed) an interpreter for each process imports jax, holdfast and the modules
-    `preload` once an attempt has done its first step, and waits to become a process of the next one. In the main thread, SIGTERM,
+    `preload` once an attempt has done its first step, and waits to become a process of the next one. With `metrics_port` the job's metrics
+    are served for Prometheus, through all attempts (0: at a free port; needs the extra `metrics`). In the main thread, SIGTERM,
     SIGINT and SIGHUP are passed on: the processes save and leave, and the job ends as "preempted". However this process ends, none of
     the job's survives it. Raises ValueError for numbers of processes that do not fit, and for names in `preload` that no module can
-    have.
+    have, and OSError for a port that is taken.
     """
     if not command:
         raise ValueError("no command to run")
@@ -250,12 +253,15 @@ def run_local(
             env=env,
             cwd=cwd,
             output=logs or output,
-            grace_s=restart.grace_s,
+            policy=restart,
             capacity_file=Path(capacity_file) if capacity_file else None,
             heartbeat_timeout_s=heartbeat_timeout_s,
             coordinator_log=None if logs is None else logs.coordinator_log,
             standbys=standbys,
         )
+        if metrics_port is not None:
+            server = stack.enter_context(MetricsServer(engine.status, metrics_port, metrics_host))
+            say(f"metrics at http://{metrics_host}:{server.port}/metrics")
         result = run_job(job, engine, output)
         if log_dir is not None:
             engine.leave_status(Path(log_dir) / "status.json", result)

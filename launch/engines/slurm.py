@@ -43,13 +43,13 @@ class SlurmEngine(BaseEngine):
         output: Output,
         *,
         host: str,
-        grace_s: float,
+        policy: RestartPolicy,
         secured: bool,
         heartbeat_timeout_s: float,
     ) -> None:
-        super().__init__(output)
+        super().__init__(output, policy)
         self._command, self._job_id, self._env, self._host = list(command), job_id, dict(environment), host
-        self._grace_s, self._secured, self._heartbeat_timeout_s = grace_s, secured, heartbeat_timeout_s
+        self._secured, self._heartbeat_timeout_s = secured, heartbeat_timeout_s
         self._lock = threading.Lock()  # of `_running` and `_step`: the reader of srun's output writes them
         self._running: set[int] = set()
         self._to_end: set[int] = set()  # of this attempt
@@ -153,15 +153,15 @@ class SlurmEngine(BaseEngine):
 
     def _release(self) -> None:
         self._close_watch()
-        if self._coordinator is not None and (self._srun is None or self._srun.wait(self._grace_s)):
+        if self._coordinator is not None and (self._srun is None or self._srun.wait(self._policy.grace_s)):
             self._coordinator.close()
             self._coordinator = None
 
     def close(self) -> None:
         """Ends whatever still runs: the step has `grace_s` seconds, then SIGKILL."""
-        if self._srun is not None and not self._srun.wait(self._grace_s):
+        if self._srun is not None and not self._srun.wait(self._policy.grace_s):
             self._kill()
-            if not self._srun.wait(self._grace_s):
+            if not self._srun.wait(self._policy.grace_s):
                 self._srun.kill()
                 self._srun.wait(10)
         self._release()
@@ -201,7 +201,7 @@ def run_slurm(
         environment,
         output,
         host=host,
-        grace_s=restart.grace_s,
+        policy=restart,
         secured=not insecure,
         heartbeat_timeout_s=heartbeat_timeout_s,
     )

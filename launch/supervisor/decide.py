@@ -43,6 +43,7 @@ from .job import (
     Release,
     Reserve,
     Reserved,
+    Stalled,
     Start,
     StartFailed,
     State,
@@ -63,12 +64,18 @@ _BUDGETS: dict[type[JobError], str] = {
     Hang: "max_failures",
 }
 
+_STEPS_WANTED = (
+    "stall_timeout_s goes by steps; call multihost.reached_preemption(step), manager.should_save(step) or group.report(step=step) in the "
+    "training loop, give startup_timeout_s more seconds where the first step takes so long, or leave stall_timeout_s out"
+)
+
 
 def decide(job: Job, event: Event, now: float) -> Decision:
     """Returns what `event` at `now` makes of `job`, the actions to carry out, and the reason. Pure and total."""
     if job.final:
         return _decision(job, f"the job is {job.state}")
-    if isinstance(event, Reserved | Waiting | StartFailed | CoordinatorEnded | Exited | Progress) and event.attempt != job.attempt:
+    of_attempt = Reserved | Waiting | StartFailed | CoordinatorEnded | Exited | Progress | Stalled
+    if isinstance(event, of_attempt) and event.attempt != job.attempt:
         return _decision(job, f"an event of attempt {event.attempt}, now at {job.attempt}")
     handler = _TABLE.get((job.state, type(event)))
     return handler(job, event, now) if handler else _decision(job, f"nothing to do for {type(event).__name__} while {job.state}")
@@ -162,6 +169,18 @@ def _on_coordinator_ended(job: Job, event: CoordinatorEnded, now: float) -> Deci
         return _decision(job, f"{event.why}; nobody needs it")
     message = f"{event.why} while {len(job.alive)} of {job.num_processes} processes ran, in attempt {job.attempt}"
     return _end_attempt(replace(job, saves={}), _error(job, WorkerFailed, message), now)  # nobody says any more how a save stands
+
+
+def _on_stalled(job: Job, event: Stalled, now: float) -> Decision:
+    """Ends an attempt that hangs. Who cannot report any more ends at once: no save waits for it."""
+    if job.step < 0:
+        message = f"{event.why}: {_STEPS_WANTED}"
+        return _end_job(job, _error(job, StartupFailed, message, knob="stall_timeout_s"), message, Kill())
+    message, limit_s = f"attempt {job.attempt} hangs: {event.why}", job.policy.stall_timeout_s
+    error = _error(job, Hang, message, processes=event.processes, timeout_s=limit_s, knob="stall_timeout_s")
+    silent = event.silent & job.alive
+    decision = _end_attempt(replace(job, killing=job.killing | silent), error, now)
+    return _then(decision, Kill(silent)) if silent else decision
 
 
 def _on_progress(job: Job, event: Progress, now: float) -> Decision:
@@ -460,6 +479,7 @@ _TABLE: dict[tuple[State, type], Callable[[Job, Any, float], Decision]] = {
     (State.RUNNING, Notice): _on_notice,
     (State.RUNNING, Capacity): _on_capacity,
     (State.RUNNING, CoordinatorEnded): _on_coordinator_ended,
+    (State.RUNNING, Stalled): _on_stalled,
     (State.PREEMPTING, Exited): _on_exit_while_preempting,
     (State.PREEMPTING, Notice): _on_notice,
     (State.PREEMPTING, Withdrawn): _on_withdrawn,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
@@ -48,6 +49,8 @@ class RestartPolicy:
     backoff_cap_s: float = 60.0
     backoff_jitter: float = 0.25  # random share of the back-off, so that many jobs do not return together
     grow_after_s: float = 30.0  # an attempt runs at least that long before it is made larger
+    stall_timeout_s: float = math.inf  # without a step, an attempt hangs; before its first step it has `startup_timeout_s`
+    straggler_steps: float = math.inf  # a process so far behind the median is reported
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -177,6 +180,16 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class Stalled:
+    """The processes make no steps any more, and why. `processes` keep the others waiting; `silent` can report nothing any more."""
+
+    attempt: int
+    why: str
+    processes: tuple[int, ...] = ()
+    silent: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
 class Notice:
     """Machines are to be given back. `delivered`: the processes know already."""
 
@@ -212,7 +225,7 @@ class Tick:
 
 
 Event: TypeAlias = (
-    Start | Reserved | Waiting | StartFailed | CoordinatorEnded | Exited | Progress | Notice | Withdrawn | Capacity | Stop | Tick
+    Start | Reserved | Waiting | StartFailed | CoordinatorEnded | Exited | Progress | Stalled | Notice | Withdrawn | Capacity | Stop | Tick
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import threading
@@ -14,14 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.coordination import CoordinationError, CoordinationService, Credentials, StatusClient
-from holdfast.coordination.diagnosis.findings import Finding, diagnose
+from holdfast.coordination.diagnosis.findings import Evidence, Finding, diagnose
+from holdfast.coordination.diagnosis.stacks import fold
+from holdfast.coordination.diagnosis.stall import StallRule, describe_stragglers, find_stall, find_stragglers
+from holdfast.coordination.diagnosis.step_curve import StepCurve, sample
 from holdfast.coordination.process.diagnose import gather
 from holdfast.coordination.process.job_folder import JobFolder, RunningJob
 from holdfast.multihost import StartupFailed
 from holdfast.multihost.group.group import SaveStage
 from holdfast.proto import coordination_pb2, session_pb2
 
-from ..supervisor.job import NO_SAVE, Event, Notice, Progress, SavePosition, Withdrawn
+from ..supervisor.job import NO_SAVE, Event, Notice, Progress, RestartPolicy, SavePosition, Stalled, Withdrawn
 from .secrets import JobSecrets, credentials_in, server_arguments, write_files
 
 HEARTBEAT_TIMEOUT_S = 60.0
@@ -33,6 +37,7 @@ _NOTICE_KEY = re.compile(r"holdfast/sync/.*/notices/(\d+)")
 _POLL_S = 0.5
 _REAP_S = 10.0
 _MOST_EVENTS = 1000
+_MOST_STACKS = 4  # of processes that keep a job waiting
 MOST_HISTORY = 200  # lines of a launcher that a new coordinator is told
 
 
@@ -51,14 +56,26 @@ class ProgressWatch:
     """Polls the coordinator at `address` twice a second for the progress of the processes; `report` gets what is new.
 
     That is Progress, and a Notice that one process got by itself (a signal, its machine's metadata): whoever leaves after it is not done,
-    whatever its exit code.
+    whatever its exit code. By the policy's rules, too, that the job has Stalled, once; who keeps it waiting, and where, goes to `say`.
 
     A thread of its own polls; `refresh` polls at once, from any thread. A coordinator that does not answer is no event: the processes
     notice its death themselves.
     """
 
-    def __init__(self, address: str, attempt: int, report: Callable[[Event], None], credentials: Credentials | None = None) -> None:
-        self._attempt, self._report = attempt, report
+    def __init__(
+        self,
+        address: str,
+        attempt: int,
+        report: Callable[[Event], None],
+        credentials: Credentials | None = None,
+        *,
+        policy: RestartPolicy,
+        say: Callable[[str], None],
+    ) -> None:
+        self._attempt, self._report, self._say = attempt, report, say
+        self._rule = StallRule(policy.stall_timeout_s, policy.startup_timeout_s, policy.straggler_steps)
+        self._stragglers: set[int] = set()  # that were reported
+        self._stalled = False
         self._client = StatusClient(address, credentials, timeout_s=1.0)
         self._lock = threading.Lock()
         self._reported = Progress(attempt)
@@ -68,6 +85,7 @@ class ProgressWatch:
         self._closed = threading.Event()
         self.status = session_pb2.StatusResponse()  # the last that came
         self.events: deque[session_pb2.Event] = deque(maxlen=_MOST_EVENTS)
+        self.curve = StepCurve()
         self.processes: tuple[ProcessProgress, ...] = ()
         self.joined: frozenset[int] = frozenset()  # processes of a job that has gathered
         self._connected = 0
@@ -81,6 +99,34 @@ class ProgressWatch:
     def _run(self) -> None:
         while not self._closed.wait(_POLL_S):
             self.refresh()
+            with contextlib.suppress(CoordinationError):
+                self._judge_steps()
+
+    def _judge_steps(self) -> None:
+        """Reports a job that hangs, and processes that are far behind: with stacks, after whose taking it must still be so."""
+        rule = self._rule
+        if not self._stalled and rule.timeout_s < math.inf and find_stall(self.status, rule):
+            evidence = gather(self._client, hangs=True)
+            if why := find_stall(evidence.status, rule):
+                self._stalled = True
+                self._report_stall(why, evidence)
+        if {task.task_id for task in find_stragglers(self.status, rule)} - self._stragglers:
+            evidence = gather(self._client, with_stacks=True)
+            if new := [task for task in find_stragglers(evidence.status, rule) if task.task_id not in self._stragglers]:
+                self._stragglers |= {task.task_id for task in new}
+                self._say(text := f"straggler: {describe_stragglers(evidence, new)}")
+                self.note(time.time(), text)
+
+    def _report_stall(self, why: str, evidence: Evidence) -> None:
+        findings = diagnose(evidence)
+        for finding in findings:
+            self._say(f"hang: {finding.text}")
+        odd = findings[0].processes if findings else ()
+        for process in odd[:_MOST_STACKS]:
+            if samples := evidence.stacks.get(process):
+                self._say(f"stacks of process {process}:\n{fold(samples[-1])}")
+        silent = frozenset(process for finding in findings if finding.kind == "unheard" for process in finding.processes)
+        self._report(Stalled(self._attempt, "; ".join([why, *(finding.text for finding in findings[:1])]), odd, silent))
 
     def refresh(self) -> None:
         """Polls now, and reports what is new before it returns; takes at most 2 s."""
@@ -89,6 +135,7 @@ class ProgressWatch:
             status = self._client.status(with_events=True, events_after=self.events[-1].number if self.events else 0)
             self.events.extend(status.events)
             self.status = status
+            self.curve.add(sample(status, time.time()))
             self.processes = tuple(_progress(task) for task in status.tasks)
             if status.phase != "gathering":
                 self.joined |= {task.task_id for task in status.tasks if task.heartbeat_age_s >= 0}

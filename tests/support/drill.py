@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from tests.support.proxy import Proxy
 
 HOLDFAST = [sys.executable, "-c", "from holdfast.cli import main; main()"]
 VICTIM = 2
+SAID_WITHIN_S = 30.0  # from a fault to the sentence about it
 COUNT = 3
 
 TRAINER = """
@@ -40,7 +42,7 @@ def fault():
         return ""
 
 def load_batch():
-    time.sleep(0.3 if fault() == "slow" else 0.1)
+    time.sleep(0.3 if fault() == "slow" else 0.1)  # SLOW
     if fault() == "loader":
         time.sleep(3600)  # LOADER
     if fault() == "loop":
@@ -50,7 +52,7 @@ def load_batch():
 
 def spin():
     count = 0
-    while True:
+    while True:  # LOOP
         count += 1
 
 def all_reduce():
@@ -87,8 +89,8 @@ def line_of(mark: str) -> int:
 class Drill:
     """A job that runs, to be disturbed."""
 
-    def __init__(self, folder: Path, address: str | None, environment: dict[str, str]) -> None:
-        self.folder, self.address, self.environment = folder, address, environment
+    def __init__(self, folder: Path, address: str | None, environment: dict[str, str], job: subprocess.Popen[bytes] | None = None) -> None:
+        self.folder, self.address, self.environment, self.job = folder, address, environment, job
 
     def status(self, *arguments: str) -> str:
         """Returns what `holdfast status` prints, "" where it finds nobody."""
@@ -103,6 +105,8 @@ class Drill:
 
     def find_address(self) -> str:
         """Returns where the coordinator is."""
+        if self.address is not None:
+            return self.address
         said = (self.folder / "run.log").read_text()
         return next(line.rpartition(" ")[2] for line in said.splitlines() if "coordinator at " in line)
 
@@ -122,18 +126,18 @@ class Drill:
         whole.write_text(fault)
         whole.replace(self.folder / "fault")
 
-    def first_line(self, wanted: str, timeout_s: float = 30.0) -> str:
-        """Returns the first line of the status as soon as it holds `wanted`, else the last one within the time."""
-        deadline = time.monotonic() + timeout_s
+    def first_line(self, pattern: str) -> str:
+        """Returns the first line of the status as soon as it matches, else the last one within 30 s."""
+        deadline = time.monotonic() + SAID_WITHIN_S
         line = ""
-        while wanted not in line and time.monotonic() < deadline:
+        while not re.fullmatch(pattern, line) and time.monotonic() < deadline:
             line = next(iter(self.status().splitlines()), "")
         return line
 
 
 @contextmanager
-def drill(folder: Path, *, under_launcher: bool = True) -> Iterator[Drill]:
-    """Runs the trainer as three processes: under `holdfast run`, or on their own beside a coordinator, the victim through a proxy."""
+def drill(folder: Path, *options: str, under_launcher: bool = True) -> Iterator[Drill]:
+    """Runs the trainer as three processes: under `holdfast run OPTIONS`, or alone beside a coordinator, the victim through a proxy."""
     script = folder / "train.py"
     script.write_text(TRAINER.strip() + "\n")
     with tempfile.TemporaryDirectory(dir="/tmp") as base, open(folder / "run.log", "w") as log:
@@ -144,6 +148,7 @@ def drill(folder: Path, *, under_launcher: bool = True) -> Iterator[Drill]:
                 "run",
                 "-n",
                 str(COUNT),
+                *options,
                 "--log-dir",
                 str(folder / "logs"),
                 "--",
@@ -153,7 +158,7 @@ def drill(folder: Path, *, under_launcher: bool = True) -> Iterator[Drill]:
             ]
             job = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
             try:
-                yield Drill(folder, None, environment)
+                yield Drill(folder, None, environment, job)
             finally:
                 job.kill()
                 job.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +12,9 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
 
 from holdfast.coordination import CoordinationClient, CoordinationService
 
@@ -54,6 +58,17 @@ def snapshots(url: str) -> Iterator[Iterator[dict[str, Any]]]:
 
 
 @contextmanager
+def not_reading(url: str) -> Iterator[None]:
+    """Keeps a viewer who asks for snapshots and reads none."""
+    parts = urlsplit(url)
+    with socket.socket() as viewer:
+        viewer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)  # before it connects: else the kernel offers more
+        viewer.connect((parts.hostname, parts.port))
+        viewer.sendall(f"GET {parts.path}events HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode())
+        yield
+
+
+@contextmanager
 def processes(service: CoordinationService, count: int, host: str = "b{}") -> Iterator[list[CoordinationClient]]:
     """Connects clients as the processes of a job."""
     clients = [CoordinationClient(service.address, number, host=host.format(number)) for number in range(count)]
@@ -66,3 +81,10 @@ def processes(service: CoordinationService, count: int, host: str = "b{}") -> It
         for client in clients:
             stack.callback(client.close)
         yield clients
+
+
+def serious_faults(tab: Any) -> list[tuple[str, str]]:
+    """Returns what axe finds in a tab that keeps people out, each with its first place; skips without axe."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python: pip install 'holdfast[slow]'")
+    found = axe.Axe().run(tab).response["violations"]
+    return [(each["id"], each["nodes"][0]["html"][:100]) for each in found if each["impact"] in ("serious", "critical")]

@@ -28,6 +28,7 @@ index, count, address, starter, whose = int(sys.argv[1]), int(sys.argv[2]), *sys
 if starter and "HOLDFAST_COORDINATOR" not in os.environ:
     os.execv({str(HOLDFAST)!r}, ["holdfast", "task", "--coordinator", address, "--", sys.executable, *sys.argv])
 last = count - 1
+say = lambda line: os.write(1, f"{{line}}\\n".encode())  # whole: jaxlib's log goes to the same place
 if whose == "ours":
     from holdfast.coordination import CoordinationClient
     client = CoordinationClient(address, index, num_processes=count, host=f"b{{index}}")
@@ -40,14 +41,14 @@ waits = [
     lambda: client.blocking_key_value_get("value", 60_000, **({{"depends_on": [last]}} if whose == "ours" else {{}})),
 ]
 if index == last:
-    print("pid", os.getpid(), flush=True)
+    say(f"pid {{os.getpid()}}")
     client.blocking_key_value_get("never", 600_000)
 client.key_value_set(f"waits/{{index}}", "")
-print("waits", flush=True)
+say("waits")
 try:
     waits[index % 2]()
 except Exception as error:
-    print("failed", json.dumps([time.time(), type(error).__name__, str(error)]), flush=True)
+    say("failed " + json.dumps([time.time(), type(error).__name__, str(error)]))
 os._exit(0)
 """
 

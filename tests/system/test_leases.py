@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
 
-from holdfast.coordination import CoordinationService
+from holdfast.coordination import CoordinationService, Credentials, Relay
 from holdfast.coordination.client.status import StatusClient
 from holdfast.coordination.names import SESSION
 from holdfast.proto import coordination_pb2, session_pb2
@@ -100,6 +102,36 @@ def test_a_coordinator_that_was_stopped_for_twice_the_timeout_loses_nobody(servi
     finally:
         for session in sessions:
             session.close()
+
+
+CLIENT = """
+import os, sys, time
+from holdfast.coordination import CoordinationClient
+
+index, go = int(sys.argv[1]), sys.argv[4]
+with CoordinationClient(sys.argv[3], index, num_processes=int(sys.argv[2])) as client:
+    print("connected", flush=True)
+    while index == 2 and not os.path.exists(go):
+        time.sleep(0.05)
+    client.wait_at_barrier("all", 60_000)
+    print("met", flush=True)
+"""
+
+
+@pytest.mark.parametrize("relayed", [False, True], ids=["straight", "relay"])
+def test_our_clients_outwait_a_coordinator_that_is_stopped(service: CoordinationService, relayed: bool, tmp_path: Path) -> None:
+    """For twice the timeout it answers nobody, but connections to it are accepted: nobody gives it up, and all meet when it goes on."""
+    with contextlib.ExitStack() as stack:
+        relay = stack.enter_context(Relay.spawn(service.address, Credentials(), range(3))) if relayed else service
+        processes = stack.enter_context(Processes(CLIENT, 3, arguments=[relay.address, tmp_path / "go"]))
+        for index in range(3):
+            processes.wait_for(index, "connected")
+        os.kill(service.pid, signal.SIGSTOP)
+        time.sleep(2 * HEARTBEAT_S + 0.5)  # what is tested is that so much time passes
+        os.kill(service.pid, signal.SIGCONT)
+        (tmp_path / "go").touch()
+        ended = processes.wait()
+    assert [(each.code, each.output.splitlines()[-1]) for each in ended] == [(0, "met")] * 3, ended
 
 
 JAXLIB_CLIENT = """

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import load, verify
+from tests.support.pages import serious_faults
 from tests.support.paths import ROOT
 
 STEPS, SAVE_EVERY = 70, 20
@@ -85,3 +86,14 @@ def test_what_was_saved_verifies(runs: dict[str, Any]) -> None:
         assert len(steps) == 3, "KeepLast(3)"
         for step in steps:
             verify(step)
+
+
+def test_its_reports_open_from_disk(runs: dict[str, Any], tab: Any) -> None:
+    """Each run has left one: how it ended, its processes, the steps that it saved; nothing is fetched, and axe finds no serious fault."""
+    for name, headline in (("preempted", "preempted: "), ("two", "done: ")):
+        tab.goto(f"file://{runs['folder'] / 'logs' / name / 'report.html'}")
+        assert tab.locator("#headline").inner_text().startswith(headline)
+        assert tab.locator(".cell").count() == (4 if name == "preempted" else 2)
+        assert tab.locator("#events").get_by_text(f"step {runs[name]['last']} is saved").count() == 1
+        assert tab.locator("#timeline .steps").get_attribute("points").count(" ") >= 2
+        assert serious_faults(tab) == []

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +13,7 @@ import pytest
 
 from holdfast.coordination import CoordinationService
 from holdfast.web import write_report
-from tests.support.drill import drill, line_of
-from tests.support.pages import page, processes
-
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'holdfast[slow]'")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: scripts/install_system_packages.sh")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """One browser for all tests."""
-    with playwright.sync_playwright() as driver:
-        launched = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield launched
-        launched.close()
-
-
-@pytest.fixture
-def tab(browser: Any) -> Iterator[Any]:
-    """A tab in which no script may fail, and that asks nobody else for anything."""
-    opened = browser.new_page()
-    problems: list[str] = []
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on(
-        "request", lambda request: problems.append(request.url) if "127.0.0.1" not in request.url and "file:" not in request.url else None
-    )
-    yield opened
-    opened.close()
-    assert problems == []
-
+from tests.support.pages import page, processes, serious_faults
 
 HOSTILE = "<img src=x onerror=document.title='hit'>"
 
@@ -129,7 +98,6 @@ def test_a_report_opens_from_disk(tab: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_axe_finds_no_serious_fault(tab: Any, scheme: str, tmp_path: Path) -> None:
     """Contrast, names, roles and order, in both colour schemes."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python: pip install 'holdfast[slow]'")
     tab.emulate_media(color_scheme=scheme)
     events = [{"number": 1, "unix_s": 1.0, "kind": "lost", "text": "process 1 is lost"}]
     status = {
@@ -142,17 +110,4 @@ def test_axe_finds_no_serious_fault(tab: Any, scheme: str, tmp_path: Path) -> No
     write_report(tmp_path / "status.json", tmp_path / "report.html")
     tab.goto(f"file://{tmp_path / 'report.html'}")
     tab.locator(".cell").first.click()
-    found = axe.Axe().run(tab).response["violations"]
-    assert [(each["id"], each["nodes"][0]["html"][:100]) for each in found if each["impact"] in ("serious", "critical")] == []
-
-
-@pytest.mark.slow
-def test_a_fault_of_the_drill_is_said_on_the_page(tab: Any, tmp_path: Path) -> None:
-    """A loader that sleeps in a real job, in the words of `holdfast status`."""
-    with drill(tmp_path) as job:
-        job.wait_for_step(3)
-        address = job.find_address()
-        with page(address) as url:
-            tab.goto(url)
-            job.begin("loader")
-            tab.get_by_text(f"is in load_batch, train.py:{line_of('LOADER')}, no step for").wait_for(timeout=60_000)
+    assert serious_faults(tab) == []

@@ -15,11 +15,13 @@ from tests.support.pages import HOLDFAST
 
 
 def test_holdfast_run_leaves_a_report(tmp_path: Path) -> None:
-    """It holds all attempts, how the job ended and its processes; it needs no other file, and its path is printed."""
+    """It holds all attempts with their steps, how the job ended and its processes; it needs no other file, and its path is printed."""
     script = """import os, sys
 from holdfast.coordination import CoordinationClient
-with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"])):
-    sys.exit(3 * (os.environ["HOLDFAST_ATTEMPT"] == "1"))
+with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"])) as client:
+    attempt = int(os.environ["HOLDFAST_ATTEMPT"])
+    client.report(step=7 * attempt)
+    sys.exit(3 * (attempt == 1))
 """
     command = [*HOLDFAST, "run", "-n", "2", "--max-restarts", "1", "--log-dir", str(tmp_path), "--", sys.executable, "-c", script]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
@@ -28,6 +30,7 @@ with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLD
     html = (tmp_path / "report.html").read_text()
     data = json.loads(re.findall(r'<script type="application/json" id="data">(.*?)</script>', html)[0])
     assert data["gone"].startswith("done: ") and data["attempt"] == 2 and len(data["processes"]) == 2
+    assert {7, 14} <= {step for _, step, _, _ in data["samples"]}
     texts = [event["text"] for event in data["events"]]
     assert any(text.startswith("attempt 1 is restarting: ") for text in texts), texts
     assert sum("joined" in text for text in texts) >= 2 and any("SystemExit: 3" in text for text in texts), texts  # of both attempts

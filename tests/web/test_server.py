@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from holdfast.coordination import CoordinationService
-from tests.support.pages import HOLDFAST, fetch, page, processes, snapshots
+from tests.support.pages import HOLDFAST, fetch, not_reading, page, processes, snapshots
 
 pytest.importorskip("uvicorn", reason="needs the extra web")
 
@@ -66,14 +66,25 @@ def test_a_coordinator_that_dies_is_said_and_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_viewer_that_stops_reading_delays_nobody() -> None:
-    """Others go on to get snapshots, though one has read nothing since its request."""
-    with CoordinationService.spawn(1) as service, page(service.address) as url, snapshots(url) as seen:
-        parts = urlsplit(url)
-        with socket.create_connection((parts.hostname, parts.port)) as stuck:  # type: ignore[arg-type]
-            stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-            stuck.sendall(f"GET {parts.path}events HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode())
+    """Others go on to get snapshots, though one has read nothing since its request, and one is more than a socket holds."""
+    with CoordinationService.spawn(1024) as service, page(service.address) as url, snapshots(url) as seen:
+        with not_reading(url):
             first = next(seen)["unix_s"]
             assert all(later["unix_s"] > first for later, _ in zip(seen, range(2), strict=False))
+
+
+def test_an_end_with_viewers_is_quiet() -> None:
+    """One that reads sees the end of its stream, one that does not is cut off; nothing of either is printed."""
+    with CoordinationService.spawn(4096) as service:  # its snapshots are larger than what a socket holds
+        command = [*HOLDFAST, "web", service.address, "--end-with-input"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+            assert server.stdin and server.stdout and server.stderr
+            url = server.stdout.readline().removeprefix("page at ").strip()
+            with snapshots(url) as seen, not_reading(url):
+                assert len(next(seen)["processes"]) == 4096
+                server.stdin.close()
+                assert all(each["processes"] for each in seen)
+                assert server.wait(30) == 0 and server.stderr.read() == ""
 
 
 def test_a_port_that_is_taken_is_a_sentence() -> None:

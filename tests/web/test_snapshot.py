@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 from holdfast.coordination.diagnosis.findings import Finding
+from holdfast.coordination.diagnosis.step_curve import sample
 from holdfast.proto import coordination_pb2, session_pb2
-from holdfast.web.snapshot import MOST_EVENTS, encode, sample, snapshot
+from holdfast.web.snapshot import MOST_EVENTS, encode, snapshot
 
 
 def test_a_snapshot_is_bounded_and_says_who_is_silent() -> None:

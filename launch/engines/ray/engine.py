@@ -128,7 +128,7 @@ class RayEngine(BaseEngine):
     """Runs a job's processes as children of actors of a Ray cluster."""
 
     def __init__(self, job_id: str, spec: JobSpec, *, command: list[str] | None, call: bytes | None, output: Output) -> None:
-        super().__init__(output)
+        super().__init__(output, spec.restart)
         self._job_id, self._spec, self._command, self._call = job_id, spec, command, call
         self._reserve: Reserve | None = None
         self._why_waiting = ""

@@ -182,3 +182,21 @@ def test_a_diagnosis_of_thousands_is_quick() -> None:
     assert text.startswith("process 77 (host b77) is in load_batch, train.py:26") and text.endswith(
         "the other 4095 wait in psum at reduce, train.py:50"
     )
+
+
+def hanging(status: session_pb2.StatusResponse, stacks: dict[int, list[str]], looks: dict[int, Look] | None = None) -> list[str]:
+    """Returns the sentences about a job of which it is known that it hangs."""
+    return [finding.text for finding in diagnose(Evidence(status, stacks, looks or {}, hangs=True))]
+
+
+def test_of_a_job_that_hangs_who_cannot_run_python_comes_first() -> None:
+    """C code that holds the interpreter is said before where the others wait."""
+    stacks = {number: [WAITING] for number in (0, 1, 3)} | {2: [stack("load_batch", 26)]}
+    found = hanging(job(heartbeat_age_s={2: 50.0}), stacks, {2: Look(held_s=12.0, stacks=stack("load_batch", 26))})
+    assert found == ["process 2 (host b2) is in load_batch, train.py:26, in C code that holds its interpreter for 12 s"]
+
+
+def test_of_a_job_that_hangs_at_one_place_that_place_is_said() -> None:
+    """Nobody is odd; a job of one process has no other to wait for."""
+    assert hanging(job(2), {0: [WAITING], 1: [WAITING]}) == ["processes 0 (host b0), 1 (host b1) wait in psum at reduce, train.py:50"]
+    assert hanging(job(1), {0: [stack("load_batch", 26)]}) == ["process 0 (host b0) is in load_batch, train.py:26"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordination.server.metrics import serve_metrics
+from holdfast.coordination.server.metrics import MetricsServer
 from holdfast.proto import coordination_pb2, session_pb2
 from tests.support.paths import ROOT
 
@@ -43,10 +43,11 @@ def test_every_figure_is_the_statuss() -> None:
         session_pb2.TaskStatus(task_id=0, state=state.CONNECTED, heartbeat_age_s=1.5, progress=FULL, step_age_s=2.5, steps_per_second=4),
         session_pb2.TaskStatus(task_id=1, state=state.ERROR, heartbeat_age_s=-1, step_age_s=-1),
     ]
-    status = session_pb2.StatusResponse(tasks=tasks, keys=3, key_bytes=40, calls=9, barriers_passed=4, barriers_failed=1, up_s=2.0)
+    status = session_pb2.StatusResponse(
+        tasks=tasks, attempt=2, keys=3, key_bytes=40, calls=9, barriers_passed=4, barriers_failed=1, up_s=2.0
+    )
     status.barriers.add(barrier_id="b", missing=[1])
-    port = serve_metrics(lambda: status, 0)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as page:
+    with MetricsServer(lambda: status, 0) as server, urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=20) as page:
         lines = {line for line in page.read().decode().splitlines() if line.startswith("holdfast")}
     assert lines == {
         'holdfast_processes{state="uninitialized"} 0.0',
@@ -63,6 +64,7 @@ def test_every_figure_is_the_statuss() -> None:
         "holdfast_step_age_seconds 2.5",
         "holdfast_processes_in_trouble 1.0",
         "holdfast_processes_missing 1.0",
+        "holdfast_attempt 2.0",
         "holdfast_keys 3.0",
         "holdfast_key_bytes 40.0",
         "holdfast_barriers_open 1.0",
@@ -74,17 +76,19 @@ def test_every_figure_is_the_statuss() -> None:
 
 
 def test_a_port_that_is_taken_is_an_error() -> None:
-    """OSError, as for the service's own port."""
-    port = serve_metrics(session_pb2.StatusResponse, 0)
-    with pytest.raises(OSError, match="in use"):
-        serve_metrics(session_pb2.StatusResponse, port)
+    """OSError, as for the service's own port; once it is free again it can be had."""
+    with MetricsServer(session_pb2.StatusResponse, 0) as server:
+        port = server.port
+        with pytest.raises(OSError) as raised:
+            MetricsServer(session_pb2.StatusResponse, port)
+        assert str(raised.value) == f"cannot serve metrics at 127.0.0.1:{port}: Address already in use; choose another --metrics-port"
+    MetricsServer(session_pb2.StatusResponse, port).close()
 
 
 def test_the_dashboard_asks_for_nothing_else() -> None:
     """Every metric in the panels of docs/grafana.json is one that is served."""
     status = session_pb2.StatusResponse(tasks=[session_pb2.TaskStatus(task_id=0, progress=FULL, step_age_s=1)])
-    port = serve_metrics(lambda: status, 0)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as page:
+    with MetricsServer(lambda: status, 0) as server, urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=20) as page:
         served = set(re.findall(r"^(holdfast_\w+)", page.read().decode(), re.MULTILINE))
     dashboard = json.loads((ROOT / "docs" / "grafana.json").read_text())
     asked = {name for panel in dashboard["panels"] for each in panel["targets"] for name in re.findall(r"holdfast_\w+", each["expr"])}

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from holdfast.coordination import CoordinationClient, ProcessLost
-from holdfast.launch import LiveView
+from holdfast.launch import LiveView, RestartPolicy
 from holdfast.launch.engines.base import BaseEngine, run_job
 from holdfast.launch.supervisor.job import Action, Exited, Job, Launch, Reserve, Reserved, Stop
 from holdfast.launch.workers.coordinator import Coordinator
@@ -20,7 +20,7 @@ class Recording(BaseEngine):
     """An engine whose processes end as soon as they are launched; it records what is done to them."""
 
     def __init__(self, output: ConsoleOutput, code: int = 0) -> None:
-        super().__init__(output)
+        super().__init__(output, RestartPolicy())
         self.done: list[object] = []
         self._code = code
 

@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -356,6 +357,45 @@ def test_log_dir_holds_a_file_of_each_process_and_the_coordinators(tmp_path: Pat
     assert re.fullmatch(r"\S+ \S+ I am 1\n", logs["process-1.log"])
     assert "attempt 1, coordinator at unix:" in logs["launcher.log"]
     assert re.search(r"serves at unix:/\S+, process \d+\n.* ends: SIGTERM\n", logs["coordinator.log"])
+
+
+METERED = """import os, sys, time
+from holdfast.coordination import CoordinationClient
+attempt = int(os.environ["HOLDFAST_ATTEMPT"])
+with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"])) as client:
+    client.report(step=7 * attempt)
+    while attempt == 2 and not os.path.exists(sys.argv[1]):
+        time.sleep(0.05)
+    sys.exit(3 * (attempt == 1))
+"""
+
+
+def test_metrics_go_on_through_all_attempts(tmp_path: Path) -> None:
+    """One address from the start to the end, which says which attempt it is; afterwards nobody listens there."""
+    pytest.importorskip("prometheus_client", reason="needs the extra metrics")
+    command = ["-n", 1, "--max-restarts", 1, "--no-standby", "--metrics-port", 0, "--", sys.executable, "-c", METERED, tmp_path / "go"]
+    with holdfast_run(*command) as popen:
+        assert popen.stderr is not None
+        line = next(line for line in popen.stderr if "metrics at " in line)
+        url, deadline, text = line.split("metrics at ")[1].strip(), time.monotonic() + 60, ""
+        while not {"holdfast_attempt 2.0", 'holdfast_step{process="0"} 14.0'} <= set(text.splitlines()):
+            assert time.monotonic() < deadline, text
+            with urllib.request.urlopen(url, timeout=20) as page:
+                text = page.read().decode()
+        (tmp_path / "go").touch()
+        assert popen.wait(60) == 0
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=20)
+
+
+def test_a_port_for_metrics_that_is_taken_is_said_before_anything_starts() -> None:
+    """With the port and what to do."""
+    pytest.importorskip("prometheus_client", reason="needs the extra metrics")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with holdfast_run("-n", 1, "--metrics-port", port, "--", "echo", "started") as popen:
+            printed, said = popen.communicate(timeout=60)
+    assert f"cannot serve metrics at 127.0.0.1:{port}: Address already in use; choose another --metrics-port" in said and not printed
 
 
 def test_the_heartbeat_timeout_is_the_coordinators() -> None:

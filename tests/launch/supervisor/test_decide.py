@@ -27,6 +27,7 @@ from holdfast.launch.supervisor.job import (
     Reserve,
     Reserved,
     SavePosition,
+    Stalled,
     Start,
     StartFailed,
     State,
@@ -107,6 +108,36 @@ def saving(*positions: SavePosition | None) -> Run:
 
 
 WRITING, REPORTED, COMMITTING, SETTLED = (SavePosition(3, stage) for stage in SaveStage)
+
+
+def test_a_job_that_makes_no_steps_hangs() -> None:
+    """All are ended, and it begins again; without a budget its error is a Hang that names who and why, with exit code 124."""
+    for failures in (1, 0):
+        run = running(RestartPolicy(max_failures=failures, stall_timeout_s=30.0)).handle(
+            Progress(1, 7, saves=dict.fromkeys(range(4), NO_SAVE))
+        )
+        run.handle(Stalled(1, "no process has made a step for 31 s; process 2 is in f", (2,)))
+        assert run.actions[0] == Kill(frozenset({0, 1, 2, 3}))
+    assert run.job.exit_code == 124 and isinstance(error := run.job.error, Hang)
+    assert str(error) == "attempt 1 hangs: no process has made a step for 31 s; process 2 is in f"
+    assert (error.processes, error.timeout_s, error.knob) == ((2,), 30.0, "stall_timeout_s")
+
+
+def test_a_save_does_not_wait_for_a_process_that_cannot_report_any_more() -> None:
+    """It holds its interpreter, and had not reported its share: it is ended first, then nobody has anything to wait for."""
+    run = saving(REPORTED, REPORTED, WRITING, REPORTED).handle(Progress(1, 7))
+    run.handle(Stalled(1, "no step", (2,), silent=frozenset({2})))
+    assert run.actions == [Kill(frozenset({2}))] and "4 of them have 600 s to end the save" in run.reason
+    assert run.handle(Exited(1, 2, -9)).actions == [Kill(frozenset({0, 1, 3}))]
+
+
+def test_a_stall_rule_without_steps_is_refused() -> None:
+    """No attempt follows, whatever the budget: the message says what to add. After steps of an earlier attempt it is a hang."""
+    run = running().handle(Stalled(1, "no process has reported a step within 600 s of its start"))
+    assert isinstance(run.job.error, StartupFailed) and run.actions == [Kill(), Release()] and run.job.exit_code == 1
+    assert "call multihost.reached_preemption(step), manager.should_save(step) or group.report(step=step)" in str(run.job.error)
+    run = running().handle(Progress(1, 7), Exited(1, 0, 1)).exit([1] * 4).wake().handle(Reserved(2, 4))
+    assert isinstance(run.handle(Stalled(2, "no step")).job.error, Hang)
 
 
 def test_whoever_is_settled_is_ended_at_once() -> None:

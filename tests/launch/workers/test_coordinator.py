@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.coordination import CoordinationClient
 from holdfast.coordination.process.job_folder import job_folders
-from holdfast.launch.supervisor.job import NO_SAVE, Event, Notice, Progress, SavePosition, Withdrawn
+from holdfast.launch.supervisor.job import NO_SAVE, Event, Notice, Progress, RestartPolicy, SavePosition, Stalled, Withdrawn
 from holdfast.launch.workers.coordinator import Coordinator, ProcessProgress, ProgressWatch
 from holdfast.multihost import StartupFailed
 from holdfast.multihost.group.group import SaveStage
@@ -31,11 +31,12 @@ JOINED = {0: NO_SAVE, 1: NO_SAVE}
 class Watched:
     """A coordinator of two processes with a client each, and the events of its watch."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self, stack: ExitStack, policy: RestartPolicy) -> None:
+        self.said: list[str] = []
         self.coordinator = Coordinator("j", 3, 2)
         stack.callback(self.coordinator.close)
         self.events: queue.Queue[Event] = queue.Queue()
-        self.watch = ProgressWatch(self.coordinator.address, 3, self.events.put)
+        self.watch = ProgressWatch(self.coordinator.address, 3, self.events.put, policy=policy, say=self.said.append)
         stack.callback(self.watch.close)
         self.clients = [
             CoordinationClient(self.coordinator.address, process, num_processes=2, job="j", attempt=3, shutdown_timeout_s=2)
@@ -60,7 +61,7 @@ class Watched:
 @pytest.fixture
 def watched() -> Iterator[Watched]:
     with ExitStack() as stack:
-        yield Watched(stack)
+        yield Watched(stack, RestartPolicy())
 
 
 def test_the_best_progress_of_all_processes_is_reported_once(watched: Watched) -> None:
@@ -99,6 +100,37 @@ def test_a_notice_that_one_process_got_is_reported_until_it_is_withdrawn(watched
     assert notice.deadline is not None and 20 < notice.deadline - time.monotonic() <= 30
     client.key_value_delete(NOTICE)
     assert watched.events.get(timeout=30) == Withdrawn("process 1 (spot)")
+
+
+def test_a_job_whose_steps_stop_has_stalled_once() -> None:
+    """Without steps of anybody for half a second, it is said who is where, and the event comes once."""
+    with ExitStack() as stack:
+        watched = Watched(stack, RestartPolicy(stall_timeout_s=0.5))
+        for process in range(2):
+            watched.clients[process].report(step=3, report_interval_s=0.1)
+        assert watched.events.get(timeout=30) == Progress(3, 3, saves=JOINED)
+        stalled = watched.events.get(timeout=30)
+        assert isinstance(stalled, Stalled) and stalled.attempt == 3 and "no process has made a step for " in stalled.why
+        assert "since step 3" in stalled.why and any(text.startswith("hang: process") for text in watched.said), watched.said
+        watched.report(0, 4)
+        assert watched.events.get(timeout=30) == Progress(3, 4, saves=JOINED)
+        watched.watch.close()
+        assert watched.events.empty()
+
+
+def test_a_straggler_is_reported_once() -> None:
+    """In words, with where it is, and in the job's history; the job goes on."""
+    with ExitStack() as stack:
+        watched = Watched(stack, RestartPolicy(straggler_steps=5))
+        watched.report(0, 100)
+        watched.report(1, 50)
+        while not watched.said:
+            time.sleep(0.05)
+        watched.report(0, 101)
+        while not any("straggler" in event.text for event in watched.watch.events):
+            watched.watch.refresh()
+        (said,) = watched.said
+        assert said.startswith("straggler: process 1 (host ") and "is at step 50, 25 behind the median" in said
 
 
 def test_a_coordinator_that_is_gone_is_no_event(watched: Watched) -> None:

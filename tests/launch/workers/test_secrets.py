@@ -14,6 +14,7 @@ import pytest
 
 from holdfast.coordination import CoordinationError, Credentials, StatusClient
 from holdfast.coordination.process.job_folder import JobFolder, job_folders
+from holdfast.launch.supervisor.job import RestartPolicy
 from holdfast.launch.workers.coordinator import Coordinator, ProgressWatch
 from holdfast.launch.workers.secrets import JobSecrets, spawn_relay
 from tests.support.cluster import run_processes
@@ -56,7 +57,7 @@ class ProgressWatchOf(ProgressWatch):
     """A watch of a coordinator with what its launcher holds. A context manager."""
 
     def __init__(self, coordinator: Coordinator) -> None:
-        super().__init__(coordinator.address, 1, lambda event: None, coordinator.credentials)
+        super().__init__(coordinator.address, 1, lambda event: None, coordinator.credentials, policy=RestartPolicy(), say=print)
 
     def __enter__(self) -> ProgressWatchOf:
         return self
