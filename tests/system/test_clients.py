@@ -1,4 +1,4 @@
-"""Programs of libraries that save with Orbax, Keras and Brax: on Orbax and on holdfast, unedited, with the same results.
+"""Programs of libraries that save with Orbax, Keras, Brax and grain: on Orbax and on holdfast, unedited, with the same results.
 
 Each program saves, loads what it has saved, and loads the checkpoints that it is given besides: those that the other one has saved.
 """
@@ -98,6 +98,36 @@ print(json.dumps(found))
 """
 
 
+GRAIN = """
+import json
+import sys
+
+import grain
+import orbax.checkpoint as ocp
+from grain.checkpoint import CheckpointRestore, CheckpointSave
+
+
+def batches():
+    return iter(grain.MapDataset.range(100).shuffle(seed=7).batch(4).to_iter_dataset())
+
+
+def read(root):
+    with ocp.CheckpointManager(root) as manager:
+        restored = manager.restore(1, args=ocp.args.Composite(data=CheckpointRestore(batches())))["data"]
+        return [batch.tolist() for batch in restored]
+
+
+root, others = sys.argv[1], sys.argv[2:]
+data = batches()
+for _ in range(3):
+    next(data)
+with ocp.CheckpointManager(root) as manager:
+    manager.save(1, args=ocp.args.Composite(data=CheckpointSave(data), state=ocp.args.StandardSave({"w": 1.0})))
+    manager.wait_until_finished()
+print(json.dumps([[batch.tolist() for batch in data], *map(read, [root, *others])]))
+"""
+
+
 def needs(module: str) -> Any:
     missing = importlib.util.find_spec(module) is None
     return pytest.mark.skipif(missing, reason=f"{module} is not installed: pip install 'holdfast[slow]'")
@@ -144,3 +174,15 @@ def test_brax(tmp_path: Path) -> None:
     ours = run(program, tmp_path / "ours again", tmp_path / "theirs/000000000020", on=ON_HOLDFAST)
     assert ours == theirs and ours["steps"] == ["000000000010", "000000000020"]
     assert ours["actions"][0] == ours["actions"][1] and ours["params"][0] == ours["params"][1] and len(ours["params"][0]) >= 8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@needs("grain")
+def test_grain(tmp_path: Path) -> None:
+    """Its own handler of Orbax's saves the state of a data iterator, and gives it back; that of Orbax's checkpoint too."""
+    program = tmp_path / "program.py"
+    program.write_text(GRAIN)
+    theirs = run(program, tmp_path / "theirs")
+    ours = run(program, tmp_path / "ours", tmp_path / "theirs", on=ON_HOLDFAST)
+    assert ours == [theirs[0]] * 3 and theirs == [theirs[0]] * 2 and len(theirs[0]) == 22
