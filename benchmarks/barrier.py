@@ -107,11 +107,11 @@ def gets(client: Any, process_id: int, rounds: int, mark: str) -> None:
 
 
 def reports(client: Any, seconds: int, interval_s: float) -> None:
-    """Reports once in each interval, at any time of it, as the processes of a job do."""
-    for number in range(int(seconds / interval_s)):
+    """Reports once in each interval, at any time of it, as the processes of a job do; no step: one that does not move would look stuck."""
+    for _ in range(int(seconds / interval_s)):
         at = random.uniform(0, interval_s)
         time.sleep(at)
-        client.report(step=number, saved_step=0, waiting_share=0.4, memory_bytes=4e9, report_interval_s=interval_s)
+        client.report(saved_step=0, waiting_share=0.4, memory_bytes=4e9, report_interval_s=interval_s)
         time.sleep(interval_s - at)
 
 

@@ -18,6 +18,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -113,11 +114,16 @@ def page(address: str, program: str = WEB) -> Iterator[tuple[Process, str]]:
         end(process)
 
 
+def interval_s(processes: int) -> float:
+    """Returns how often a process of a job reports."""
+    return max(2.0, processes / 256)
+
+
 def turn(cluster: Cluster, page_process: Process, seconds: float, rounds: int, processes: int) -> Row:
     """Counts for a while in which processes do nothing but report, then times barriers."""
     coordinator = Process(cluster.pid)
     began, before = time.monotonic(), (coordinator.cpu_s(), page_process.cpu_s())
-    cluster.run(f"report {seconds:.0f} {max(2.0, processes / 256)}")
+    cluster.run(f"report {seconds:.0f} {interval_s(processes)}")
     elapsed = time.monotonic() - began
     used = (coordinator.cpu_s() - before[0]) / elapsed, (page_process.cpu_s() - before[1]) / elapsed
     barrier_ms = statistics.median(cluster.run("barrier 1") for _ in range(rounds)) * 1e3
@@ -138,24 +144,34 @@ def turns(cluster: Cluster, options: argparse.Namespace) -> dict[str, list[Row]]
     return rows
 
 
-def hour(cluster: Cluster, processes: int) -> None:
-    """Prints what an hour with ten viewers costs: all its snapshots, one after the other."""
-    interval_s = max(feed._INTERVAL_S, processes / feed._PROCESSES_PER_S)
-    wanted, coordinator = int(3600 / interval_s), Process(cluster.pid)
+def hour(cluster: Cluster, processes: int, idle: float) -> None:
+    """Prints what an hour with ten viewers costs: all its snapshots, one after the other. `idle` is the coordinator's share without."""
+    wanted, coordinator = int(3600 / max(feed._INTERVAL_S, processes / feed._PROCESSES_PER_S)), Process(cluster.pid)
+    over = threading.Event()
+
+    def report() -> None:  # processes that do not report are silent, and would be looked into
+        while not over.is_set():
+            cluster.run(f"report 12 {interval_s(processes)}")
+
+    reporter = threading.Thread(target=report)
+    reporter.start()
     with page(cluster.address, AT_ONCE) as (process, url), viewers(url, 10) as looking:
         assert looking.stdin is not None and looking.stdout is not None
-        before, count, memory_mb = coordinator.cpu_s(), 0, (coordinator.memory_mb(), process.memory_mb())
+        began, before, count = time.monotonic(), coordinator.cpu_s(), 0
+        memory_mb = coordinator.memory_mb(), process.memory_mb()
         while count < 10 * wanted:
             time.sleep(1)
             print(file=looking.stdin, flush=True)
             count = int(looking.stdout.readline())
-        used_s = coordinator.cpu_s() - before
+        used_s = coordinator.cpu_s() - before - idle * (time.monotonic() - began)
         print(
             f"\nAn hour with ten viewers, {wanted:,} snapshots of {processes:,} processes to each: "
             f"{used_s:.1f} s of the coordinator's CPU, {100 * used_s / 3600:.2f} % of a core; "
             f"its memory {memory_mb[0]:.0f} MB before, {coordinator.memory_mb():.0f} MB after; "
             f"the page's {memory_mb[1]:.0f} and {process.memory_mb():.0f} MB"
         )
+    over.set()
+    reporter.join()
 
 
 def main() -> None:
@@ -175,7 +191,8 @@ def main() -> None:
         cluster.run("barrier 2")
         print(f"{options.processes} processes | coordinator | its memory | page | its memory | barrier of all, median (best)")
         print("|---" * 6)
-        for name, rows in turns(cluster, options).items():
+        found = turns(cluster, options)
+        for name, rows in found.items():
             median = Row(*(statistics.median(values) for values in zip(*rows, strict=True)))
             best_ms = min(row.barrier_ms for row in rows)
             served = f"{100 * median.page:.1f} % | {median.page_mb:.0f} MB" if median.page_mb else " | "
@@ -184,7 +201,7 @@ def main() -> None:
                 f"{median.barrier_ms:.0f} ms ({best_ms:.0f}) |"
             )
         if options.hour:
-            hour(cluster, options.processes)
+            hour(cluster, options.processes, statistics.median(row.coordinator for row in found["no page"]))
 
 
 if __name__ == "__main__":

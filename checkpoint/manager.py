@@ -52,6 +52,7 @@ from .steps.index import StepIndex
 from .steps.lineage import Lineage
 from .steps.object_claims import open_claims
 from .steps.opening import claim_root, list_root, open_root
+from .steps.root_report import RootReporter
 from .storage.base import Storage
 from .storage.local import LocalStorage
 from .storage.path import StorePath, join, open_storage
@@ -113,6 +114,7 @@ class CheckpointManager:
             names=self._step_names,
         )
         self._lineage = Lineage(self._storage, self._writer.id, begins=local is not None) if is_primary else None
+        self._root_reporter = RootReporter(self._group, self._storage.root, self._index, self.local_steps) if is_primary else None
         self._stager = SaveStager(self._storage, self._group, self._options, self._history)
         self._saver = AsyncSaver(
             SaveContext(
@@ -126,6 +128,7 @@ class CheckpointManager:
                 self._statistics,
                 self._history,
                 self._lineage,
+                self._root_reporter,
             )
         )
         self._counter = 0
@@ -145,6 +148,7 @@ class CheckpointManager:
                 raise
         if is_primary:
             self._worker.put(f"sweeping {self._storage.root}", lambda: sweep_files(self._storage, self._claims))
+        self._report_root()
 
     # --- saving
 
@@ -196,6 +200,7 @@ class CheckpointManager:
         if self._tier is not None:
             self._tier.raise_error()
             if not is_durable and self._wants_locally(check_step(step)):
+                self._report_root()  # with the local steps before this one
                 return self._tier.save(step, _items(state, items), metrics, metadata, dtype)
         if not is_durable:
             self._statistics.add(saves_skipped=1)
@@ -216,7 +221,8 @@ class CheckpointManager:
             earlier = self._saver.take_error()
             step = check_step(step)
             self._refuse_existing(step, overwrite)
-            request = self._stager.stage(request, _items(state, items), metrics, metadata, dtype)
+            leaving = self._scheduler.leaving(step, self._options.save_timeout_s)
+            request = self._stager.stage(request, _items(state, items), metrics, metadata, dtype, leaving)
         except BaseException as error:
             if earlier is not None:
                 error.add_note(f"besides, an earlier save failed: {earlier}")
@@ -230,6 +236,8 @@ class CheckpointManager:
         self._group.report(step=step, save_blocked_s=self._statistics.save_blocked_s)
         handle = self._saver.start(request)
         self._saver.wait_for_snapshots()
+        if self._group.index in leaving and not request.own_bytes:
+            self._saver.join()  # its machine is taken: what it has to say of this save it says before anything else
         self._statistics.add(save_blocked_s=time.perf_counter() - called)
         if earlier is not None:
             earlier.add_note(f"the save of step {step} was begun nevertheless")
@@ -314,7 +322,13 @@ class CheckpointManager:
             root = self._storage.root
             message = f"step {step} of {root} could not be deleted and is still there: {error}; look at the disk or the mount, then"
             raise CheckpointError(f"{message} delete it again", step=step, path=root) from error
+        self._report_root()
         self._worker.wait(self._options.save_timeout_s)
+
+    def _report_root(self) -> None:
+        """Has the primary report which steps there are, for those who watch the job."""
+        if self._root_reporter is not None:
+            self._root_reporter.report()
 
     def _roll_back(self, step: int) -> None:
         """Lets no local step from `step` on come back."""
@@ -561,6 +575,7 @@ class CheckpointManager:
             if not isinstance(verdict.error, StepGone):
                 failures[step] = error_text(verdict.error)
                 self._index.pass_over(step)
+                self._report_root()
             elif (gone := gone + 1) == MOST_GONE:
                 verdict.error.add_note(f"so were {MOST_GONE - 1} steps before it; hold_s keeps a step while it is read")
                 raise verdict.error

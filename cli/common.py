@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -95,6 +95,24 @@ def sentences() -> Iterator[None]:
 def print_json(value: Any) -> None:
     """Prints one JSON value on stdout."""
     click.echo(json.dumps(value, indent=2, default=str))
+
+
+_PARTS = {
+    "stepping_s": "new steps",
+    "starting_s": "starting",
+    "restoring_s": "restoring",
+    "saving_s": "blocked in saves",
+    "redoing_s": "steps done again",
+    "ending_s": "ending attempts",
+}
+
+
+def describe_goodput(seconds: Mapping[str, float]) -> str:
+    """Returns where the time of a job went, the share of new steps first."""
+    total_s = sum(seconds.values())
+    share = seconds.get("stepping_s", 0.0) / total_s if total_s else 0.0
+    parts = ", ".join(f"{words} {seconds.get(name, 0.0):.1f}" for name, words in _PARTS.items())
+    return f"goodput {share:.0%} of {total_s:.1f} s: {parts}"
 
 
 def console() -> Console:

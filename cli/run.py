@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from .common import stall_timeout_option, straggler_steps_option
+from .common import describe_goodput, print_json, stall_timeout_option, straggler_steps_option
 
 _PAGE_END_S = 5.0
 _SECONDS = click.FloatRange(0)
@@ -112,6 +112,7 @@ def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
 )
 @click.option("--web", is_flag=True, help="A live page of the job; its URL is printed. Needs the extra `web`.")
 @click.option("--web-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port of --web; 0 takes a free one.")
+@click.option("--json", "as_json", is_flag=True, help="At the end print how it ended as JSON on stdout; the processes' lines go to stderr.")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), help="Port for Prometheus, through all attempts; 0 takes a free one.")
 @click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address to serve metrics at.")
 @click.option("--orbax", is_flag=True, help="COMMAND is python and a script, which gets holdfast where it imports orbax.checkpoint.")
@@ -140,6 +141,7 @@ def run(
     insecure: bool,
     web: bool,
     web_port: int,
+    as_json: bool,
     metrics_port: int | None,
     metrics_host: str,
     orbax: bool,
@@ -168,9 +170,12 @@ def run(
         raise click.UsageError("--metrics-port is for jobs of this machine: leave it out with --ray")
     if ray is not None and (standby or preload):
         raise click.UsageError("--standby and --preload are for processes of this machine: leave them out with --ray")
+    if as_json and view:
+        raise click.UsageError("--json is for programs, --view for people: leave one of them out")
     command = _with_orbax(command) if orbax else command
     from holdfast.launch import LiveView, RestartPolicy, run_local
     from holdfast.launch import ray as ray_engine
+    from holdfast.launch.workers.output import ConsoleOutput
 
     restart = RestartPolicy(
         max_failures=max_restarts,
@@ -182,8 +187,9 @@ def run(
         stall_timeout_s=stall_timeout_s,
         straggler_steps=straggler_steps,
     )
-    shown = sys.stdout.isatty() if view is None else view
+    shown = sys.stdout.isatty() and not as_json if view is None else view
     output = LiveView(sys.stdout, sys.stderr, num_processes) if shown else None
+    lines = ConsoleOutput(sys.stderr if as_json else sys.stdout, sys.stderr, num_processes) if output is None else output
     try:
         job_id = job_id or f"{'ray' if ray is not None else 'local'}-{uuid.uuid4().hex[:12]}"
         with output or contextlib.nullcontext(), _page(job_id, web_port) if web else contextlib.nullcontext():
@@ -198,7 +204,7 @@ def run(
                     heartbeat_timeout_s=heartbeat_timeout_s,
                     insecure=insecure,
                 )
-                result = ray_engine.run_command(command, spec, output=output, address=ray).job
+                result = ray_engine.run_command(command, spec, output=lines, address=ray).job
             else:
                 result = run_local(
                     command,
@@ -207,7 +213,7 @@ def run(
                     restart=restart,
                     job_id=job_id,
                     capacity_file=capacity_file,
-                    output=output,
+                    output=lines,
                     heartbeat_timeout_s=heartbeat_timeout_s,
                     log_dir=log_dir,
                     standby=standby,
@@ -219,4 +225,8 @@ def run(
         raise click.UsageError(str(error)) from error
     if log_dir is not None:
         _report(log_dir)
+    if as_json:
+        print_json(result.as_json())
+    elif result.step >= 0:
+        click.echo(f"holdfast: {describe_goodput(vars(result.goodput))}", err=True)
     sys.exit(130 if result.interrupted else result.exit_code)

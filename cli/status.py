@@ -23,6 +23,8 @@ from holdfast.coordination.process.diagnose import gather
 from holdfast.coordination.process.job_folder import RunningJob, job_folders, user_folder
 from holdfast.proto import coordination_pb2, session_pb2
 
+from .common import describe_goodput
+
 _FILE = click.Path(exists=True, dir_okay=False)
 _COLOURS = {"CONNECTED": "green", "ERROR": "red", "DISCONNECTED": "yellow"}
 _MAX_MISSING = 20
@@ -199,7 +201,10 @@ class _Findings:
 
 def _tables(status: session_pb2.StatusResponse, findings: list[Finding]) -> Group:
     parts: list[str | Text | Table] = [Text(finding.text, style="bold red") for finding in findings]
-    parts += [Text(_headline(status), style="bold"), _processes(status)]
+    parts.append(Text(_headline(status), style="bold"))
+    if status.goodput_s:
+        parts.append(describe_goodput(status.goodput_s))
+    parts.append(_processes(status))
     if status.barriers:
         parts.append(_barriers(status))
     return Group(*parts)

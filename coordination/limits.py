@@ -38,6 +38,10 @@ class Limits:
     """Kept of a job's history, at about 300 bytes each."""
     report_values: int = 64
     """Values of one progress report."""
+    root_path_bytes: int = 1_024
+    """Of the checkpoints that a process reports; a folder or a URL."""
+    root_steps: int = 64
+    """Of those, the newest, in one report."""
     error_bytes: int = 2_048
     """jaxlib cuts messages at 3,072 bytes; a reported error appears inside a sentence of ours."""
     calls_per_second: int = 20_000

@@ -19,16 +19,18 @@ class ClientFrame(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ...) -> None: ...
 
 class ServerFrame(_message.Message):
-    __slots__ = ("opened", "reply", "delta", "ask")
+    __slots__ = ("opened", "reply", "delta", "ask", "over")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     ASK_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
     opened: Opened
     reply: Reply
     delta: Delta
     ask: Ask
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ...) -> None: ...
+    over: Over
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., over: _Optional[_Union[Over, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("job", "attempt", "process_id", "incarnation", "num_processes", "host", "pid")
@@ -135,6 +137,12 @@ class Ask(_message.Message):
     what: str
     def __init__(self, id: _Optional[int] = ..., what: _Optional[str] = ...) -> None: ...
 
+class Over(_message.Message):
+    __slots__ = ("why",)
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    why: str
+    def __init__(self, why: _Optional[str] = ...) -> None: ...
+
 class Answer(_message.Message):
     __slots__ = ("id", "body")
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -164,7 +172,7 @@ class MissingTask(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., host: _Optional[str] = ..., silent_s: _Optional[float] = ..., lost: bool = ..., progress: _Optional[_Union[ReportRequest, _Mapping]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("step", "saved_step", "values", "trouble")
+    __slots__ = ("step", "saved_step", "values", "trouble", "root")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -176,11 +184,37 @@ class ReportRequest(_message.Message):
     SAVED_STEP_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
     step: int
     saved_step: int
     values: _containers.ScalarMap[str, float]
     trouble: str
-    def __init__(self, step: _Optional[int] = ..., saved_step: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., trouble: _Optional[str] = ...) -> None: ...
+    root: CheckpointRoot
+    def __init__(self, step: _Optional[int] = ..., saved_step: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., trouble: _Optional[str] = ..., root: _Optional[_Union[CheckpointRoot, _Mapping]] = ...) -> None: ...
+
+class CheckpointRoot(_message.Message):
+    __slots__ = ("path", "num_steps", "steps")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    num_steps: int
+    steps: _containers.RepeatedCompositeFieldContainer[CheckpointStep]
+    def __init__(self, path: _Optional[str] = ..., num_steps: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[CheckpointStep, _Mapping]]] = ...) -> None: ...
+
+class CheckpointStep(_message.Message):
+    __slots__ = ("step", "bytes", "incremental", "local", "damaged")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    INCREMENTAL_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    bytes: int
+    incremental: bool
+    local: bool
+    damaged: bool
+    def __init__(self, step: _Optional[int] = ..., bytes: _Optional[int] = ..., incremental: bool = ..., local: bool = ..., damaged: bool = ...) -> None: ...
 
 class ReportResponse(_message.Message):
     __slots__ = ()
@@ -221,6 +255,33 @@ class ReportEventRequest(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ..., unix_s: _Optional[float] = ...) -> None: ...
 
 class ReportEventResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReportGoodputRequest(_message.Message):
+    __slots__ = ("seconds",)
+    class SecondsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    seconds: _containers.ScalarMap[str, float]
+    def __init__(self, seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class ReportGoodputResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EndAttemptRequest(_message.Message):
+    __slots__ = ("why",)
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    why: str
+    def __init__(self, why: _Optional[str] = ...) -> None: ...
+
+class EndAttemptResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -321,7 +382,14 @@ class KeyPrefix(_message.Message):
     def __init__(self, prefix: _Optional[str] = ..., keys: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("job", "attempt", "num_processes", "up_s", "phase", "tasks", "barriers", "keys", "key_bytes", "prefixes", "calls", "barriers_passed", "barriers_failed", "recoverable", "survivable", "journal", "heartbeat_interval_s", "events")
+    __slots__ = ("job", "attempt", "num_processes", "up_s", "phase", "tasks", "barriers", "keys", "key_bytes", "prefixes", "calls", "barriers_passed", "barriers_failed", "recoverable", "survivable", "journal", "heartbeat_interval_s", "events", "goodput_s")
+    class GoodputSEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     JOB_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     NUM_PROCESSES_FIELD_NUMBER: _ClassVar[int]
@@ -340,6 +408,7 @@ class StatusResponse(_message.Message):
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    GOODPUT_S_FIELD_NUMBER: _ClassVar[int]
     job: str
     attempt: int
     num_processes: int
@@ -358,4 +427,5 @@ class StatusResponse(_message.Message):
     journal: str
     heartbeat_interval_s: float
     events: _containers.RepeatedCompositeFieldContainer[Event]
-    def __init__(self, job: _Optional[str] = ..., attempt: _Optional[int] = ..., num_processes: _Optional[int] = ..., up_s: _Optional[float] = ..., phase: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., barriers: _Optional[_Iterable[_Union[BarrierStatus, _Mapping]]] = ..., keys: _Optional[int] = ..., key_bytes: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[KeyPrefix, _Mapping]]] = ..., calls: _Optional[int] = ..., barriers_passed: _Optional[int] = ..., barriers_failed: _Optional[int] = ..., recoverable: bool = ..., survivable: bool = ..., journal: _Optional[str] = ..., heartbeat_interval_s: _Optional[float] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...
+    goodput_s: _containers.ScalarMap[str, float]
+    def __init__(self, job: _Optional[str] = ..., attempt: _Optional[int] = ..., num_processes: _Optional[int] = ..., up_s: _Optional[float] = ..., phase: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., barriers: _Optional[_Iterable[_Union[BarrierStatus, _Mapping]]] = ..., keys: _Optional[int] = ..., key_bytes: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[KeyPrefix, _Mapping]]] = ..., calls: _Optional[int] = ..., barriers_passed: _Optional[int] = ..., barriers_failed: _Optional[int] = ..., recoverable: bool = ..., survivable: bool = ..., journal: _Optional[str] = ..., heartbeat_interval_s: _Optional[float] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., goodput_s: _Optional[_Mapping[str, float]] = ...) -> None: ...

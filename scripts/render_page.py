@@ -24,6 +24,12 @@ WAITING = (
     'Thread MainThread:\n  File "/home/me/train.py", line 50, in step\n  File "/x/site-packages/jax/a.py", line 1, in block_until_ready'
 )
 LOADING = 'Thread MainThread:\n  File "/home/me/train.py", line 26, in load_batch'
+STEPS: list[tuple[int, int, dict[str, bool]]] = [
+    (500, 0, {}),
+    (1000, 61_300_000_000, {}),
+    (2000, 61_300_000_000, {"incremental": True}),
+    (2100, 0, {"local": True}),
+]
 HISTORY = [
     (0, "launcher", "attempt 1 is running: attempt 1 starts with 256 processes"),
     (20, "joined", "256 processes joined"),
@@ -43,6 +49,10 @@ def made_up_job() -> session_pb2.StatusResponse:
         task.progress.step, task.progress.saved_step = 2104, 2000
         task.progress.values.update({"report_interval_s": 2.0, "waiting_share": 0.4, "memory_bytes": 41e9, "save_blocked_s": 3.2})
         task.step_age_s, task.usual_steps_per_second = SILENT_S, 4.1
+    root = status.tasks[0].progress.root
+    root.path, root.num_steps = "gs://models/run7", 3
+    for step, nbytes, flags in STEPS:
+        root.steps.add(step=step, bytes=nbytes, **flags)
     for after, kind, text in HISTORY:
         status.events.add(unix_s=NOW - 900 + after, kind=kind, text=text)
     return status
@@ -61,7 +71,7 @@ def main() -> None:
         write_report(kept, report)
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for scheme in ("light", "dark"):
-            page = browser.new_page(viewport={"width": 1000, "height": 900}, color_scheme=scheme, timezone_id="UTC")
+            page = browser.new_page(viewport={"width": 1000, "height": 1150}, color_scheme=scheme, timezone_id="UTC")
             page.goto(f"file://{report}")
             page.evaluate("(shown) => draw(shown)", shown)
             page.locator(".cell").nth(ODD).click()

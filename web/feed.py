@@ -19,6 +19,7 @@ from .snapshot import encode, snapshot
 _INTERVAL_S = 1.0
 _PROCESSES_PER_S = 512  # asked for in a second: a job of 4,096 is drawn every eight seconds
 _DIAGNOSIS_INTERVAL_S = 10.0
+_STACKS_PER_S = 64  # of a large job less often: a stack is tens of KB
 
 
 @dataclass(frozen=True)
@@ -116,4 +117,5 @@ class Feed:
                 with contextlib.suppress(CoordinationError):
                     self._findings = diagnose(gather(client))
             self._wanted.clear()
-            self._closed.wait(_DIAGNOSIS_INTERVAL_S)
+            count = self._status.num_processes if self._status is not None else 0
+            self._closed.wait(max(_DIAGNOSIS_INTERVAL_S, count / _STACKS_PER_S))

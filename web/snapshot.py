@@ -36,6 +36,7 @@ def snapshot(
         "barriers_failed": status.barriers_failed,
         "findings": [finding.as_json() for finding in findings],
         "processes": [_row(status, task) for task in status.tasks],
+        "root": next((_root(task.progress.root) for task in status.tasks if task.progress.HasField("root")), None),
         "barriers": [_barrier(barrier) for barrier in status.barriers],
         "events": [{"unix_s": round(event.unix_s, 1), "kind": event.kind, "text": event.text} for event in status.events[-MOST_EVENTS:]],
         "samples": [list(each) for each in samples],
@@ -65,6 +66,14 @@ def _row(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> di
         "blocked_s": values.get("save_blocked_s"),
         "note": task.error or progress.trouble,
     }
+
+
+def _root(root: session_pb2.CheckpointRoot) -> dict[str, Any]:
+    steps = [
+        {"step": step.step, "bytes": step.bytes, "incremental": step.incremental, "local": step.local, "damaged": step.damaged}
+        for step in root.steps
+    ]
+    return {"path": root.path, "num_steps": root.num_steps, "steps": steps}
 
 
 def _barrier(barrier: session_pb2.BarrierStatus) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from ..steps.claims import FOLDER, Claims, Writer
 from ..steps.garbage import BackgroundWorker
 from ..steps.index import StepIndex
 from ..steps.lineage import Lineage
+from ..steps.root_report import RootReporter
 from ..storage.base import Storage
 from ..storage.local import LocalStorage, fenced
 from .commit import SaveTarget, run_protocol
@@ -187,6 +188,7 @@ class SaveContext:
     statistics: Statistics
     history: SaveHistory | None = None  # of incremental saves
     lineage: Lineage | None = None  # at the primary
+    root_reporter: RootReporter | None = None  # at the primary
 
     def run(self, request: SaveRequest) -> SaveResult:
         """Does a whole save: see `run_save`."""
@@ -215,7 +217,7 @@ def run_save(request: SaveRequest, context: SaveContext) -> SaveResult:
 
     When it returns, the step is in the index, superfluous ones are not, and the statistics count it.
     """
-    target = context.target(request)
+    target, linked_bytes = context.target(request), context.statistics.save_linked_bytes
     try:
         result = run_protocol(target, SnapshotWork(request, target, context.options, context))
     except Exception as error:  # a defect; whatever it is, the caller learns of it at its next call
@@ -225,6 +227,8 @@ def run_save(request: SaveRequest, context: SaveContext) -> SaveResult:
     finally:
         request.release()
     _take_note(request, result, context)
+    if result.error is None and context.root_reporter is not None:
+        context.root_reporter.saved(request.step, request.total_bytes, incremental=context.statistics.save_linked_bytes > linked_bytes)
     return result
 
 

@@ -12,7 +12,7 @@ import re
 import socket
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -326,17 +326,26 @@ class CoordinationClient:
         """Reports that this process has failed: the others get ProcessLost with `message`, at once."""
         self._connection.report_error(message, Deadline(min(5.0, self._rpc_timeout_s)))
 
-    def report(self, *, step: int | None = None, saved_step: int | None = None, trouble: str | None = None, **values: float) -> None:
+    def report(
+        self,
+        *,
+        step: int | None = None,
+        saved_step: int | None = None,
+        trouble: str | None = None,
+        root: Mapping[str, Any] | None = None,
+        **values: float,
+    ) -> None:
         """Publishes this process's progress, for `holdfast status` and the launcher. What is left out keeps its value.
 
-        `trouble` is a sentence about what has gone wrong though the process goes on, such as a save that failed; "" takes it back.
+        `trouble` is a sentence about what has gone wrong though the process goes on, such as a save that failed; "" takes it back. `root`
+        says where the job's checkpoints are and which: the fields of CheckpointRoot in proto/session.proto.
         A service without our session keeps it as JSON under `holdfast/progress/<process>`.
         """
         if self._connection.has_session:
-            request = spb.ReportRequest(step=step, saved_step=saved_step, values=values, trouble=trouble)
+            request = spb.ReportRequest(step=step, saved_step=saved_step, values=values, trouble=trouble, root=root)
             self._connection.call("Report", request, Deadline(5.0), idempotent=True)
         else:
-            progress = {"step": step, "saved_step": saved_step, "trouble": trouble} | values
+            progress = {"step": step, "saved_step": saved_step, "trouble": trouble, "root": root} | values
             self.key_value_set(f"{REPORT_PREFIX}{self.process_id}", json.dumps(progress), allow_overwrite=True)
 
     def statistics(self) -> dict[str, int | float | str]:

@@ -7,6 +7,7 @@ knows a task by its incarnation, so a request that is sent again on the next str
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import queue
 import sys
@@ -28,6 +29,8 @@ from ..limits import Limits
 from ..names import SESSION_METHODS, make_error, status_name
 from .frame_transport import Metadata, open_frame_transport
 from .unary import CHANNEL_OPTIONS, TRANSIENT, Identity, TransportError
+
+_log = logging.getLogger("holdfast.coordination")
 
 ANSWER_GRACE_S = 5.0
 """How much longer than a call's own time a client waits for the service to say that the time is over, and who was missing."""
@@ -115,6 +118,8 @@ class SessionTransport:
             self._on_delta(frame.delta)
         elif kind == "ask" and frame.ask.what == "stacks":
             stream.send(spb.ClientFrame(answer=spb.Answer(id=frame.ask.id, body=_stacks().encode())))
+        elif kind == "over":
+            _log.error("%s", frame.over.why)
 
     def ended(self, stream: _SessionStream, code: str, details: str) -> None:
         """Takes the end of a stream. Called by the stream's own thread."""

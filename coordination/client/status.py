@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,7 +12,7 @@ from holdfast.proto import coordination_b_pb2, session_pb2
 
 from ..credentials import Credentials
 from ..errors import CoordinationError
-from ..names import PROFILE_B, REPORT_EVENT, REPORT_EXIT, STACKS, STATUS
+from ..names import END_ATTEMPT, PROFILE_B, REPORT_EVENT, REPORT_EXIT, REPORT_GOODPUT, STACKS, STATUS
 from .unary import CHANNEL_OPTIONS
 
 _LIST_KEYS = PROFILE_B + "GetKeyValueDir"  # of profile B, whose requests name no incarnation
@@ -37,6 +37,8 @@ class StatusClient:
         self._stacks = self._method(STACKS, session_pb2.StacksRequest, session_pb2.StacksResponse)
         self._report_exit = self._method(REPORT_EXIT, session_pb2.ReportExitRequest, session_pb2.ReportExitResponse)
         self._report_event = self._method(REPORT_EVENT, session_pb2.ReportEventRequest, session_pb2.ReportEventResponse)
+        self._report_goodput = self._method(REPORT_GOODPUT, session_pb2.ReportGoodputRequest, session_pb2.ReportGoodputResponse)
+        self._end_attempt = self._method(END_ATTEMPT, session_pb2.EndAttemptRequest, session_pb2.EndAttemptResponse)
         self._list_keys = self._method(_LIST_KEYS, coordination_b_pb2.GetKeyValueDirRequest, coordination_b_pb2.GetKeyValueDirResponse)
 
     def _method(self, path: str, request: Any, response: Any) -> Any:
@@ -77,6 +79,14 @@ class StatusClient:
     def report_event(self, kind: str, text: str, unix_s: float = 0.0) -> None:
         """Adds a line to the job's history, as its launcher, of something that happened at `unix_s` (0: now)."""
         self._call(self._report_event, session_pb2.ReportEventRequest(kind=kind, text=text, unix_s=unix_s))
+
+    def report_goodput(self, seconds: Mapping[str, float]) -> None:
+        """Reports as the job's launcher where its time went, for the status: seconds since its start, by parts that sum to them."""
+        self._call(self._report_goodput, session_pb2.ReportGoodputRequest(seconds=seconds))
+
+    def end_attempt(self, why: str) -> None:
+        """Says as its launcher, about to end the processes, that the attempt is over: they log why, and take SIGTERM for no preemption."""
+        self._call(self._end_attempt, session_pb2.EndAttemptRequest(why=why))
 
     def close(self) -> None:
         """Closes the connection; calls under way raise CANCELLED."""

@@ -59,9 +59,10 @@ class Keys:
             sentence = f"key {key} already exists. Expected a new key, or allow_overwrite"
             self._completions.append(Completion(call, None, Status(Code.ALREADY_EXISTS, sentence, from_service=False)))
             return
-        self._completions.append(Completion(call, None, self._put(key, value)))
+        self._completions.append(Completion(call, None, self.put(key, value)))
 
-    def _put(self, key: str, value: bytes) -> Status | None:
+    def put(self, key: str, value: bytes) -> Status | None:
+        """Sets a normalised key and answers all calls that wait for it; returns why it cannot be."""
         status = self._too_much(key, value)
         if status is not None:
             return status
@@ -172,7 +173,7 @@ class Keys:
             self._completions.append(Completion(call, None, Status(Code.FAILED_PRECONDITION, sentence, from_service=False)))
             return
         value = str(number).encode()
-        status = self._put(key, value)
+        status = self.put(key, value)
         self._completions.append(Completion(call, (key, value), status))
 
     def list_dir(self, call: Any, key: str) -> None:

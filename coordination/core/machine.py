@@ -324,6 +324,7 @@ class Machine:
         saved_step: int | None = None,
         values: dict[str, float] | None = None,
         trouble: str | None = None,
+        root: dict[str, Any] | None = None,
     ) -> None:
         """Notes how far a process has come. What is None keeps its value."""
         values = values or {}
@@ -332,6 +333,7 @@ class Machine:
             sentence = f"a report of {len(progress.values | values)} values; expected at most {most}, with names of at most 100 characters"
             self._complete(call, status=Status(Code.RESOURCE_EXHAUSTED, sentence))
             return
+        progress.root = progress.root if root is None else root
         progress.step = progress.step if step is None else step
         if saved_step is not None:
             progress.saved_step = saved_step

@@ -38,6 +38,7 @@ class Progress:
     saved_step: int | None = None
     values: dict[str, float] = field(default_factory=dict)
     trouble: str = ""  # what has gone wrong and not been mended since
+    root: dict[str, Any] | None = None  # the job's checkpoints: CheckpointRoot of the session's protocol, by its fields
 
 
 @dataclass(frozen=True, slots=True)

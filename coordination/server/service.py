@@ -20,7 +20,7 @@ from holdfast.proto import session_pb2
 from ..core.machine import Machine
 from ..core.status import Code, Completion, Status, clip
 from ..limits import Config
-from ..names import REPORT_EVENT, REPORT_EXIT, SESSION, STACKS, STATUS
+from ..names import END_ATTEMPT, OVER_FOLDER, REPORT_EVENT, REPORT_EXIT, REPORT_GOODPUT, SESSION, STACKS, STATUS
 from .admission import TaskOwners
 from .profile_d import RPCS_D
 from .profiles import RPCS, Caller, Rpc, message_of, status_details
@@ -30,6 +30,7 @@ from .sessions import ResponseWriter, SessionCall, SessionStream, SessionStreams
 log = logging.getLogger("holdfast.coordination")
 
 _RPCS = RPCS | RPCS_D
+_MOST_PARTS = 16  # of a goodput
 
 
 class UnaryCall:
@@ -75,6 +76,7 @@ class Service:
         self._owners = TaskOwners(machine) if secured else None
         self.sessions = SessionStreams(machine, self.status, self._owners)
         self.calls = 0
+        self._goodput_s: dict[str, float] = {}
         self._finished = False
         self._deserted_at: float | None = None
         self._publish_at = math.inf  # never, unless another thread wants the status
@@ -176,9 +178,22 @@ class Service:
         self.machine.events.note(clip(request.kind, 32), clip(request.text, most), at)
         writer.succeed(session_pb2.ReportEventResponse().SerializeToString())
 
+    def _report_goodput(self, request: session_pb2.ReportGoodputRequest, writer: ResponseWriter) -> None:
+        """Takes a launcher's account of the job's time, of so many parts at most."""
+        self._goodput_s = {clip(name, 32): request.seconds[name] for name in sorted(request.seconds)[:_MOST_PARTS]}
+        writer.succeed(session_pb2.ReportGoodputResponse().SerializeToString())
+
+    def _end_attempt(self, request: session_pb2.EndAttemptRequest, writer: ResponseWriter) -> None:
+        """Takes a launcher's word that it ends the processes, and why: every Session hears it, and a key holds it for whoever has none."""
+        why = clip(request.why, self.config.limits.error_bytes)
+        self.machine.keys.put(f"{OVER_FOLDER}/over", why.encode())
+        self.sessions.tell_over(why)
+        writer.succeed(session_pb2.EndAttemptResponse().SerializeToString())
+
     def status(self) -> session_pb2.StatusResponse:
         """Returns what `holdfast status` shows."""
         status = status_of(self.machine, self.calls, self._clock(), self.sessions.open_tasks())
+        status.goodput_s.update(self._goodput_s)
         status.journal = "" if self._journal is None else str(self._journal.path)
         return status
 
@@ -265,5 +280,7 @@ _SPECIAL: dict[str, tuple[Any, Callable[[Service, Any, ResponseWriter], None]]] 
     STACKS: (session_pb2.StacksRequest, Service._ask_stacks),
     REPORT_EXIT: (session_pb2.ReportExitRequest, Service._report_exit),
     REPORT_EVENT: (session_pb2.ReportEventRequest, Service._report_event),
+    REPORT_GOODPUT: (session_pb2.ReportGoodputRequest, Service._report_goodput),
+    END_ATTEMPT: (session_pb2.EndAttemptRequest, Service._end_attempt),
 }
 """Requests and who serves them."""

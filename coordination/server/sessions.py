@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Protocol
+from dataclasses import asdict, replace
+from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
 from holdfast.proto import coordination_pb2, session_pb2
 
 from ..core.machine import Machine
-from ..core.status import Code, Completion, Missing, Status
+from ..core.status import Code, Completion, Missing, Status, clip
 from ..core.task_table import Task
+from ..limits import Limits
 from ..names import MISSING_TYPE
 from .admission import TaskOwners
 from .profiles import RPCS_A, Caller, Rpc, message_of, payloads, task_info
@@ -114,9 +115,15 @@ class _MissingEncoder:
 _encode_missing = _MissingEncoder()
 
 
+def _root(root: session_pb2.CheckpointRoot, limits: Limits) -> dict[str, Any]:
+    """Returns the fields of a root, within their bounds."""
+    steps = [{field.name: value for field, value in step.ListFields()} for step in root.steps[-limits.root_steps :]]
+    return {"path": clip(root.path, limits.root_path_bytes), "num_steps": root.num_steps, "steps": steps}
+
+
 def _missing_task(missing: Missing) -> session_pb2.MissingTask:
     silent_s = -1.0 if missing.silent_s is None else missing.silent_s
-    progress = None if missing.progress is None else session_pb2.ReportRequest(**asdict(missing.progress))
+    progress = None if missing.progress is None else session_pb2.ReportRequest(**asdict(replace(missing.progress, root=None)))
     return session_pb2.MissingTask(task_id=missing.task_id, host=missing.host, silent_s=silent_s, lost=missing.lost, progress=progress)
 
 
@@ -257,6 +264,7 @@ class SessionStreams:
         if request.method == "Report":
             report = session_pb2.ReportRequest.FromString(request.body)
             given = {name: getattr(report, name) for name in ("step", "saved_step", "trouble") if report.HasField(name)}
+            given |= {"root": _root(report.root, machine.config.limits)} if report.HasField("root") else {}
             machine.report(call, task_id, now, values=dict(report.values), **given)
         elif request.method == "ReportError":
             error = session_pb2.ReportErrorRequest.FromString(request.body)
@@ -274,6 +282,12 @@ class SessionStreams:
         if call is not None:
             self._machine.drop(call)
             call.settle(self._machine, Completion(call, None, Status(Code.CANCELLED, "the caller took the call back")))
+
+    def tell_over(self, why: str) -> None:
+        """Sends every process the word that its launcher has given the attempt up."""
+        frame = session_pb2.ServerFrame(over=session_pb2.Over(why=why)).SerializeToString()
+        for session in self._sessions.values():
+            session.stream.write(frame)
 
     # ---- Queries to a client ---------------------------------------------------------------------------------------------------------
 

@@ -8,16 +8,18 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from google.protobuf.json_format import MessageToDict
 
 from holdfast.coordination import Credentials
 from holdfast.coordination.diagnosis.step_curve import StepCurve
+from holdfast.multihost import JobError
 from holdfast.proto import session_pb2
 
 from ..supervisor.engine import Engine, JobResult, supervise
+from ..supervisor.goodput import RUNS, Goodput, GoodputMeter
 from ..supervisor.job import HANG, Decision, Event, Exited, Job, Notice, RestartPolicy, Stop
 from ..view import LiveView, reporter
 from ..workers.coordinator import MOST_HISTORY, ProcessProgress, ProgressWatch
@@ -44,6 +46,7 @@ class BaseEngine(Engine):
         self._events: deque[session_pb2.Event] = deque(maxlen=_MOST_EVENTS)
         self._curve = StepCurve()
         self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
+        self.goodput: Callable[[], Goodput] = Goodput  # where the job's time went until now; from any thread
         self._signals = 0
         self._sent_sigterm = False  # to the processes of this attempt
 
@@ -51,7 +54,9 @@ class BaseEngine(Engine):
         """Begins to watch the coordinator of a new attempt."""
         self._sent_sigterm = False
         self._output.say(f"attempt {attempt}, coordinator at {address}")
-        self._watch = ProgressWatch(address, attempt, self._queue.put, credentials, policy=self._policy, say=self._output.say)
+        self._watch = ProgressWatch(
+            address, attempt, self._queue.put, credentials, policy=self._policy, say=self._output.say, goodput=self.goodput
+        )
         for unix_s, text in self._history:
             self._watch.note(unix_s, text)
 
@@ -74,6 +79,11 @@ class BaseEngine(Engine):
         self._history.append(line)
         if self._watch is not None:
             self._watch.note(*line)
+
+    def end_attempt(self, attempt: int, error: JobError) -> None:
+        """Has the processes of an attempt log that it is over, and why, before they are ended; takes at most 1 s."""
+        if self._watch is not None:
+            self._watch.end_attempt(f"attempt {attempt} is over: {str(error).replace(f' in attempt {attempt}', '')}")
 
     def forward(self, number: int) -> None:
         """Takes a signal of the launcher: the first stops the job, the second repeats SIGTERM, the third kills. Signal-safe."""
@@ -145,6 +155,7 @@ class BaseEngine(Engine):
         status = session_pb2.StatusResponse()
         status.CopyFrom(self._status)
         del status.events[:]
+        status.goodput_s.update(vars(result.goodput))
         status.events.extend(sorted([*self._events, *own], key=lambda event: event.unix_s))
         last = result.reasons[-1] if result.reasons else ""
         kept = {"unix_s": time.time(), "outcome": f"{result.outcome}: {last}", "status": MessageToDict(status)}
@@ -163,8 +174,13 @@ def run_job(job: Job, engine: BaseEngine, output: Output) -> JobResult:
 
     def on_decision(before: Job, decision: Decision) -> None:
         report(before, decision)
-        if decision.job.state is not before.state:
-            engine.note(f"attempt {decision.job.attempt} is {decision.job.state}: {decision.reason}")
+        after = decision.job
+        if after.state is not before.state:
+            engine.note(f"attempt {after.attempt} is {after.state}: {decision.reason}")
+        if before.state in RUNS and after.state not in RUNS and after.alive and after.error is not None:
+            engine.end_attempt(after.attempt, after.error)
 
+    meter = GoodputMeter(time.monotonic())
+    engine.goodput = lambda: meter.goodput(time.monotonic())
     with passing_on(engine.forward):
-        return supervise(job, engine, on_decision=on_decision)
+        return supervise(job, engine, on_decision=on_decision, meter=meter)

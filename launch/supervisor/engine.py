@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from holdfast.multihost import JobError, Preempted, StartupFailed
 
@@ -47,6 +47,11 @@ class JobResult:
     interrupted: bool = False  # by SIGINT
     goodput: Goodput = field(default_factory=Goodput)  # where the time went
 
+    def as_json(self) -> dict[str, Any]:
+        """Returns the fields as JSON holds them; `error` as its sentence."""
+        error = None if self.error is None else str(self.error)
+        return vars(self) | {"error": error, "reasons": list(self.reasons), "goodput": vars(self.goodput)}
+
     def raise_for_outcome(self) -> None:
         """Raises the error that ended the job, if one did."""
         if self.error is not None:
@@ -59,10 +64,14 @@ def supervise(
     *,
     on_decision: Callable[[Job, Decision], None] = lambda before, decision: None,
     clock: Callable[[], float] = time.monotonic,
+    meter: GoodputMeter | None = None,
 ) -> JobResult:
-    """Runs `job` on `engine` to its end, and closes the engine. Blocks. `on_decision` sees each decision, with the job before it."""
+    """Runs `job` on `engine` to its end, and closes the engine. Blocks. `on_decision` sees each decision, with the job before it.
+
+    `meter`, where its account is wanted before the end, was made just now by `clock`.
+    """
     began, first = clock(), job.attempt
-    meter = GoodputMeter(began)
+    meter = meter or GoodputMeter(began)
     reasons: list[str] = []
     pending: deque[Event] = deque([Start()])
     try:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields, replace
 
 from .job import Job, Progress, State
 
-_RUNS = (State.RUNNING, State.PREEMPTING, State.RESIZING)
+RUNS = (State.RUNNING, State.PREEMPTING, State.RESIZING)
+"""States in which processes run, and are meant to."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,11 @@ class Goodput:
 
 
 class GoodputMeter:
-    """Accounts for the time between two events, by the state of the job in between."""
+    """Accounts for the time between two events, by the state of the job in between. `goodput` may be asked for from any thread."""
 
     def __init__(self, now: float) -> None:
         self._at, self._part = now, "starting_s"
+        self._known = Goodput(), now, self._part  # replaced as one
         self._attempt = 0
         self._step = self._best = -1  # of this attempt, and of all before it
         self._restored_s = self._blocked_s = 0.0  # as reported in this attempt
@@ -57,9 +59,10 @@ class GoodputMeter:
             self._move(self._part, "saving_s", event.blocked_s - self._blocked_s)
             self._restored_s, self._blocked_s = event.restored_s, event.blocked_s
         self._part = self._part_of(job)
+        self._known = Goodput(**self._seconds), now, self._part
 
     def _part_of(self, job: Job) -> str:
-        if job.state not in _RUNS:
+        if job.state not in RUNS:
             return "ending_s" if job.state is State.RESTARTING or job.final else "starting_s"
         return "starting_s" if self._step < 0 else "redoing_s" if self._step <= self._best else "stepping_s"
 
@@ -71,4 +74,5 @@ class GoodputMeter:
 
     def goodput(self, now: float) -> Goodput:
         """Returns the account up to `now`."""
-        return replace(Goodput(**self._seconds), **{self._part: self._seconds[self._part] + now - self._at})
+        known, at, part = self._known
+        return replace(known, **{part: getattr(known, part) + now - at})

@@ -25,6 +25,7 @@ from holdfast.multihost import StartupFailed
 from holdfast.multihost.group.group import SaveStage
 from holdfast.proto import coordination_pb2, session_pb2
 
+from ..supervisor.goodput import Goodput
 from ..supervisor.job import NO_SAVE, Event, Notice, Progress, RestartPolicy, SavePosition, Stalled, Withdrawn
 from .secrets import JobSecrets, credentials_in, server_arguments, write_files
 
@@ -58,8 +59,8 @@ class ProgressWatch:
     That is Progress, and a Notice that one process got by itself (a signal, its machine's metadata): whoever leaves after it is not done,
     whatever its exit code. By the policy's rules, too, that the job has Stalled, once; who keeps it waiting, and where, goes to `say`.
 
-    A thread of its own polls; `refresh` polls at once, from any thread. A coordinator that does not answer is no event: the processes
-    notice its death themselves.
+    The coordinator gets `goodput()`, for the status. A thread of its own polls; `refresh` polls at once, from any thread. A coordinator
+    that does not answer is no event: the processes notice its death themselves.
     """
 
     def __init__(
@@ -71,8 +72,9 @@ class ProgressWatch:
         *,
         policy: RestartPolicy,
         say: Callable[[str], None],
+        goodput: Callable[[], Goodput] = Goodput,
     ) -> None:
-        self._attempt, self._report, self._say = attempt, report, say
+        self._attempt, self._report, self._say, self._goodput = attempt, report, say, goodput
         self._rule = StallRule(policy.stall_timeout_s, policy.startup_timeout_s, policy.straggler_steps)
         self._stragglers: set[int] = set()  # that were reported
         self._stalled = False
@@ -129,9 +131,10 @@ class ProgressWatch:
         self._report(Stalled(self._attempt, "; ".join([why, *(finding.text for finding in findings[:1])]), odd, silent))
 
     def refresh(self) -> None:
-        """Polls now, and reports what is new before it returns; takes at most 2 s."""
+        """Polls now, and reports what is new before it returns; takes at most 3 s."""
         with self._lock, contextlib.suppress(CoordinationError):
             self._send_history()
+            self._client.report_goodput(vars(self._goodput()))
             status = self._client.status(with_events=True, events_after=self.events[-1].number if self.events else 0)
             self.events.extend(status.events)
             self.status = status
@@ -168,6 +171,11 @@ class ProgressWatch:
         """Reports the end of a process to the coordinator, which ends at once what waits for it; takes at most 1 s."""
         with contextlib.suppress(CoordinationError):  # it is gone, and nobody waits there
             self._client.report_exit(process, code)
+
+    def end_attempt(self, why: str) -> None:
+        """Says through the coordinator that the attempt is over; takes at most 1 s."""
+        with contextlib.suppress(CoordinationError):
+            self._client.end_attempt(why)
 
     def still_needed(self, ended_well: bool) -> bool:
         """Returns whether processes needed the coordinator that has ended; one that ends well by itself is not needed for a start."""

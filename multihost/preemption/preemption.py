@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -23,11 +24,14 @@ from typing import Any
 import jax
 from jax._src import distributed
 
+from holdfast.coordination.names import OVER_FOLDER
+
+from ..group.collectives import on_thread
 from ..group.group_client import Client, GroupClient, group_client_of
 from ..liveness.vitals import note_step
 from ..liveness.watchdog import progress
 from .signals import Signals
-from .sources import GceMetadata, Notice, Polled, SlurmEnd, Source
+from .sources import GceMetadata, Notice, Polled, RayTrain, SlurmEnd, Source
 from .step_agreement import SyncPoint
 
 _log = logging.getLogger(__name__)
@@ -37,6 +41,7 @@ RAISED, LOWERED = "raised", "lowered"
 # The key by which JAX's own sync point (TSL's PreemptionSyncManager) notifies its processes.
 _JAX_KEY = "RECEIVED_PREEMPTION_NOTICE"
 _RETRY_S = 0.5
+_OVER_S = 0.5  # for the coordinator to say whether a signal is the end of the attempt; a notice waits for that
 
 
 class Preemption:
@@ -104,7 +109,23 @@ class Preemption:
         self._start(source)
 
     def _start(self, source: Source) -> None:
-        source.start(lambda notice: self.notify(notice, source))
+        source.start(lambda notice: self._take(notice, source))
+
+    def _take(self, notice: Notice | None, source: Source) -> None:
+        """Takes the notice of a source. A signal of a launcher that has given the attempt up is none."""
+        over = self._why_over() if isinstance(source, Signals) else ""
+        if over:
+            _log.error("%s", over)
+        else:
+            self.notify(notice, source)
+
+    def _why_over(self) -> str:
+        """Returns why a launcher has ended this attempt, "" where it has not, or the coordinator does not say so at once."""
+        group_client = self._group_client
+        if group_client is None:
+            return ""
+        answer = on_thread("over", lambda: group_client.list(OVER_FOLDER).get("over", b"").decode())
+        return answer.result() if wait([answer], _OVER_S).done and answer.exception() is None else ""
 
     def _on_change(self, value: str) -> None:
         self._unsettled.set()
@@ -135,6 +156,12 @@ class Preemption:
         """Returns the standing notices of all processes as one: the earliest deadline wins. Asks the coordinator."""
         notices = list(self._published_everywhere().values()) or ([mine] if (mine := self._merged()) else [])
         return merge(notices)
+
+    def noticed(self) -> tuple[int, ...]:
+        """Returns the processes that have given notice, by runtime index. Asks the coordinator."""
+        if self._group_client is None:
+            return (0,) if self._merged() else ()
+        return tuple(sorted(self._group_client.process(int(task)) for task in self._published_everywhere()))
 
     def statistics(self) -> dict[str, Any]:
         """Returns the sync point's counts and the notices of this process."""
@@ -236,8 +263,11 @@ class Preemption:
 
 
 def default_sources(environment: Mapping[str, str] = os.environ) -> list[Source]:
-    """Returns the sources that fit this machine: SIGTERM, Slurm's end time inside a Slurm job, GCE's metadata on GCE."""
-    sources: list[Source] = [Signals()]
+    """Returns the sources that fit this process: Slurm's end time inside a Slurm job, GCE's metadata on GCE, and SIGTERM.
+
+    In a worker of Ray Train what Ray says stands for SIGTERM: the training function runs beside the main thread, whose signals are Ray's.
+    """
+    sources: list[Source] = [RayTrain() if RayTrain.is_here() else Signals()]
     if environment.get("SLURM_JOB_END_TIME", "").isdigit():
         sources.append(SlurmEnd(float(environment["SLURM_JOB_END_TIME"])))
     if GceMetadata.is_here():
@@ -372,6 +402,14 @@ def preemption_notice() -> Notice | None:
     Asks the coordinator.
     """
     return current().notice()
+
+
+def preempted_processes() -> tuple[int, ...]:
+    """Returns the processes, by runtime index, that have a notice of their own standing: whose machines are taken. Asks the coordinator.
+
+    Those of a whole job where all were told; none while no notice stands.
+    """
+    return current().noticed()
 
 
 def notify_preemption(notice: Notice | None) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordination import CoordinationService, StatusClient
+from holdfast.coordination import CoordinationClient, CoordinationService, StatusClient
+from holdfast.proto import coordination_pb2
 from tests.support.cluster import Processes
 from tests.support.proxy import Proxy
 
@@ -135,7 +136,6 @@ if index == 1:
     address = sys.argv[4]
 client = CoordinationClient(address, index)
 client.connect()
-print("connected", flush=True)
 client.wait_at_barrier("meet", 60_000)
 client.shutdown()
 """
@@ -148,16 +148,16 @@ def test_who_is_alive_is_not_lost(stop_s: float) -> None:
     with CoordinationService.spawn(
         3, recoverable=True, heartbeat_timeout_s=HEARTBEAT_S, arguments=(f"--reconnect-grace-s={grace_s}",)
     ) as service:
-        with Proxy(service.address) as proxy, Processes(PATIENT, 3, arguments=[service.address, proxy.address]) as processes:
-            for index in range(3):
-                processes.wait_for(index, "connected")
-            processes.kill(0, signal.SIGSTOP)
-            proxy.cut()
-            time.sleep(stop_s)  # what is tested is that so much time passes
-            with StatusClient(service.address) as status:
-                assert [task.error for task in status.status().tasks] == [""] * 3
-            processes.kill(0, signal.SIGCONT)
-            assert [each.code for each in processes.wait(60)] == [0, 0, 0], processes.output(1)
+        with Proxy(service.address) as proxy, Processes(PATIENT, 2, arguments=[service.address, proxy.address]) as processes:
+            with CoordinationClient(service.address, 2) as last:  # for whom the others wait
+                processes.kill(0, signal.SIGSTOP)
+                proxy.cut()
+                time.sleep(stop_s)  # what is tested is that so much time passes
+                with StatusClient(service.address) as status:
+                    assert [(task.state, task.error) for task in status.status().tasks] == [(coordination_pb2.CONNECTED, "")] * 3
+                processes.kill(0, signal.SIGCONT)
+                last.wait_at_barrier("meet", 60_000)
+            assert [each.code for each in processes.wait(60)] == [0, 0], processes.output(1)
 
 
 def test_a_coordinator_that_comes_back_from_its_journal_suspects_nobody(tmp_path: Path) -> None:
@@ -165,12 +165,12 @@ def test_a_coordinator_that_comes_back_from_its_journal_suspects_nobody(tmp_path
     options = {"recoverable": True, "heartbeat_timeout_s": HEARTBEAT_S, "journal": str(tmp_path / "journal")}
     arguments = ("--reconnect-grace-s=0.2",)
     with CoordinationService.spawn(2, **options, arguments=arguments) as first:  # type: ignore[arg-type]
-        with Processes(PATIENT, 2, arguments=[first.address, first.address]) as processes:
-            for index in range(2):
-                processes.wait_for(index, "connected")
+        with Processes(PATIENT, 1, arguments=[first.address, ""]) as processes, CoordinationClient(first.address, 1) as last:
             os.kill(first.pid, signal.SIGKILL)
             first.wait(10)
             port = int(first.address.rsplit(":", 1)[1])
             with CoordinationService.spawn(2, port=port, **options, arguments=arguments) as second:  # type: ignore[arg-type]
-                assert [each.code for each in processes.wait(60)] == [0, 0], processes.output(0)
+                last.wait_at_barrier("meet", 60_000)
+                last.shutdown()
+                assert [each.code for each in processes.wait(60)] == [0], processes.output(0)
                 assert second.wait(30) == 0

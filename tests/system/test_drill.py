@@ -98,7 +98,7 @@ def test_dropped_packets(tmp_path: Path, tab_if_any: Any) -> None:
 
 @pytest.mark.slow
 def test_a_full_disk(tmp_path: Path, tab_if_any: Any) -> None:
-    """A job that goes on without its saves says which failed, where and why."""
+    """The status says where the checkpoints are; a job that goes on without its saves says which failed, where and why."""
     (root := tmp_path / "root").mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(root)], capture_output=True, text=True, check=False)
     if mounted.returncode:
@@ -106,6 +106,8 @@ def test_a_full_disk(tmp_path: Path, tab_if_any: Any) -> None:
     try:
         with drill(tmp_path) as job:
             job.wait_for_step(12)
+            found = job.json()["tasks"][0]["progress"]["root"]
+            assert (found["path"], found["steps"][-1]["bytes"]) == (str(root), "400000"), found
             with watched(job, tab_if_any) as both:
                 try:
                     with open(root / "filler", "wb", buffering=0) as filler:

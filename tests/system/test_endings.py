@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -71,3 +72,33 @@ def test_a_commit_under_way_is_not_interrupted(tmp_path: Path) -> None:
     assert result.elapsed_s < GRACE_S / 2, output.text
     assert list(iterate_steps(folder, timeout_s=0)) == [1] and verify(folder / "1")
     assert "preempt" not in output.text, output.text
+    told = {process for process, text in output.lines if "attempt 1 is over: process 2 of 3 was ended by signal 9" in text}
+    assert told == {0, 1}, output.text
+
+
+PLAIN = """
+import os, signal, sys, time
+import jax
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.config.update("jax_enable_preemption_service", False)
+me, count = int(os.environ["HOLDFAST_PROCESS_ID"]), int(os.environ["HOLDFAST_NUM_PROCESSES"])
+jax.distributed.initialize(num_processes=count, process_id=me)
+from holdfast import multihost
+multihost.sync_global_processes("all ask")
+multihost.reached_preemption(0)
+multihost.sync_global_processes("all have asked")
+if me == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(600)
+"""
+
+
+def test_a_signal_at_the_end_of_an_attempt_is_no_notice() -> None:
+    """Under plain jax.distributed nothing is known of a process's saves, so it gets SIGTERM: it logs that the attempt is over, and why."""
+    output = CollectedOutput()
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    result = run_local([sys.executable, "-c", PLAIN], 2, env=env, restart=RestartPolicy(grace_s=3), output=output)
+    assert (result.outcome, result.exit_code) == ("failed", 137), output.text
+    said = [text for process, text in output.lines if process == 0]
+    assert any("attempt 1 is over: process 1 of 2 was ended by signal 9" in text for text in said), output.text
+    assert "preemption notice" not in output.text, output.text

@@ -23,10 +23,15 @@ def test_a_job_in_words_by_keyboard_and_as_text(tab: Any) -> None:
     with CoordinationService.spawn(3, job="digits", recoverable=True) as service, page(service.address) as url:
         with processes(service, 3, HOSTILE) as clients:
             clients[2].report(step=7, trouble="step 7 was not saved: disk full")
+            steps = [{"step": 5, "bytes": 3_200_000, "incremental": True}, {"step": 6, "damaged": True}, {"step": 7, "local": True}]
+            clients[0].report(root={"path": HOSTILE, "num_steps": 2, "steps": steps})
             tab.goto(url)
             tab.get_by_text("step 7 was not saved: disk full").first.wait_for()
             assert tab.title() == f"digits: process 2 (host {HOSTILE}): step 7 was not saved: disk full"
             assert tab.locator("img").count() == 0 and tab.locator("#grid .named").count() == 1 and tab.locator(".cell").count() == 3
+            rows = ["7\tunknown\thosts", "6\tunknown\troot\tdamaged: a restore has passed it over", "5\t3.2 MB\troot\tincremental"]
+            assert [row.strip() for row in tab.locator("#steps tr").all_inner_texts()] == rows
+            assert tab.locator("#root-summary").inner_text() == f"{HOSTILE}: 2 steps"
             tab.locator(".cell").first.focus()
             for key in ("ArrowRight", "End", "Enter"):
                 tab.keyboard.press(key)
@@ -100,10 +105,11 @@ def test_axe_finds_no_serious_fault(tab: Any, scheme: str, tmp_path: Path) -> No
     """Contrast, names, roles and order, in both colour schemes."""
     tab.emulate_media(color_scheme=scheme)
     events = [{"number": 1, "unix_s": 1.0, "kind": "lost", "text": "process 1 is lost"}]
+    root = {"path": "/data/run7", "num_steps": 1, "steps": [{"step": 5, "bytes": 640, "damaged": True}]}
     status = {
         "job": "j",
         "num_processes": 2,
-        "tasks": [{"task_id": 0, "state": "CONNECTED"}, {"task_id": 1, "state": "ERROR"}],
+        "tasks": [{"task_id": 0, "state": "CONNECTED", "progress": {"root": root}}, {"task_id": 1, "state": "ERROR"}],
         "events": events,
     }
     (tmp_path / "status.json").write_text(json.dumps({"unix_s": 9.0, "outcome": "failed: exit code 3", "status": status}))

@@ -86,12 +86,20 @@ def train(folder: Path, output: CollectedOutput) -> JobResult:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_twenty_kills_change_nothing_of_the_end(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    """Some while a save is in flight: the run ends bit-identical to one that nobody touched, and no step that was saved is lost."""
+    """Some while a save is in flight: the run ends bit-identical to one that nobody touched, and no step that was saved is lost.
+
+    All of its time is accounted for.
+    """
     seed = random.randrange(1 << 30)
     record_property("seed", seed)
     print(f"seed {seed}")
     killer = Killer(random.Random(seed), KILLS)
-    assert train(tmp_path / "killed", killer).outcome == "done", killer.text
+    began = time.monotonic()
+    result = train(tmp_path / "killed", killer)
+    took_s = time.monotonic() - began
+    assert result.outcome == "done", killer.text
+    print(f"{killer.in_a_save} of {KILLS} kills in a save; {took_s:.1f} s, of which {result.goodput}")
+    assert result.goodput.total_s == pytest.approx(took_s, rel=0.01) and result.goodput.redoing_s > 0
     assert train(tmp_path / "whole", output := CollectedOutput()).outcome == "done", output.text
     assert len(killer.acknowledged) == KILLS and killer.in_a_save > 0
     known = [step for step in killer.acknowledged if step > 0]

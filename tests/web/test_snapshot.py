@@ -25,6 +25,16 @@ def test_a_snapshot_is_bounded_and_says_who_is_silent() -> None:
     assert shown["samples"] == [[5.0, 7, 0.0, -1]] and shown["findings"][0]["processes"] == (1,)
 
 
+def test_the_root_is_the_one_that_its_primary_reported() -> None:
+    """None where nobody did."""
+    status = session_pb2.StatusResponse()
+    status.tasks.add(task_id=0)
+    assert snapshot(status, unix_s=1.0)["root"] is None
+    step = {"step": 5, "bytes": 640, "incremental": True, "local": False, "damaged": True}
+    status.tasks.add(task_id=1).progress.root.MergeFrom(session_pb2.CheckpointRoot(path="/data", num_steps=3, steps=[step]))
+    assert snapshot(status, unix_s=1.0)["root"] == {"path": "/data", "num_steps": 3, "steps": [step]}
+
+
 def test_a_page_without_a_status_says_why() -> None:
     """Before the first answer there is nothing to draw but the reason."""
     shown = snapshot(None, unix_s=1.0, gone="no coordinator")

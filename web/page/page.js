@@ -29,6 +29,7 @@ function draw(shown) {
   say(shown.gone || headline.filter(Boolean).join(" · "), Boolean(shown.gone));
   drawFindings(shown);
   drawGrid(shown.processes, furthest, new Set(shown.findings.flatMap((finding) => finding.processes)));
+  drawRoot(shown.root);
   drawBarriers(shown.barriers);
   drawTime(shown);
   if (state.open !== null) drawProcess();
@@ -116,6 +117,24 @@ async function showStacks() {
     text = `no answer: ${error}`;
   }
   if (state.open === number) $("stacks").textContent = text;
+}
+
+function size(bytes) {
+  const units = ["B", "kB", "MB", "GB", "TB"], power = bytes ? Math.min(units.length - 1, Math.floor(Math.log10(bytes) / 3)) : 0;
+  return `${(bytes / 1000 ** power).toFixed(power ? 1 : 0)} ${units[power]}`;
+}
+
+function drawRoot(root) {
+  $("root").hidden = !root;
+  if (!root) return;
+  $("root-summary").textContent = `${root.path}: ${root.num_steps} ${root.num_steps === 1 ? "step" : "steps"}`;
+  replaceAll("steps", [...root.steps].reverse().map((step) => {
+    const row = element("tr");
+    const notes = [step.damaged ? "damaged: a restore has passed it over" : "", step.incremental ? "incremental" : ""].filter(Boolean);
+    row.append(element("td", step.step), element("td", step.bytes ? size(step.bytes) : "unknown"),
+      element("td", step.local ? "hosts" : "root"), element("td", notes.join(", ")));
+    return row;
+  }));
 }
 
 function drawBarriers(barriers) {

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import time
 
 import pytest
 
 from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, Fenced, StatusClient
+from holdfast.coordination.names import OVER_FOLDER
 from tests.support.in_process import serving
 from tests.support.secured import at_once
 
@@ -21,6 +23,20 @@ def test_a_status_client_asks_and_joins_nothing() -> None:
             assert status.key_value_dir_get_bytes("d") == [("d/a", b"d/a"), ("d/b", b"d/b")]
             found = status.status()
             assert (found.job, found.phase, found.keys, len(found.tasks)) == ("j", "running", 3, 1)
+
+
+def test_where_the_checkpoints_are_is_in_the_status() -> None:
+    """As the primary reported it last, within bounds."""
+    steps = [{"step": number, "bytes": 10 * number, "incremental": number > 5, "local": False} for number in range(100)]
+    with CoordinationService.spawn(1, recoverable=True) as service, CoordinationClient(service.address, 0) as client:
+        client.report(root={"path": "/data/" + 2000 * "x", "num_steps": 100, "steps": steps})
+        client.report(step=7)
+        with StatusClient(service.address) as status:
+            progress = status.status().tasks[0].progress
+    root, newest = progress.root, progress.root.steps[-1]
+    assert (root.path[:7], len(root.path), root.num_steps, progress.step) == ("/data/x", 1024, 100, 7)
+    assert [step.step for step in root.steps] == list(range(36, 100))
+    assert (newest.bytes, newest.incremental, newest.local, newest.damaged) == (990, True, False, False)
 
 
 def test_stacks_are_asked_of_all_at_once() -> None:
@@ -47,6 +63,28 @@ def test_a_launcher_reports_an_exit() -> None:
             status.report_exit(2, 0)
         clients[0].shutdown()
         clients[1].close()
+
+
+def test_a_launcher_ends_an_attempt(caplog: pytest.LogCaptureFixture) -> None:
+    """Every process logs why, and a key holds it for those that have no Session."""
+    with CoordinationService.spawn(1, recoverable=True) as service, CoordinationClient(service.address, 0) as client:
+        with StatusClient(service.address) as status:
+            status.end_attempt("attempt 3 is over: process 2 was ended by signal 9")
+        assert client.key_value_try_get(f"{OVER_FOLDER}/over") == "attempt 3 is over: process 2 was ended by signal 9"
+        client.wait_at_barrier("later than the frame", 30_000)
+        while not caplog.messages:
+            time.sleep(0.01)
+    assert caplog.messages == ["attempt 3 is over: process 2 was ended by signal 9"]
+
+
+def test_a_launcher_reports_where_the_time_went() -> None:
+    """The status has it as it was last reported, and no more parts than there should be."""
+    with serving(1) as served, StatusClient(served.address) as status:
+        assert not status.status().goodput_s
+        status.report_goodput({"starting_s": 1.5, "stepping_s": 2.0})
+        assert dict(status.status().goodput_s) == {"starting_s": 1.5, "stepping_s": 2.0}
+        status.report_goodput({f"{number}": 1.0 for number in range(1000)})
+        assert len(status.status().goodput_s) == 16
 
 
 def test_nobody_is_unavailable_at_once_or_waited_for() -> None:

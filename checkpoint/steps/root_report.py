@@ -1,0 +1,53 @@
+"""Reports where a job's steps are, and which, for those who watch the job."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from holdfast.multihost.group.group import Group
+
+from .index import StepIndex
+
+MOST_STEPS = 20  # in one report, the newest
+
+
+class RootReporter:
+    """Reports for the primary, through its group, what its index knows of the root, with the sizes of the steps that it saved itself.
+
+    `local_steps` returns the steps that the hosts have. Thread-safe; never raises.
+    """
+
+    def __init__(self, group: Group, path: str, index: StepIndex, local_steps: Callable[[], Collection[int]]) -> None:
+        self._group, self._path, self._index, self._local_steps = group, path, index, local_steps
+        self._lock = threading.Lock()
+        self._saved: dict[int, tuple[int, bool]] = {}  # bytes, and whether what had not changed was linked
+
+    def saved(self, step: int, nbytes: int, *, incremental: bool) -> None:
+        """Notes the size of a step that is saved, and reports."""
+        with self._lock:
+            self._saved[step] = nbytes, incremental
+        self.report()
+
+    def report(self) -> None:
+        """Reports how the root stands now."""
+        steps = self._index.steps()
+        with self._lock:
+            self._saved = {step: known for step, known in self._saved.items() if step in steps}
+            saved = dict(self._saved)
+        damaged = {step for step in steps if self._index.was_passed_over(step)}
+        self._group.report(root=root_report(self._path, steps, self._local_steps(), damaged, saved))
+
+
+def root_report(
+    path: str, steps: Collection[int], local: Collection[int], damaged: Collection[int], saved: Mapping[int, tuple[int, bool]]
+) -> dict[str, Any]:
+    """Returns the fields of CheckpointRoot (proto/session.proto): `steps` are in the root, `saved` has bytes and "incremental" of some."""
+    shown = sorted({*steps, *local})[-MOST_STEPS:]
+    described: list[dict[str, Any]] = []
+    for step in shown:
+        nbytes, incremental = saved.get(step, (0, False))
+        flags = {"incremental": incremental, "local": step not in steps, "damaged": step in damaged}
+        described.append({"step": step, "bytes": nbytes, **flags})
+    return {"path": path, "num_steps": len(steps), "steps": described}

@@ -1,0 +1,57 @@
+"""What the primary says of its root: sizes, what is local, incremental or damaged; and what of it reaches the coordinator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast.checkpoint import CheckpointManager, KeepLast, Options
+from holdfast.checkpoint.steps.root_report import MOST_STEPS, root_report
+from holdfast.multihost import Solo
+
+
+class Reported(Solo):
+    """The group of one process, which keeps the last root that was reported."""
+
+    root: dict[str, Any]
+
+    def report(self, **progress: Any) -> None:
+        self.root = progress.get("root", getattr(self, "root", {}))
+
+
+def test_the_newest_steps_are_described() -> None:
+    """In the root or on the hosts alone, with the sizes that are known."""
+    found = root_report("/data/run7", [5, 10], [10, 12], {5}, {10: (640, True)})
+    ten, twelve = ({"step": 10, "bytes": 640, "incremental": True}, {"step": 12, "bytes": 0, "incremental": False})
+    assert (found["path"], found["num_steps"]) == ("/data/run7", 2)
+    assert found["steps"] == [
+        {"step": 5, "bytes": 0, "incremental": False, "local": False, "damaged": True},
+        ten | {"local": False, "damaged": False},
+        twelve | {"local": True, "damaged": False},
+    ]
+    many = root_report("/data/run7", range(1000), [], (), {})
+    assert many["num_steps"] == 1000 and [each["step"] for each in many["steps"]] == list(range(1000 - MOST_STEPS, 1000))
+
+
+def test_a_manager_reports_its_root_as_it_changes(tmp_path: Path) -> None:
+    """When it opens, after each save, and when a restore passes over a damaged step; what the keep policy deletes is gone from it."""
+    state = {"w": np.arange(1000.0), "b": np.ones(8)}
+    group = Reported()
+    with CheckpointManager(tmp_path, keep_policy=KeepLast(2), group=group, options=Options(incremental=True)) as manager:
+        assert group.root == {"path": str(tmp_path), "num_steps": 0, "steps": []}
+        for step in (1, 2, 3):
+            manager.save(step, state | {"b": np.full(8, float(step))})
+            manager.wait_until_finished()
+        steps = {each["step"]: each for each in group.root["steps"]}
+        assert list(steps) == [2, 3] and group.root["num_steps"] == 2
+        assert steps[3]["bytes"] == 8064 and steps[3]["incremental"] and not steps[3]["damaged"]
+        for pack in (tmp_path / "3").rglob("*.safetensors"):
+            pack.unlink()
+        manager.restore(fallback=True)
+        assert [each["step"] for each in group.root["steps"] if each["damaged"]] == [3]
+        manager.delete(2)
+        assert [each["step"] for each in group.root["steps"]] == [3]
+    with CheckpointManager(tmp_path, group=group) as manager:
+        assert group.root["steps"] == [{"step": 3, "bytes": 0, "incremental": False, "local": False, "damaged": False}]
