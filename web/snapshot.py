@@ -34,6 +34,7 @@ def snapshot(
         "num_processes": status.num_processes,
         "barriers_passed": status.barriers_passed,
         "barriers_failed": status.barriers_failed,
+        "goodput_s": {part: round(seconds, 1) for part, seconds in status.goodput_s.items()},
         "findings": [finding.as_json() for finding in findings],
         "processes": [_row(status, task) for task in status.tasks],
         "root": next((_root(task.progress.root) for task in status.tasks if task.progress.HasField("root")), None),

@@ -4,6 +4,7 @@ readers will take it.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import math
@@ -143,7 +144,8 @@ def _dump(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _versions() -> dict[str, str]:
+@functools.cache  # finding them takes longer than committing
+def _versions() -> Mapping[str, str]:
     names = ("holdfast", "jax", "numpy")
     return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
 

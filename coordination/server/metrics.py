@@ -61,6 +61,11 @@ class _Collector:
         moved = [task.step_age_s for task in status.tasks if task.step_age_s >= 0]
         if moved:
             yield GaugeMetricFamily("holdfast_step_age_seconds", "Since any process last made a step", min(moved))
+        if status.goodput_s:
+            parts = GaugeMetricFamily("holdfast_goodput_seconds", "Where the time of the job went, as its launcher says", labels=["part"])
+            for part, seconds in status.goodput_s.items():
+                parts.add_metric([part.removesuffix("_s")], seconds)
+            yield parts
         trouble = sum(bool(task.progress.trouble) for task in status.tasks)
         yield GaugeMetricFamily("holdfast_processes_in_trouble", "Processes that have reported trouble, such as a failed save", trouble)
         missing = len({process for barrier in status.barriers for process in barrier.missing})

@@ -63,6 +63,7 @@ def snapshot(count: int, bad: int) -> dict[str, Any]:
     rows = [row | {"id": number, "state": "SILENT" if number == bad else "CONNECTED"} for number in range(count)]
     shown = {"unix_s": 100, "gone": "", "job": "large", "attempt": 1, "phase": "running", "up_s": 1, "num_processes": count}
     shown |= {"barriers_passed": 0, "barriers_failed": 0, "findings": [], "barriers": [], "events": [], "samples": []}
+    shown |= {"root": None, "goodput_s": {}}
     return shown | {"processes": rows}
 
 
@@ -111,6 +112,7 @@ def test_axe_finds_no_serious_fault(tab: Any, scheme: str, tmp_path: Path) -> No
         "num_processes": 2,
         "tasks": [{"task_id": 0, "state": "CONNECTED", "progress": {"root": root}}, {"task_id": 1, "state": "ERROR"}],
         "events": events,
+        "goodput_s": {"stepping_s": 7.5, "saving_s": 2.5},
     }
     (tmp_path / "status.json").write_text(json.dumps({"unix_s": 9.0, "outcome": "failed: exit code 3", "status": status}))
     write_report(tmp_path / "status.json", tmp_path / "report.html")

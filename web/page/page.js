@@ -32,6 +32,7 @@ function draw(shown) {
   drawRoot(shown.root);
   drawBarriers(shown.barriers);
   drawTime(shown);
+  drawGoodput(shown.goodput_s);
   if (state.open !== null) drawProcess();
 }
 
@@ -172,6 +173,29 @@ function drawTime(shown) {
     item.append(when, element("span", event.text));
     return item;
   }));
+}
+
+const parts = {
+  stepping_s: "new steps", starting_s: "starting", restoring_s: "restoring", saving_s: "blocked in saves", redoing_s: "steps done again", ending_s: "ending attempts",
+};
+
+function drawGoodput(seconds) {
+  const total = Object.values(seconds).reduce((sum, each) => sum + each, 0);
+  $("goodput").hidden = !total;
+  if (!total) return;
+  let x = 0;
+  const bars = [], words = [];
+  for (const [part, text] of Object.entries(parts)) {
+    const length = seconds[part] || 0;
+    bars.push(svg("rect", { class: part, x: (1000 * x) / total, width: (1000 * length) / total, y: 0, height: 14 }));
+    const item = element("li");
+    item.append(element("span", "", `key ${part}`), `${text} ${length.toFixed(1)} s`);
+    words.push(item);
+    x += length;
+  }
+  replaceAll("parts", bars);
+  $("share").textContent = `goodput ${Math.round((100 * (seconds.stepping_s || 0)) / total)} % of ${total.toFixed(1)} s`;
+  replaceAll("part-list", words);
 }
 
 $("grid").addEventListener("click", (event) => {

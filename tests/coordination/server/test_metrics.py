@@ -46,6 +46,7 @@ def test_every_figure_is_the_statuss() -> None:
     status = session_pb2.StatusResponse(
         tasks=tasks, attempt=2, keys=3, key_bytes=40, calls=9, barriers_passed=4, barriers_failed=1, up_s=2.0
     )
+    status.goodput_s.update({"stepping_s": 7.5, "saving_s": 0.5})
     status.barriers.add(barrier_id="b", missing=[1])
     with MetricsServer(lambda: status, 0) as server, urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=20) as page:
         lines = {line for line in page.read().decode().splitlines() if line.startswith("holdfast")}
@@ -64,6 +65,8 @@ def test_every_figure_is_the_statuss() -> None:
         "holdfast_step_age_seconds 2.5",
         "holdfast_processes_in_trouble 1.0",
         "holdfast_processes_missing 1.0",
+        'holdfast_goodput_seconds{part="stepping"} 7.5',
+        'holdfast_goodput_seconds{part="saving"} 0.5',
         "holdfast_attempt 2.0",
         "holdfast_keys 3.0",
         "holdfast_key_bytes 40.0",
@@ -87,7 +90,7 @@ def test_a_port_that_is_taken_is_an_error() -> None:
 
 def test_the_dashboard_asks_for_nothing_else() -> None:
     """Every metric in the panels of docs/grafana.json is one that is served."""
-    status = session_pb2.StatusResponse(tasks=[session_pb2.TaskStatus(task_id=0, progress=FULL, step_age_s=1)])
+    status = session_pb2.StatusResponse(tasks=[session_pb2.TaskStatus(task_id=0, progress=FULL, step_age_s=1)], goodput_s={"saving_s": 1})
     with MetricsServer(lambda: status, 0) as server, urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=20) as page:
         served = set(re.findall(r"^(holdfast_\w+)", page.read().decode(), re.MULTILINE))
     dashboard = json.loads((ROOT / "docs" / "grafana.json").read_text())
