@@ -32,7 +32,7 @@ same-python: $(BIN)/python
 		echo "$(VENV) is not of PYTHON=$(PYTHON), but of Python $$($(BIN)/python -c '$(VERSION)'): leave out PYTHON, or remove $(VENV)" >&2; exit 1; }
 
 $(STAMP): pyproject.toml $(BIN)/python | same-python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,grain,lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,grain,keras,lint]'
 	@# Old on purpose: code from this protoc works with protobuf 5, 6 and 7. Its own pin of protobuf is for its Python API, unused here.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps grpcio-tools==1.66.2
 	touch $(STAMP)
@@ -65,7 +65,7 @@ types: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	$(BIN)/python scripts/link_types.py
-	$(BIN)/mkdocs build --strict
+	$(BIN)/zensical build --clean --strict
 
 proto: $(STAMP)
 	$(BIN)/python scripts/generate_proto.py

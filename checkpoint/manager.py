@@ -64,8 +64,8 @@ MOST_GONE = 64  # steps that one restore with `fallback` sees deleted while it r
 class CheckpointManager:
     """Saves, keeps and restores the steps of one root. In a group every process makes one, and calls the same methods in the same order.
 
-    `directory` is a folder, or a URL of an object store (gs://, s3://). Without a save policy every call of `save` saves; without a keep
-    policy every step stays. `group` is `holdfast.multihost.default_group()` unless given: in a notebook nothing else is needed. With
+    `directory` is a folder, or a URL of an object store (gs://, s3://, az://). Without a save policy every call of `save` saves; without a
+    keep policy every step stays. `group` is `holdfast.multihost.default_group()` unless given: in a notebook nothing else is needed. With
     `local` steps are saved on the hosts too, between those of the save policy (see Local).
 
     Opening it for writing takes a claim on the root, fences writers that are surely dead, and sweeps what they left unfinished. A context

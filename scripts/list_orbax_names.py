@@ -20,13 +20,16 @@ BEGIN, END = "<!-- names: made by scripts/list_orbax_names.py -->", "<!-- names 
 FACE = "holdfast.compat.orbax"
 # Names that are there and do something else than a caller of Orbax's might expect: what.
 TRANSLATED = {
+    "AsyncCheckpointHandler": "its futures are waited for in `save`; each process writes into a folder of its own",
     "AsyncCheckpointer": "`save` blocks until the checkpoint is durable",
     "AsyncOptions": "`timeout_secs` counts; callbacks are refused",
     "AtomicityMode": "no effect: the record is the commit",
     "AtomicityOptions": "no effect: the record is the commit",
     "ArrayOptions": "what would change values is refused",
+    "CheckpointHandler": "each process writes into a folder of its own",
     "CheckpointManager": "saves in holdfast's layout, reads both; the newest step always stays",
     "CheckpointManagerOptions": "names of step folders by a function and trash folders are refused",
+    "CheckpointableHandler": "each process writes into a folder of its own",
     "Checkpointer": "saves in holdfast's layout, reads both",
     "FileOptions": "permissions are CheckpointManager's; v1 refuses them",
     "MemoryLimitOptions": "no effect",
@@ -38,7 +41,9 @@ TRANSLATED = {
     "RootMetadata": "a root has no metadata",
     "SafetensorsOptions": "no effect",
     "SaveArgs": "`dtype` casts; the rest has no effect",
+    "StatefulCheckpointable": "each process writes into a folder of its own",
     "StandardCheckpointer": "`save` blocks until the checkpoint is durable",
+    "PathAwaitingCreation": "the folder is there already",
     "delete_async": "blocks",
     "load_async": "blocks",
     "load_checkpointables_async": "blocks",

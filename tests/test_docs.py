@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.paths import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SLOW = {"brax.md"}  # needs what `make slow` alone installs
+_OTHERS = re.compile(r"^(?:import|from) (brax|grain|keras)\b", re.MULTILINE)
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _TEST = re.compile(r"tests/[a-z_/]*test_[a-z_]+\.py")
 _LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if _BLOCK.search(page.read_text())], ids=lambda page: page.name)
+WITH_CODE: list[Any] = [
+    pytest.param(page, marks=[pytest.mark.slow] if page.name in SLOW else []) for page in PAGES if _BLOCK.search(page.read_text())
+]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     """All ```python blocks of a page run in order as one program (those marked ```python notest do not)."""
+    for library in _OTHERS.findall(page.read_text()):
+        if importlib.util.find_spec(library) is None:
+            pytest.skip(f"{library} is not installed")
     program = tmp_path / "page.py"
     program.write_text("\n".join(_BLOCK.findall(page.read_text())))
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "HOME": str(tmp_path)}

@@ -22,14 +22,22 @@ class Files:
     """Marks an item of `save(items=...)` as files: `Files(tokenizer.save_pretrained)`; as a `like` it says who reads them back.
 
     `write(folder)` is called in `save`, with an empty pathlib.Path of this machine, and leaves there what is to be saved: regular files, in
-    folders or not. In a group the primary's is called, with `per_process` every process's, and each gets its own back, on as many
-    processes as saved. `read(folder)` is called in a restore, with the files in a folder that is removed after it; what it returns is
+    folders or not. In a group the primary's is called. With `per_process` every process's is, and each gets its own back, on as many
+    processes as saved; with `shared` every process's is, as if in one folder, and each gets the files of all: no two may write one name.
+    `read(folder)` is called in a restore, with the files in a folder that is removed after it; what it returns is
     the item. Without a `like` an item of files comes back as a dict of their names and bytes.
     """
 
     write: Callable[[Path], object] | None = None
     read: Callable[[Path], Any] | None = None
     per_process: bool = False
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        if self.per_process and self.shared:
+            raise ValueError(
+                "Files: per_process keeps the files of each process apart, and shared puts them together; expected one of both"
+            )
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,19 @@ def check_json(item: str, reports: Sequence[ItemReport]) -> None:
         raise SaveFailed(message, process=others[0])
 
 
+def check_own_names(item: str, reports: Sequence[ItemReport]) -> None:
+    """Raises SaveFailed when two processes wrote a file of one name into an item of files, or one a file where another has a folder."""
+    owners: dict[str, int] = {}
+    for report in reports:
+        for name in report.names or ():
+            owners.setdefault(name, report.process)
+            above = [name[:at] for at, character in enumerate(name) if character == "/"]
+            for taken in [name, *above]:
+                if owners.get(taken, report.process) != report.process:
+                    message = f"item {item!r}: processes {owners[taken]} and {report.process} both wrote {taken!r}; expected one of them to"
+                    raise SaveFailed(message, process=report.process)
+
+
 QUESTION = b"leaves of "
 
 ANSWER_S = 20.0  # for all to answer: they have just reported, and wait

@@ -25,7 +25,7 @@ from .commit import SaveTarget, run_protocol
 from .incremental import NAMES, SaveHistory
 from .pack_writer import report_json, write_files, write_json, write_snapshot
 from .plan import Plan
-from .plan_mismatch import check_json, check_reports
+from .plan_mismatch import check_json, check_own_names, check_reports
 from .protocol import SaveReport, SaveResult, Superfluous
 from .record_builder import build_record
 from .stager import SaveRequest
@@ -110,6 +110,8 @@ class SnapshotWork:
                 check_reports(name, plan, shares)
             elif name in request.values and not request.values[name].per_process:
                 check_json(name, shares)
+            elif name in request.files:
+                check_own_names(name, shares)
             items[name] = (plan, shares)
         self._items = items
         opening = None if self._context is None or self._context.lineage is None else self._context.lineage.current()

@@ -147,7 +147,7 @@ class SaveStager:
             raise
 
     def _stage_files(self, item: str, value: Files) -> StagedFiles:
-        writes = value.per_process or self._group.index == 0
+        writes = value.per_process or value.shared or self._group.index == 0
         try:
             return stage_files(value, writes=writes, max_file_bytes=self._storage.max_file_bytes)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Object stores as stores: gs://, s3:// and memory://, through tensorstore's KvStore.
+"""Object stores as stores: gs://, gcs_grpc://, s3:// and memory://, through tensorstore's KvStore.
 
 A commit is a conditional write: it goes through only if the record is as this writer last saw it, absent or a tombstone. There are no locks
 and no renames; a claim is an object, renewed by its writer, and to fence a writer is to delete its claim. A commit that had already
@@ -45,8 +45,9 @@ class ObjectStorage:
     tensorstore's KvStore returns keys and values only. So entries have no size or time, `list` reads all keys below a folder (there is no
     delimiter), and `size` searches for the end of an object by reading single bytes.
 
-    `url` is gs://bucket/path, s3://bucket/path or memory://name; what follows a `?` are further members of tensorstore's spec, such as
-    `endpoint=http://127.0.0.1:9000&aws_region=us-east-1` for a server that speaks S3. Retries with back-off are tensorstore's.
+    `url` is gs://bucket/path, gcs_grpc://bucket/path, s3://bucket/path or memory://name; what follows a `?` are further members of
+    tensorstore's spec, such as `endpoint=http://127.0.0.1:9000&aws_region=us-east-1` for a server that speaks S3. Retries with back-off
+    are tensorstore's.
     """
 
     max_file_bytes: int | None = OBJECT_BYTES
@@ -244,12 +245,12 @@ def _open(url: str) -> tuple[Any, str]:
     if parts.scheme == "memory":
         path = "/".join(part for part in (parts.netloc, path) if part)
         spec |= {"driver": "memory"}
-    elif parts.scheme in ("gs", "s3"):
+    elif parts.scheme in ("gs", "gcs_grpc", "s3"):
         spec |= {"driver": {"gs": "gcs"}.get(parts.scheme, parts.scheme), "bucket": parts.netloc}
         if parts.scheme == "s3" and "AWS_ACCESS_KEY_ID" in os.environ:  # first in AWS's own order too, which complains of what it lacks
             spec.setdefault("aws_credentials", {"type": "environment"})
     else:
-        raise ValueError(f"{url}: expected a folder, gs://, s3:// or memory://")
+        raise ValueError(f"{url}: expected a folder, gs://, gcs_grpc://, s3://, az:// or memory://")
     try:
         return ts.KvStore.open(spec, context=_context()).result(), f"{path}/" if path else ""
     except Exception as error:

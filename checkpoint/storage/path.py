@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import Corrupt
+from .azure import AzureStorage
 from .base import Entry, Storage
 from .local import LocalStorage
 from .object import ObjectStorage
@@ -77,7 +78,7 @@ def split(path: str) -> tuple[str, str]:
 def open_storage(
     path: str | os.PathLike[str], *, single_writer: bool = False, file_mode: int | None = None, folder_mode: int | None = None
 ) -> Storage:
-    """Returns the store of a root: a folder, or a URL (gs://, s3://, memory://). Reads and writes nothing yet.
+    """Returns the store of a root: a folder, or a URL (gs://, gcs_grpc://, s3://, az://, memory://). Reads and writes nothing yet.
 
     Raises ValueError for modes of files where the store has none.
     """
@@ -87,4 +88,6 @@ def open_storage(
         return LocalStorage(text, single_writer=single_writer, file_mode=file_mode, folder_mode=folder_mode)
     if file_mode is not None or folder_mode is not None:
         raise ValueError(f"file_mode and folder_mode: {text} has no modes; expected a folder, or permissions of the bucket instead")
+    if text.startswith("az://"):
+        return AzureStorage(text, single_writer=single_writer)
     return ObjectStorage(text, single_writer=single_writer)

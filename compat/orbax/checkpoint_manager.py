@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
@@ -20,6 +19,7 @@ from holdfast.checkpoint.storage.path import open_storage
 
 from . import args as args_lib
 from . import items as items_lib
+from .handlers import is_own, make_args, to_path
 from .items import DEFAULT_ITEM, orbax_errors
 from .items import StepAlreadyExistsError as StepAlreadyExistsError
 from .metadata import RootMetadata, StepMetadata, step_metadata
@@ -33,15 +33,6 @@ METRIC_ITEM_NAME = "metrics"
 
 class AbstractCheckpointManager:
     """The base of managers."""
-
-
-def to_path(directory: Any) -> Any:
-    """Returns an etils path where etils is installed, as Orbax does, else a pathlib one."""
-    try:
-        from etils import epath  # type: ignore[import-untyped]
-    except ImportError:
-        return pathlib.Path(directory)
-    return epath.Path(directory)
 
 
 class CheckpointManager(AbstractCheckpointManager):
@@ -67,7 +58,8 @@ class CheckpointManager(AbstractCheckpointManager):
         self._options = options or CheckpointManagerOptions()
         self._directory = directory
         handlers = checkpointers if checkpointers is not None else item_handlers
-        self._handlers = handlers if isinstance(handlers, Mapping) else {DEFAULT_ITEM: handlers}
+        each = handlers if isinstance(handlers, Mapping) else {DEFAULT_ITEM: handlers}
+        self._handlers = {name: getattr(given, "handler", given) for name, given in each.items()}  # a checkpointer has one
         self._single: bool | None = None  # until the first call shows it
         if item_names is not None or isinstance(handlers, Mapping):
             self._single = False
@@ -152,7 +144,9 @@ class CheckpointManager(AbstractCheckpointManager):
         return self._is_next(step) and self.native.should_save(step)
 
     def _is_next(self, step: int) -> bool:
-        return not self._options.read_only and step > max(self.steps_to_decide_by(), default=step - 1)
+        if self._options.read_only or (self._saving is not None and step <= self._saving[0] and self.is_saving_in_progress()):
+            return False  # asked first: what is in flight may be known a moment later
+        return step > max(self.native.known_steps(), default=step - 1)
 
     def reached_preemption(self, step: int) -> bool:
         """Says whether the job has to stop at this step."""
@@ -174,7 +168,7 @@ class CheckpointManager(AbstractCheckpointManager):
         given = self._composite(self._legacy(items, save_kwargs, "save") if args is None else args)
         if self._options.read_only:
             return False
-        to_save = {name: items_lib.to_save(f"{CALL}.save", each) for name, each in given.items()}
+        to_save = {name: items_lib.to_save(f"{CALL}.save", each, self._handlers.get(name)) for name, each in given.items()}
         if self._options.best_fn is None or self._options.prevent_write_metrics:
             metrics = None  # as with Orbax: they are kept where `best_fn` will ask for them
         return self.save_items(step, to_save, metrics, custom_metadata, force=bool(force))
@@ -216,6 +210,9 @@ class CheckpointManager(AbstractCheckpointManager):
             item = (items or {}).get(name) if self._single is False else items
             extra = (kwargs or {}).get(name) if self._single is False else kwargs
             handler = self._handlers.get(name)
+            if is_own(handler):
+                found[name] = make_args(handler, verb, *([] if item is None else [item]), **(extra or {}))
+                continue
             cls = getattr(handler, f"{verb}_args", args_lib.StandardSave if verb == "save" else args_lib.StandardRestore)
             found[name] = cls(item, **(extra or {}))
         return args_lib.Composite(**found) if self._single is False else found[DEFAULT_ITEM]
@@ -262,7 +259,7 @@ class CheckpointManager(AbstractCheckpointManager):
                 return self.native.restore(chosen, like, item=name, **options)
 
             restored = {
-                name: items_lib.restore_item(f"{CALL}.restore", name, items_lib.find(found, name), each, read)
+                name: items_lib.restore_item(f"{CALL}.restore", name, items_lib.find(found, name), each, read, self._handlers.get(name))
                 for name, each in wanted.items()
             }
         return restored[DEFAULT_ITEM] if self._single else args_lib.Composite(**restored)
@@ -276,7 +273,7 @@ class CheckpointManager(AbstractCheckpointManager):
 
     def _wanted(self, args: Any, found: Structure) -> Mapping[str, Any]:
         if args is None and not self._single:
-            return dict.fromkeys(name for name, item in found.items.items() if item.kind != "files")
+            return dict.fromkeys(name for name, item in found.items.items() if item.kind != "files" or is_own(self._handlers.get(name)))
         return self._composite(args)
 
     def item_metadata(self, step: int) -> Any:

@@ -12,7 +12,7 @@ from holdfast.checkpoint import load, save, structure
 from . import args as args_lib
 from . import handlers as handlers_lib
 from . import items as items_lib
-from .checkpoint_manager import to_path
+from .handlers import is_own, make_args, to_path
 from .items import DEFAULT_ITEM, orbax_errors
 from .metadata import StepMetadata, step_metadata
 from .options import AsyncOptions
@@ -49,7 +49,7 @@ class Checkpointer(AbstractCheckpointer):
         call = f"{type(self).__name__}.save"
         several = given if isinstance(given, args_lib.Composite) else {DEFAULT_ITEM: given}
         with orbax_errors():
-            items = {name: items_lib.to_save(call, each) for name, each in several.items()}
+            items = {name: items_lib.to_save(call, each, self._handler_of(name)) for name, each in several.items()}
             save(directory, items=items, overwrite=force, metadata=custom_metadata, timeout_s=self._timeout_s)
 
     def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
@@ -65,7 +65,12 @@ class Checkpointer(AbstractCheckpointer):
             return args[0]
         if isinstance(self._handler, handlers_lib.CompositeCheckpointHandler):
             return None
+        if is_own(self._handler):
+            return make_args(self._handler, verb, *args, **kwargs)
         return getattr(self._handler, f"{verb}_args")(*args, **kwargs)
+
+    def _handler_of(self, item: str) -> Any:
+        return self._handler.handlers.get(item) if isinstance(self._handler, handlers_lib.CompositeCheckpointHandler) else self._handler
 
     def _restore(self, directory: str | os.PathLike[str], given: Any) -> Any:
         with orbax_errors():
@@ -78,11 +83,12 @@ class Checkpointer(AbstractCheckpointer):
             if isinstance(self._handler, handlers_lib.CompositeCheckpointHandler):
                 wanted = given if isinstance(given, Mapping) else dict.fromkeys(found.items)
                 restored = {
-                    name: items_lib.restore_item(call, name, items_lib.find(found, name), each, read) for name, each in wanted.items()
+                    name: items_lib.restore_item(call, name, items_lib.find(found, name), each, read, self._handler_of(name))
+                    for name, each in wanted.items()
                 }
                 return args_lib.Composite(**restored)
             name = _only_item(found.items)
-            return items_lib.restore_item(call, name, items_lib.find(found, name), given, read)
+            return items_lib.restore_item(call, name, items_lib.find(found, name), given, read, self._handler)
 
     def metadata(self, directory: str | os.PathLike[str]) -> StepMetadata:
         """Returns what is known of the checkpoint without reading it."""

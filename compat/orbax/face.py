@@ -6,6 +6,8 @@ from .checkpoint_manager import AbstractCheckpointManager, CheckpointManager
 from .checkpointers import AbstractCheckpointer, AsyncCheckpointer, Checkpointer, PyTreeCheckpointer, StandardCheckpointer
 from .handlers import (
     ArrayCheckpointHandler,
+    AsyncCheckpointHandler,
+    CheckpointHandler,
     CompositeCheckpointHandler,
     JaxRandomKeyCheckpointHandler,
     JsonCheckpointHandler,
@@ -22,8 +24,10 @@ __all__ = [
     "AbstractCheckpointer",
     "ArrayCheckpointHandler",
     "ArrayRestoreArgs",
+    "AsyncCheckpointHandler",
     "AsyncCheckpointer",
     "AsyncOptions",
+    "CheckpointHandler",
     "CheckpointManager",
     "CheckpointManagerOptions",
     "Checkpointer",

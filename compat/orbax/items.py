@@ -14,6 +14,7 @@ from holdfast.checkpoint.format.tree import describe, flatten
 from holdfast.checkpoint.restoring.match import HostShapeDtypeStruct
 
 from . import args as args_lib
+from . import handlers as handlers_lib
 from .metadata import ArrayMetadata, ScalarMetadata, StringMetadata, TreeMetadata, leaf_metadata
 from .refusals import not_covered
 
@@ -39,8 +40,11 @@ def orbax_errors() -> Iterator[None]:
         raise FileNotFoundError(str(error)) from error
 
 
-def to_save(call: str, args: Any) -> Any:
-    """Returns an item for `save(items=...)`."""
+def to_save(call: str, args: Any, handler: Any = None) -> Any:
+    """Returns an item for `save(items=...)`; `handler` is the one that was given for it."""
+    own = handlers_lib.own_handler(handler, args)
+    if own is not None:
+        return handlers_lib.files_to_save(own, args)
     if isinstance(args, args_lib.JsonSave):
         return Json(args.item)
     if not isinstance(args, args_lib.TREE_SAVES):
@@ -59,14 +63,18 @@ def to_save(call: str, args: Any) -> Any:
 
 
 def _unknown(call: str, args: Any) -> NotImplementedError:
-    nearest = "use StandardSave/StandardRestore for trees, JsonSave/JsonRestore for values; handlers of one's own cannot write into a step"
+    nearest = "use StandardSave/StandardRestore for trees, JsonSave/JsonRestore for values, or register it: args.register_with_handler"
     return not_covered(f"{call} with args.{type(args).__name__}", nearest)
 
 
-def restore_item(call: str, name: str, item: ItemStructure, args: Any, read: Read) -> Any:
-    """Restores an item as its arguments ask for."""
+def restore_item(call: str, name: str, item: ItemStructure, args: Any, read: Read, handler: Any = None) -> Any:
+    """Restores an item as its arguments ask for; `handler` is the one that was given for it."""
     if item.kind == "files":
-        raise not_covered(f"{call}: the item {name!r}, of a handler that only its writer knows", "restore it with Orbax")
+        own = handlers_lib.own_handler(handler, args)
+        if own is None:
+            nearest = f"give it: CheckpointManager(item_handlers={{{name!r}: handler}}), or restore the files with holdfast.checkpoint.load"
+            raise not_covered(f"{call}: the item {name!r}, of a handler that only its writer knows", nearest)
+        return read(name, handlers_lib.files_to_restore(own, args))
     if item.kind == "json" or isinstance(args, args_lib.JsonRestore):
         return read(name, None)
     match args:
@@ -115,7 +123,7 @@ def restore_tree(
     name: str, item: ItemStructure, target: Any, read: Read, *, restore_args: Any = None, partial: bool = False, as_saved: bool = False
 ) -> Any:
     """Restores in the structure of `target` (None: as saved). Leaves are like `restore_args`, then (not `as_saved`) like `target`."""
-    target = target.tree if isinstance(target, TreeMetadata) else target
+    target, restore_args = (each.tree if isinstance(each, TreeMetadata) else each for each in (target, restore_args))
     saved = dict(_by_path(item.tree))
     leaves, treedef = flatten(item.tree if target is None else target)
     paths = describe(item.tree if target is None else target)[1]

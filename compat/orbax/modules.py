@@ -12,7 +12,7 @@ from . import args, checkpoint_manager, checkpoint_utils, checkpointers, handler
 from .refusals import make_module, stand_in
 
 OWN_HANDLER = (
-    "save what a handler of your own would write as a tree or a Json item, or let holdfast.checkpoint save its files: Files(write)"
+    "give handlers of your own by item, CheckpointManager(item_handlers={...}), or register their arguments: args.register_with_handler"
 )
 TRANSFORMS = "restore as saved and change the tree, or rename with holdfast.checkpoint.load(path, like, rename=...)"
 BYTES = "leave it out: how bytes lie in files is holdfast's own affair"
@@ -24,9 +24,7 @@ PATHWAYS = "holdfast.multihost.is_pathways_backend() says where a program runs; 
 
 # Names of `orbax.checkpoint` itself.
 REFUSED: Mapping[str, str] = {
-    "AsyncCheckpointHandler": OWN_HANDLER,
     "BasePyTreeCheckpointHandler": OWN_HANDLER,
-    "CheckpointHandler": OWN_HANDLER,
     "CheckpointHandlerRegistry": OWN_HANDLER,
     "CompositeOptions": OWN_HANDLER,
     "DefaultCheckpointHandlerRegistry": OWN_HANDLER,
@@ -88,11 +86,11 @@ MODULES: Mapping[str, tuple[str, str]] = {
 # Names in modules that are files here.
 REFUSED_IN: Mapping[Any, tuple[str, str]] = {
     args: (
-        "ProtoRestore ProtoSave get_registered_args_cls get_registered_handler_cls has_registered_args register_with_handler",
+        "ProtoRestore ProtoSave",
         OWN_HANDLER,
     ),
     handlers: (
-        "AsyncCheckpointHandler CheckpointHandler CheckpointHandlerRegistry CompositeResults DefaultCheckpointHandlerRegistry "
+        "CheckpointHandlerRegistry CompositeResults DefaultCheckpointHandlerRegistry "
         "ProtoCheckpointHandler ProtoRestoreArgs ProtoSaveArgs create_default_handler_registry handler_registration",
         OWN_HANDLER,
     ),
@@ -102,7 +100,7 @@ REFUSED_IN: Mapping[Any, tuple[str, str]] = {
         METADATA,
     ),
     checkpoint_manager: (
-        "CheckpointHandler CheckpointHandlerRegistry CheckpointInfo ProtoCheckpointHandler METADATA_ITEM_NAME RESERVED_ITEM_NAMES "
+        "CheckpointHandlerRegistry CheckpointInfo ProtoCheckpointHandler METADATA_ITEM_NAME RESERVED_ITEM_NAMES "
         "deserialize_root_metadata determine_default_item_mode_from_args is_async_checkpointer serialize_root_metadata",
         METADATA,
     ),
@@ -124,6 +122,7 @@ def add_modules(package: str) -> None:
         options.MultiprocessingOptions,
         handlers.CompositeCheckpointHandler,
         handlers.JsonCheckpointHandler,
+        handlers.CheckpointHandler,
     )
     offered += (checkpointers.AbstractCheckpointer, checkpointers.AsyncCheckpointer, checkpointers.Checkpointer, args.CheckpointArgs)
     vars(checkpoint_manager).update({each.__name__: each for each in offered}, DEFAULT_ITEM_NAME=items.DEFAULT_ITEM)
@@ -131,7 +130,8 @@ def add_modules(package: str) -> None:
     for name, (names, reason) in MODULES.items():
         face[name] = make_module(name, refused=names, reason=reason, **_covered(name))
     face["checkpoint_args"] = args
-    vars(args)["CheckpointHandler"] = face["CheckpointHandler"]
+    registry = ("register_with_handler", "get_registered_args_cls", "get_registered_handler_cls", "has_registered_args")
+    vars(args).update({name: getattr(handlers, name) for name in registry}, CheckpointHandler=handlers.CheckpointHandler)
     face["experimental"] = make_module("experimental", v1=v1)
 
 

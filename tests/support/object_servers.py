@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import datetime
+import hashlib
+import hmac
 import os
+import re
+import subprocess
 import threading
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -65,6 +71,50 @@ def gcs_server() -> Iterator[None]:
             yield
     finally:
         server.stop()
+
+
+AZURITE = "azurite-blob"  # of npm's package azurite, on the PATH
+_AZURITE_ACCOUNT = "devstoreaccount1"  # and its key, which Azurite's documentation gives for everybody
+_AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+@contextlib.contextmanager
+def azure_server() -> Iterator[str]:
+    """Runs Azurite, Microsoft's emulator of Azure's blobs, which honours conditions; gives the query that a URL needs to reach it."""
+    command = [
+        AZURITE,
+        "--blobHost",
+        "127.0.0.1",
+        "--blobPort",
+        "0",
+        "--inMemoryPersistence",
+        "--skipApiVersionCheck",
+        "--disableTelemetry",
+    ]
+    with subprocess.Popen([*command, "--disableTelemetry"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            found = next(match for line in process.stdout if (match := re.search(r"listens on (http://[0-9.:]+)", line)))
+            drain = threading.Thread(target=process.stdout.read)
+            drain.start()
+            with _environment(AZURITE_BLOB_STORAGE_URL=found[1]):
+                _make_container(found[1])
+                yield "?use_emulator=true"
+        finally:
+            process.terminate()
+        drain.join()
+
+
+def _make_container(url: str) -> None:
+    """Makes the container BUCKET, by a request that is signed with the account's key."""
+    date = datetime.datetime.now(datetime.UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
+    headers = {"x-ms-date": date, "x-ms-version": "2021-12-02"}
+    lines = "".join(f"{name}:{value}\n" for name, value in headers.items())
+    text = "PUT" + "\n" * 12 + lines + f"/{_AZURITE_ACCOUNT}/{_AZURITE_ACCOUNT}/{BUCKET}\nrestype:container"
+    signed = base64.b64encode(hmac.new(base64.b64decode(_AZURITE_KEY), text.encode(), hashlib.sha256).digest()).decode()
+    headers |= {"Authorization": f"SharedKey {_AZURITE_ACCOUNT}:{signed}", "Content-Length": "0"}
+    request = urllib.request.Request(f"{url}/{_AZURITE_ACCOUNT}/{BUCKET}?restype=container", method="PUT", headers=headers)
+    urllib.request.urlopen(request, timeout=30).close()
 
 
 @contextlib.contextmanager

@@ -91,18 +91,13 @@ def build_tree(leaves: Mapping[tuple[tuple[str, bool], ...], Any]) -> Any:
         level = root
         for key in keys[:-1]:
             level = level.setdefault(key, {})
-        level[keys[-1]] = _Value(value)
+        level[keys[-1]] = (value,)  # a dict is a level
     return _finish(root)
 
 
-@dataclass(frozen=True)
-class _Value:
-    value: Any
-
-
 def _finish(level: Any) -> Any:
-    if isinstance(level, _Value):
-        return level.value
+    if type(level) is tuple:
+        return level[0]
     if level and all(index and key.isdigit() for key, index in level):
         return [_finish(value) for _, value in sorted(level.items(), key=lambda pair: int(pair[0][0]))]
     return {key: _finish(value) for (key, _), value in level.items()}

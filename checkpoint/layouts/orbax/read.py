@@ -30,7 +30,7 @@ class OrbaxLayout:
         if orbax.TEMPORARY in folder.basename:
             return False
         if orbax.CHECKPOINT_METADATA in names or orbax.MARKER in names or orbax.TREE_METADATA in names or orbax.MANIFEST in names:
-            return not folder.storage.root.startswith("gs://") or orbax.COMMITTED in names
+            return not folder.storage.root.startswith(("gs://", "gcs_grpc://")) or orbax.COMMITTED in names
         folders = [name for name in names if name.endswith("/") and orbax.step_of(name[:-1]) is None]
         return any(not {orbax.TREE_METADATA, orbax.MANIFEST}.isdisjoint((folder / name[:-1]).names()) for name in folders)
 

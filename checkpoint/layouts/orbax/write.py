@@ -45,7 +45,7 @@ class OrbaxWriter:
 
     def __init__(self, folder: StorePath, *, group: Group | None = None, timeout_s: float = 600) -> None:
         self._final, self._group, self._timeout_s = folder, group or Solo(), timeout_s
-        self._local = not any(folder.storage.root.startswith(scheme) for scheme in ("gs://", "s3://", "memory://"))
+        self._local = "://" not in folder.storage.root
         parent, _, base = folder.name.rpartition("/")
         self._folder = folder
         if self._local:

@@ -2,7 +2,7 @@
 
 from holdfast import multihost
 
-from ..refusals import stand_in
+from ..handlers import CheckpointableHandler, StatefulCheckpointable
 from . import options, training
 from .checkpoints import (
     PLACEHOLDER,
@@ -20,15 +20,13 @@ from .checkpoints import (
     save_checkpointables,
     save_checkpointables_async,
 )
-from .modules import OWN_FILES, arrays, errors, handlers, partial, path, tree
+from .modules import arrays, errors, handlers, partial, path, tree
 from .options import Context
 from .results import AsyncResponse, CheckpointMetadata
 
 save_pytree, save_pytree_async, load_pytree, load_pytree_async, pytree_metadata = save, save_async, load, load_async, metadata
 Checkpointable = AbstractCheckpointable = object
 PyTreeMetadata = object
-CheckpointableHandler = stand_in("orbax.checkpoint.v1", "CheckpointableHandler", OWN_FILES)
-StatefulCheckpointable = stand_in("orbax.checkpoint.v1", "StatefulCheckpointable", OWN_FILES)
 
 __all__ = [
     "PLACEHOLDER",

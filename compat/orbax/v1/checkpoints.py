@@ -16,8 +16,9 @@ from holdfast.multihost import is_primary_host, sync_global_processes
 
 from .. import args as args_lib
 from .. import items as items_lib
+from ..handlers import checkpointable_to_load, checkpointable_to_save
 from ..items import orbax_errors
-from ..refusals import not_covered
+from ..refusals import PAGE, not_covered
 from .options import Context, current
 from .results import AsyncResponse, CheckpointMetadata, describe, tree_of
 
@@ -31,19 +32,15 @@ class InvalidLayoutError(ValueError):
     """There is no checkpoint of a layout that is known."""
 
 
-def check_values(call: str, checkpointables: Mapping[str, Any]) -> None:
-    """Raises for a value that writes its own files."""
-    for name, value in checkpointables.items():
-        if hasattr(value, "save") and hasattr(value, "load") and not isinstance(value, type):
-            nearest = "save its state as a tree, or give get_state and set_state to it and save it with holdfast.checkpoint"
-            raise not_covered(f"{call} with the StatefulCheckpointable {name!r}", f"{nearest}, or let it save the folder: Files(write)")
+def to_items(checkpointables: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns checkpointables for `save(items=...)`."""
+    return {name: checkpointable_to_save(name, value) for name, value in checkpointables.items()}
 
 
 def save_checkpointables(path: Any, checkpointables: Mapping[str, Any], *, overwrite: bool = False, custom_metadata: Any = None) -> None:
     """Saves several trees as one checkpoint; blocks until it is durable. Raises ValueError where one is there."""
-    check_values("save_checkpointables", checkpointables)
     with orbax_errors():
-        native_save(path, items=checkpointables, overwrite=overwrite, metadata=custom_metadata, timeout_s=current().timeout_s)
+        native_save(path, items=to_items(checkpointables), overwrite=overwrite, metadata=custom_metadata, timeout_s=current().timeout_s)
 
 
 def save_checkpointables_async(path: Any, checkpointables: Mapping[str, Any], **options: Any) -> AsyncResponse[None]:
@@ -89,6 +86,12 @@ def load_item(call: str, found: Structure, name: str, target: Any, context: Cont
     """Loads an item of a checkpoint like `target` (or its metadata); None: as it was saved."""
     target = target.metadata if isinstance(target, CheckpointMetadata) else target
     item = items_lib.find(found, name)
+    if item.kind == "files":
+        like = checkpointable_to_load(name, target)
+        if like is None:
+            message = f"{call}: the item {name!r} is of files, and {type(target).__name__} does not say who reads them"
+            raise ValueError(f"{message}; expected the object that saved them, or a handler: handlers.register_handler. See {PAGE}")
+        return read(name, like)
     if target is None:
         return items_lib.restore_item(call, name, item, None, read)
     if context.partial_load and item.kind == "tree":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from .. import policies
+from ..handlers import CheckpointableHandler, PathAwaitingCreation, StatefulCheckpointable, register_handler
 from ..metadata import to_shape_dtype_struct
 from ..refusals import make_module, stand_in
 from . import options, training
 from .checkpoints import InvalidLayoutError
 from .results import CheckpointMetadata, RootMetadata
 
-OWN_FILES = "save what it would write as a tree, or let holdfast.checkpoint save its files: Files(write)"
+OWN_FILES = "register a handler for all checkpoints: handlers.register_handler(cls)"
 TYPES = "it is a name for annotations: numpy's and jax's types stand for it"
 
 arrays = make_module(
@@ -26,12 +27,18 @@ errors = make_module(
 )
 handlers = make_module(
     "v1.handlers",
-    refused="AbstractCheckpointable Checkpointable CheckpointableHandler CheckpointableHandlerRegistry JsonHandler ProtoHandler "
-    "PyTreeHandler StatefulCheckpointable global_registry local_registry orbax register_handler",
+    refused="CheckpointableHandlerRegistry JsonHandler ProtoHandler PyTreeHandler global_registry local_registry orbax",
     reason=OWN_FILES,
+    AbstractCheckpointable=object,
+    Checkpointable=object,
+    CheckpointableHandler=CheckpointableHandler,
+    StatefulCheckpointable=StatefulCheckpointable,
+    register_handler=register_handler,
 )
 partial = make_module("v1.partial", refused="finalize save save_async", reason="save all parts as items of one checkpoint")
-path = make_module("v1.path", refused="Path PathAwaitingCreation PathLike step", reason="pathlib.Path, str and URLs are paths")
+path = make_module(
+    "v1.path", refused="Path PathLike step", reason="pathlib.Path, str and URLs are paths", PathAwaitingCreation=PathAwaitingCreation
+)
 tree = make_module(
     "v1.tree",
     refused="AbstractLeaf JsonType Leaf PyTree PyTreeKey PyTreeKeyPath PyTreeOf merge",

@@ -10,7 +10,7 @@ import jax
 
 from holdfast.checkpoint import ItemStructure, Structure
 
-from ..checkpoint_manager import to_path
+from ..handlers import to_path
 from ..items import plain
 
 T = TypeVar("T")

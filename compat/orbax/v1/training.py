@@ -109,11 +109,11 @@ class Checkpointer:
         custom_metadata: Any = None,
     ) -> AsyncResponse[bool] | None:
         """Starts to save several trees as a step; None where no save is wanted."""
-        checkpoints_lib.check_values(f"{CALL}.save", checkpointables)
         if not overwrite and step in self._manager.steps_to_decide_by():
             raise StepAlreadyExistsError(f"Step {step} already exists in {self.directory}; pass overwrite=True to replace it.")
+        items = checkpoints_lib.to_items(checkpointables)
         try:
-            wanted = self._manager.save_items(step, checkpointables, metrics, custom_metadata, force=force, overwrite=overwrite)
+            wanted = self._manager.save_items(step, items, metrics, custom_metadata, force=force, overwrite=overwrite)
         except StepIsThereError as error:  # another manager has saved it
             raise StepAlreadyExistsError(str(error)) from error
         return AsyncResponse(self.wait, True) if wanted else None

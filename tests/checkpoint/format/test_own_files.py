@@ -144,6 +144,34 @@ def test_each_process_keeps_its_own_files_or_the_primary_all(tmp_path: Path) -> 
     assert shared == [{"state": b"of 0"}] * 2
 
 
+def test_processes_write_files_together(tmp_path: Path) -> None:
+    """With `shared` each gets the files of all, on any number of processes; two that write one name, or below it, fail the save."""
+
+    def saves(group: Any, root: Path, names: list[str]) -> Any:
+        def write(folder: Path) -> None:
+            path = folder / names[group.index]
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"of {group.index}")
+
+        try:
+            save(root, items={"data": Files(write, shared=True)}, group=group)
+        except SaveFailed as error:
+            return error
+        return load(root, item="data")
+
+    def save_both(root: Path, *names: str) -> list[Any]:
+        with groups(2) as both:
+            return at_once([lambda group=group: saves(group, root, [*names]) for group in both])  # type: ignore[misc]
+
+    ends = [save_both(tmp_path / "a", "x/0", "x/1"), save_both(tmp_path / "b", "x", "x"), save_both(tmp_path / "c", "x", "x/1")]
+    assert ends[0] == [{"x/0": b"of 0", "x/1": b"of 1"}] * 2 == [load(tmp_path / "a", item="data")] * 2
+    for error in [*ends[1], *ends[2]]:
+        assert "item 'data': processes 0 and 1 both wrote 'x'" in str(error)
+    assert not (tmp_path / "b/checkpoint.json").exists()
+    with pytest.raises(ValueError, match="expected one of both"):
+        Files(write, per_process=True, shared=True)
+
+
 def test_a_handler_that_fails_on_one_process_fails_the_save_on_all(tmp_path: Path) -> None:
     """All are told which process and which item."""
     with groups(2) as both:

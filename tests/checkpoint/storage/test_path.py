@@ -40,7 +40,7 @@ def test_a_path_means_a_store(tmp_path: Path) -> None:
         assert isinstance(storage, LocalStorage) and storage.root == str(tmp_path)
     memory = open_storage("memory://paths/a", single_writer=True)
     assert isinstance(memory, ObjectStorage) and memory.root == "memory://paths/a" and memory.single_writer
-    with pytest.raises(ValueError, match="expected a folder, gs://, s3:// or memory://"):
+    with pytest.raises(ValueError, match="expected a folder, gs://, gcs_grpc://, s3://, az:// or memory://"):
         open_storage("http://host/a")
 
 

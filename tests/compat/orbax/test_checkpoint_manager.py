@@ -310,7 +310,7 @@ def test_what_is_not_covered_says_what_to_do(tmp_path: Path) -> None:
         r"todelete_subdir='trash'": lambda: ours.CheckpointManagerOptions(todelete_subdir="trash"),
         r"CheckpointManager\(metadata=.*custom_metadata": lambda: ours.CheckpointManager(tmp_path, metadata={"a": 1}),
         r"transforms=.*rename=": lambda: ours.args.PyTreeRestore(transforms={"a": 1}),
-        r"orbax.checkpoint.CheckpointHandler .*Files": lambda: ours.CheckpointHandler(),
+        r"orbax.checkpoint.CheckpointHandlerRegistry .*register_with_handler": lambda: ours.CheckpointHandlerRegistry(),
     }
     for message, call in refused.items():
         with pytest.raises(NotImplementedError, match=rf"{message}.*docs/from-orbax\.md"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as real
@@ -74,12 +75,28 @@ def test_a_folder_of_orbax_is_read(tmp_path: Path) -> None:
     assert structure(tmp_path / "b").layout == "holdfast" and ours.StandardCheckpointer().structure(tmp_path / "b")["w"].shape == (2, 3)
 
 
-def test_handlers_of_ones_own_are_refused() -> None:
-    """By name, with what to do instead."""
+def test_arguments_for_each_leaf_may_be_made_of_the_metadata(tmp_path: Path) -> None:
+    """As Brax does: numbers too come back as the arrays that are asked for, cast where that is."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        checkpointer = ocp.PyTreeCheckpointer()
+        checkpointer.save(root / "a", ({"x": 0.5, "n": 3, "w": np.arange(3.0)}, {"b": True}))
+        about = checkpointer.metadata(root / "a").item_metadata
+        found = []
+        for dtype in (None, np.float32):
+            wanted = jax.tree.map(lambda _, dtype=dtype: ocp.RestoreArgs(restore_type=np.ndarray, dtype=dtype), about)
+            found.append(checkpointer.restore(root / "a", ocp.args.PyTreeRestore(restore_args=wanted), item=None))
+        return found
+
+    run_both(program, tmp_path)
+
+
+def test_what_is_no_handler_is_refused() -> None:
+    """By name, with what it lacks."""
 
     class Mine:
         pass
 
     for call in (lambda: ours.Checkpointer(Mine()), lambda: ours.CompositeCheckpointHandler(data=Mine())):
-        with pytest.raises(NotImplementedError, match=r"handler Mine.*as a tree or a Json item.*docs/from-orbax\.md"):
+        with pytest.raises(NotImplementedError, match=r"handler Mine.*save\(directory, args=\.\.\.\).*docs/from-orbax\.md"):
             call()
