@@ -89,11 +89,12 @@ def run_beside(fit: Callable[[], Any], script: Callable[[], None]) -> Any:
 
 
 def workers() -> dict[str, int]:
-    """Returns the node and the process id of each training worker that lives."""
-    from ray.util.state import list_actors
+    """Returns node and process id of each training worker that lives, by the cluster's own table: its dashboard may be another's."""
+    import ray
 
-    actors = list_actors(filters=[("class_name", "=", "RayTrainWorker"), ("state", "=", "ALIVE")], detail=True)
-    return {actor.node_id: actor.pid for actor in actors}
+    actors = ray._private.state.actors().values()
+    alive = [actor for actor in actors if actor["ActorClassName"] == "RayTrainWorker" and actor["State"] == "ALIVE"]
+    return {actor["Address"]["NodeID"]: actor["Pid"] for actor in alive}
 
 
 def test_the_example_is_drained_and_resumes(fleet: Fleet, example: Mapping[str, Any], tmp_path: Path) -> None:
