@@ -1,25 +1,35 @@
 """Measures what a death costs: the seconds from the SIGKILL of one process to the first step that had not been done before, in parts.
 
-    python benchmarks/recovery.py [--processes 4] [--kills 5] [--state-gb 0] [--step-s 0.1] [--save-every 150] [--after 5] [-- OPTIONS]
+    python benchmarks/recovery.py [--launchers run ray jax-trainer] [--rounds 1] [--processes 4] [--kills 5] [--state-gb 0]
+        [--step-s 0.1] [--save-every 150] [--after 5] [--write] [-- OPTIONS]
 
-The trainer is that of examples/train_digits.py, its state made larger by --state-gb, under `holdfast run` with the OPTIONS. A step takes
-at least --step-s. In each attempt one process kills itself --after steps behind a save, which it has waited for. All times are
-CLOCK_MONOTONIC, of whoever saw it; each part ends when the last process is so far:
+The trainer is that of examples/train_digits.py, its state made larger by --state-gb. A step takes at least --step-s. In each attempt one
+process kills itself --after steps behind a save, which it has waited for. The launchers take turns, --rounds times --kills kills each:
+
+    run          `holdfast run` with the OPTIONS
+    ray          `holdfast run --ray` on a Ray cluster of this machine
+    jax-trainer  Ray Train's JaxTrainer on such a cluster, which calls jax.distributed.initialize itself, and Orbax's manager
+
+All times are CLOCK_MONOTONIC, of whoever saw it; each part ends when the last process is so far:
 
     known       the launcher says that the process died
     ended       no process of the attempt is left
-    started     the processes of the next attempt have imported what they need
+    started     the processes of the next attempt have imported what they need (JaxTrainer's have joined by then)
     joined      initialize() has returned
     restored    the state is there (with the compilation of its initial value)
     compiled    the first step is done
     redone      the steps since the save are done again
     new         the first step is done that had not been done before
+
+--write draws the plot recovery.svg. Run it on a quiet machine: the load is printed with the figures.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import io
+import itertools
 import json
 import os
 import re
@@ -29,18 +39,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 PARTS = ("known", "ended", "started", "joined", "restored", "compiled", "redone", "new")
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-_MARK, _DIED = re.compile(r"mark (\{.*\})"), re.compile(r"process \d+ .*ended by signal 9")
+LAUNCHERS = {"run": "holdfast run", "ray": "holdfast run --ray", "jax-trainer": "JaxTrainer and Orbax"}
+HERE = Path(__file__).resolve().parent
+_DIED = re.compile(r"process \d+ .*ended by signal 9")
 
 
-def mark(name: str, attempt: int, **more: Any) -> None:
-    """Prints a line for whoever measures."""
-    print("mark " + json.dumps({"name": name, "attempt": attempt, "time_s": time.monotonic(), "pid": os.getpid()} | more), flush=True)
+def mark(pipe: Path, name: str, attempt: int, **more: Any) -> None:
+    """Writes a line for whoever measures; a line is short enough to stay whole beside those of others."""
+    line = json.dumps({"name": name, "attempt": attempt, "time_s": time.monotonic(), "pid": os.getpid()} | more)
+    with pipe.open("a") as file:
+        file.write(line + "\n")
 
 
 def kill_step(attempt: int, arguments: argparse.Namespace) -> int:
@@ -48,19 +62,67 @@ def kill_step(attempt: int, arguments: argparse.Namespace) -> int:
     return attempt * arguments.save_every + arguments.after if attempt else 0
 
 
-def train(arguments: argparse.Namespace) -> None:
+class Holdfast:
+    """holdfast's processes and its manager."""
+
+    def __init__(self) -> None:
+        from holdfast import checkpoint, multihost
+
+        self._checkpoint, self._multihost = checkpoint, multihost
+
+    def join(self) -> None:
+        self._multihost.initialize()
+
+    def open(self, folder: str, save_every: int) -> None:
+        policy, keep = self._checkpoint.EveryNSteps(save_every), self._checkpoint.KeepLast(2)
+        self._manager = self._checkpoint.CheckpointManager(folder, save_policy=policy, keep_policy=keep)
+        self.latest_step, self.wait, self.save = self._manager.latest_step, self._manager.wait_until_finished, self._manager.save
+
+    def restore(self, step: int, like: Any) -> Any:
+        return self._manager.restore(step, like)
+
+    def close(self) -> None:
+        self._manager.close()
+        self._multihost.shutdown()
+
+
+class Orbax:
+    """Orbax's manager, in processes that Ray Train has joined already."""
+
+    def __init__(self) -> None:
+        import orbax.checkpoint as ocp
+
+        self._ocp = ocp
+
+    def join(self) -> None:
+        pass
+
+    def open(self, folder: str, save_every: int) -> None:
+        options = self._ocp.CheckpointManagerOptions(save_interval_steps=save_every, max_to_keep=2, create=True)
+        self._manager = self._ocp.CheckpointManager(folder, options=options)
+        self.latest_step, self.wait = self._manager.latest_step, self._manager.wait_until_finished
+
+    def save(self, step: int, state: Any) -> None:
+        self._manager.save(step, args=self._ocp.args.StandardSave(state))
+
+    def restore(self, step: int, like: Any) -> Any:
+        return self._manager.restore(step, args=self._ocp.args.StandardRestore(like))
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def train(arguments: argparse.Namespace, attempt: int, system: Callable[[], Any], **started: Any) -> None:
     """Trains as a process of the job, up to its attempt's kill; the attempt after the last one ends with its first new step."""
     sys.path.insert(0, str(EXAMPLES))
     import jax
     import jax.numpy as jnp
     import train_digits as digits
 
-    from holdfast import checkpoint, multihost
-
-    attempt = int(os.environ["HOLDFAST_ATTEMPT"])
-    mark("started", attempt, warm="_holdfast_standby" in sys.modules)
-    multihost.initialize()
-    mark("joined", attempt)
+    manager = system()
+    mark(arguments.pipe, "started", attempt, **started)
+    manager.join()
+    mark(arguments.pipe, "joined", attempt)
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     data = digits.load_digits()
@@ -69,79 +131,121 @@ def train(arguments: argparse.Namespace) -> None:
     def fresh_state() -> Any:
         params = digits.init(jax.random.key(0))
         zeros = jax.tree.map(jnp.zeros_like, params)
-        ballast = jnp.ones((jax.device_count(), int(arguments.state_gb * 1e9 / 4) // jax.device_count()))
+        ballast = jnp.ones((jax.device_count(), max(1, int(arguments.state_gb * 1e9 / 4) // jax.device_count())))
         return {"params": params, "mean": zeros, "square": zeros, "count": jnp.zeros((), jnp.int32)}, ballast
 
     shardings = jax.tree.map(lambda leaf: digits.sharding_of(mesh, leaf), jax.eval_shape(fresh_state))
     state, ballast = jax.jit(fresh_state, out_shardings=shardings)()
     step_fn = jax.jit(digits.train_step, donate_argnums=0)
     dies_at, redo_to = kill_step(attempt, arguments), kill_step(attempt - 1, arguments)
-    manager = checkpoint.CheckpointManager(
-        arguments.directory, save_policy=checkpoint.EveryNSteps(arguments.save_every), keep_policy=checkpoint.KeepLast(2)
-    )
-    with manager:
-        last = manager.latest_step() or 0
-        if last:
-            restored = manager.restore(last, like={"state": state, "ballast": ballast})
-            state, ballast = restored["state"], restored["ballast"]
-        jax.block_until_ready((state, ballast))
-        mark("restored", attempt, step=last)
-        names = {last + 1: "compiled", redo_to: "redone", redo_to + 1: "new"}
-        end = redo_to + 1 if attempt > arguments.kills else dies_at
-        for step, x, y in digits.batches(mesh, images, labels, range(last + 1, end + 1)):
-            began = time.monotonic()
-            state, loss = step_fn(state, x, y)
-            jax.block_until_ready(loss)
-            if step in names:
-                mark(names[step], attempt, step=step)
-            manager.save(step, {"state": state, "ballast": ballast})
-            if step == dies_at and jax.process_index() == attempt % jax.process_count():
-                manager.wait_until_finished()
-                mark("killed", attempt, step=step)
-                os.kill(os.getpid(), 9)
-            time.sleep(max(0.0, began + arguments.step_s - time.monotonic()))
-        manager.wait_until_finished()
-    multihost.shutdown()
+    manager.open(str(arguments.directory), arguments.save_every)
+    last = manager.latest_step() or 0
+    if last:
+        restored = manager.restore(last, {"state": state, "ballast": ballast})
+        state, ballast = restored["state"], restored["ballast"]
+    jax.block_until_ready((state, ballast))
+    mark(arguments.pipe, "restored", attempt, step=last)
+    names = {last + 1: "compiled", redo_to: "redone", redo_to + 1: "new"}
+    end = redo_to + 1 if attempt > arguments.kills else dies_at
+    for step, x, y in digits.batches(mesh, images, labels, range(last + 1, end + 1)):
+        began = time.monotonic()
+        state, loss = step_fn(state, x, y)
+        jax.block_until_ready(loss)
+        if step in names:
+            mark(arguments.pipe, names[step], attempt, step=step)
+        manager.save(step, {"state": state, "ballast": ballast})
+        if step == dies_at and jax.process_index() == attempt % jax.process_count():
+            manager.wait()
+            mark(arguments.pipe, "killed", attempt, step=step)
+            os.kill(os.getpid(), 9)
+        time.sleep(max(0.0, began + arguments.step_s - time.monotonic()))
+    manager.wait()
+    manager.close()
+
+
+def train_in_ray(config: dict[str, Any]) -> None:
+    """Trains as a worker of JaxTrainer. Ray numbers no attempts: each worker counts its own starts."""
+    import ray.train
+
+    arguments = argparse.Namespace(**config)
+    rank = ray.train.get_context().get_world_rank()
+    for attempt in itertools.count(1):
+        with contextlib.suppress(FileExistsError):
+            (arguments.pipe.parent / f"rank{rank}-attempt{attempt}").touch(exist_ok=False)
+            break
+    train(arguments, attempt, Orbax)
+
+
+def drive_jax_trainer(arguments: argparse.Namespace) -> None:
+    """Runs JaxTrainer to the end of the job, on the cluster that RAY_ADDRESS names."""
+    import ray
+    import ray.train
+    from ray.train.v2.jax import JaxConfig, JaxTrainer
+
+    class Deaths(ray.train.UserCallback):  # type: ignore[misc]
+        def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+            mark(arguments.pipe, "known", 0)
+
+    failures = ray.train.FailureConfig(max_failures=arguments.kills)
+    folder = str(arguments.pipe.parent / "ray-train")
+    JaxTrainer(
+        train_in_ray,
+        train_loop_config=vars(arguments),
+        jax_config=JaxConfig(use_gpu=True),  # with JAX_PLATFORMS=cpu it starts jax.distributed on the CPU
+        scaling_config=ray.train.ScalingConfig(num_workers=arguments.processes),
+        run_config=ray.train.RunConfig(storage_path=folder, failure_config=failures, callbacks=[Deaths()]),
+    ).fit()
 
 
 class Watch:
-    """Reads the launcher's output, and sees processes end: `marks` is all that came of it."""
+    """Reads the launcher's output and the processes' marks, and sees processes end: `marks` is all that came of it."""
 
-    def __init__(self, launcher: subprocess.Popen[str]) -> None:
+    def __init__(self, launcher: subprocess.Popen[bytes], pipe: Path) -> None:
         assert launcher.stdout is not None
-        self._stream, self._pids = launcher.stdout, dict[int, tuple[int, int]]()  # pidfd -> (pid, attempt)
+        self._output, self._pids = launcher.stdout.fileno(), dict[int, tuple[int, int]]()  # pidfd -> (pid, attempt)
+        self._pipe = os.open(pipe, os.O_RDWR)  # open for writing too: it never ends
+        self._rests = {self._output: b"", self._pipe: b""}
         self.marks: list[dict[str, Any]] = []
         self.lines: list[str] = []
 
     def run(self) -> None:
         """Returns when the launcher has closed its output."""
-        buffer = b""
         while True:
-            ready, _, _ = select.select([self._stream, *self._pids], [], [])
+            ready, _, _ = select.select([*self._rests, *self._pids], [], [])
             for fd in ready:
-                if isinstance(fd, int):
+                if fd in self._pids:
                     pid, attempt = self._pids.pop(fd)
                     os.close(fd)
                     self._note("ended", attempt, pid)
-            if self._stream in ready:
-                data = os.read(self._stream.fileno(), 1 << 16)
+            for fd in (self._pipe, self._output):
+                if fd not in ready:
+                    continue
+                data = os.read(fd, 1 << 16)
                 if not data:
+                    os.close(self._pipe)
                     return
-                *lines, buffer = (buffer + data).split(b"\n")
+                *lines, self._rests[fd] = (self._rests[fd] + data).split(b"\n")
                 for line in lines:
-                    self._read(line.decode(errors="replace"))
+                    self._read(fd, line.decode(errors="replace"))
 
-    def _read(self, line: str) -> None:
-        self.lines.append(line)
-        if found := _MARK.search(line):
-            value = json.loads(found[1])
-            self.marks.append(value)
-            if value["name"] == "started":
-                with contextlib.suppress(ProcessLookupError):
-                    self._pids[os.pidfd_open(value["pid"])] = value["pid"], value["attempt"]
-        elif _DIED.search(line):
-            killed = [each["attempt"] for each in self.marks if each["name"] == "killed"]
-            self._note("known", killed[-1] if killed else 0, 0)
+    def _read(self, fd: int, line: str) -> None:
+        if fd == self._output:
+            self.lines.append(line)
+            if _DIED.search(line):
+                self._note("known", self._killed(), 0)
+            return
+        value = json.loads(line)
+        if value["name"] == "known":
+            value["attempt"] = self._killed()
+        self.marks.append(value)
+        if value["name"] == "started":
+            with contextlib.suppress(ProcessLookupError):
+                self._pids[os.pidfd_open(value["pid"])] = value["pid"], value["attempt"]
+
+    def _killed(self) -> int:
+        """Returns the attempt in which a process was killed last."""
+        killed = [each["attempt"] for each in self.marks if each["name"] == "killed"]
+        return killed[-1] if killed else 0
 
     def _note(self, name: str, attempt: int, pid: int) -> None:
         self.marks.append({"name": name, "attempt": attempt, "time_s": time.monotonic(), "pid": pid})
@@ -161,46 +265,94 @@ def recoveries(marks: list[dict[str, Any]]) -> Iterator[dict[str, float]]:
         yield times
 
 
-def measure(arguments: argparse.Namespace) -> list[dict[str, float]]:
-    """Runs the job and returns its recoveries."""
-    with tempfile.TemporaryDirectory() as folder:
-        worker = [sys.executable, __file__, "--worker", "--directory", f"{folder}/checkpoints"]
-        for name in ("kills", "state_gb", "step_s", "save_every", "after"):
+@contextlib.contextmanager
+def ray_cluster(num_cpus: int) -> Iterator[str]:
+    """Runs a Ray cluster of one node; yields its address."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": num_cpus})
+    try:
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def measure(launcher: str, arguments: argparse.Namespace) -> list[dict[str, float]]:
+    """Runs the job under one launcher and returns its recoveries."""
+    holdfast = [str(Path(sys.executable).parent / "holdfast"), "run"]
+    holdfast += ["-n", str(arguments.processes), "--max-restarts", str(arguments.kills)]
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        pipe = Path(folder) / "marks"
+        os.mkfifo(pipe)
+        worker = [sys.executable, __file__, "--directory", f"{folder}/checkpoints", "--pipe", str(pipe)]
+        for name in ("kills", "state_gb", "step_s", "save_every", "after", "processes"):
             worker += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
-        run = [str(Path(sys.executable).parent / "holdfast"), "run", "--log-dir", f"{folder}/logs"]
-        run += ["-n", str(arguments.processes), "--max-restarts", str(arguments.kills)]
-        launcher = subprocess.Popen(
-            [*run, *arguments.options, "--", *worker],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        )
-        watch = Watch(launcher)
+        environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+        os.environ["JAX_PLATFORMS"] = "cpu"  # what a cluster's processes inherit
+        if launcher == "run":
+            command = [*holdfast, "--log-dir", f"{folder}/logs", *arguments.options, "--", *worker, "--role", "worker"]
+        else:
+            address = stack.enter_context(ray_cluster(arguments.processes))
+            environment["RAY_ADDRESS"] = address
+            command = [*holdfast, "--ray", address, "--", *worker, "--role", "worker"]
+            if launcher == "jax-trainer":
+                command = [*worker, "--role", "jax-trainer"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+        watch = Watch(process, pipe)
         try:
             watch.run()
         finally:
-            launcher.terminate()
-        if code := launcher.wait():
-            raise SystemExit("\n".join([*watch.lines, f"holdfast run ended with {code}"]))
+            process.terminate()
+        if code := process.wait():
+            raise SystemExit("\n".join([*watch.lines, f"{' '.join(command)} ended with {code}"]))
         print(*(line for line in watch.lines if "cold" in line or "standby" in line), sep="\n", file=sys.stderr)
         return list(recoveries(watch.marks))
 
 
-def show(found: list[dict[str, float]]) -> None:
-    """Prints a table: for each part the seconds that it took, and those since the kill; medians, and the span of the total."""
-    print("| part | seconds | since the kill |\n|---|---|---|")
-    before: dict[str, float] = {}
+def table(results: dict[str, list[dict[str, float]]]) -> str:
+    """Returns for each launcher and part the seconds that it took, and those since the kill; medians, and the span of the total."""
+    lines = [f"| part | {' | '.join(f'{LAUNCHERS[name]} | since the kill' for name in results)} |", "|---" * (1 + 2 * len(results)) + "|"]
     for name, previous in zip(PARTS, (None, *PARTS), strict=False):
-        taken = [each[name] - (each[previous] if previous else 0.0) for each in found]
-        before[name] = statistics.median(each[name] for each in found)
-        print(f"| {name} | {statistics.median(taken):.2f} | {before[name]:.2f} |")
-    totals = sorted(each["new"] for each in found)
-    print(f"\n{len(found)} kills; from the kill to the first new step {totals[0]:.1f} to {totals[-1]:.1f} s")
+        cells = []
+        for found in results.values():
+            taken = statistics.median(each[name] - (each[previous] if previous else 0.0) for each in found)
+            cells += [f"{taken:.2f}", f"{statistics.median(each[name] for each in found):.2f}"]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    for name, found in results.items():
+        totals = sorted(each["new"] for each in found)
+        text = f"{len(found)} kills; from the kill to the first new step {totals[0]:.1f} to {totals[-1]:.1f} s"
+        lines.append(f"\n{LAUNCHERS[name]}: {text}, median {statistics.median(totals):.1f}")
+    return "\n".join(lines)
+
+
+def bars(results: dict[str, list[dict[str, float]]]) -> str:
+    """Returns a plot in text: the seconds from the kill to the first new step, and what they went to."""
+    scale = 40 / max(statistics.median(each["new"] for each in found) for found in results.values())
+    lines = []
+    for name, found in results.items():
+        lines.append(f"{LAUNCHERS[name]}: {statistics.median(each['new'] for each in found):.1f} s")
+        for part, previous in zip(PARTS, (None, *PARTS), strict=False):
+            begin = statistics.median(each[previous] for each in found) if previous else 0.0
+            end = max(begin, statistics.median(each[part] for each in found))
+            mark_at, width = round(begin * scale), round(end * scale) - round(begin * scale)
+            lines.append(f"  {part:9} {' ' * mark_at}{'█' * width or '▏'} {end - begin:.1f}")
+    return "\n".join(lines)
+
+
+def draw(text: str) -> None:
+    """Draws the plot as a picture."""
+    from rich.console import Console
+
+    console = Console(record=True, file=io.StringIO(), width=74)
+    console.print(text, highlight=False)
+    console.save_svg(str(HERE / "recovery.svg"), title="Seconds from a death to the next new step")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--launchers", nargs="+", choices=LAUNCHERS, default=["run"])
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--write", action="store_true", help="draw recovery.svg")
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--state-gb", type=float, default=0.0)
@@ -208,17 +360,28 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=150)
     parser.add_argument("--after", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write all times here")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--role", choices=["worker", "jax-trainer"], help=argparse.SUPPRESS)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--pipe", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("options", nargs="*", help="of `holdfast run`, after --")
     arguments = parser.parse_args()
-    if arguments.worker:
-        train(arguments)
-    else:
-        found = measure(arguments)
-        if arguments.json:
-            arguments.json.write_text(json.dumps(found, indent=1))
-        show(found)
+    if arguments.role == "worker":
+        train(arguments, int(os.environ["HOLDFAST_ATTEMPT"]), Holdfast, warm="_holdfast_standby" in sys.modules)
+        return
+    if arguments.role == "jax-trainer":
+        drive_jax_trainer(arguments)
+        return
+    before = os.getloadavg()[0]
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in arguments.launchers}
+    for _ in range(arguments.rounds):
+        for name in results:
+            results[name] += measure(name, arguments)
+            print(f"{LAUNCHERS[name]}: {[round(each['new'], 1) for each in results[name]]}", flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1))
+    print(f"load average {before:.1f} before and {os.getloadavg()[0]:.1f} after\n\n{table(results)}\n\n```\n{bars(results)}\n```")
+    if arguments.write:
+        draw(bars(results))
 
 
 if __name__ == "__main__":

@@ -221,7 +221,8 @@ class CheckpointManager:
             earlier = self._saver.take_error()
             step = check_step(step)
             self._refuse_existing(step, overwrite)
-            request = self._stager.stage(request, _items(state, items), metrics, metadata, dtype)
+            leaving = self._scheduler.leaving(step, self._options.save_timeout_s)
+            request = self._stager.stage(request, _items(state, items), metrics, metadata, dtype, leaving)
         except BaseException as error:
             if earlier is not None:
                 error.add_note(f"besides, an earlier save failed: {earlier}")
@@ -235,6 +236,8 @@ class CheckpointManager:
         self._group.report(step=step, save_blocked_s=self._statistics.save_blocked_s)
         handle = self._saver.start(request)
         self._saver.wait_for_snapshots()
+        if self._group.index in leaving and not request.own_bytes:
+            self._saver.join()  # its machine is taken: what it has to say of this save it says before anything else
         self._statistics.add(save_blocked_s=time.perf_counter() - called)
         if earlier is not None:
             earlier.add_note(f"the save of step {step} was begun nevertheless")

@@ -58,9 +58,9 @@ from .pathways import (
     is_proxy_pathways_backend,
     mark_pathways_colocated_runtime_active,
 )
-from .preemption.preemption import add_preemption_source, notify_preemption, preemption_notice, reached_preemption
+from .preemption.preemption import add_preemption_source, notify_preemption, preempted_processes, preemption_notice, reached_preemption
 from .preemption.signals import Signals
-from .preemption.sources import GceMetadata, Notice, Polled, SlurmEnd, Source, WatchedFile
+from .preemption.sources import GceMetadata, Notice, Polled, RayTrain, SlurmEnd, Source, WatchedFile
 from .preemption.step_agreement import SyncPoint, agree_on_step
 from .spec import ProcessSpec
 from .start.start import initialize, is_initialized, shutdown
@@ -81,6 +81,7 @@ __all__ = [
     "Preempted",
     "ProcessInfo",
     "ProcessSpec",
+    "RayTrain",
     "Signals",
     "SlurmEnd",
     "Solo",
@@ -126,6 +127,7 @@ __all__ = [
     "local_replica_devices",
     "mark_pathways_colocated_runtime_active",
     "notify_preemption",
+    "preempted_processes",
     "preemption_notice",
     "primary_process_in_replica",
     "process_count",

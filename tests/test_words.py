@@ -35,18 +35,18 @@ PUBLIC = {
     """,
     "multihost": """
         HANG_EXIT_CODE BarrierSyncFn ClusterGroup Fatal GceMetadata Group Hang Health HealthListener JobError Notice Polled
-        Preempted ProcessInfo ProcessSpec Signals SlurmEnd Solo Source StartupFailed StartupTimeout SyncPoint Watchdog WatchedFile
-        WorkerFailed add_preemption_source agree_on_step broadcast_one_replica_to_all broadcast_one_to_all coordination_timeout
-        current_client current_spec default_group distributed_to_device_ids get_available_memory get_barrier_sync_fn
-        get_device_memory get_jax_distributed_client get_leaf_memory_per_device global_max health in_replica initialize
-        initialize_distributed_to_device_ids initialize_runtime_to_distributed_ids is_distributed_to_device_ids_initialized
-        is_initialized is_jax_distributed_client_initialized is_native_pathways_backend is_pathways_backend
-        is_pathways_colocated_runtime_active is_pathways_controller is_primary_host is_proxy_pathways_backend
-        is_runtime_to_distributed_ids_initialized live_devices live_processes local_replica_devices
-        mark_pathways_colocated_runtime_active notify_preemption preemption_notice primary_process_in_replica process_count
-        process_index process_index_from_device process_replica_id reached_preemption replica_count replica_devices
-        runtime_to_distributed_ids runtime_to_distributed_process_id should_skip_process_sync shutdown slice_count
-        sync_global_processes tree_memory_per_device unique_barrier_key unique_processes_from_devices
+        Preempted ProcessInfo ProcessSpec RayTrain Signals SlurmEnd Solo Source StartupFailed StartupTimeout SyncPoint Watchdog
+        WatchedFile WorkerFailed add_preemption_source agree_on_step broadcast_one_replica_to_all broadcast_one_to_all
+        coordination_timeout current_client current_spec default_group distributed_to_device_ids get_available_memory
+        get_barrier_sync_fn get_device_memory get_jax_distributed_client get_leaf_memory_per_device global_max health in_replica
+        initialize initialize_distributed_to_device_ids initialize_runtime_to_distributed_ids
+        is_distributed_to_device_ids_initialized is_initialized is_jax_distributed_client_initialized is_native_pathways_backend
+        is_pathways_backend is_pathways_colocated_runtime_active is_pathways_controller is_primary_host
+        is_proxy_pathways_backend is_runtime_to_distributed_ids_initialized live_devices live_processes local_replica_devices
+        mark_pathways_colocated_runtime_active notify_preemption preempted_processes preemption_notice
+        primary_process_in_replica process_count process_index process_index_from_device process_replica_id reached_preemption
+        replica_count replica_devices runtime_to_distributed_ids runtime_to_distributed_process_id should_skip_process_sync
+        shutdown slice_count sync_global_processes tree_memory_per_device unique_barrier_key unique_processes_from_devices
         use_experimental_distributed_process_id watchdog
     """,
     "checkpoint": """

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from holdfast.coordination import Fenced
+from holdfast.coordination import BarrierTimeout, Fenced, ProcessLost
 from holdfast.multihost import Group
 from holdfast.multihost.group.group import SaveStage
 
-from ..errors import CheckpointError, SaveCancelled, SaveFailed, StepExists, StepNotFound
+from ..errors import CheckpointError, SaveCancelled, SaveFailed, StepExists, StepNotFound, failure_of
 from ..format.files import ItemReport
 from ..format.record import parse_record, read_record
 from ..steps.garbage import BackgroundWorker, delete_files
@@ -62,6 +62,7 @@ from .protocol import (
 
 _log = logging.getLogger(__name__)
 RESULT_WAIT_S = 30.0  # what the primary's result may take beyond the save's own time
+NAMED_LEAVES = 5  # of those that were lost
 
 
 class Cancellation:
@@ -240,8 +241,24 @@ class _Part:
         self.reported = True
         self._target.report(SaveStage.REPORTED)  # before it is: a launcher may end those that wait for one which has not
         timeout_s = self._target.remaining_s or 0.001
-        gathered = self._target.group.gather(f"{self._target.messages}/report", report.to_bytes(), timeout_s=timeout_s)
+        try:
+            gathered = self._target.group.gather(f"{self._target.messages}/report", report.to_bytes(), timeout_s=timeout_s)
+        except (BarrierTimeout, ProcessLost) as error:
+            raise self._with_lost_leaves(error) from error
         return Sent() if gathered is None else Gathered([SaveReport.from_bytes(data) for data in gathered])
+
+    def _with_lost_leaves(self, error: BarrierTimeout | ProcessLost) -> Exception:
+        """Returns the failure of the save, with the leaves of this step that went with the processes that did not report."""
+        group, failure = self._target.group, failure_of(error, self._target.key.step, 0)
+        missing = error.missing if isinstance(error, BarrierTimeout) else (error.process,)
+        processes = list(getattr(group, "processes", None) or range(group.count))
+        ranks = [processes.index(process) for process in missing if process in processes]
+        lost = sorted({path for plan in self._work.plans().values() for rank in ranks for path in plan.held_only_by(rank)})
+        if not lost:
+            return failure
+        more = f" and {len(lost) - NAMED_LEAVES} more" if len(lost) > NAMED_LEAVES else ""
+        message = f"{failure}; nobody else held all of {', '.join(lost[:NAMED_LEAVES])}{more}"
+        return SaveFailed(message, step=self._target.key.step, process=getattr(failure, "process", None))
 
     def _build(self, reports: Sequence[SaveReport]) -> Event:
         try:

@@ -15,8 +15,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -63,6 +63,17 @@ class ShardPlacement:
         order = np.argsort(~first, axis=1, kind="stable")
         counts = first.sum(axis=1)
         return np.take_along_axis(ranks, order, axis=1)[:, : max(1, int(counts.max(initial=1)))], counts
+
+    def without(self, leaving: Collection[int]) -> ShardPlacement:
+        """Returns the placement in which ranks that leave hold nothing that one which stays holds too."""
+        gone = np.isin(self.ranks, list(leaving))
+        stays = ((self.ranks >= 0) & ~gone).any(axis=1, keepdims=True)
+        return replace(self, ranks=np.where(gone & stays, -1, self.ranks))
+
+    def is_only_holder(self, rank: int) -> bool:
+        """Returns whether there is a shard that no other rank holds."""
+        holders, counts = self.holders
+        return bool(((counts == 1) & (holders[:, 0] == rank)).any())
 
 
 @dataclass(frozen=True)
@@ -122,6 +133,10 @@ class Plan:
     own_bytes: int
     total_bytes: int
     cache: dict[str, Any] = field(default_factory=dict)
+
+    def held_only_by(self, rank: int) -> list[str]:
+        """Returns the paths of the leaves that are lost, in whole or in part, with one rank: no other holds what it holds of them."""
+        return [leaf.path for leaf in self.leaves if leaf.placement is not None and leaf.placement.is_only_holder(rank)]
 
     @cached_property
     def value_leaves(self) -> tuple[Leaf, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
@@ -26,11 +26,12 @@ CACHED_PLANS = 8
 class _CachedPlan(NamedTuple):
     treedef: PyTreeDef
     signatures: list[tuple[type, Any, Any]]
+    leaving: frozenset[int]
     plan: Plan
 
 
 class Planner:
-    """Makes the plans of a manager's saves; plans are cached by (treedef, avals, shardings). For one thread at a time.
+    """Makes the plans of a manager's saves; plans are cached by (treedef, avals, shardings, who leaves). For one thread at a time.
 
     `index` and `count` are the group's; `processes[rank]` is the runtime index of each member (default: range(count)). Plans depend on
     `max_file_bytes` (the store's) too, so all processes pass the same. `per_process` says of a leaf's path whether each keeps its own.
@@ -51,6 +52,7 @@ class Planner:
         self._cached: list[_CachedPlan] = []
         self._placements: dict[tuple[Sharding, tuple[int, ...]], tuple[ShardPlacement, Any]] = {}
         self._described: dict[Sharding, Any] = {}
+        self._leaving: frozenset[int] = frozenset()
 
     @classmethod
     def of_group(cls, group: Group, *, max_file_bytes: int | None, per_process: Callable[[str], bool] | None) -> Self:
@@ -58,19 +60,23 @@ class Planner:
         processes = getattr(group, "processes", None)
         return cls(group.index, group.count, processes=processes, max_file_bytes=max_file_bytes, per_process=per_process)
 
-    def plan(self, tree: Any) -> Plan:
-        """Returns the plan of a tree; raises UnsupportedLeaf naming the leaf's path and what to do."""
+    def plan(self, tree: Any, leaving: Collection[int] = ()) -> Plan:
+        """Returns the plan of a tree; raises UnsupportedLeaf naming the leaf's path and what to do.
+
+        Ranks that are `leaving` write only what no other rank holds.
+        """
         leaves, treedef = flatten(tree)
         for cached in self._cached:
-            if cached.treedef == treedef and _same(cached.signatures, leaves):
+            if cached.treedef == treedef and cached.leaving == set(leaving) and _same(cached.signatures, leaves):
                 return cached.plan
         with paused_gc():
-            plan = self._make(tree, leaves)
-            self._cached = [_CachedPlan(treedef, [_signature(leaf) for leaf in leaves], plan), *self._cached[: CACHED_PLANS - 1]]
+            plan = self._make(tree, leaves, frozenset(leaving))
+            signatures = [_signature(leaf) for leaf in leaves]
+            self._cached = [_CachedPlan(treedef, signatures, frozenset(leaving), plan), *self._cached[: CACHED_PLANS - 1]]
         return plan
 
-    def _make(self, tree: Any, leaves: Sequence[Any]) -> Plan:
-        self._placements, self._described = {}, {}
+    def _make(self, tree: Any, leaves: Sequence[Any], leaving: frozenset[int]) -> Plan:
+        self._placements, self._described, self._leaving = {}, {}, leaving
         description, paths = describe(tree)
         assert len(paths) == len(leaves)
         described = [self._leaf(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
@@ -120,6 +126,7 @@ class Planner:
             if (placement.holders[1] == 0).any():
                 message = f"shards of the leaf {path!r} are on processes outside of this group; save it with a group that holds all of it"
                 raise UnsupportedLeaf(message, leaf=path, found=str(leaf.sharding))
+            placement = placement.without(self._leaving) if self._leaving else placement
             self._placements[key] = placement, self._described.setdefault(leaf.sharding, describe_sharding(leaf.sharding))
         return self._placements[key]
 

@@ -6,11 +6,12 @@ one step on, ahead of all, and each process answers True at the first step it as
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 
 from holdfast.coordination import CoordinationError
-from holdfast.multihost import Group, agree_on_step, reached_preemption
+from holdfast.multihost import Group, agree_on_step, preempted_processes, reached_preemption
 
 from ..policy import PolicyContext, SavePolicy, asks_preemption, uses_clock
 
@@ -22,11 +23,12 @@ class SaveScheduler:
 
     def __init__(self, policy: SavePolicy | None, group: Group, name: str, *, skips: bool, last_step: int | None = None) -> None:
         self._policy = policy
-        self._group = group
+        self._group, self._name = group, name
         self._skips = skips
         self._asks_preemption = group.count > 1 or asks_preemption(policy)
         self._last_step = last_step
         self._last_s = time.monotonic()
+        self._preempted_step: int | None = None
         self._due = self._proposed = False
         agrees = group.count > 1 and (skips or (policy is not None and uses_clock(policy)))
         self._agreement = agree_on_step(group, name) if agrees else None
@@ -39,11 +41,38 @@ class SaveScheduler:
     def preempted(self, step: int) -> bool:
         """Asks the preemption sync point; from then on `reason` does so too."""
         self._asks_preemption = True
-        return reached_preemption(step)
+        return self._ask_preemption(step)
+
+    def _ask_preemption(self, step: int) -> bool:
+        preempted = reached_preemption(step)
+        if preempted:
+            self._preempted_step = step
+        return preempted
+
+    def leaving(self, step: int, timeout_s: float) -> frozenset[int]:
+        """Returns the ranks that leave behind this step, alike on every process; asks the primary where the job is preempted here.
+
+        They are those with a preemption notice of their own. Where these are more than half, the rest would take too long to write what
+        all hold, and nobody is returned.
+        """
+        if self._group.count == 1 or self._preempted_step != step:
+            return frozenset()
+        found = json.dumps(self._noticed_ranks()).encode() if self._group.index == 0 else None
+        return frozenset(json.loads(self._group.broadcast(f"{self._name}/leaving", found, timeout_s=timeout_s)))
+
+    def _noticed_ranks(self) -> list[int]:
+        processes = getattr(self._group, "processes", None) or range(self._group.count)
+        try:
+            noticed = preempted_processes()
+        except CoordinationError as error:
+            _log.warning("whose machine is taken is not known, the save is planned as ever: %s", error)
+            return []
+        ranks = [rank for rank, process in enumerate(processes) if process in noticed]
+        return ranks if 2 * len(ranks) <= self._group.count else []
 
     def reason(self, step: int, *, busy: bool) -> str:
         """Returns why `step` is to be saved, or ""; `busy` says whether a save of this process is in flight."""
-        preempted = self._asks_preemption and reached_preemption(step)
+        preempted = self._asks_preemption and self._ask_preemption(step)
         if preempted and self._last_step != step:
             return "the job is preempted"
         if self._agreement is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -109,8 +109,9 @@ class SaveStager:
         metrics: Mapping[str, Any] | None,
         metadata: Any,
         dtype: SaveDtype = None,
+        leaving: Collection[int] = (),
     ) -> SaveRequest:
-        """Returns the request with items, their trees cast to `dtype`, metrics and metadata.
+        """Returns the request with items, their trees cast to `dtype`, metrics and metadata; ranks that are `leaving` write little.
 
         Raises UnsupportedLeaf, SaveFailed, TypeError, ValueError, holding nothing then.
         """
@@ -129,7 +130,7 @@ class SaveStager:
                     values[name] = JsonValue(encode_json(state_of(name, value), f"the state of the iterator {name!r}"), per_process=True)
                 else:
                     value = cast_tree(encode_leaf_types(value), dtype)
-                    plan = self._planner(name).plan(value)
+                    plan = self._planner(name).plan(value, leaving)
                     unmoved = self._link_unmoved(request, name, plan, value)
                     trees[name] = (plan, take_snapshot(plan, value, host_memory_bytes=self._options.host_memory_bytes, unmoved=unmoved))
             check_sizes(

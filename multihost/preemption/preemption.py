@@ -31,7 +31,7 @@ from ..group.group_client import Client, GroupClient, group_client_of
 from ..liveness.vitals import note_step
 from ..liveness.watchdog import progress
 from .signals import Signals
-from .sources import GceMetadata, Notice, Polled, SlurmEnd, Source
+from .sources import GceMetadata, Notice, Polled, RayTrain, SlurmEnd, Source
 from .step_agreement import SyncPoint
 
 _log = logging.getLogger(__name__)
@@ -157,6 +157,12 @@ class Preemption:
         notices = list(self._published_everywhere().values()) or ([mine] if (mine := self._merged()) else [])
         return merge(notices)
 
+    def noticed(self) -> tuple[int, ...]:
+        """Returns the processes that have given notice, by runtime index. Asks the coordinator."""
+        if self._group_client is None:
+            return (0,) if self._merged() else ()
+        return tuple(sorted(self._group_client.process(int(task)) for task in self._published_everywhere()))
+
     def statistics(self) -> dict[str, Any]:
         """Returns the sync point's counts and the notices of this process."""
         with self._lock:
@@ -257,8 +263,11 @@ class Preemption:
 
 
 def default_sources(environment: Mapping[str, str] = os.environ) -> list[Source]:
-    """Returns the sources that fit this machine: SIGTERM, Slurm's end time inside a Slurm job, GCE's metadata on GCE."""
-    sources: list[Source] = [Signals()]
+    """Returns the sources that fit this process: Slurm's end time inside a Slurm job, GCE's metadata on GCE, and SIGTERM.
+
+    In a worker of Ray Train what Ray says stands for SIGTERM: the training function runs beside the main thread, whose signals are Ray's.
+    """
+    sources: list[Source] = [RayTrain() if RayTrain.is_here() else Signals()]
     if environment.get("SLURM_JOB_END_TIME", "").isdigit():
         sources.append(SlurmEnd(float(environment["SLURM_JOB_END_TIME"])))
     if GceMetadata.is_here():
@@ -393,6 +402,14 @@ def preemption_notice() -> Notice | None:
     Asks the coordinator.
     """
     return current().notice()
+
+
+def preempted_processes() -> tuple[int, ...]:
+    """Returns the processes, by runtime index, that have a notice of their own standing: whose machines are taken. Asks the coordinator.
+
+    Those of a whole job where all were told; none while no notice stands.
+    """
+    return current().noticed()
 
 
 def notify_preemption(notice: Notice | None) -> None:

@@ -1,4 +1,4 @@
-"""Where notices of preemption come from: a watched file, GCE's metadata server, Slurm's end time, and whatever implements Source."""
+"""Where notices of preemption come from: a watched file, GCE's metadata server, Slurm's end time, Ray Train, and what implements Source."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from ..ray_train import is_worker, own_preemption
 
 _log = logging.getLogger(__name__)
 
@@ -146,3 +148,20 @@ class SlurmEnd(Polled):
         self._notice = Notice("Slurm's time limit", end_unix_s)
         self._from_unix_s = end_unix_s - lead_s
         super().__init__("slurm", lambda: self._notice if time.time() >= self._from_unix_s else None, every_s=every_s)
+
+
+class RayTrain(Polled):
+    """Takes for a notice what Ray Train has told this worker of its node: that it is drained, or another of its TPU slice."""
+
+    def __init__(self, *, every_s: float = 0.5) -> None:
+        super().__init__("ray train", self._ask, every_s=every_s)
+
+    @staticmethod
+    def _ask() -> Notice | None:
+        preemption = own_preemption()
+        return None if preemption is None else Notice(*preemption)
+
+    @staticmethod
+    def is_here() -> bool:
+        """Returns whether this process is a worker of Ray Train."""
+        return is_worker()

@@ -1,4 +1,7 @@
-"""The coordinator of a job that no launcher of ours started: process 0 starts it, and nobody joins one of an earlier start."""
+"""The coordinator of a job that no launcher of ours started: process 0 starts it, and nobody joins one of an earlier start.
+
+Workers of Ray Train learn its address, and which attempt they are, from rank 0 by Ray's own channel.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ import time
 
 from holdfast.coordination import CoordinationError, CoordinationService, StatusClient
 
-from ..errors import StartupFailed
+from ..errors import StartupFailed, StartupTimeout
 from ..group.group_client import Deadline
+from ..ray_train import RayTrainWorker, broadcast, count_attempt
 from ..spec import ProcessSpec
 
 _log = logging.getLogger(__name__)
@@ -41,7 +45,8 @@ def find_coordinator(spec: ProcessSpec, deadline: Deadline, heartbeat_timeout_s:
             waited = True
         time.sleep(min(_POLL_S, deadline.remaining_s()))
     if phase is None and spec.process_id == 0:
-        _start(spec, heartbeat_timeout_s)
+        host, _, port = spec.coordinator.rpartition(":") if not spec.coordinator.startswith("unix:") else (spec.coordinator, "", "0")
+        _start(host.strip("[]"), int(port), spec.num_processes, spec.job_id, spec.attempt, heartbeat_timeout_s)
 
 
 def phase_at(address: str) -> str | None:
@@ -53,17 +58,46 @@ def phase_at(address: str) -> str | None:
         return None if error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED") else ""
 
 
-def _start(spec: ProcessSpec, heartbeat_timeout_s: float | None) -> None:
-    host, _, port = spec.coordinator.rpartition(":") if not spec.coordinator.startswith("unix:") else (spec.coordinator, "", "0")
+def gather_workers(worker: RayTrainWorker, deadline: Deadline, heartbeat_timeout_s: float | None) -> ProcessSpec:
+    """Returns who a worker of Ray Train is, once all have come; rank 0 starts the coordinator on its node. Raises StartupTimeout."""
+    started: tuple[str, int] | None = None
+    if worker.rank == 0:
+        attempt = count_attempt(worker.run_id)
+        started = _start(worker.host, 0, worker.num_workers, worker.run_id, attempt, heartbeat_timeout_s), attempt
+    try:
+        address, attempt = broadcast(started, deadline.remaining_s())
+    except TimeoutError as error:
+        raise StartupTimeout(
+            f"the {worker.num_workers} workers of Ray Train have not all called initialize() in {deadline.timeout_s:g} s; "
+            "each has to, before it computes anything",
+            elapsed_s=deadline.elapsed_s(),
+            timeout_s=deadline.timeout_s,
+            knob="timeout_s",
+        ) from error
+    return ProcessSpec(
+        process_id=worker.rank,
+        num_processes=worker.num_workers,
+        coordinator=address,
+        job_id=worker.run_id,
+        attempt=attempt,
+        slice_id=worker.rank * worker.num_slices // worker.num_workers,
+        num_slices=worker.num_slices,
+        local_rank=worker.local_rank,
+    )
+
+
+def _start(host: str, port: int, num_processes: int, job_id: str, attempt: int, heartbeat_timeout_s: float | None) -> str:
+    """Starts a coordinator and returns its address."""
     service = CoordinationService.spawn(
-        spec.num_processes,
-        host=host.strip("[]"),
-        port=int(port),
-        job=spec.job_id,
-        attempt=spec.attempt,
+        num_processes,
+        host=host,
+        port=port,
+        job=job_id,
+        attempt=attempt,
         recoverable=True,
         survivable=True,
         heartbeat_timeout_s=heartbeat_timeout_s or _HEARTBEAT_TIMEOUT_S,
         linger_s=_LINGER_S,
     )
     _started.append(service)
+    return service.address

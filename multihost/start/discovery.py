@@ -18,6 +18,7 @@ from typing import Any
 import jax
 from jax._src import clusters
 
+from ..ray_train import RayTrainWorker, current_worker
 from ..spec import ProcessSpec
 
 GIVEN = ("coordinator", "num_processes", "process_id")
@@ -29,21 +30,27 @@ _COLLECTIVE_TIMEOUT_FLAG = "xla_cpu_collective_timeout_seconds"
 
 @dataclasses.dataclass(frozen=True)
 class DiscoveredProcess:
-    """Who this process is, whether a launcher of ours says so, and which devices it has (None: all of this machine's)."""
+    """Who this process is, whether a launcher of ours says so, and which devices it has (None: all of this machine's).
+
+    A worker of Ray Train has no spec yet: its job has no coordinator before its workers have met (`gather_workers`).
+    """
 
     spec: ProcessSpec | None
     launched: bool = False
     devices: Sequence[int] | None = None
+    worker: RayTrainWorker | None = None
 
 
 def discover_process(spec: ProcessSpec | None, given: dict[str, Any], devices: Sequence[int] | None, timeout_s: float) -> DiscoveredProcess:
-    """Returns who this process is: from a spec, from what was given, from our launcher's environment, from what jax detects."""
+    """Returns who this process is: from a spec, what was given, our launcher's environment, Ray Train, or what jax detects."""
     if spec is not None:
         if given:
             raise ValueError(f"initialize() takes a spec or {', '.join(given)}, not both")
         return DiscoveredProcess(spec, True, devices)
     if len(given) < len(GIVEN) and (launched := ProcessSpec.from_env(os.environ)) is not None:
         return DiscoveredProcess(dataclasses.replace(launched, **given), True, devices)
+    if not given and (worker := current_worker()) is not None:
+        return DiscoveredProcess(None, True, devices, worker)
     if len(given) < len(GIVEN):
         detect: Any = clusters.ClusterEnv.auto_detect_unset_distributed_params
         *detected, devices = detect(*(given.get(field) for field in GIVEN), devices, None, math.ceil(timeout_s))

@@ -26,9 +26,10 @@ from ..liveness.health import health
 from ..liveness.vitals import forget_vitals, start_vitals, stop_vitals
 from ..preemption import preemption
 from ..preemption.sources import Source
+from ..ray_train import is_worker
 from ..spec import ProcessSpec
 from .bounded import end_jax, ended_by_loss
-from .coordinator import find_coordinator
+from .coordinator import find_coordinator, gather_workers
 from .discovery import GIVEN, DiscoveredProcess, discover_process, own_tls, set_collective_timeout
 
 _log = logging.getLogger(__name__)
@@ -77,13 +78,15 @@ def initialize(
     """Joins the other processes of the job; alone, it only starts to watch for preemption notices.
 
     Who this process is comes from the arguments (a whole `spec`, or the three that `jax.distributed.initialize` takes), then from the
-    environment of `holdfast run` or another launcher of ours, then from what jax detects (Slurm, Open MPI, TPU, Kubernetes). A launcher
-    of ours has started the coordinator; else process 0 does, as a process of its own, unless one listens at the address already.
+    environment of `holdfast run` or another launcher of ours, then from Ray Train, then from what jax detects (Slurm, Open MPI, TPU,
+    Kubernetes). A launcher of ours has started the coordinator; else process 0 does, as a process of its own, unless one listens at the
+    address already.
 
-    Call it once, from the main thread, before any computation. It blocks until all are there, at most `timeout_s`, and logs how many are
-    missing. A process that is silent for the heartbeat timeout is dead to the others. It is the coordinator's: `heartbeat_timeout_s` sets
-    it (default 100) where process 0 starts the coordinator, and must be left out or equal where a launcher did. On CPU a collective ends
-    with an error when a peer has not come for `collective_timeout_s` (default: the heartbeat timeout), unless XLA_FLAGS says otherwise.
+    Call it once, from the main thread (in Ray Train: from the training function), before any computation. It blocks until all are there,
+    at most `timeout_s`, and logs how many are missing. A process that is silent for the heartbeat timeout is dead to the others. It is the
+    coordinator's: `heartbeat_timeout_s` sets it (default 100) where process 0 starts the coordinator, and must be left out or equal where a
+    launcher did. On CPU a collective ends with an error when a peer has not come for `collective_timeout_s` (default: the heartbeat
+    timeout), unless XLA_FLAGS says otherwise.
 
     Raises StartupTimeout naming the missing processes, ProcessLost naming one that died on the way, StartupFailed for a job that is smaller
     than asked for, CoordinatorLost, Fenced when the coordinator belongs to another job or attempt, CoordinationError (FAILED_PRECONDITION)
@@ -91,7 +94,8 @@ def initialize(
     until all have come, and is a notice from then on.
     """
     if _job is not None or distributed.global_state.client is not None:
-        raise RuntimeError("this process has joined a job already: call initialize() once, and jax.distributed.initialize() never")
+        hint = "; JaxTrainer leaves it to initialize() where it is given jax_config=JaxConfig()" if is_worker() else ""
+        raise RuntimeError(f"this process has joined a job already: call initialize() once, and jax.distributed.initialize() never{hint}")
     if xla_bridge.backends_are_initialized():
         raise RuntimeError("initialize() comes before any computation, jax.devices() and the like: the backend is up already")
     deadline = Deadline(timeout_s)
@@ -99,6 +103,8 @@ def initialize(
     devices = [local_device_ids] if isinstance(local_device_ids, int) else local_device_ids
     discovered = discover_process(spec, {field: value for field, value in given.items() if value is not None}, devices, timeout_s)
     preemption.start(None, sources=preemption_sources)
+    if discovered.worker is not None:
+        discovered = dataclasses.replace(discovered, spec=gather_workers(discovered.worker, deadline, heartbeat_timeout_s))
     if discovered.spec is None or (discovered.spec.num_processes == 1 and not discovered.launched):
         return
     preemption.set_waiting(True)

@@ -70,6 +70,31 @@ def test_every_element_is_written_once_by_who_holds_it(
     assert sum(plan.own_bytes for plan in made) == made[0].total_bytes == sum(math.prod(shape) * size for shape, size, *_ in leaves)
 
 
+@settings(max_examples=100, deadline=None)
+@given(jobs(), st.sets(st.integers(0, 7)))
+def test_who_leaves_writes_only_what_nobody_who_stays_holds(
+    job: tuple[int, list[tuple[tuple[int, ...], int, tuple[int, ...], np.ndarray | None]]], leaving: set[int]
+) -> None:
+    """Without the ranks that leave, each chunk is written once by a holder that stays, where there is one; what else is lost is named."""
+    count, leaves = job
+    held = [None if ranks is None else placement(shards_per_axis, ranks, 0).without(leaving) for _, _, shards_per_axis, ranks in leaves]
+    described = [
+        Leaf(f"leaf{i}", "array", "float32", shape, itemsize, where)
+        for i, ((shape, itemsize, _, _), where) in enumerate(zip(leaves, held, strict=True))
+    ]
+    plan = make_plan({"kind": "list"}, described, 0, count)
+    for (_, _, _, ranks), array in zip(leaves, plan.arrays, strict=True):
+        assert array is not None
+        for shard, writer in zip(array.grid.shards, array.writers, strict=True):
+            if ranks is not None:
+                assert writer in ranks[shard]
+                assert writer not in leaving or leaving.issuperset(ranks[shard].tolist())
+    whole = [np.zeros((1, 0), int) if ranks is None else ranks for *_, ranks in leaves]
+    for rank in leaving & set(range(count)):
+        alone = [f"leaf{i}" for i, ranks in enumerate(whole) if any(set(row) == {rank} for row in ranks.tolist())]
+        assert set(alone) <= set(plan.held_only_by(rank))
+
+
 def test_large_chunks_are_cut_and_shared_evenly() -> None:
     """A 1 GiB replicated array is shared by its four holders in chunks of at most 64 MiB; a sharded one stays where it lies."""
     ranks = np.arange(4)[None, :]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import re
@@ -19,9 +18,9 @@ import pytest
 
 from holdfast.launch import RestartPolicy, StartupTimeout
 from holdfast.launch import ray as engine
-from holdfast.launch.engines.ray.cluster import cluster_nodes
 from tests.support.cluster import CollectedOutput
 from tests.support.paths import EXAMPLES
+from tests.support.ray_fleet import Fleet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(290), pytest.mark.filterwarnings("ignore")]
 if os.environ.get("CI") != "true":
@@ -32,86 +31,9 @@ ENV = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_co
 POLICY = RestartPolicy(max_failures=3, max_preemptions=10, backoff_s=0.1, grace_s=2, grow_after_s=1, startup_timeout_s=60)
 
 
-class Fleet:
-    """A Ray cluster whose nodes a test may kill, drain and replace; each has room for one process."""
-
-    def __init__(self) -> None:
-        import ray
-        from ray.cluster_utils import Cluster
-
-        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-        self.address = self._cluster.address
-        self.nodes: list[Any] = []
-        ray.init(address=self._cluster.address, log_to_driver=False)
-        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import a test
-        self.labels: list[dict[str, str]] = []
-
-    def become(self, labels: list[dict[str, str]]) -> None:
-        """Makes the cluster one of healthy nodes with these labels, one each."""
-        for node, label in list(zip(self.nodes, self.labels, strict=True)):
-            if label not in labels or labels.count(label) < self.labels.count(label) or not self.healthy(node):
-                self.remove(node)
-        for label in labels:
-            if self.labels.count(label) < labels.count(label):
-                self.add(label)
-        self.wait_until(lambda: len(cluster_nodes()) == len(labels) + 1)
-
-    def add(self, labels: dict[str, str]) -> None:
-        resources = {"TPU": 4} if labels else {}
-        self.nodes.append(self._cluster.add_node(num_cpus=1, labels=labels, resources=resources))
-        self.labels.append(labels)
-
-    def remove(self, node: Any) -> None:
-        """Kills a node as a lost machine dies."""
-        index = self.nodes.index(node)
-        del self.nodes[index], self.labels[index]
-        self._cluster.remove_node(node, allow_graceful=False)
-
-    def drain(self, node: Any, seconds: int) -> None:
-        """Gives a node a notice of preemption, by Ray's own command."""
-        command = [str(Path(sys.executable).parent / "ray"), "drain-node", "--address", self._cluster.address, "--node-id", node.node_id]
-        command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "test", "--deadline-remaining-seconds", str(seconds)]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
-
-    @contextlib.contextmanager
-    def occupied(self, node: Any) -> Iterator[None]:
-        """Keeps something that needs no resources on a node."""
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        class Sitter:
-            def here(self) -> bool:
-                return True
-
-        strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-        sitter = ray.remote(num_cpus=0, scheduling_strategy=strategy)(Sitter).remote()
-        ray.get(sitter.here.remote())
-        yield
-        ray.kill(sitter)
-
-    def draining(self, node: Any) -> bool:
-        return any(seen.draining for seen in cluster_nodes() if seen.node_id == node.node_id)
-
-    def healthy(self, node: Any) -> bool:
-        return any(not seen.draining for seen in cluster_nodes() if seen.node_id == node.node_id)
-
-    @staticmethod
-    def wait_until(holds: Callable[[], bool], timeout_s: float = 60) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not holds():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-    def close(self) -> None:
-        import ray
-
-        ray.shutdown()
-        self._cluster.shutdown()
-
-
 @pytest.fixture(scope="module")
 def the_fleet() -> Iterator[Fleet]:
-    fleet = Fleet()
+    fleet = Fleet(__name__)
     yield fleet
     fleet.close()
 
