@@ -31,6 +31,7 @@ with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLD
     data = json.loads(re.findall(r'<script type="application/json" id="data">(.*?)</script>', html)[0])
     assert data["gone"].startswith("done: ") and data["attempt"] == 2 and len(data["processes"]) == 2
     assert {7, 14} <= {step for _, step, _, _ in data["samples"]}
+    assert set(data["goodput_s"]) >= {"starting_s", "stepping_s", "ending_s"} and sum(data["goodput_s"].values()) > 0
     texts = [event["text"] for event in data["events"]]
     assert any(text.startswith("attempt 1 is restarting: ") for text in texts), texts
     assert sum("joined" in text for text in texts) >= 2 and any("SystemExit: 3" in text for text in texts), texts  # of both attempts
