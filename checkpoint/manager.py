@@ -114,7 +114,7 @@ class CheckpointManager:
             names=self._step_names,
         )
         self._lineage = Lineage(self._storage, self._writer.id, begins=local is not None) if is_primary else None
-        self._root_reporter = RootReporter(self._group, self._storage.root, self._index, self.local_steps) if is_primary else None
+        self._root_reporter = RootReporter(self._group, self._storage.root, self._index) if is_primary else None
         self._stager = SaveStager(self._storage, self._group, self._options, self._history)
         self._saver = AsyncSaver(
             SaveContext(
@@ -146,6 +146,8 @@ class CheckpointManager:
             except BaseException:
                 self.close()
                 raise
+            if self._root_reporter is not None:
+                self._root_reporter.local_steps = self._tier.steps
         if is_primary:
             self._worker.put(f"sweeping {self._storage.root}", lambda: sweep_files(self._storage, self._claims))
         self._report_root()

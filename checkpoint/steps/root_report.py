@@ -19,8 +19,9 @@ class RootReporter:
     `local_steps` returns the steps that the hosts have. Thread-safe; never raises.
     """
 
-    def __init__(self, group: Group, path: str, index: StepIndex, local_steps: Callable[[], Collection[int]]) -> None:
-        self._group, self._path, self._index, self._local_steps = group, path, index, local_steps
+    def __init__(self, group: Group, path: str, index: StepIndex) -> None:
+        self._group, self._path, self._index = group, path, index
+        self.local_steps: Callable[[], Collection[int]] = tuple
         self._lock = threading.Lock()
         self._saved: dict[int, tuple[int, bool]] = {}  # bytes, and whether what had not changed was linked
 
@@ -37,7 +38,7 @@ class RootReporter:
             self._saved = {step: known for step, known in self._saved.items() if step in steps}
             saved = dict(self._saved)
         damaged = {step for step in steps if self._index.was_passed_over(step)}
-        self._group.report(root=root_report(self._path, steps, self._local_steps(), damaged, saved))
+        self._group.report(root=root_report(self._path, steps, self.local_steps(), damaged, saved))
 
 
 def root_report(

@@ -20,15 +20,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from ..group.runtime import current_client, distributed_process_id
+from holdfast.coordination import CoordinationError, Credentials, StatusClient
+from holdfast.coordination.diagnosis.findings import diagnose
+from holdfast.coordination.process.diagnose import gather
+
+from ..group.runtime import current_client, current_spec, distributed_process_id
+from ..spec import ProcessSpec
 
 _log = logging.getLogger(__name__)
 
 HANG_EXIT_CODE = 124
 STACKS_PREFIX = "holdfast/stacks/"
+_HANGS_PREFIX = "holdfast/hangs/"
 # What one process may put on the coordinator: the stacks of about 200 threads.
 _STACKS_BYTES = 256 * 1024
 _LAST_RESORT_S = 5.0
+_WHY_S = 4.0  # of these
+_WHY_MS = 60_000  # that whoever stays waits for the word of another
+_MOST_FINDINGS = 5
 
 
 @contextmanager
@@ -36,8 +45,9 @@ def watchdog(timeout_s: float, *, exit: bool = False) -> Iterator[Watchdog]:
     """Watches over a block: without progress for `timeout_s` seconds it writes the stacks of all threads to the log and to the coordinator.
 
     Progress is the entry, `progress()` on what it gives, and every `reached_preemption(step)`. After a hang was reported it waits for the
-    next progress before it reports again. With `exit` it then ends the process with exit code 124, which launchers take for a hang. The
-    stacks stay with the coordinator under `holdfast/stacks/<task>`, for `holdfast status --stacks`. Blocks may nest, in any thread.
+    next progress before it reports again. After `initialize()` the log also says why the job hangs, in the words of `holdfast status`. With
+    `exit` it then ends the process with exit code 124, which launchers take for a hang. The stacks stay with the coordinator under
+    `holdfast/stacks/<task>`, for `holdfast status --stacks`. Blocks may nest, in any thread.
     """
     dog = Watchdog(timeout_s, exit=exit)
     try:
@@ -120,14 +130,45 @@ def progress() -> None:
 
 
 def _report_hang(text: str, all_stacks: str, ending: bool) -> None:
-    """Reports the stacks to the coordinator, and where this process ends, the reason. Does nothing where there is no coordinator."""
+    """Reports the stacks to the coordinator, logs why the job hangs, and where this process ends, reports that.
+
+    Does nothing where there is no coordinator. Why comes first: once the others learn that this process ends, they are elsewhere.
+    """
     with suppress(Exception):
         client: Any = current_client()
         task = distributed_process_id()
         body = json.dumps({"unix_s": time.time(), "why": text, "stacks": all_stacks[-_STACKS_BYTES:]})
         client.key_value_set(f"{STACKS_PREFIX}{task}", body, True)
+        explainer = threading.Thread(target=_log_why, args=(client,), name="holdfast-why", daemon=True)
+        explainer.start()
+        explainer.join(_WHY_S)
         if ending and hasattr(client, "report_error"):
             client.report_error(f"hang: {text}")
+
+
+def _log_why(client: Any) -> None:
+    """Logs why the job hangs, in the words of `holdfast status`; nothing where no coordinator of ours can tell."""
+    spec = current_spec()
+    if spec is not None:
+        with suppress(CoordinationError):
+            if why := _why(client, spec):
+                _log.error("why the job hangs: %s", why)
+
+
+def _why(client: Any, spec: ProcessSpec) -> str:
+    """Returns what the first process that hangs in a minute found out: it asks all others where they are, and thousands must not."""
+    folder = f"{_HANGS_PREFIX}{int(time.time() // 60)}"
+    try:
+        client.key_value_set(f"{folder}/asked", str(spec.process_id))
+    except CoordinationError as error:
+        if error.code != "ALREADY_EXISTS":
+            raise
+        return str(client.blocking_key_value_get(f"{folder}/why", _WHY_MS))
+    credentials = Credentials(spec.token_file, spec.tls_cert, spec.tls_key, spec.tls_ca)
+    with StatusClient(spec.coordinator, credentials) as status:
+        why = "; ".join(finding.text for finding in diagnose(gather(status, hangs=True))[:_MOST_FINDINGS])
+    client.key_value_set(f"{folder}/why", why)
+    return why
 
 
 _lock = threading.Lock()  # guards _watching and the two timers of C

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 
@@ -31,6 +32,32 @@ def test_the_stacks_stay_with_the_coordinator() -> None:
         processes.popens[1].wait(60)
     assert "no progress for" in found["why"] and "time.sleep(100)" in found["stacks"]
     assert processes.popens[1].returncode == 124
+
+
+def test_the_log_of_every_process_says_why_the_job_hangs() -> None:
+    """Without a launcher, too: who is elsewhere, on which host and at which line, in one sentence that is the same for all."""
+    script = """
+    import sys, threading
+    from holdfast import multihost
+    index = int(sys.argv[1])
+    multihost.initialize(sys.argv[3], 3, index)
+    def load_batch():
+        if index == 2:
+            threading.Event().wait()
+    with multihost.watchdog(3):
+        load_batch()
+        multihost.sync_global_processes("step")
+    """
+    with CoordinationService.spawn(3, recoverable=True, survivable=True) as service:
+        with Processes(script, 3, arguments=[service.address]) as processes:
+            said = set()
+            for index in range(3):
+                processes.wait_for(index, "why the job hangs")
+                said.add(processes.output(index).partition("why the job hangs: ")[2].splitlines()[0])
+    assert len(said) <= 2, said  # of two, where a minute ended in between
+    for line in said:
+        assert line.startswith(f"process 2 (host {socket.gethostname()}) is in load_batch, script.py:8"), line
+        assert "; the other 2 wait in sync_global_processes at <module>, script.py:11" in line, line
 
 
 def test_status_shows_the_stacks_of_the_living_and_what_the_dead_have_left() -> None:

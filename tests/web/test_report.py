@@ -26,7 +26,7 @@ with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLD
     command = [*HOLDFAST, "run", "-n", "2", "--max-restarts", "1", "--log-dir", str(tmp_path), "--", sys.executable, "-c", script]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert ended.returncode == 0, ended.stderr
-    assert f"holdfast: report at {tmp_path / 'report.html'}" in ended.stderr.splitlines()[-2:]
+    assert f"holdfast: report at {tmp_path / 'report.html'}" in ended.stderr.splitlines()[-2:], ended.stderr
     html = (tmp_path / "report.html").read_text()
     data = json.loads(re.findall(r'<script type="application/json" id="data">(.*?)</script>', html)[0])
     assert data["gone"].startswith("done: ") and data["attempt"] == 2 and len(data["processes"]) == 2
