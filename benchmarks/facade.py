@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/facade.py [--rounds 9] [--leaves 64] [--mib 4]
 
-Both write the same layout into memory (/dev/shm). "save" ends when the step is committed, "blocked" when `save` returns; "restore" is into
-a tree of arrays.
+Both save at every step by a policy, and write the same layout into memory (/dev/shm). "save" ends when the step is committed, "blocked"
+when `save` returns; "restore" is into a tree of arrays.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from holdfast.checkpoint import CheckpointManager, KeepLast
+from holdfast.checkpoint import CheckpointManager, EveryNSteps, KeepLast
 from holdfast.compat import orbax as ocp
 
 
@@ -53,7 +53,7 @@ def main() -> None:
     tree, found = tree_of(options.leaves, options.mib), dict[str, list[dict[str, float]]](native=[], facade=[])
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         facade = ocp.CheckpointManager(Path(folder) / "facade", options=ocp.CheckpointManagerOptions(max_to_keep=1))
-        with CheckpointManager(Path(folder) / "native", keep_policy=KeepLast(1)) as native, facade:
+        with CheckpointManager(Path(folder) / "native", save_policy=EveryNSteps(1), keep_policy=KeepLast(1)) as native, facade:
             args = ocp.args
             calls: dict[str, tuple[Callable[[int], Any], Callable[[], Any], Callable[[int], Any]]] = {
                 "native": (lambda step: native.save(step, tree), native.wait_until_finished, lambda step: native.restore(step, tree)),

@@ -1,4 +1,4 @@
-"""Saves and restores with holdfast, with Orbax, and with bare I/O, interleaved in one run; prints medians and ratios.
+"""Saves and restores with holdfast, through its facade, with Orbax, and with bare I/O, interleaved in one run; prints medians and ratios.
 
     python benchmarks/versus_orbax.py [--repeats 5] [--disk FOLDER] [--memory /dev/shm] [--only NAME ...] [--write]
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import importlib
 import io
 import itertools
 import json
@@ -103,11 +104,10 @@ class Holdfast:
 
 
 class Orbax:
-    """Orbax's manager, asynchronous as it comes."""
+    """Orbax's manager, asynchronous as it comes; and holdfast's facade, of the same calls, by the change of import."""
 
-    def __init__(self, folder: Path) -> None:
-        import orbax.checkpoint as ocp
-
+    def __init__(self, folder: Path, module: str) -> None:
+        ocp = importlib.import_module(module)
         self._args = ocp.args
         self._manager = ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(create=True, enable_async_checkpointing=True))
 
@@ -169,11 +169,13 @@ def _open(system: str, folder: Path, index: int) -> Any:
     """Opens a system on its folder."""
     if system == "floor":
         return Floor(folder / f"floor{index}")
-    return Holdfast(folder / system) if system == "holdfast" else Orbax(folder / system)
+    if system == "holdfast":
+        return Holdfast(folder / system)
+    return Orbax(folder / system, "orbax.checkpoint" if system == "orbax" else "holdfast.compat.orbax")
 
 
 def _systems(name: str) -> list[str]:
-    return ["holdfast", "orbax"] + ["floor"] * (name != "small")
+    return ["holdfast", "facade", "orbax"] + ["floor"] * (name != "small")
 
 
 def _start(count: int, index: int, port: int) -> Callable[[str], None]:
@@ -337,11 +339,14 @@ def table(results: dict[str, Any]) -> str:
         *_, label, wanted = WORKLOADS[name]
         medians = {system: _medians(times) for system, times in found.items()}
         for system, figures in medians.items():
-            cells = {key: f"{figures[key]:.3f}" if key in figures else "" for key in FIGURES}
+            cells = {key: f"{figures[key]:.4g}" if key in figures else "" for key in FIGURES}
             if system == "holdfast":
                 for key, want in zip(FIGURES, wanted, strict=False):
                     cells[key] += f" (**{medians['orbax'][key] / figures[key]:.1f}x**, wanted {want:g}x)"
                 cells["fresh"] += f" (**{medians['orbax']['fresh'] / figures['fresh']:.1f}x**)"
+            if system == "facade":
+                for key in ("total", "blocked", "restore", "fresh"):
+                    cells[key] += f" ({figures[key] / medians['holdfast'][key]:.2f} of holdfast's)"
             if system == "floor":
                 cells["blocked"] = cells["delete"] = ""
                 for key in ("total", "restore", "fresh"):

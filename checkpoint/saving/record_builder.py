@@ -188,23 +188,31 @@ def _planned_files(plan: Plan) -> list[Ints]:
 
 def _reported_files(plan: Plan, reports: Sequence[ItemReport]) -> list[Ints]:
     """Returns the file of each chunk of each array, as the processes say; theirs are in the order of their packs (see make_plan)."""
-    arrays = [array for array in plan.arrays if array is not None]
-    if not arrays:
+    if all(array is None for array in plan.arrays):
         return []
-    writers, packs = np.concatenate([array.writers for array in arrays]), np.concatenate([array.packs for array in arrays])
-    sizes = np.concatenate([array.grid.sizes for array in arrays])
-    itemsizes = np.concatenate([np.full(len(array.writers), array.leaf.itemsize) for array in arrays])
-    order = np.lexsort((-itemsizes, sizes % 64 != 0, packs, writers))  # by writer, then pack, then as they lie in the file
-    counts, first, found = np.bincount(writers, minlength=len(reports)), 0, list[Ints]()
-    for report, count in zip(reports, counts.tolist(), strict=True):
+    if "order" not in plan.cache:
+        plan.cache["order"] = _chunk_order(plan, len(reports))
+    order, counts, ends = plan.cache["order"]
+    first, found = 0, list[Ints]()
+    for report, count in zip(reports, counts, strict=True):
         own = expand_runs([report.where], len(report.files))[0] if report.where else np.zeros(0, np.int64)
         if len(own) != count:
             raise SaveFailed(f"process {report.process} says where {len(own)} of its {count} chunks are", process=report.process)
         found.append(first + own)
         first += len(report.files)
-    where = np.empty(len(writers), np.int64)
+    where = np.empty(len(order), np.int64)
     where[order] = np.concatenate(found)
-    return np.split(where, np.cumsum([len(array.writers) for array in arrays])[:-1])
+    return np.split(where, ends[:-1])
+
+
+def _chunk_order(plan: Plan, num_writers: int) -> tuple[Ints, list[int], Ints]:
+    """Returns the order in which writers report their chunks, how many each has, and where the chunks of each array end."""
+    arrays = [array for array in plan.arrays if array is not None]
+    writers, packs = np.concatenate([array.writers for array in arrays]), np.concatenate([array.packs for array in arrays])
+    sizes = np.concatenate([array.grid.sizes for array in arrays])
+    itemsizes = np.concatenate([np.full(len(array.writers), array.leaf.itemsize) for array in arrays])
+    order = np.lexsort((-itemsizes, sizes % 64 != 0, packs, writers))  # by writer, then pack, then as they lie in the file
+    return order, np.bincount(writers, minlength=num_writers).tolist(), np.cumsum([len(array.writers) for array in arrays])
 
 
 def _values(kept_per_process: Sequence[bool], reports: Sequence[ItemReport]) -> list[Any]:
