@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import itertools
 import json
 import os
@@ -46,7 +45,6 @@ from typing import Any
 PARTS = ("known", "ended", "started", "joined", "restored", "compiled", "redone", "new")
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 LAUNCHERS = {"run": "holdfast run", "ray": "holdfast run --ray", "jax-trainer": "JaxTrainer and Orbax"}
-HERE = Path(__file__).resolve().parent
 _DIED = re.compile(r"process \d+ .*ended by signal 9")
 
 
@@ -339,15 +337,6 @@ def bars(results: dict[str, list[dict[str, float]]]) -> str:
     return "\n".join(lines)
 
 
-def draw(text: str) -> None:
-    """Draws the plot as a picture."""
-    from rich.console import Console
-
-    console = Console(record=True, file=io.StringIO(), width=74)
-    console.print(text, highlight=False)
-    console.save_svg(str(HERE / "recovery.svg"), title="Seconds from a death to the next new step")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--launchers", nargs="+", choices=LAUNCHERS, default=["run"])
@@ -381,7 +370,9 @@ def main() -> None:
         arguments.json.write_text(json.dumps(results, indent=1))
     print(f"load average {before:.1f} before and {os.getloadavg()[0]:.1f} after\n\n{table(results)}\n\n```\n{bars(results)}\n```")
     if arguments.write:
-        draw(bars(results))
+        from plot import draw
+
+        draw(bars(results), "recovery.svg", "Seconds from a death to the next new step")
 
 
 if __name__ == "__main__":

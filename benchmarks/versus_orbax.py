@@ -15,7 +15,6 @@ import argparse
 import ctypes
 import gc
 import importlib
-import io
 import itertools
 import json
 import math
@@ -370,15 +369,6 @@ def bars(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def draw(text: str) -> None:
-    """Draws the plot as a picture."""
-    from rich.console import Console
-
-    console = Console(record=True, file=io.StringIO(), width=74)
-    console.print(text, highlight=False)
-    console.save_svg(str(HERE / "versus_orbax.svg"), title="Times Orbax's speed; five marks double it")
-
-
 def machine() -> str:
     memory = next(int(line.split()[1]) >> 20 for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
     return f"{os.cpu_count()} cores, {memory} GiB of memory, Linux {os.uname().release}"
@@ -402,7 +392,9 @@ def main() -> None:
     text += f"Times Orbax's speed; each five marks double it:\n\n```\n{bars(results)}\n```\n"
     print(text)
     if options.write:
-        draw(bars(results))
+        from plot import draw
+
+        draw(bars(results), "versus_orbax.svg", "Times Orbax's speed; five marks double it")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from holdfast.coordination import BarrierTimeout, Fenced, ProcessLost
 from holdfast.multihost import Group
-from holdfast.multihost.group.group import SaveStage
+from holdfast.multihost.group.group import SaveStage, runtime_indices
 
 from ..errors import CheckpointError, SaveCancelled, SaveFailed, StepExists, StepNotFound, failure_of
 from ..format.files import ItemReport
@@ -253,8 +253,7 @@ class _Part:
         """Returns the failure of the save, with the leaves that went with the processes that did not report, for all to hear."""
         group, failure = self._target.group, failure_of(error, self._target.key.step, 0)
         missing = error.missing if isinstance(error, BarrierTimeout) else (error.process,)
-        processes = list(getattr(group, "processes", None) or range(group.count))
-        ranks = [processes.index(process) for process in missing if process in processes]
+        ranks = [rank for rank, process in enumerate(runtime_indices(group)) if process in missing]
         lost = sorted({path for plan in self._work.plans().values() for rank in ranks for path in plan.held_only_by(rank)})
         if not lost:
             return failure

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, Sharding
 from jax.tree_util import PyTreeDef
 
 from holdfast.multihost import Group
+from holdfast.multihost.group.group import runtime_indices
 
 from ..errors import UnsupportedLeaf
 from ..format.dtypes import can_store, name_of
@@ -57,8 +58,7 @@ class Planner:
     @classmethod
     def of_group(cls, group: Group, *, max_file_bytes: int | None, per_process: Callable[[str], bool] | None) -> Self:
         """Returns the planner of one process of a group."""
-        processes = getattr(group, "processes", None)
-        return cls(group.index, group.count, processes=processes, max_file_bytes=max_file_bytes, per_process=per_process)
+        return cls(group.index, group.count, processes=runtime_indices(group), max_file_bytes=max_file_bytes, per_process=per_process)
 
     def plan(self, tree: Any, leaving: Collection[int] = ()) -> Plan:
         """Returns the plan of a tree; raises UnsupportedLeaf naming the leaf's path and what to do.

@@ -12,6 +12,7 @@ import time
 
 from holdfast.coordination import CoordinationError
 from holdfast.multihost import Group, agree_on_step, preempted_processes, reached_preemption
+from holdfast.multihost.group.group import runtime_indices
 
 from ..policy import PolicyContext, SavePolicy, asks_preemption, uses_clock
 
@@ -61,13 +62,12 @@ class SaveScheduler:
         return frozenset(json.loads(self._group.broadcast(f"{self._name}/leaving", found, timeout_s=timeout_s)))
 
     def _noticed_ranks(self) -> list[int]:
-        processes = getattr(self._group, "processes", None) or range(self._group.count)
         try:
             noticed = preempted_processes()
         except CoordinationError as error:
             _log.warning("whose machine is taken is not known, the save is planned as ever: %s", error)
             return []
-        ranks = [rank for rank, process in enumerate(processes) if process in noticed]
+        ranks = [rank for rank, process in enumerate(runtime_indices(self._group)) if process in noticed]
         return ranks if 2 * len(ranks) <= self._group.count else []
 
     def reason(self, step: int, *, busy: bool) -> str:

@@ -98,7 +98,7 @@ class CheckpointManager(AbstractCheckpointManager):
 
     def steps_to_decide_by(self) -> list[int]:
         """Returns the steps that a decision to save knows, as with Orbax: without a look at the store, and with the one in flight."""
-        in_flight = self._in_flight()
+        in_flight = self._in_flight()  # asked first: it may be known a moment later
         return sorted({*self.native.known_steps(), *in_flight})
 
     def _in_flight(self) -> list[int]:
@@ -144,9 +144,7 @@ class CheckpointManager(AbstractCheckpointManager):
         return self._is_next(step) and self.native.should_save(step)
 
     def _is_next(self, step: int) -> bool:
-        if self._options.read_only or (self._saving is not None and step <= self._saving[0] and self.is_saving_in_progress()):
-            return False  # asked first: what is in flight may be known a moment later
-        return step > max(self.native.known_steps(), default=step - 1)
+        return not self._options.read_only and step > max(self.steps_to_decide_by(), default=step - 1)
 
     def reached_preemption(self, step: int) -> bool:
         """Says whether the job has to stop at this step."""

@@ -194,11 +194,11 @@ class QueueFrameTransport:
     def _take_turn(self, seen: int) -> None:
         with self._lock:
             idle = not self._reading and not self._over and self._turns == seen
-            overdue_s = time.monotonic() - self._until if self._reading else 0.0
-            nudged, self._nudged = self._nudged == self._turns, self._turns if overdue_s > 0 else self._nudged
+            turn, overdue_s = self._turns, time.monotonic() - self._until if self._reading else 0.0
             if idle:
                 self._reading, self._until = True, math.inf
-        if overdue_s > 0 and not nudged:
+        if overdue_s > 0 and self._nudged != turn:
+            self._nudged = turn
             self.send(NUDGE)
         elif overdue_s > NUDGE_S:
             self.cancel()

@@ -112,7 +112,7 @@ class ProgressWatch:
             if why := find_stall(evidence.status, rule):
                 self._stalled = True
                 self._report_stall(why, evidence)
-        if {task.task_id for task in find_stragglers(self.status, rule)} - self._stragglers:
+        if rule.straggler_steps < math.inf and {task.task_id for task in find_stragglers(self.status, rule)} - self._stragglers:
             evidence = gather(self._client, with_stacks=True)
             if new := [task for task in find_stragglers(evidence.status, rule) if task.task_id not in self._stragglers]:
                 self._stragglers |= {task.task_id for task in new}

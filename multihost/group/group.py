@@ -169,6 +169,12 @@ class ClusterGroup:
             _log.debug("%s", error)
 
 
+def runtime_indices(group: Group) -> Sequence[int]:
+    """Returns the runtime indices of a group's members, in rank order."""
+    processes: Sequence[int] | None = getattr(group, "processes", None)
+    return range(group.count) if processes is None else processes
+
+
 def default_group() -> Group:
     """Returns the group of all processes: Solo for one, else over `initialize()`'s client, else over jax.distributed's own."""
     if jax.process_count() == 1:
