@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from crc32c import crc32c
 
 from ..errors import CheckpointError
-from ..format.files import PLAIN_NAMES, StepNames
+from ..format.files import PLAIN_NAMES, StepNames, has_record
 from ..format.record import fetch_record, is_sealed, parse_record, read_record
 from ..options import Statistics
 from ..policy import KeepAll, KeepPolicy, StepFacts, to_delete
@@ -28,7 +28,10 @@ LOOKS = 8  # at a folder that is empty
 
 
 class StepIndex:
-    """The known steps of a root, alike on every process of a group; the primary's deletes them. Thread-safe."""
+    """The known steps of a root, alike on every process of a group; the primary's deletes them. Thread-safe.
+
+    A process that `is_alone` has nobody to know the same as, and may look instead.
+    """
 
     def __init__(
         self,
@@ -39,9 +42,11 @@ class StepIndex:
         statistics: Statistics,
         *,
         deletes: bool,
+        is_alone: bool = False,
         names: StepNames = PLAIN_NAMES,
     ) -> None:
         self._storage = storage
+        self._is_alone = is_alone
         self._names = names
         self._keep_policy = keep_policy
         self._worker = worker
@@ -54,6 +59,14 @@ class StepIndex:
     def __contains__(self, step: int) -> bool:
         with self._lock:
             return step in self._facts
+
+    def exists(self, step: int) -> bool:
+        """Says whether a step is there: by what all know, alone by a look at the store, whose OSError it raises."""
+        return has_record(self._storage, self.folder(step)) if self._is_alone else step in self
+
+    def folder(self, step: int) -> str:
+        """Returns the name of a step's folder."""
+        return self._names.name_of(step)
 
     def steps(self) -> list[int]:
         """Returns the known steps, ascending."""
@@ -99,7 +112,7 @@ class StepIndex:
     def _read(self, step: int) -> StepFacts | None:
         """Reads what the keep policy needs; None for a step whose record is damaged: it is never touched."""
         try:
-            record = read_record(self._storage, self._names.name_of(step))
+            record = read_record(self._storage, self.folder(step))
             found = StepFacts(step, dict(record.metrics), record.started_s)
         except (CheckpointError, OSError):
             return None
@@ -120,7 +133,7 @@ class StepIndex:
         It is gone once a listing shows its packs alone, or nothing, where a sweep was faster: a client of a shared file system may not
         find, and so not delete, what is there.
         """
-        folder = self._names.name_of(step)
+        folder = self.folder(step)
         record = f"{folder}/{RECORD_NAME}"
         release = hold(self._storage, record)
         try:
