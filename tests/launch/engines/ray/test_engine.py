@@ -156,10 +156,14 @@ def look() -> tuple[str, str, bool]:
 
 
 def test_the_processes_of_a_node_share_a_relay_and_hold_no_secret(fleet: Fleet) -> None:
-    """Four nodes, four relays at Unix sockets; --insecure instead gives all the coordinator's own address."""
+    """Four nodes, four relays at Unix sockets."""
     values = engine.run(look, spec()).values
     assert len({address for address, _, _ in values}) == 4 and all(address.startswith("unix:/") for address, _, _ in values)
     assert [(rank, secret) for _, rank, secret in values] == [("0", False)] * 4
+
+
+def test_without_security_all_processes_have_the_coordinators_own_address(fleet: Fleet) -> None:
+    """No relay stands between."""
     values = engine.run(look, spec(insecure=True)).values
     assert len({address for address, _, _ in values}) == 1 and not values[0][0].startswith("unix:")
 
