@@ -131,15 +131,32 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("killpoint"))
 
 
-_STRIDES = [pytest.param(5, 61), *(pytest.param(first, 12, marks=pytest.mark.slow) for first in range(12))]
-
-
-@pytest.mark.parametrize(("first", "every"), _STRIDES)
-@pytest.mark.parametrize("error", [0, errno.ENOSPC, errno.EIO], ids=["SIGKILL", "ENOSPC", "EIO"])
-def test_local_saves_at_each_system_call(library: Path, error: int, first: int, every: int) -> None:
-    """Killed at, or refused, each call below the host's folder, from opening to closing: what was known is there, to the bit, and the
-    next local save leaves nothing else behind.
+def walks(*coarse: tuple[int, int, int, int]) -> pytest.MarkDecorator:
+    """Parametrises by (processes, victim, first point, every how many): coarse walks, and slow ones to every call of one process, to
+    every call of the second of two, owner and ward, and to every third of the first, which decides besides.
     """
-    found = walk_local(library, error, range(first, MOST_POINTS, every))
-    assert not found[-1]["reached"] and len(found) * every > 100, "the walk did not come to the end"
-    assert (error == 0) == all(point.get("failed") is None for point in found[:-1])
+    fine = [(1, 0, at, 12) for at in range(12)] + [(2, 1, at, 12) for at in range(12)] + [(2, 0, at, 12) for at in range(1, 12, 3)]
+    names = ("processes", "victim", "first", "every")
+    return pytest.mark.parametrize(names, [*coarse, *(pytest.param(*walk, marks=pytest.mark.slow) for walk in fine)])
+
+
+@walks((1, 0, 5, 61), (2, 1, 143, 149))
+@pytest.mark.parametrize("error", [0, errno.ENOSPC, errno.EIO], ids=["SIGKILL", "ENOSPC", "EIO"])
+def test_local_saves_at_each_system_call(library: Path, error: int, processes: int, victim: int, first: int, every: int) -> None:
+    """Killed at, or refused, each call below the host's folder, from opening to closing: what was known is there, to the bit, and the
+    next local save leaves nothing else behind. Of two it is there although one host is lost besides.
+
+    A refused call fails one local save at most, of all processes alike; the others succeed, but where the tier could not be opened. Who
+    outlives the other ends too.
+    """
+    found = walk_local(library, processes, victim, error, range(first, MOST_POINTS, every))
+    assert not found[-1]["reached"] and len(found) * every > 100 * processes, "the walk did not come to the end"
+    assert all(point["killed"] == (not error) for point in found[:-1])
+    for point in found:
+        ended = point["ended"]
+        if point["killed"]:
+            assert all(each["ended"] in ("", "ProcessLost") for each in ended), point
+        else:
+            assert len(ended) == processes and not any(each["ended"] for each in ended), point
+            assert len({(each["saved"], each["failed"], each["off"]) for each in ended}) == 1, point
+            assert ended[0]["off"] or (ended[0]["failed"] <= 1 and ended[0]["saved"] + ended[0]["failed"] in (3, 4)), point
