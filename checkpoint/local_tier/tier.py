@@ -592,8 +592,10 @@ def copy_file(peer: PeerConnection, folder_name: str, report: FileReport, folder
 def _own_address() -> str:
     """Returns the address of this host that reaches the coordinator: peers reach it too. Raises CheckpointError where that is not known."""
     address = coordinator_address() or ""
+    if address.startswith("unix:"):  # the whole job is on this machine
+        return "127.0.0.1"
     host, _, port = address.rpartition(":")
-    if address.startswith("unix:") or not host or not port.isdecimal():
+    if not host or not port.isdecimal():
         found = f"the coordinator is at {address}" if address else "no coordinator is known"
         raise CheckpointError(f"which address of this host its peers reach is not known ({found}): pass Local(address=...)")
     family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
