@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from holdfast.multihost import Group, current_spec
-from holdfast.multihost.group.runtime import coordinator_address
+from holdfast.multihost.group.runtime import coordinator_address, tls_files
 
 from ..errors import CheckpointError, Corrupt, SaveCancelled, StepNotFound, error_text, failure_of, naming_path
 from ..format.files import FileReport
@@ -49,6 +49,7 @@ from .host_folder import HostFolder, HostStorage, read_checked
 from .part_server import PartServer
 from .parts import FoundStep, LocalKey, Part, StepHead, living_steps, record_of
 from .peer_storage import PeerConnection, PeerFailed, Peers, PeerStorage
+from .peer_tls import PeerTls
 from .placement import Member, place_copies, wards_of
 
 _log = logging.getLogger(__name__)
@@ -105,13 +106,14 @@ class TierTooLarge(CheckpointError):
 
 
 class _Peer(NamedTuple):
-    """What all processes know of one: host, slice, the address of its part server, which folder it has, and the mark that it made there."""
+    """What all processes know of one: host, slice, the address of its part server, its folder, and the mark that it made there."""
 
     host: str
     slice_id: int
     address: str
     folder: str
     mark: str
+    has_tls: bool = False
     error: str = ""
 
 
@@ -137,6 +139,8 @@ class LocalTier:
         self._counts = dict.fromkeys(("saves", "saves_failed", "save_s", "save_bytes", "copied_bytes", "restores", "restores_failed"), 0.0)
         self._off = self._error = ""
         self._mark = ""
+        files = tls_files()
+        self._tls = None if files is None else PeerTls(*files)
         self._stager = SaveStager(self.storage, group, self.options)
         self._scheduler: SaveScheduler | None = None
         try:
@@ -185,10 +189,10 @@ class LocalTier:
             found = self._path.stat()
             peer = peer._replace(folder=f"{host} {found.st_dev} {found.st_ino}", mark=self._mark)
             if self._group.count > 1:
-                if spec is not None and spec.tls_ca is not None:
-                    raise CheckpointError("this job's coordinator has TLS, and parts do not go over TLS in this version")
-                self._server = PartServer(local.address or _own_address(), secret)
-                peer = peer._replace(address=self._server.address)
+                if self._tls is not None:
+                    self._tls.check()
+                self._server = PartServer(local.address or _own_address(), secret, self._tls)
+                peer = peer._replace(address=self._server.address, has_tls=self._tls is not None)
         except (OSError, CheckpointError) as error:
             return peer._replace(error=f"process {self._group.index}: {error_text(error)}")
         return peer
@@ -196,6 +200,10 @@ class LocalTier:
     def _check_alone_in_folder(self) -> None:
         """Notes the first error of all, and where another host writes into this folder: copies there would be none."""
         self._off = next((peer.error for peer in self._peers if peer.error), "")
+        others = [rank for rank, peer in enumerate(self._peers) if peer.has_tls != self._peers[0].has_tls]
+        if others and not self._off:
+            with_tls, without = (0, others[0]) if self._peers[0].has_tls else (others[0], 0)
+            self._off = f"process {with_tls} has the files of TLS, and process {without} has none: set them for all, or for none"
         own, marks = self._peers[self._group.index], {peer.mark: peer for peer in self._peers if peer.mark}
         try:
             there = list(self._path.glob("mark-*"))
@@ -388,7 +396,7 @@ class LocalTier:
 
     def _copy_part(self, ward: int, key: LocalKey, folder: HostFolder, target: SaveTarget) -> None:
         """Copies a ward's part, each byte checked, and serves it too."""
-        with PeerConnection(self._peers[ward].address, self._secret, timeout_s=target.remaining_s or 0.001) as peer:
+        with PeerConnection(self._peers[ward].address, self._secret, self._tls, timeout_s=target.remaining_s or 0.001) as peer:
             try:
                 data = peer.wait(key.part_name(ward), target.remaining_s or 0.001)
             except FileNotFoundError:
@@ -474,7 +482,8 @@ class LocalTier:
 
     def _storage_of(self, found: FoundStep, record: bytes) -> PeerStorage:
         assert self._folder is not None
-        peers = Peers({rank: peer.address for rank, peer in enumerate(self._peers)}, self._secret, self._local.timeout_s)
+        addresses = {rank: peer.address for rank, peer in enumerate(self._peers)}
+        peers = Peers(addresses, self._secret, self._local.timeout_s, self._tls)
         own = frozenset({self._keepers[self._group.index]})
         turn = self._group.index
         holders = [[*ranks[turn % len(ranks) :], *ranks[: turn % len(ranks)]] for ranks in found.holders]  # not all ask the same first
@@ -505,7 +514,7 @@ class LocalTier:
         assert self._folder is not None
         if rank == self._keepers[self._group.index]:
             return self._folder.storage.fetch(name, RECORD_LIMIT_BYTES)
-        with PeerConnection(self._peers[rank].address, self._secret) as peer:
+        with PeerConnection(self._peers[rank].address, self._secret, self._tls) as peer:
             return peer.wait(name, self._local.timeout_s)
 
     def restore(self, storage: PeerStorage, restore: Callable[[], T]) -> T:

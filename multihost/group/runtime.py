@@ -32,6 +32,16 @@ def coordinator_address() -> str | None:
     return address
 
 
+def tls_files() -> tuple[str, str, str] | None:
+    """Returns certificate, key and authority by which this process reaches its coordinator; None where it has none, or a relay has them."""
+    if _spec is not None:
+        found: tuple[Any, ...] = (_spec.tls_cert, _spec.tls_key, _spec.tls_ca)
+    else:  # since jax 0.12
+        found = tuple(getattr(jax.config, f"jax_mtls_{name}_file", None) for name in ("cert", "key", "ca"))
+    cert, key, ca = found
+    return (cert, key, ca) if cert and key and ca else None
+
+
 def current_client() -> Client:
     """Returns `initialize()`'s client, else jax.distributed's own. Raises ValueError where there is neither."""
     client: Client | None = _own_client if _own_client is not None else distributed.global_state.client
