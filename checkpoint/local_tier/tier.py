@@ -104,6 +104,10 @@ class TierTooLarge(CheckpointError):
     """Says that a local save would take more than `max_bytes`; it ends the tier."""
 
 
+class PartGivenUp(CheckpointError):
+    """Says that a peer could not save its own part; why it could not, it reports itself."""
+
+
 class _Peer(NamedTuple):
     """What all processes know of one: host, machine, slice, the address of its part server, its folder, and the mark that it made there."""
 
@@ -405,7 +409,7 @@ class LocalTier:
             try:
                 data = peer.wait(key.part_name(ward), target.remaining_s or 0.001)
             except FileNotFoundError:
-                raise PeerFailed(5, f"process {ward} has given its part of step {key.step} up") from None
+                raise PartGivenUp(f"process {ward} has given its part of step {key.step} up") from None
             part = Part.from_bytes(data, f"{peer.address}: {key.part_name(ward)}")
             if (part.run, part.key, part.process) != (folder.run, key, ward):
                 raise PeerFailed(
@@ -442,7 +446,8 @@ class LocalTier:
     def _judge(self, work: SnapshotWork, reports: Sequence[SaveReport], request: SaveRequest) -> SaveResult:
         """Returns the result, at the primary: the reports have to fit together as at a commit."""
         try:
-            check_save_reports(reports, request.key, range(self._group.count))
+            causes_first = sorted(reports, key=lambda report: report.kind == PartGivenUp.__name__)
+            check_save_reports(causes_first, request.key, range(self._group.count))
             work.check(work.build(reports))
             request.cancellation.close(request.step, 0)
         except Exception as error:
