@@ -270,6 +270,7 @@ def main() -> None:
         ("blocked local / durable", "blocked local", "blocked durable", "at most 1.1"),
         ("local save / bare overwriting", "local save", "bare overwriting", "at most 1.25"),
         ("restore peer / own", "restore peer", "restore own", "at most 1.2"),
+        ("the receiver's CPU alone", "restore peer, CPU s/GB", "restore own, CPU s/GB", "at most 1.2"),
         ("blocked beside / alone", "blocked beside", "blocked alone", "at most 1.1"),
         ("Orbax p2p save / local save", "Orbax p2p save", "local save", "at least 3"),
     ):
