@@ -31,6 +31,8 @@ from ..errors import CheckpointError, Corrupt, SaveCancelled, StepNotFound, erro
 from ..format.files import FileReport
 from ..format.limits import RECORD_LIMIT_BYTES
 from ..format.record import Record, parse_record
+from ..layouts.holdfast import HoldfastCheckpoint
+from ..layouts.inspection import Structure, structure_of
 from ..options import Options
 from ..policy import SavePolicy
 from ..restoring.agreement import ask_primary
@@ -43,8 +45,10 @@ from ..saving.save import MESSAGE_NAMES, SnapshotWork
 from ..saving.scheduler import SaveScheduler
 from ..saving.stager import SaveRequest, SaveStager
 from ..steps.lineage import Lineage, Opening, read_openings, run_of
+from ..steps.root_report import HostCopies
 from ..storage.base import Storage
 from ..storage.local import write_all
+from ..storage.path import StorePath
 from .host_folder import HostFolder, HostStorage, read_checked
 from .part_server import PartServer
 from .parts import FoundStep, LocalKey, Part, StepHead, living_steps, record_of
@@ -281,6 +285,13 @@ class LocalTier:
         """Returns the local steps that may come back, ascending."""
         return sorted({key.step for key in self.found()})
 
+    def copies(self) -> dict[int, HostCopies]:
+        """Returns where the parts of each of these steps are, as of the last survey or save."""
+        keys, hosts = self.found(), [peer.host for peer in self._peers]
+        with self._lock:
+            found = [found for found in self._found if found.key in keys]
+        return {each.key.step: HostCopies(each.survives(hosts), each.holders) for each in reversed(found)}
+
     def pass_over(self, key: LocalKey) -> None:
         """Notes that a local step could not be restored."""
         self._passed_over.add(key)
@@ -495,6 +506,16 @@ class LocalTier:
         if found is None:
             raise StepNotFound(f"there is no local step {step}", step=step)
         return self._head(found)
+
+    def structure(self, step: int) -> Structure:
+        """Returns what a local step holds; every process calls it. Blocks. Raises StepNotFound, CheckpointError, on every process."""
+        self.survey()
+        key = next((key for key in self.found() if key.step == step), None)
+        if key is None:
+            raise StepNotFound(f"the hosts have no step {step} any more", step=step)
+        storage, _ = self.open_step(key)
+        with contextlib.closing(storage):
+            return structure_of(HoldfastCheckpoint(StorePath(storage, key.folder)))
 
     def _head(self, found: FoundStep) -> StepHead:
         """Reads process 0's part, from whoever has it as its inventory said."""

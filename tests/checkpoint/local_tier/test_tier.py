@@ -74,6 +74,29 @@ def test_a_local_step_comes_back_from_the_own_folder(root: Path, hosts: list[Pat
         assert second.statistics("restores") == [2, 2]
 
 
+def test_the_structure_of_a_local_step_is_that_of_a_durable_one(root: Path, hosts: list[Path]) -> None:
+    """Alike on all ranks, at once and in a later life without one of the hosts; a restore after it is in step."""
+    with job(root, hosts[:2], every=4) as first:
+        first.save(4, metadata={"at": 4}, metrics={"loss": 0.5})
+        first.save(7, metadata={"at": 7}, metrics={"loss": 0.25})
+        durable, local = (first.each(lambda rank, manager, step=step: manager.structure(step)) for step in (4, 7))
+        for found in local:
+            assert (found.step, found.layout, found.metadata, found.metrics) == (7, "holdfast", {"at": 7}, {"loss": 0.25})
+            tree = found.items["state"].tree
+            assert tree == durable[0].items["state"].tree | {"step": 7}
+            assert found.items["state"].nbytes == durable[0].items["state"].nbytes
+        assert first.restore() == 7
+        with pytest.raises(StepNotFound):
+            first.each(lambda rank, manager: manager.structure(6))
+    lose(hosts[0])
+    with job(root, hosts[:2]) as second:
+        assert [found.items for found in second.each(lambda rank, manager: manager.structure(7))] == [local[0].items] * 2
+        lose(hosts[1])
+        with pytest.raises(StepNotFound, match="the hosts have no step 7 any more"):
+            second.each(lambda rank, manager: manager.structure(7))
+        assert second.restore() == 4
+
+
 def test_the_copies_serve_when_a_host_is_lost(root: Path, hosts: list[Path]) -> None:
     """One host of each group lost, the step comes back whole, to whoever is there."""
     with job(root, hosts) as first:
