@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import hashlib
 import json
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -27,7 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 from holdfast.multihost import Group, current_spec
 from holdfast.multihost.group.runtime import coordinator_address, tls_files
 
-from ..errors import CheckpointError, Corrupt, SaveCancelled, StepNotFound, error_text, failure_of, naming_path
+from ..errors import CheckpointError, Corrupt, SaveCancelled, SaveFailed, StepNotFound, error_text, failure_of, naming_path
 from ..format.files import FileReport
 from ..format.limits import RECORD_LIMIT_BYTES
 from ..format.record import Record, parse_record
@@ -47,12 +49,13 @@ from ..saving.stager import SaveRequest, SaveStager
 from ..steps.lineage import Lineage, Opening, read_openings, run_of
 from ..steps.root_report import HostCopies
 from ..storage.base import Storage
-from ..storage.local import write_all
+from ..storage.local import make_folders, sync_folder, write_all
 from ..storage.path import StorePath
 from .host_folder import HostFolder, HostStorage, read_checked
+from .pace import Pace
 from .part_server import PartServer
 from .parts import FoundStep, LocalKey, Part, StepHead, living_steps, record_of
-from .peer_storage import PeerConnection, PeerFailed, Peers, PeerStorage
+from .peer_storage import PartGivenUp, PeerConnection, PeerFailed, Peers, PeerStorage
 from .peer_tls import PeerTls
 from .placement import Member, place_copies, wards_of
 
@@ -69,9 +72,10 @@ class Local:
 
     `path` is this host's, made if it is missing. `replicas` hosts keep a copy of each part, and as many may be lost at once; `keep` is how
     many local steps stay, beside the one that is being written. `max_bytes` bounds what one process keeps, its copies of others and the
-    step that is being written included: above it the tier ends, with a warning. `timeout_s` bounds a local save. A local save
-    that fails is logged and counted, and with `strict` raised by the next call. `address` is this host's for its peers (None: the one
-    that reaches the coordinator); `failure_domain` names what fails together (None: the machine, by its boot id).
+    step that is being written included: above it the tier ends, with a warning. `rate_bytes_s` bounds what one process pulls of others in a
+    second (None: as fast as it goes), `timeout_s` a local save. With `sync` what is saved survives a power cut, on hosts whose disks come
+    back with them. A local save that fails is logged and counted, and with `strict` raised by the next call. `address` is this host's for
+    its peers (None: the one that reaches the coordinator); `failure_domain` names what fails together (None: the machine, by its boot id).
     """
 
     path: str
@@ -79,7 +83,9 @@ class Local:
     replicas: int
     keep: int
     max_bytes: int | None
+    rate_bytes_s: float | None
     timeout_s: float
+    sync: bool
     strict: bool
     address: str | None
     failure_domain: str | None
@@ -92,16 +98,22 @@ class Local:
         replicas: int = 1,
         keep: int = 1,
         max_bytes: int | None = None,
+        rate_bytes_s: float | None = None,
         timeout_s: float = 120.0,
+        sync: bool = False,
         strict: bool = False,
         address: str | None = None,
         failure_domain: str | None = None,
     ) -> None:
-        if replicas < 0 or keep < 1 or not timeout_s > 0 or (max_bytes is not None and max_bytes < 1):
-            found = f"replicas={replicas!r}, keep={keep!r}, timeout_s={timeout_s!r}, max_bytes={max_bytes!r}"
-            raise ValueError(f"Local: {found}: expected replicas of 0 or more, and the others above 0")
-        values = (os.path.abspath(os.fspath(path)), save_policy, replicas, keep, max_bytes, timeout_s, strict, address, failure_domain)
-        for name, value in zip(self.__dataclass_fields__, values, strict=True):
+        if replicas < 0:
+            raise ValueError(f"Local: replicas={replicas!r}: expected 0 or more")
+        bounds = {"keep": keep, "timeout_s": timeout_s, "max_bytes": max_bytes, "rate_bytes_s": rate_bytes_s}
+        for name, bound in bounds.items():
+            if bound is not None and not bound > 0:
+                raise ValueError(f"Local: {name}={bound!r}: expected a number above 0")
+        values: dict[str, Any] = {"path": os.path.abspath(os.fspath(path)), "save_policy": save_policy, "replicas": replicas} | bounds
+        values |= {"sync": sync, "strict": strict, "address": address, "failure_domain": failure_domain}
+        for name, value in values.items():
             object.__setattr__(self, name, value)
 
 
@@ -133,6 +145,7 @@ class LocalTier:
         self.options = replace(options, progress=None, check_free_space=False, save_timeout_s=local.timeout_s)
         self._writer_id, self._messages = writer_id, f"checkpoint/{writer_id}/local"
         self._path = Path(local.path)
+        self._pace = Pace(local.rate_bytes_s or math.inf)
         self._counter = 0
         self._saver = AsyncSaver(self)
         self._folder: HostFolder | None = None
@@ -181,25 +194,44 @@ class LocalTier:
 
     def _introduce(self, secret: bytes) -> _Peer:
         """Makes the folder and the part server, and says who this process is; what it cannot make is its error."""
-        local, spec = self._local, current_spec()
-        host = local.failure_domain or _boot_id()
+        spec, host = current_spec(), self._local.failure_domain or _boot_id()
         peer = _Peer(host, 0 if spec is None else spec.slice_id, "", f"{host} {self._group.index}", "")
         try:
-            if self._path.is_symlink():
-                raise CheckpointError(f"{self._path} is a link; expected a folder of this host, or none")
-            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._mark = f"mark-{secrets.token_hex(8)}"
-            (self._path / self._mark).write_text(host)
-            found = self._path.stat()
-            peer = peer._replace(folder=f"{host} {found.st_dev} {found.st_ino}", mark=self._mark)
+            device, inode = self._make_folder(host)
+            peer = peer._replace(folder=f"{host} {device} {inode}", mark=self._mark)
             if self._group.count > 1:
-                if self._tls is not None:
-                    self._tls.check()
-                self._server = PartServer(local.address or _own_address(), secret, self._tls)
+                self._server = self._make_server(secret)
                 peer = peer._replace(address=self._server.address, has_tls=self._tls is not None)
         except (OSError, CheckpointError) as error:
             return peer._replace(error=f"process {self._group.index}: {error_text(error)}")
         return peer
+
+    def _make_folder(self, host: str) -> tuple[int, int]:
+        """Makes this host's folder and a mark in it; returns which folder it is."""
+        if self._path.is_symlink():
+            raise CheckpointError(f"{self._path} is a link; expected a folder of this host, or none")
+        try:
+            make_folders(self._path.parent, None)
+            self._path.mkdir(mode=0o700, exist_ok=True)
+            if self._local.sync:
+                sync_folder(self._path.parent)
+            self._mark = f"mark-{secrets.token_hex(8)}"
+            (self._path / self._mark).write_text(host)
+            found = self._path.stat()
+        except OSError as error:
+            why = f"{error.strerror or error}; expected a folder that this process may write to, or none"
+            raise CheckpointError(f"{self._path} cannot be written: {why}") from error
+        return found.st_dev, found.st_ino
+
+    def _make_server(self, secret: bytes) -> PartServer:
+        if self._tls is not None:
+            self._tls.check()
+        address = self._local.address or _own_address()
+        try:
+            return PartServer(address, secret, self._tls)
+        except OSError as error:
+            why = f"{error.strerror or error}; expected an address of this host in Local(address=...)"
+            raise CheckpointError(f"peers cannot be served at {address}: {why}") from error
 
     def _check_alone_in_folder(self) -> None:
         """Notes the first error of all, and where another host writes into this folder: copies there would be none."""
@@ -269,7 +301,7 @@ class LocalTier:
 
     def _open_folder(self, run: str) -> HostFolder:
         if self._folder is None or self._folder.run != run:
-            self._folder = HostFolder(self._path, run)
+            self._folder = HostFolder(self._path, run, syncs=self._local.sync)
         return self._folder
 
     def _serve(self, written: Part) -> None:
@@ -385,13 +417,15 @@ class LocalTier:
         if self._local.max_bytes is not None and need * (self._local.keep + 1) > self._local.max_bytes:
             raise TierTooLarge(
                 f"{self._local.keep + 1} local steps with the copies of {len(self._wards)} other processes need "
-                f"{need * (self._local.keep + 1):,} bytes here, above max_bytes={self._local.max_bytes:,}"
+                f"{need * (self._local.keep + 1):,} bytes here, above max_bytes={self._local.max_bytes:,}; raise it, or lower replicas or "
+                "keep"
             )
         free = shutil.disk_usage(self._path).free + folder.storage.spare_bytes()
         if need > free:
             others = [path.name for path in self._path.iterdir() if path.is_dir() and path.name != folder.run]
             held = f"; folders of other runs hold some: {', '.join(sorted(others)[:4])}" if others else ""
-            raise OSError(28, f"a local step and its copies need {need:,} bytes here, {free:,} are free{held}", str(self._path))
+            why = f"a local step and its copies need {need:,} bytes here, {free:,} are free{held}; make room, or name another folder"
+            raise OSError(errno.ENOSPC, why, str(self._path))
 
     def _write(self, request: SaveRequest, key: LocalKey, folder: HostFolder, work: SnapshotWork) -> Part:
         """Writes this process's part and serves it."""
@@ -411,22 +445,32 @@ class LocalTier:
             try:
                 data = peer.wait(key.part_name(ward), target.remaining_s or 0.001)
             except FileNotFoundError:
-                raise PeerFailed(5, f"process {ward} has given its part of step {key.step} up") from None
+                raise PartGivenUp(errno.EIO, f"process {ward} has given its part of step {key.step} up") from None
             part = Part.from_bytes(data, f"{peer.address}: {key.part_name(ward)}")
             if (part.run, part.key, part.process) != (folder.run, key, ward):
                 raise PeerFailed(
-                    5, f"process {ward} gave process {part.process}'s part of {part.key}, where its own of {key} was asked for"
+                    errno.EIO, f"process {ward} gave process {part.process}'s part of {part.key}, where its own of {key} was asked for"
                 )
+            self._check_rate(sum(part.files.values()), target)
             try:
                 for item, report in part.items.items():
                     for file in report.files:
-                        copy_file(peer, f"{key.folder}/{item}", file, folder, lambda: target.remaining_s or 0.001)
+                        copy_file(peer, f"{key.folder}/{item}", file, folder, lambda: target.remaining_s or 0.001, self._pace.take)
             except BaseException:
                 folder.storage.spare(part.files)
                 raise
         folder.publish(part, data)
         self._serve(part)
         self._count(copied_bytes=sum(part.files.values()))
+
+    def _check_rate(self, nbytes: int, target: SaveTarget) -> None:
+        """Refuses to begin what cannot be done in time."""
+        rate, left_s = self._local.rate_bytes_s, target.remaining_s
+        if rate is not None and nbytes / rate > left_s:
+            raise SaveFailed(
+                f"a copy of {nbytes:,} bytes takes {nbytes / rate:,.0f} s at rate_bytes_s={rate:,.0f}, and {left_s:,.0f} s are left of "
+                f"timeout_s={self._local.timeout_s:g}; expected a rate that suffices"
+            )
 
     def _settle(self, report: SaveReport, work: SnapshotWork, target: SaveTarget, request: SaveRequest) -> SaveResult:
         """Returns how the save ended, alike on all processes."""
@@ -448,7 +492,8 @@ class LocalTier:
     def _judge(self, work: SnapshotWork, reports: Sequence[SaveReport], request: SaveRequest) -> SaveResult:
         """Returns the result, at the primary: the reports have to fit together as at a commit."""
         try:
-            check_save_reports(reports, request.key, range(self._group.count))
+            causes_first = sorted(reports, key=lambda report: report.kind == PartGivenUp.__name__)
+            check_save_reports(causes_first, request.key, range(self._group.count))
             work.check(work.build(reports))
             request.cancellation.close(request.step, 0)
         except Exception as error:
@@ -601,20 +646,28 @@ class LocalTier:
                 (self._path / self._mark).unlink(missing_ok=True)
 
 
-def copy_file(peer: PeerConnection, folder_name: str, report: FileReport, folder: HostFolder, remaining_s: Callable[[], float]) -> None:
-    """Copies one file of a ward and checks every byte of it against its report."""
+def copy_file(
+    peer: PeerConnection,
+    folder_name: str,
+    report: FileReport,
+    folder: HostFolder,
+    remaining_s: Callable[[], float],
+    take: Callable[[int], None] = lambda nbytes: None,
+) -> None:
+    """Copies one file of a ward and checks every byte of it against its report; before each piece `take` may wait."""
     name = f"{folder_name}/{report.name}"
     file = folder.storage.open_to_write(name, report.size)
     try:
 
         def read(offset: int, buffer: memoryview) -> int:
+            take(buffer.nbytes)
             return peer.read(name, offset, [buffer], remaining_s())
 
         def write(offset: int, piece: memoryview) -> None:
             write_all(file, [piece], offset)
 
         read_checked(read, report, f"{peer.address}: {name}", write)
-        os.ftruncate(file, report.size)
+        folder.storage.finish(file, report.size)
     finally:
         os.close(file)
 
