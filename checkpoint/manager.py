@@ -171,7 +171,7 @@ class CheckpointManager:
         return bool(self._scheduler.reason(step, busy=self._saver.busy()))
 
     def _wants_locally(self, step: int) -> bool:
-        return self._tier is not None and not self._exists(step) and self._tier.wants(step)
+        return self._tier is not None and step not in self._index and self._tier.wants(step)
 
     def reached_preemption(self, step: int) -> bool:
         """Says whether the job has to give its machines back: save this step and stop. Alike on every process, at the same step."""

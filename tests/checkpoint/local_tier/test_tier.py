@@ -349,6 +349,18 @@ def test_a_step_that_both_want_is_saved_durably_only(root: Path, hosts: list[Pat
         assert not manager.save(7, state(7, 0))
 
 
+def test_whether_to_save_locally_is_asked_without_the_store(root: Path, hosts: list[Path]) -> None:
+    """At every step it would cost each of them a look; a step that was saved durably is known without, here and in a later life."""
+    local = Local(hosts[0], save_policy=EveryNSteps(5))
+    for life in range(2):
+        with CheckpointManager(root, save_policy=EveryNSteps(1000), local=local) as manager:
+            if not life:
+                manager.save(5, state(5, 0), force=True).wait()
+            shutil.move(root / "5", root / "away")
+            assert [step for step in range(1, 12) if manager.should_save(step)] == [10]
+            shutil.move(root / "away", root / "5")
+
+
 def test_steps_come_and_go_and_leave_nothing_behind(root: Path, hosts: list[Path]) -> None:
     """However many are saved, a host has the files of `keep` + 1 steps, and those of the one before are written over."""
     with job(root, hosts[:2], keep=2) as first:
