@@ -1,8 +1,9 @@
 """The local tier against what bounds it, in one run: blocked time, bare overwriting, the CPU of copying, peers, and Orbax's p2p.
 
-python benchmarks/local_tier.py [--mib 512] [--rounds 7] [--memory /dev/shm] [--disk DIR]
+python benchmarks/local_tier.py [--mib 512] [--rounds 7] [--throttle-s 60] [--memory /dev/shm] [--disk DIR]
 
-One process; what goes over the network goes over loopback. The columns take turns; medians. Orbax's p2p manager copies nothing ahead, and
+The peer is a process of its own, and what goes over the network goes over loopback; CPU seconds are those of both sides. The columns take
+turns; medians. A durable save is stretched to --throttle-s, with local saves meanwhile. Orbax's p2p manager copies nothing ahead, and
 needs a process for each replica: alone it saves into its local folder, which is what is timed here, where it runs.
 """
 
@@ -11,12 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import multiprocessing
 import os
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 from crc32c import crc32c
 
-from holdfast.checkpoint import CheckpointManager, EveryNSteps, KeepLast, Local
+from holdfast.checkpoint import CheckpointManager, EveryNSteps, KeepLast, Local, Options, Progress
 from holdfast.checkpoint.format.record import parse_record
 from holdfast.checkpoint.local_tier.host_folder import HostFolder
 from holdfast.checkpoint.local_tier.part_server import PartServer
@@ -97,48 +101,109 @@ def overwrite(memory: Path, state: Any) -> None:
     run_side_by_side(write, list(range(4)), 4)
 
 
+def beside_a_durable_save(state: Any, throttle_s: float, memory: Path, disk: Path) -> dict[str, list[float]]:
+    """Returns blocked seconds of local saves while a durable save takes `throttle_s`, and of as many with none in flight."""
+    began = 0.0
+
+    def stretch(progress: Progress) -> None:
+        time.sleep(max(0.0, began + throttle_s * progress.done_bytes / progress.total_bytes - time.monotonic()))
+
+    found: dict[str, list[float]] = {"blocked beside": [], "blocked alone": []}
+    local, options = Local(memory / "beside", save_policy=EveryNSteps(1)), Options(progress=stretch)
+    with CheckpointManager(disk / "slow", save_policy=EveryNSteps(10**6), options=options, local=local) as manager:
+        for step in range(1, 4):
+            manager.save(step, state).wait()
+        began = time.monotonic()
+        slow = manager.save(10**6, state)
+        for name in found:
+            count, step = len(found["blocked beside"]), manager.local_steps()[-1]
+            while not slow.done() if name == "blocked beside" else len(found[name]) < count:
+                step += 1
+                at = time.perf_counter()
+                handle = manager.save(step, state)
+                blocked = time.perf_counter() - at
+                handle.wait()
+                assert manager.local_steps() == [step]
+                if name == "blocked alone" or not slow.done():
+                    found[name].append(blocked)
+                time.sleep(0.1)
+    return found
+
+
+@contextmanager
+def peer_process(folder: Path, run: str) -> Iterator[tuple[str, Connection]]:
+    """Yields the address of a part server in a process of its own, and a connection that answers anything with its CPU seconds so far."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=serve_parts, args=(folder, run, theirs))
+    process.start()
+    theirs.close()
+    try:
+        yield ours.recv(), ours
+    finally:
+        ours.close()
+        process.join()
+
+
+def serve_parts(folder: Path, run: str, connection: Connection) -> None:
+    """Serves all parts of a host's folder until the other side of the connection is closed."""
+    owner = HostFolder(folder, run)
+    with PartServer("127.0.0.1", SECRET) as server:
+        for part in owner.scan():
+            server.publish(owner.path, part)
+        connection.send(server.address)
+        try:
+            while True:
+                connection.recv()
+                connection.send(time.process_time())
+        except EOFError:
+            return
+
+
 def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
-    """Returns the CPU seconds a GB of copying, of its checks alone, and seconds of restores from the own folder and from a peer."""
-    found: dict[str, list[float]] = {"copying, CPU s/GB": [], "checks, CPU s/GB": [], "restore own": [], "restore peer": []}
+    """Returns the CPU seconds a GB of copying on both sides, of its checks alone, and seconds of restores from own folder and peer."""
+    names = ("receiving, CPU s/GB", "sending, CPU s/GB", "checks, CPU s/GB", "copying, s/GB", "restore own", "restore peer")
+    found: dict[str, list[float]] = {name: [] for name in names}
     local = Local(memory / "owner", save_policy=EveryNSteps(1))
     with CheckpointManager(memory / "root", save_policy=EveryNSteps(10**6), local=local) as manager:
         manager.save(1, state).wait()
     (run,) = [path.name for path in (memory / "owner").iterdir()]
-    owner, empty = HostFolder(memory / "owner", run), HostFolder(memory / "none", run)
+    owner, keeper, empty = (HostFolder(memory / name, run) for name in ("owner", "keeper", "none"))
     (part,) = owner.scan()
     gigabytes = sum(part.files.values()) / 1e9
     assert part.head is not None
     step = FoundStep(part.key, [json.loads(json.dumps(part.summary()))[-1]], [[0]])
     record = record_of(step, part.head)
-    with PartServer("127.0.0.1", SECRET) as server, Peers({0: server.address}, SECRET, 60) as connections:
-        server.publish(owner.path, part)
-        keeper = HostFolder(memory / "keeper", run)
-        for turn in range(rounds + 1):
-            with PeerConnection(server.address, SECRET) as peer:
-                reports = [(item, file) for item, report in part.items.items() for file in report.files]
+    with peer_process(memory / "owner", run) as (address, peer_cpu), Peers({0: address}, SECRET, 60) as connections:
 
-                def copy(peer: PeerConnection = peer, reports: Any = reports) -> None:
-                    for item, file in reports:
+        def copy() -> None:
+            with PeerConnection(address, SECRET) as peer:
+                for item, report in part.items.items():
+                    for file in report.files:
                         copy_file(peer, f"{part.key.folder}/{item}", file, keeper, lambda: 60.0)
 
-                copying = cpu(copy)
+        def sent() -> float:
+            peer_cpu.send(None)
+            return float(peer_cpu.recv())
+
+        def restore(name: str) -> None:
+            folder, own = (owner, frozenset({0})) if name == "restore own" else (empty, frozenset[int]())
+            storage = PeerStorage(folder.storage, part.key.folder, record, [[0]], own, connections)
+            restored = restore_any(storage, part.key.folder, parse_record(record, "record"), "state", state, RestoreOptions())
+            jax.block_until_ready(restored)
+
+        for turn in range(rounds + 1):
+            before, began = sent(), time.perf_counter()
+            receiving = cpu(copy)
+            seconds = {"copying, s/GB": (time.perf_counter() - began) / gigabytes, "receiving, CPU s/GB": receiving / gigabytes}
+            seconds["sending, CPU s/GB"] = (sent() - before) / gigabytes
             views = [memoryview(np.asarray(leaf).view(np.uint8).reshape(-1)) for leaf in state.values()]
-            checking = cpu(lambda views=views: [crc32c(view) for view in views])
+            seconds["checks, CPU s/GB"] = cpu(lambda views=views: [crc32c(view) for view in views]) / gigabytes
             keeper.storage.spare(part.files)
-            seconds = {}
-            for name, folder, own in (("restore own", owner, frozenset({0})), ("restore peer", empty, frozenset[int]())):
-                storage = PeerStorage(folder.storage, part.key.folder, record, [[0]], own, connections)
-                parsed = parse_record(record, "record")
-
-                def restore(storage: PeerStorage = storage, parsed: Any = parsed) -> None:
-                    jax.block_until_ready(restore_any(storage, part.key.folder, parsed, "state", state, RestoreOptions()))
-
-                seconds[name] = timed(restore)
-            if turn:
-                found["copying, CPU s/GB"].append(copying / gigabytes)
-                found["checks, CPU s/GB"].append(checking / gigabytes)
-                for name, each in seconds.items():
-                    found[name].append(each)
+            for name in ("restore own", "restore peer"):
+                seconds[name] = timed(lambda name=name: restore(name))
+            for name, value in seconds.items() if turn else ():
+                found[name].append(value)
     return found
 
 
@@ -177,6 +242,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--throttle-s", type=float, default=60.0)
     parser.add_argument("--memory", default="/dev/shm")
     parser.add_argument("--disk", default=None)
     chosen = parser.parse_args()
@@ -185,6 +251,7 @@ def main() -> None:
     memory, disk = Path(tempfile.mkdtemp(dir=chosen.memory)), Path(tempfile.mkdtemp(dir=chosen.disk))
     try:
         found = saves(state, chosen.rounds, memory, disk) | peers(state, chosen.rounds, memory)
+        found |= beside_a_durable_save(state, chosen.throttle_s, memory, disk)
         try:
             found["Orbax p2p save"] = orbax_p2p(state, chosen.rounds, memory)
         except Exception as error:
@@ -200,12 +267,15 @@ def main() -> None:
         ("blocked local / durable", "blocked local", "blocked durable", "at most 1.1"),
         ("local save / bare overwriting", "local save", "bare overwriting", "at most 1.25"),
         ("restore peer / own", "restore peer", "restore own", "at most 1.2"),
+        ("blocked beside / alone", "blocked beside", "blocked alone", "at most 1.1"),
         ("Orbax p2p save / local save", "Orbax p2p save", "local save", "at least 3"),
     ):
         if above in medians:
             print(f"{name:32} {medians[above] / medians[below]:6.2f}   (wanted {wanted})")
-    copying = medians["copying, CPU s/GB"] - medians["checks, CPU s/GB"]
+    print(f"{len(found['blocked beside'])} local saves while a durable one took {chosen.throttle_s:g} s")
+    copying = medians["receiving, CPU s/GB"] + medians["sending, CPU s/GB"] - medians["checks, CPU s/GB"]
     print(f"{'copying without its checks':32} {copying:6.2f}   (wanted at most 0.7 CPU s/GB)")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,12 +1,16 @@
 """Measures what a death costs: the seconds from the SIGKILL of one process to the first step that had not been done before, in parts.
 
     python benchmarks/recovery.py [--launchers run ray jax-trainer] [--rounds 1] [--processes 4] [--kills 5] [--state-gb 0]
-        [--step-s 0.1] [--save-every 150] [--after 5] [--write] [-- OPTIONS]
+        [--step-s 0.1] [--save-every 150] [--local-every 5] [--after 5] [--memory /dev/shm] [--write] [-- OPTIONS]
 
 The trainer is that of examples/train_digits.py, its state made larger by --state-gb. A step takes at least --step-s. In each attempt one
-process kills itself --after steps behind a save, which it has waited for. The launchers take turns, --rounds times --kills kills each:
+process kills itself --after steps behind a durable save, which it has waited for. The launchers take turns, --rounds times --kills kills
+each:
 
     run          `holdfast run` with the OPTIONS
+    local        the same with a local tier besides: each process a host of its own, with a folder in --memory, a save every --local-every
+                 steps and a copy on one other; what is in flight at the kill is lost
+    local-host   the same, and whoever was killed comes back on an empty host
     ray          `holdfast run --ray` on a Ray cluster of this machine
     jax-trainer  Ray Train's JaxTrainer on such a cluster, which calls jax.distributed.initialize itself, and Orbax's manager
 
@@ -28,11 +32,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import json
 import os
 import re
 import select
+import shutil
 import statistics
 import subprocess
 import sys
@@ -44,7 +50,8 @@ from typing import Any
 
 PARTS = ("known", "ended", "started", "joined", "restored", "compiled", "redone", "new")
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-LAUNCHERS = {"run": "holdfast run", "ray": "holdfast run --ray", "jax-trainer": "JaxTrainer and Orbax"}
+LAUNCHERS = {"run": "holdfast run", "local": "with a local tier", "local-host": "and its host lost"}
+LAUNCHERS |= {"ray": "holdfast run --ray", "jax-trainer": "JaxTrainer and Orbax"}
 _DIED = re.compile(r"process \d+ .*ended by signal 9")
 
 
@@ -61,20 +68,31 @@ def kill_step(attempt: int, arguments: argparse.Namespace) -> int:
 
 
 class Holdfast:
-    """holdfast's processes and its manager."""
+    """holdfast's processes and its manager, with a local tier where there is a folder for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Path | None = None, local_every: int = 0, lost: int | None = None) -> None:
         from holdfast import checkpoint, multihost
 
         self._checkpoint, self._multihost = checkpoint, multihost
+        self._memory, self._local_every, self._lost = memory, local_every, lost
 
     def join(self) -> None:
         self._multihost.initialize()
 
     def open(self, folder: str, save_every: int) -> None:
         policy, keep = self._checkpoint.EveryNSteps(save_every), self._checkpoint.KeepLast(2)
-        self._manager = self._checkpoint.CheckpointManager(folder, save_policy=policy, keep_policy=keep)
+        self._manager = self._checkpoint.CheckpointManager(folder, save_policy=policy, keep_policy=keep, local=self._local())
         self.latest_step, self.wait, self.save = self._manager.latest_step, self._manager.wait_until_finished, self._manager.save
+
+    def _local(self) -> Any:
+        if self._memory is None:
+            return None
+        rank = self._multihost.default_group().index
+        host = f"host{rank}"
+        if rank == self._lost:
+            shutil.rmtree(self._memory / host)
+        policy = self._checkpoint.EveryNSteps(self._local_every)
+        return self._checkpoint.Local(self._memory / host, save_policy=policy, failure_domain=host)
 
     def restore(self, step: int, like: Any) -> Any:
         return self._manager.restore(step, like)
@@ -143,17 +161,19 @@ def train(arguments: argparse.Namespace, attempt: int, system: Callable[[], Any]
         state, ballast = restored["state"], restored["ballast"]
     jax.block_until_ready((state, ballast))
     mark(arguments.pipe, "restored", attempt, step=last)
-    names = {last + 1: "compiled", redo_to: "redone", redo_to + 1: "new"}
+    parts = {"compiled": last + 1, "redone": max(last + 1, redo_to), "new": redo_to + 1}
     end = redo_to + 1 if attempt > arguments.kills else dies_at
     for step, x, y in digits.batches(mesh, images, labels, range(last + 1, end + 1)):
         began = time.monotonic()
         state, loss = step_fn(state, x, y)
         jax.block_until_ready(loss)
-        if step in names:
-            mark(arguments.pipe, names[step], attempt, step=step)
-        manager.save(step, {"state": state, "ballast": ballast})
-        if step == dies_at and jax.process_index() == attempt % jax.process_count():
+        for part in [part for part, at in parts.items() if at == step]:
+            mark(arguments.pipe, part, attempt, step=step)
+        dies = step == dies_at and jax.process_index() == attempt % jax.process_count()
+        if dies:
             manager.wait()
+        manager.save(step, {"state": state, "ballast": ballast})
+        if dies:
             mark(arguments.pipe, "killed", attempt, step=step)
             os.kill(os.getpid(), 9)
         time.sleep(max(0.0, began + arguments.step_s - time.monotonic()))
@@ -250,7 +270,7 @@ class Watch:
 
 
 def recoveries(marks: list[dict[str, Any]]) -> Iterator[dict[str, float]]:
-    """Yields for each kill the seconds from it to the end of each part."""
+    """Yields for each kill the seconds from it to the end of each part, and the `steps` that were done again."""
     for killed in (each for each in marks if each["name"] == "killed"):
         attempt = killed["attempt"]
         times: dict[str, float] = {}
@@ -260,6 +280,8 @@ def recoveries(marks: list[dict[str, Any]]) -> Iterator[dict[str, float]]:
             if not seen:
                 raise SystemExit(f"no mark {name!r} of attempt {of}")
             times[name] = (min(seen) if name == "known" else max(seen)) - killed["time_s"]
+        restored = next(each["step"] for each in marks if each["name"] == "restored" and each["attempt"] == attempt + 1)
+        times["steps"] = killed["step"] - restored
         yield times
 
 
@@ -279,15 +301,21 @@ def measure(launcher: str, arguments: argparse.Namespace) -> list[dict[str, floa
     """Runs the job under one launcher and returns its recoveries."""
     holdfast = [str(Path(sys.executable).parent / "holdfast"), "run"]
     holdfast += ["-n", str(arguments.processes), "--max-restarts", str(arguments.kills)]
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(dir=arguments.memory) as memory,
+        contextlib.ExitStack() as stack,
+    ):
         pipe = Path(folder) / "marks"
         os.mkfifo(pipe)
         worker = [sys.executable, __file__, "--directory", f"{folder}/checkpoints", "--pipe", str(pipe)]
-        for name in ("kills", "state_gb", "step_s", "save_every", "after", "processes"):
+        for name in ("kills", "state_gb", "step_s", "save_every", "local_every", "after", "processes"):
             worker += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
         environment = os.environ | {"JAX_PLATFORMS": "cpu"}
         os.environ["JAX_PLATFORMS"] = "cpu"  # what a cluster's processes inherit
-        if launcher == "run":
+        if launcher.startswith("local"):
+            worker += ["--memory", memory, "--tier", "lost" if launcher == "local-host" else "kept"]
+        if launcher in ("run", "local", "local-host"):
             command = [*holdfast, "--log-dir", f"{folder}/logs", *arguments.options, "--", *worker, "--role", "worker"]
         else:
             address = stack.enter_context(ray_cluster(arguments.processes))
@@ -316,6 +344,8 @@ def table(results: dict[str, list[dict[str, float]]]) -> str:
             taken = statistics.median(each[name] - (each[previous] if previous else 0.0) for each in found)
             cells += [f"{taken:.2f}", f"{statistics.median(each[name] for each in found):.2f}"]
         lines.append(f"| {name} | {' | '.join(cells)} |")
+    steps = (f"{statistics.median(each['steps'] for each in found):g}" for found in results.values())
+    lines.append(f"| steps redone | {' | | '.join(steps)} | |")
     for name, found in results.items():
         totals = sorted(each["new"] for each in found)
         text = f"{len(found)} kills; from the kill to the first new step {totals[0]:.1f} to {totals[-1]:.1f} s"
@@ -347,15 +377,22 @@ def main() -> None:
     parser.add_argument("--state-gb", type=float, default=0.0)
     parser.add_argument("--step-s", type=float, default=0.1)
     parser.add_argument("--save-every", type=int, default=150)
+    parser.add_argument("--local-every", type=int, default=5)
     parser.add_argument("--after", type=int, default=5)
+    parser.add_argument("--memory", type=Path, default=Path("/dev/shm"), help="where hosts have their folders")
     parser.add_argument("--json", type=Path, help="write all times here")
     parser.add_argument("--role", choices=["worker", "jax-trainer"], help=argparse.SUPPRESS)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--pipe", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--tier", choices=["none", "kept", "lost"], default="none", help=argparse.SUPPRESS)
     parser.add_argument("options", nargs="*", help="of `holdfast run`, after --")
     arguments = parser.parse_args()
     if arguments.role == "worker":
-        train(arguments, int(os.environ["HOLDFAST_ATTEMPT"]), Holdfast, warm="_holdfast_standby" in sys.modules)
+        attempt = int(os.environ["HOLDFAST_ATTEMPT"])
+        lost = (attempt - 1) % arguments.processes if arguments.tier == "lost" and attempt > 1 else None
+        memory = None if arguments.tier == "none" else arguments.memory
+        system = functools.partial(Holdfast, memory, arguments.local_every, lost)
+        train(arguments, attempt, system, warm="_holdfast_standby" in sys.modules)
         return
     if arguments.role == "jax-trainer":
         drive_jax_trainer(arguments)

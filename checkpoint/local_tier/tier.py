@@ -122,13 +122,14 @@ class TierTooLarge(CheckpointError):
 
 
 class _Peer(NamedTuple):
-    """What all processes know of one: host, slice, the address of its part server, its folder, and the mark that it made there."""
+    """What all processes know of one: host, slice, the address of its part server, its folder, the mark that it made there, its boot id."""
 
     host: str
     slice_id: int
     address: str
     folder: str
     mark: str
+    machine: str
     has_tls: bool = False
     error: str = ""
 
@@ -194,8 +195,9 @@ class LocalTier:
 
     def _introduce(self, secret: bytes) -> _Peer:
         """Makes the folder and the part server, and says who this process is; what it cannot make is its error."""
-        spec, host = current_spec(), self._local.failure_domain or _boot_id()
-        peer = _Peer(host, 0 if spec is None else spec.slice_id, "", f"{host} {self._group.index}", "")
+        spec, machine = current_spec(), _boot_id()
+        host = self._local.failure_domain or machine
+        peer = _Peer(host, 0 if spec is None else spec.slice_id, "", f"{host} {self._group.index}", "", machine)
         try:
             device, inode = self._make_folder(host)
             peer = peer._replace(folder=f"{host} {device} {inode}", mark=self._mark)
@@ -235,11 +237,7 @@ class LocalTier:
 
     def _check_alone_in_folder(self) -> None:
         """Notes the first error of all, and where another host writes into this folder: copies there would be none."""
-        self._off = next((peer.error for peer in self._peers if peer.error), "")
-        others = [rank for rank, peer in enumerate(self._peers) if peer.has_tls != self._peers[0].has_tls]
-        if others and not self._off:
-            with_tls, without = (0, others[0]) if self._peers[0].has_tls else (others[0], 0)
-            self._off = f"process {with_tls} has the files of TLS, and process {without} has none: set them for all, or for none"
+        self._off = next((peer.error for peer in self._peers if peer.error), "") or _why_unreachable(self._peers)
         own, marks = self._peers[self._group.index], {peer.mark: peer for peer in self._peers if peer.mark}
         try:
             there = list(self._path.glob("mark-*"))
@@ -646,6 +644,19 @@ class LocalTier:
                 (self._path / self._mark).unlink(missing_ok=True)
 
 
+def _why_unreachable(peers: Sequence[_Peer]) -> str:
+    """Returns why some processes could not reach others, or ""."""
+    others = [rank for rank, peer in enumerate(peers) if peer.has_tls != peers[0].has_tls]
+    if others:
+        with_tls, without = (0, others[0]) if peers[0].has_tls else (others[0], 0)
+        return f"process {with_tls} has the files of TLS, and process {without} has none: set them for all, or for none"
+    inside = [(rank, peer) for rank, peer in enumerate(peers) if peer.address.startswith(("127.", "[::1]"))]
+    if inside and len({peer.machine for peer in peers}) > 1:
+        rank, peer = inside[0]
+        return f"process {rank} serves its peers at {peer.address}, which no other machine reaches: pass Local(address=...), its host's own"
+    return ""
+
+
 def copy_file(
     peer: PeerConnection,
     folder_name: str,
@@ -675,8 +686,10 @@ def copy_file(
 def _own_address() -> str:
     """Returns the address of this host that reaches the coordinator: peers reach it too. Raises CheckpointError where that is not known."""
     address = coordinator_address() or ""
+    if address.startswith("unix:"):  # the whole job is on this machine
+        return "127.0.0.1"
     host, _, port = address.rpartition(":")
-    if address.startswith("unix:") or not host or not port.isdecimal():
+    if not host or not port.isdecimal():
         found = f"the coordinator is at {address}" if address else "no coordinator is known"
         raise CheckpointError(f"which address of this host its peers reach is not known ({found}): pass Local(address=...)")
     family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]

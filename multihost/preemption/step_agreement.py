@@ -146,7 +146,8 @@ class SyncPoint:
         self._end(None)
 
     def leave(self) -> None:
-        """Closes it, and tells the others up to which step this process has asked: they no longer wait for its answers.
+        """Closes it, and tells the others up to which step this process has asked: they no longer wait for its answers. Once all have
+        left, nothing of it stays at the coordinator.
 
         For a name that no later life of this process uses again, and a process that asks about no further step.
         """
@@ -172,6 +173,9 @@ class SyncPoint:
             if floor is not None:
                 group_client.set(f"{self.folder}/left/{self._process_id}", str(floor).encode())
             self._send(group_client, self._log.round, "", [self._process_id])
+            if floor is not None and self._follower is not None:
+                self._follower.join(2 * TAKE_OVER_S)  # it writes no more
+                group_client.delete_after(self.folder, len(self._tasks))
 
     def __enter__(self) -> Self:
         return self

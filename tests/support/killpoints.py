@@ -57,11 +57,12 @@ def walk(
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def walk_local(library: Path, error: int, points: Sequence[int]) -> list[dict[str, Any]]:
-    """Does so with local saves of one process, and the calls below its host's folder, reading ones among them."""
+def walk_local(library: Path, processes: int, victim: int, error: int, points: Sequence[int]) -> list[dict[str, Any]]:
+    """Does so with local saves of one process or two, and the calls below the folder of the victim's host, reading ones among them."""
     environment = {**os.environ, "LD_PRELOAD": str(library), "JAX_PLATFORMS": "cpu"}
     with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, str(HERE / "killpoint_local_server.py"), scratch, str(error), json.dumps(list(points))]
+        numbers = map(str, (processes, victim, error))
+        command = [sys.executable, str(HERE / "killpoint_local_server.py"), scratch, *numbers, json.dumps(list(points))]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -25,6 +25,7 @@ from holdfast.checkpoint import (
     StepNotFound,
     TreeMismatch,
 )
+from holdfast.checkpoint.local_tier import tier
 from holdfast.checkpoint.local_tier.pace import Pace
 from holdfast.checkpoint.local_tier.part_server import PartServer
 from holdfast.checkpoint.local_tier.parts import Part
@@ -535,6 +536,25 @@ def _off(first: Job) -> list[str]:
     return [manager.statistics()["local_off"] for manager in first.managers]
 
 
+def test_a_loopback_address_serves_one_machine_alone(root: Path, hosts: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where relays stand between, no process knows the address by which other machines reach it."""
+    machines = iter(["one", "other"])
+    monkeypatch.setattr(tier, "_boot_id", lambda: next(machines))  # there is only one machine here
+    with job(root, hosts[:2]) as first:
+        assert all("which no other machine reaches: pass Local(address=...), its host's own" in off for off in _off(first)), _off(first)
+
+
+def test_tls_on_some_processes_alone_turns_the_tier_off(
+    root: Path, hosts: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those with it would not hear those without."""
+    pems = Authority(tmp_path, "ours").issue("own")
+    files = iter([(pems.cert, pems.key, pems.ca), None])
+    monkeypatch.setattr(tier, "tls_files", lambda: next(files))  # the threads of one process have one environment
+    with job(root, hosts[:2]) as first:
+        assert all(re.search(r"process \d has the files of TLS, and process \d has none: set them for all", off) for off in _off(first))
+
+
 BAD_FOLDERS = {
     "a link": (lambda path: path.symlink_to(path.parent), r"{path} is a link; expected a folder of this host, or none"),
     "a file": (lambda path: path.write_text(""), r"{path} cannot be written: File exists; expected a folder that this process may write"),
@@ -628,26 +648,3 @@ def test_files_and_casts_are_saved_locally_too(root: Path, hosts: list[Path]) ->
         for rank, found in enumerate(second.each(lambda rank, manager: manager.restore(5, items=wanted))):
             assert found["own"] == {"own": f"of {rank}".encode()} and found["shared"] == {"shared": b"text"} and found["config"] == 1
             assert found["model"]["w"].dtype == np.float16
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_ten_thousand_local_saves_leave_nothing_behind(root: Path, hosts: list[Path]) -> None:
-    """Files, descriptors, threads and memory are after the last as after the first thousand."""
-
-    def held() -> tuple[int, int, int, int]:
-        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        files = len([path for path in hosts[0].rglob("*") if path.is_file()])
-        return files, len(os.listdir("/proc/self/fd")), threading.active_count(), resident
-
-    local = Local(hosts[0], save_policy=EveryNSteps(1), keep=2)
-    with CheckpointManager(root, save_policy=EveryNSteps(10**6), local=local) as manager:
-        for step in range(1, 10_001):
-            manager.save(step, state(step, 0)).wait()
-            if step == 1000:
-                first = held()
-        last = held()
-        assert manager.local_steps() == [9999, 10_000]
-        assert is_state(manager.restore(), 10_000, 0)
-    assert last[:3] == first[:3]
-    assert last[3] - first[3] < 32 << 20, (first, last)

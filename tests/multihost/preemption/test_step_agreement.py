@@ -104,6 +104,19 @@ def test_two_proposals_at_once_are_one_round_or_two(clients: list[CoordinationCl
         assert all(int(value.removeprefix("from ")) in [task for task in TASKS if won[task]] for value in values[0])
 
 
+def test_the_last_to_leave_deletes_the_keys(clients: list[CoordinationClient]) -> None:
+    """Rounds and goodbyes stay for as long as somebody asks, and no longer."""
+    points = [SyncPoint(client, "soon", process_id=task, tasks=TASKS) for task, client in enumerate(clients)]
+    folder = points[0].folder
+    assert points[0].propose("save")
+    assert {point.ask(1).value for point in points} <= {"", "save"}
+    for point in points[:2]:
+        point.leave()
+    assert [key for key, _ in clients[0].key_value_dir_get(f"{folder}/left")]
+    points[2].leave()
+    assert clients[0].key_value_dir_get(folder) == []
+
+
 def test_a_process_without_a_sync_point_is_named(clients: list[CoordinationClient]) -> None:
     """An agreement that does not come about ends with the missing process, the step asked about, and the timeout."""
     with ExitStack() as stack:
