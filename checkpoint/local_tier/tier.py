@@ -17,7 +17,6 @@ import math
 import os
 import secrets
 import shutil
-import socket
 import threading
 import time
 import zlib
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from holdfast.multihost import Group, current_spec
-from holdfast.multihost.group.runtime import coordinator_address, tls_files
+from holdfast.multihost.group.runtime import host_address, tls_files
 
 from ..errors import CheckpointError, Corrupt, SaveCancelled, SaveFailed, StepNotFound, error_text, failure_of, naming_path
 from ..format.files import FileReport
@@ -122,14 +121,14 @@ class TierTooLarge(CheckpointError):
 
 
 class _Peer(NamedTuple):
-    """What all processes know of one: host, slice, the address of its part server, its folder, the mark that it made there, its boot id."""
+    """What all processes know of one: host, machine, slice, the address of its part server, its folder, and the mark that it made there."""
 
     host: str
+    machine: str
     slice_id: int
     address: str
     folder: str
     mark: str
-    machine: str
     has_tls: bool = False
     error: str = ""
 
@@ -197,7 +196,7 @@ class LocalTier:
         """Makes the folder and the part server, and says who this process is; what it cannot make is its error."""
         spec, machine = current_spec(), _boot_id()
         host = self._local.failure_domain or machine
-        peer = _Peer(host, 0 if spec is None else spec.slice_id, "", f"{host} {self._group.index}", "", machine)
+        peer = _Peer(host, machine, 0 if spec is None else spec.slice_id, "", f"{host} {self._group.index}", "")
         try:
             device, inode = self._make_folder(host)
             peer = peer._replace(folder=f"{host} {device} {inode}", mark=self._mark)
@@ -652,8 +651,8 @@ def _why_unreachable(peers: Sequence[_Peer]) -> str:
         return f"process {with_tls} has the files of TLS, and process {without} has none: set them for all, or for none"
     inside = [(rank, peer) for rank, peer in enumerate(peers) if peer.address.startswith(("127.", "[::1]"))]
     if inside and len({peer.machine for peer in peers}) > 1:
-        rank, peer = inside[0]
-        return f"process {rank} serves its peers at {peer.address}, which no other machine reaches: pass Local(address=...), its host's own"
+        found = f"process {inside[0][0]} has the address {inside[0][1].address}, which other hosts cannot reach"
+        return f"{found}: pass Local(address=...), or give its host's name another address than loopback"
     return ""
 
 
@@ -684,18 +683,11 @@ def copy_file(
 
 
 def _own_address() -> str:
-    """Returns the address of this host that reaches the coordinator: peers reach it too. Raises CheckpointError where that is not known."""
-    address = coordinator_address() or ""
-    if address.startswith("unix:"):  # the whole job is on this machine
-        return "127.0.0.1"
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        found = f"the coordinator is at {address}" if address else "no coordinator is known"
-        raise CheckpointError(f"which address of this host its peers reach is not known ({found}): pass Local(address=...)")
-    family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:  # a datagram socket that is connected sends nothing
-        probe.connect(target)
-        return str(probe.getsockname()[0])
+    """Returns the address of this host for its peers. Raises CheckpointError where that is not known."""
+    address = host_address()
+    if address is None:
+        raise CheckpointError("which address of this host its peers reach is not known, since no coordinator is: pass Local(address=...)")
+    return address
 
 
 def _boot_id() -> str:

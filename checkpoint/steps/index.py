@@ -7,16 +7,18 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from crc32c import crc32c
 
 from ..errors import CheckpointError
 from ..format.files import PLAIN_NAMES, StepNames, has_record
-from ..format.record import read_record
+from ..format.record import fetch_record, is_sealed, parse_record, read_record
 from ..options import Statistics
 from ..policy import KeepAll, KeepPolicy, StepFacts, to_delete
 from ..storage.base import Storage, run_side_by_side
+from ..storage.local import hold
+from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME
 from .garbage import BackgroundWorker, delete_files, pack_names
 from .holds import held_steps
@@ -102,8 +104,9 @@ class StepIndex:
             return []
         with self._lock:
             after = self._facts | {new.step: new}
-        found = run_side_by_side(lambda step: after[step] or self._read(step), list(after), self._storage.max_concurrency)
-        known = [facts for facts in found if facts is not None]
+        unread = [step for step, facts in after.items() if facts is None]
+        read = run_side_by_side(self._read, unread, self._storage.max_concurrency) if unread else []
+        known = [facts for facts in [*after.values(), *read] if facts is not None]
         return to_delete(self._keep_policy, known, held=held_steps(self._storage) | {new.step})
 
     def _read(self, step: int) -> StepFacts | None:
@@ -132,32 +135,37 @@ class StepIndex:
         """
         folder = self.folder(step)
         record = f"{folder}/{RECORD_NAME}"
+        release = hold(self._storage, record)
         try:
             names = self._file_names(folder)
             self._storage.delete([record])
-            if not self._is_without(folder, record, names):
+            if not self._is_without(folder, record):
                 raise OSError(errno.EIO, "its record does not go", record)
         except OSError as error:
             _log.warning("step %d could not be deleted, it is tried again after the next save: %s", step, error)
+            release()
             return error
-        self._worker.put(f"deleting step {step}", lambda: self._delete_files(folder, names))
+        self._worker.put(f"closing the record of step {step}", release)
+        self._worker.put(f"deleting step {step}", lambda: self._delete_files(folder, names()))
         return None
 
-    def _is_without(self, folder: str, record: str, names: Sequence[str]) -> bool:
+    def _is_without(self, folder: str, record: str) -> bool:
         """Says whether the record is gone. An empty folder is looked at again: a sweep may be at it, or a store not show all."""
         for _ in range(LOOKS):
-            left = [entry.name for entry in self._storage.list(folder)]
-            if left or not names:
+            if left := [entry.name for entry in self._storage.list(folder)]:
                 return record not in left
             if f"{folder}/" not in [entry.name for entry in self._storage.list("")]:
                 break
         return True
 
-    def _file_names(self, folder: str) -> list[str]:
-        """Returns the files of a step, by its record; where that does not read, all that look like ours."""
+    def _file_names(self, folder: str) -> Callable[[], list[str]]:
+        """Returns what reads the names of a step's files from its record, later; where it is damaged, all that look like ours now."""
         with contextlib.suppress(CheckpointError):
-            return read_record(self._storage, folder).file_names()
-        return pack_names(self._storage, folder)
+            data = fetch_record(self._storage, folder)
+            if is_sealed(data):
+                return lambda: parse_record(data, join(self._storage.root, folder)).file_names()
+        found = pack_names(self._storage, folder)
+        return lambda: found
 
     def _delete_files(self, folder: str, names: Sequence[str]) -> None:
         began = time.perf_counter()

@@ -31,11 +31,13 @@ max + 1 comes, in that an answer holds from a step on instead of at one exact st
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 # The floor of a process that has answered about no step yet: below every step, negative ones included.
 NEVER = -(2**62)
+KEPT_CHANGES = 1024  # that a log knows for certain; at twice as many it forgets the first ones
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,18 @@ def agreed_step(floors: Iterable[int]) -> int:
 
 
 class StepLog:
-    """One process's view of the log: what it has answered, what was decided, and whether it must hold back. Not thread-safe."""
+    """One process's view of the log: what it has answered, what was decided, and whether it must hold back. Not thread-safe.
+
+    About a step before the KEPT_CHANGES last changes it answers that nothing changed there, with the value that held after it. What it has
+    forgotten depends only on the steps that it was asked about, so that processes that ask about the same ones forget alike.
+    """
 
     def __init__(self) -> None:
         self.floor = NEVER
         self.frozen = False
         self._first = 0  # the round of the first change
         self._changes: list[Change] = []
+        self._before = Change(NEVER, "")  # the last that was forgotten
         self._fired: set[int] = set()
 
     @property
@@ -96,12 +103,22 @@ class StepLog:
         if not self._changes:
             self.floor = max(self.floor, step)
             return _NOTHING
-        value = next((change.value for change in reversed(self._changes) if change.step <= step), "")
+        last = next((change for change in reversed(self._changes) if change.step <= step), self._before)
         if step > self.floor:
-            if any(self.floor < change.step <= step for change in self._changes):
+            has_changed, self.floor = last.step > self.floor, step
+            if has_changed:
                 self._fired.add(step)
-            self.floor = step
-        return Answer(value, step in self._fired)
+                self._forget()
+        return Answer(last.value, step in self._fired)
+
+    def _forget(self) -> None:
+        known = bisect_right(self._changes, self.floor, key=lambda change: change.step)  # the same ones in every process
+        if known > 2 * KEPT_CHANGES:
+            gone = known - KEPT_CHANGES
+            self._before = self._changes[gone - 1]
+            self._first += gone
+            del self._changes[:gone]
+            self._fired = {step for step in self._fired if step > self._before.step}
 
 
 @dataclass(frozen=True)

@@ -536,14 +536,6 @@ def _off(first: Job) -> list[str]:
     return [manager.statistics()["local_off"] for manager in first.managers]
 
 
-def test_a_loopback_address_serves_one_machine_alone(root: Path, hosts: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where relays stand between, no process knows the address by which other machines reach it."""
-    machines = iter(["one", "other"])
-    monkeypatch.setattr(tier, "_boot_id", lambda: next(machines))  # there is only one machine here
-    with job(root, hosts[:2]) as first:
-        assert all("which no other machine reaches: pass Local(address=...), its host's own" in off for off in _off(first)), _off(first)
-
-
 def test_tls_on_some_processes_alone_turns_the_tier_off(
     root: Path, hosts: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -608,6 +600,19 @@ def test_certificates_that_do_not_serve_turn_the_tier_off(root: Path, hosts: lis
     finally:
         for name in settings:
             jax.config.update(name, None)
+
+
+def test_an_address_that_other_machines_cannot_reach_turns_the_tier_off(
+    root: Path, hosts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loopback, as a host's own name may stand for, is right on one machine alone."""
+    machines = iter("ab")
+    monkeypatch.setattr(tier, "_boot_id", lambda: next(machines))
+    with job(root, hosts[:2], every=4) as first:
+        assert all("has the address 127.0.0.1:" in off and "pass Local(address=...)" in off for off in _off(first))
+        first.save(4)
+        first.save(5)
+        assert first.each(lambda rank, manager: manager.all_steps()) == [[4], [4]]
 
 
 def test_a_folder_that_two_hosts_share_turns_the_tier_off(root: Path, hosts: list[Path]) -> None:

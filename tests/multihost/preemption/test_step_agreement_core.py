@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from holdfast.multihost.preemption.step_agreement_core import NEVER, StepLog, agreed_step
+from holdfast.multihost.preemption.step_agreement_core import KEPT_CHANGES, NEVER, Answer, StepLog, agreed_step
 
 
 def test_a_change_holds_from_one_step_beyond_the_highest_answer() -> None:
@@ -93,6 +93,41 @@ def test_all_answers_about_one_step_are_alike(block: int) -> None:
             log = world.logs[process]
             assert all(log.answer(step).value == world.values[step] for step in range(0, log.floor + 1, world.strides[process]))
     assert rounds > 1000
+
+
+def test_however_many_changes_a_log_keeps_the_last() -> None:
+    """A save every other step, for long: memory is bounded, and what held of late is answered as ever, also after a step back."""
+    log = StepLog()
+    for step in range(0, 10_000, 2):
+        assert not log.answer(step).changed
+        log.decide(agreed_step([log.freeze()]), str(step))
+        assert log.answer(step + 1) == Answer(str(step), True)
+    assert len(log._changes) <= 2 * KEPT_CHANGES and len(log._fired) <= 2 * KEPT_CHANGES and log.round == 5000
+    assert [log.answer(step).changed for step in (9998 - KEPT_CHANGES, 9999 - KEPT_CHANGES, 9998, 9999)] == [False, True] * 2
+    assert not log.answer(1).changed and log.answer(9999 - KEPT_CHANGES).value == str(9998 - KEPT_CHANGES)
+
+
+def test_logs_that_forget_forget_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever each learns of the rounds: once all have come to one step, they answer alike about every step before it."""
+    monkeypatch.setattr("holdfast.multihost.preemption.step_agreement_core.KEPT_CHANGES", 2)
+    forgot = 0
+    for seed in range(300):
+        world = World(random.Random(seed))
+        world.strides = world.strides[:1] * world.count
+        for _ in range(400):
+            world.event()
+        end = max([*world.positions, *world.decided])
+        for process, log in enumerate(world.logs):
+            while log.round < len(world.decided):
+                log.freeze()
+                log.decide(world.decided[log.round], str(log.round))
+            log.frozen = False
+            for step in range(world.positions[process], end + world.strides[0], world.strides[0]):
+                log.answer(step)
+        answers = [[log.answer(step) for step in range(0, end, world.strides[0])] for log in world.logs]
+        assert answers == answers[:1] * world.count
+        forgot += world.logs[0]._before.step != NEVER
+    assert forgot > 50
 
 
 def test_a_decision_at_a_published_floor_is_refused() -> None:
