@@ -473,7 +473,7 @@ def test_a_host_without_room_says_so(root: Path, hosts: list[Path], tmp_path: Pa
         pytest.skip("needs root, to mount a small tmpfs")
     try:
         (small / ("f" * 32)).mkdir()
-        (small / ("f" * 32) / "other").write_bytes(bytes(100_000))
+        (small / ("f" * 32) / "other").write_bytes(bytes(180_000))
         with job(root, [hosts[0], small], strict=True) as first:
             first.save(5)
             sentence = (
