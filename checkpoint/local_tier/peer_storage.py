@@ -44,10 +44,6 @@ class PeerFailed(OSError):
     """Says which peer did not answer as peers do, and what it did instead."""
 
 
-class PartGivenUp(PeerFailed):
-    """Says that a process has given its part of a save up; why is in its own report."""
-
-
 class PeerConnection:
     """A connection to the part server of one peer, for one thread at a time. After an error it is of no more use. A context manager.
 

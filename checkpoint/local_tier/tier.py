@@ -54,7 +54,7 @@ from .host_folder import HostFolder, HostStorage, read_checked
 from .pace import Pace
 from .part_server import PartServer
 from .parts import FoundStep, LocalKey, Part, StepHead, living_steps, record_of
-from .peer_storage import PartGivenUp, PeerConnection, PeerFailed, Peers, PeerStorage
+from .peer_storage import PeerConnection, PeerFailed, Peers, PeerStorage
 from .peer_tls import PeerTls
 from .placement import Member, place_copies, wards_of
 
@@ -118,6 +118,10 @@ class Local:
 
 class TierTooLarge(CheckpointError):
     """Says that a local save would take more than `max_bytes`; it ends the tier."""
+
+
+class PartGivenUp(CheckpointError):
+    """Says that a peer could not save its own part; why it could not, it reports itself."""
 
 
 class _Peer(NamedTuple):
@@ -442,7 +446,7 @@ class LocalTier:
             try:
                 data = peer.wait(key.part_name(ward), target.remaining_s or 0.001)
             except FileNotFoundError:
-                raise PartGivenUp(errno.EIO, f"process {ward} has given its part of step {key.step} up") from None
+                raise PartGivenUp(f"process {ward} has given its part of step {key.step} up") from None
             part = Part.from_bytes(data, f"{peer.address}: {key.part_name(ward)}")
             if (part.run, part.key, part.process) != (folder.run, key, ward):
                 raise PeerFailed(
