@@ -578,10 +578,8 @@ def test_a_folder_that_cannot_be_used_turns_the_tier_off(kind: str, root: Path, 
 def test_an_address_that_is_not_this_hosts_turns_the_tier_off(root: Path, hosts: list[Path]) -> None:
     """Peers would not reach it."""
     with job(root, hosts[:2], address="192.0.2.1") as first:
-        sentence = (
-            "peers cannot be served at 192.0.2.1: Cannot assign requested address; expected an address of this host in Local(address=...)"
-        )
-        assert all(sentence in off for off in _off(first)), _off(first)
+        sentence = r"peers cannot be served at 192\.0\.2\.1: Cannot assign requested address.*; expected an address of this host in Local\("
+        assert all(re.search(sentence, off) for off in _off(first)), _off(first)
 
 
 @pytest.mark.skipif(not hasattr(jax.config, "jax_mtls_cert_file"), reason="this jax knows no TLS")
