@@ -173,6 +173,8 @@ class LocalTier:
             self._keepers = [firsts.setdefault(peer.folder, rank) for rank, peer in enumerate(self._peers)]
             self._check_alone_in_folder()
             self.survey()
+            if self._off and local.strict:
+                raise CheckpointError(f"the local tier of {storage.root} cannot be used: {self._off}", path=local.path)
         except BaseException:
             self.close(0.0)
             raise
@@ -278,8 +280,6 @@ class LocalTier:
         self._off = self._off or wrong
         if self._group.index:
             self._found = [FoundStep(LocalKey(*key), [], holders) for *key, holders in found]
-        if self._off and self._local.strict:
-            raise CheckpointError(f"the local tier of {self._root.root} cannot be used: {self._off}", path=self._local.path)
 
     def _read_openings(self) -> list[list[Any]]:
         with naming_path(self._root.root):

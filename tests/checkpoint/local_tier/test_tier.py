@@ -502,6 +502,17 @@ def test_above_max_bytes_the_tier_ends(root: Path, hosts: list[Path]) -> None:
         assert first.each(lambda rank, manager: manager.all_steps()) == [[8], [8]]
 
 
+def test_a_strict_tier_that_ends_is_one_error_and_no_more(root: Path, hosts: list[Path]) -> None:
+    """The save that was too large says so; the store still serves, and takes what comes."""
+    with job(root, hosts[:2], every=4, max_bytes=10_000, strict=True) as first:
+        first.save(4)
+        with pytest.raises(CheckpointError, match="above max_bytes=10,000"):
+            first.save(5)
+        assert first.restore() == 4
+        first.save(8)
+        assert first.restore() == 8
+
+
 def test_copies_go_at_the_rate_that_is_given(root: Path, hosts: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte of a copy is counted; at a rate that takes longer than there is time, nothing is begun, and a sentence says so."""
     taken: list[int] = []
