@@ -389,7 +389,10 @@ class LocalTier:
             self._make_room(folder, opening, request)
             part = self._write(request, key, folder, work)
             for ward in self._wards:
-                self._copy_part(ward, key, folder, target)
+                try:
+                    self._copy_part(ward, key, folder, target)
+                except PeerFailed as error:
+                    raise PeerFailed(errno.EIO, f"process {ward}'s part was not copied: {error.strerror}") from error
             report = SaveReport(group.index, request.key, part.items)
         except Exception as error:
             report = SaveReport.of_error(group.index, request.key, error)

@@ -415,8 +415,8 @@ def test_states_that_differ_are_no_step(root: Path, hosts: list[Path]) -> None:
         assert first.restore() == 5
 
 
-def test_a_peer_that_is_gone_fails_the_save_in_time(root: Path, hosts: list[Path]) -> None:
-    """Its part cannot be pulled: the save fails on all, is counted, and the one before stays."""
+def test_a_peer_that_is_gone_fails_the_save_in_time(root: Path, hosts: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+    """Its part cannot be pulled: the save fails on all, is counted, and the one before stays. The sentence says whose, where and why."""
     with job(root, hosts[:2], timeout_s=5) as first:
         first.save(5)
         tier = first.managers[1]._tier
@@ -425,6 +425,10 @@ def test_a_peer_that_is_gone_fails_the_save_in_time(root: Path, hosts: list[Path
         tier._server.close()
         first.save(6)
         assert first.statistics("saves_failed") == [1, 1]
+        sentence = (
+            r"process 0 failed: PeerFailed: .*process 1's part was not copied: the part server at \S+ could not be reached: .*refused"
+        )
+        assert re.search(sentence, caplog.text)
         assert first.each(lambda rank, manager: manager.local_steps()) == [[5], [5]]
         assert first.each(lambda rank, manager: manager.save(1000, state(1000, rank)).wait()) == [None, None]
 
