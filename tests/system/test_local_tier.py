@@ -217,7 +217,9 @@ def walks(*coarse: tuple[int, int, int, int]) -> pytest.MarkDecorator:
     """
     fine = [(1, 0, at, 12) for at in range(12)] + [(2, 1, at, 12) for at in range(12)] + [(2, 0, at, 12) for at in range(1, 12, 3)]
     names = ("processes", "victim", "first", "every")
-    return pytest.mark.parametrize(names, [*coarse, *(pytest.param(*walk, marks=pytest.mark.slow) for walk in fine)])
+    return pytest.mark.parametrize(
+        names, [*coarse, *(pytest.param(*walk, marks=[pytest.mark.slow, pytest.mark.timeout(300)]) for walk in fine)]
+    )
 
 
 @walks((1, 0, 5, 61), (2, 1, 143, 149))
