@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import logging
 import operator
 import os
@@ -14,7 +13,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import thread as _executors
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,31 +21,30 @@ import jax
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, Watchdog, default_group
 
-from .errors import CheckpointError, SaveFailed, StepExists, StepGone, StepNotFound, error_text, naming_path
-from .format.files import has_record, list_steps, parse_step_format
+from .errors import CheckpointError, StepExists, StepNotFound, naming_path
+from .format.files import parse_step_format
 from .format.limits import check_step
 from .format.record import Record, read_record
 from .format.rename import Names
 from .layouts.base import CheckpointInfo
-from .layouts.detect import ForeignSteps, find_foreign_steps, restore_checkpoint
+from .layouts.detect import ForeignSteps, find_foreign_steps
 from .layouts.holdfast import HoldfastCheckpoint
 from .layouts.inspection import Structure, structure_of
-from .local_tier.parts import LocalKey, StepHead
+from .local_tier.parts import StepHead
 from .local_tier.tier import Local, LocalTier
 from .options import Options, Statistics
 from .policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule
-from .restoring.agreement import RestoreAgreement, Verdict, ask_primary, name_items, wanted_items
-from .restoring.group_record import read_record_together
+from .restoring.agreement import ask_primary, wanted_items
 from .restoring.per_process import PerProcessSelection
-from .restoring.restore import RestoreOptions, restore_any
+from .restoring.restore import RestoreOptions
 from .saving.async_saver import AsyncSaver, SaveHandle
 from .saving.cast import SaveDtype
 from .saving.incremental import SaveHistory, load_digest
 from .saving.save import SaveContext
 from .saving.scheduler import SaveScheduler
 from .saving.stager import SaveRequest, SaveStager
+from .step_restorer import StepRestorer
 from .steps.garbage import BackgroundWorker, sweep_files
-from .steps.holds import add_hold
 from .steps.index import StepIndex
 from .steps.lineage import Lineage
 from .steps.object_claims import open_claims
@@ -103,7 +100,6 @@ class CheckpointManager:
         self._statistics = Statistics()
         self._worker = BackgroundWorker()
         is_primary = self._is_writing_primary
-        self._step_names = opened.step_names
         self._index = StepIndex(
             self._storage,
             self._keep_policy,
@@ -111,7 +107,8 @@ class CheckpointManager:
             self._worker,
             self._statistics,
             deletes=is_primary,
-            names=self._step_names,
+            is_alone=self._group.count == 1,
+            names=opened.step_names,
         )
         self._lineage = Lineage(self._storage, self._writer.id, begins=local is not None) if is_primary else None
         self._root_reporter = RootReporter(self._group, self._storage.root, self._index) if is_primary else None
@@ -148,6 +145,17 @@ class CheckpointManager:
                 raise
             if self._root_reporter is not None:
                 self._root_reporter.local_steps = self._tier.steps
+        self._restorer = StepRestorer(
+            self._storage,
+            self._group,
+            self._options,
+            self._message_name,
+            self._index,
+            self._foreign,
+            self._tier,
+            self._lineage,
+            self._root_reporter,
+        )
         if is_primary:
             self._worker.put(f"sweeping {self._storage.root}", lambda: sweep_files(self._storage, self._claims))
         self._report_root()
@@ -219,20 +227,18 @@ class CheckpointManager:
             claim_root(self._storage, self._claims, self._writer, self._group, self._options)
             self._has_claim = True
         try:
-            self._saver.join()
-            earlier = self._saver.take_error()
-            step = check_step(step)
-            self._refuse_existing(step, overwrite)
-            leaving = self._scheduler.leaving(step, self._options.save_timeout_s)
-            request = self._stager.stage(request, _items(state, items), metrics, metadata, dtype, leaving)
+            with self._saver.preparing(request, self._group):
+                self._saver.join()
+                earlier = self._saver.take_error()
+                step = check_step(step)
+                self._refuse_existing(step, overwrite)
+                leaving = self._scheduler.leaving(step, self._options.save_timeout_s)
+                request = self._stager.stage(request, _items(state, items), metrics, metadata, dtype, leaving)
         except BaseException as error:
             if earlier is not None:
                 error.add_note(f"besides, an earlier save failed: {earlier}")
-            if self._group.count > 1:  # the other processes learn that this one cannot take part
-                broken = error if isinstance(error, Exception) else SaveFailed(f"it was interrupted: {error!r}", step=step)
-                if known:
-                    self._scheduler.started(step)
-                self._saver.start(replace(request, broken=broken))
+            if self._group.count > 1 and known:  # it was begun, for the others
+                self._scheduler.started(step)
             raise
         self._scheduler.started(step)
         self._group.report(step=step, save_blocked_s=self._statistics.save_blocked_s)
@@ -287,10 +293,10 @@ class CheckpointManager:
         return self._group.index == 0 and not self._options.read_only
 
     def _folder(self, step: int) -> str:
-        return self._step_names.name_of(check_step(step))
+        return self._index.folder(check_step(step))
 
     def _exists(self, step: int) -> bool:
-        return step in self._index if self._group.count > 1 else has_record(self._storage, self._folder(step))
+        return self._index.exists(check_step(step))
 
     def _refuse_existing(self, step: int, overwrite: bool) -> None:
         root = self._storage.root
@@ -366,7 +372,7 @@ class CheckpointManager:
 
     def _durable_steps(self) -> list[int]:
         if self._group.count == 1:
-            return sorted(self._list_steps())
+            return sorted(self._restorer.list_steps())
         return sorted([*self._index.steps(), *self._foreign])
 
     def reload(self) -> None:
@@ -378,7 +384,7 @@ class CheckpointManager:
         name = f"{self._message_name}/reload"
         steps, foreign = list_root(self._storage, self._group, self._options, name, find_foreign=find_foreign_steps)
         self._index.adopt(steps)
-        self._foreign = ForeignSteps(self._storage, foreign)
+        self._foreign.adopt(foreign)
         if self._tier is not None:
             self._tier.survey()
 
@@ -409,10 +415,6 @@ class CheckpointManager:
             if step in self._foreign:
                 return self._foreign.open(step).info
             return read_record(self._storage, self._folder(step))
-
-    def _list_steps(self) -> list[int]:
-        with naming_path(self._storage.root):
-            return [*list_steps(self._storage), *self._foreign]
 
     def structure(self, step: int) -> Structure:
         """Returns what a step holds, without reading an array: each item's tree is what `like` accepts. Raises StepNotFound, Corrupt."""
@@ -465,129 +467,11 @@ class CheckpointManager:
             host_memory_bytes=self._options.host_memory_bytes,
         )
         began = time.perf_counter()
-        if self._tier is not None:
-            self._tier.survey()
-        if fallback:
-            values = self._restore_newest_whole(chosen, wanted, options, hold_s)
-        else:
-            values = self._restore_one(chosen, wanted, options, hold_s)
+        values = self._restorer.restore(chosen, wanted, options, hold_s=hold_s, fallback=fallback)
         size = sum(int(getattr(leaf, "nbytes", 0)) for leaf in jax.tree_util.tree_leaves(values))
         self._statistics.add(restores=1, restore_s=time.perf_counter() - began, restore_bytes=size)
         self._group.report(restore_s=self._statistics.restore_s)
         return values[item] if items is None else values
-
-    def _restore_one(self, chosen: int | None, wanted: Mapping[str, Any], options: RestoreOptions, hold_s: float) -> dict[str, Any]:
-        """Restores a step, or the newest; a local one that was not asked for by its number gives way to the next that restores."""
-        while True:
-            step, key = self._choose(chosen)
-            values, verdict = self._restore_alike(step, key, wanted, options, hold_s)
-            if verdict.error is None:
-                assert values is not None
-                return values
-            if key is None or chosen is not None or verdict.is_mistake:
-                raise verdict.error
-            self._pass_over(key, verdict.error)
-
-    def _choose(self, chosen: int | None) -> tuple[int, LocalKey | None]:
-        """Returns the step to restore, alike on all processes, and its key where the hosts have it and the store has not."""
-        if chosen is not None:
-            return chosen, self._local_key(chosen, [chosen] if chosen in self._foreign or self._exists(chosen) else [])
-        durable = self._agreed_steps()
-        steps = [*durable, *self.local_steps()]
-        if not steps:
-            raise StepNotFound(f"there is no step in {self._storage.root}", path=self._storage.root)
-        return max(steps), self._local_key(max(steps), durable)
-
-    def _local_key(self, step: int, durable: Sequence[int]) -> LocalKey | None:
-        if self._tier is None or step in durable:
-            return None
-        return next((key for key in self._tier.found() if key.step == step), None)
-
-    def _pass_over(self, key: LocalKey, error: Exception) -> None:
-        assert self._tier is not None
-        _log.warning("local step %d of %s is passed over: %s", key.step, self._storage.root, error)
-        self._tier.pass_over(key)
-
-    def _restore_alike(
-        self, step: int, key: LocalKey | None, wanted: Mapping[str, Any], options: RestoreOptions, hold_s: float
-    ) -> tuple[dict[str, Any] | None, Verdict]:
-        """Returns the values by item, and how the restore ended on all processes."""
-        name, call = f"{self._message_name}/restore", f"{name_items(wanted)} of step {step}"
-        agreement = RestoreAgreement(self._group, name, call, self._options.restore_timeout_s)
-        options = replace(options, before_collective=agreement.before_collective)
-        restore = functools.partial(self._restore_step, step, wanted, options, hold_s, agreement)
-        if key is not None:
-            restore = functools.partial(self._restore_local, key, wanted, options, agreement)
-        values, verdict = agreement.run(restore, join(self._storage.root, self._folder(step)))
-        if verdict.error is None and self._lineage is not None:
-            self._lineage.restored(step)
-        return values, verdict
-
-    def _restore_step(
-        self, step: int, wanted: Mapping[str, Any], options: RestoreOptions, hold_s: float, agreement: RestoreAgreement
-    ) -> dict[str, Any]:
-        name, timeout_s = f"{self._message_name}/record", self._options.restore_timeout_s
-        is_ours, folder = step not in self._foreign, self._folder(step)
-        record = read_record_together(self._storage, folder, self._group, name, timeout_s=timeout_s) if is_ours else None
-        if hold_s > 0 and self._group.index == 0:
-            add_hold(self._storage, step, hold_s)
-        if record is None:
-            checkpoint = self._foreign.open(step)
-            agreement.opened(checkpoint.info.save_id)
-            return {item: restore_checkpoint(checkpoint, item, like, options) for item, like in wanted.items()}
-        agreement.opened(record.writer_id)
-        return {item: restore_any(self._storage, folder, record, item, like, options) for item, like in wanted.items()}
-
-    def _restore_local(
-        self, key: LocalKey, wanted: Mapping[str, Any], options: RestoreOptions, agreement: RestoreAgreement
-    ) -> dict[str, Any]:
-        assert self._tier is not None
-        storage, record = self._tier.open_step(key)
-        agreement.opened(record.writer_id)
-
-        def restore() -> dict[str, Any]:
-            return {item: restore_any(storage, key.folder, record, item, like, options) for item, like in wanted.items()}
-
-        return self._tier.restore(storage, restore)
-
-    def _restore_newest_whole(self, newest: int | None, wanted: Mapping[str, Any], options: RestoreOptions, hold_s: float) -> Any:
-        """Tries the steps from the newest (or `newest`) down until one restores on every process.
-
-        Only damage and deletion are passed over. A `like` or an item that does not fit is an error on every process: an older step would
-        come back in silence. The steps are listed again before each try, since a writer may delete old ones and add new ones meanwhile.
-        """
-        failures: dict[int, str] = {}
-        gone = 0
-        while True:
-            durable = self._agreed_steps()
-            steps = {*durable, *self.local_steps()} - set(failures)
-            if not (candidates := [step for step in steps if newest is None or step <= newest]):
-                break
-            step = max(candidates)
-            key = self._local_key(step, durable)
-            values, verdict = self._restore_alike(step, key, wanted, options, hold_s)
-            if verdict.error is None:
-                return values
-            if verdict.is_mistake:
-                raise verdict.error
-            if key is not None:
-                self._pass_over(key, verdict.error)
-                continue
-            _log.warning("step %d of %s is passed over: %s", step, self._storage.root, verdict.error)
-            if not isinstance(verdict.error, StepGone):
-                failures[step] = error_text(verdict.error)
-                self._index.pass_over(step)
-                self._report_root()
-            elif (gone := gone + 1) == MOST_GONE:
-                verdict.error.add_note(f"so were {MOST_GONE - 1} steps before it; hold_s keeps a step while it is read")
-                raise verdict.error
-        tried = "; ".join(f"step {step}: {failure}" for step, failure in failures.items())
-        raise StepNotFound(f"no step of {self._storage.root} restores: {tried or 'there is none'}", path=self._storage.root)
-
-    def _agreed_steps(self) -> list[int]:
-        """Returns the primary's listing, on every process."""
-        found: list[int] = ask_primary(self._group, f"{self._message_name}/steps", self._list_steps, self._options.restore_timeout_s)
-        return found
 
     # --- the end
 

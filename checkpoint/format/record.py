@@ -195,9 +195,14 @@ def expand_runs(table: Any, files: int, limit: int = MAX_CHUNKS) -> list[Ints]:
     return expanded
 
 
+def is_sealed(data: bytes) -> bool:
+    """Says whether a record is as it was written, by its checksum."""
+    return data == sealed(body_of(data))
+
+
 def parse_record(data: bytes, path: str) -> Record:
     """Parses and validates a record; raises Corrupt (checksum, syntax) or HostileCheckpoint (names, bounds), naming `path`."""
-    if data != sealed(body_of(data)):
+    if not is_sealed(data):
         raise Corrupt(
             f"{path}: the record's checksum does not fit its bytes; the file was damaged after it was written", path=path, file=path
         )

@@ -106,10 +106,14 @@ def _latest_of(storage: Storage, numbers: Mapping[str, int]) -> tuple[str, Check
 
 
 class ForeignSteps:
-    """The steps of a root that are in other people's layouts, by their folders' names, as they were when the root was opened."""
+    """The steps of a root that are in other people's layouts, by their folders' names, as they were when the root was listed."""
 
     def __init__(self, storage: Storage, folders: Mapping[int, str]) -> None:
         self._storage, self._folders = storage, dict(folders)
+
+    def adopt(self, folders: Mapping[int, str]) -> None:
+        """Knows these from now on, and no others."""
+        self._folders = dict(folders)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._folders)

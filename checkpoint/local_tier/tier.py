@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 from holdfast.multihost import Group, current_spec
 from holdfast.multihost.group.runtime import coordinator_address
 
-from ..errors import CheckpointError, Corrupt, SaveCancelled, SaveFailed, StepNotFound, error_text, failure_of, naming_path
+from ..errors import CheckpointError, Corrupt, SaveCancelled, StepNotFound, error_text, failure_of, naming_path
 from ..format.files import FileReport
 from ..format.limits import RECORD_LIMIT_BYTES
 from ..format.record import Record, parse_record
@@ -305,13 +305,8 @@ class LocalTier:
         save_id = f"{self._writer_id}{1 << 31 | self._counter:08x}"  # the durable lane counts from 1
         request = SaveRequest(self._counter, step, save_id)
         self.started(step)
-        try:
+        with self._saver.preparing(request, self._group):
             request = self._stager.stage(request, items, metrics, metadata, dtype)
-        except BaseException as error:
-            if self._group.count > 1:
-                broken = error if isinstance(error, Exception) else SaveFailed(f"it was interrupted: {error!r}", step=step)
-                self._saver.start(replace(request, broken=broken))
-            raise
         handle = self._saver.start(request)
         self._saver.wait_for_snapshots()
         return handle

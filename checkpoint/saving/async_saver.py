@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Protocol
 
 from holdfast.coordination import HoldfastError
+from holdfast.multihost import Group
 
 from ..errors import SaveCancelled, SaveFailed, error_text
 from ..options import Options
@@ -176,6 +179,17 @@ class AsyncSaver:
         self._queue.put(handle._run)
         self._last = handle
         return handle
+
+    @contextlib.contextmanager
+    def preparing(self, request: SaveRequest, group: Group) -> Iterator[None]:
+        """Within it a save is prepared that all processes of a group begin; where that fails, the others learn that this one cannot."""
+        try:
+            yield
+        except BaseException as error:
+            if group.count > 1:
+                broken = error if isinstance(error, Exception) else SaveFailed(f"it was interrupted: {error!r}", step=request.step)
+                self.start(replace(request, broken=broken))
+            raise
 
     def close(self) -> None:
         """Lets the thread end, after the save in flight."""

@@ -25,6 +25,7 @@ from ..storage.path import join
 from .plan import Plan
 
 MAX_LINKS = 8  # old files of a pack
+HEAD_BYTES = 1 << 20  # as the pieces in which chunks are written
 NAMES = 16  # for the files of a pack, at most MAX_LINKS + 1: links by their age, and then what was written
 
 
@@ -35,6 +36,45 @@ def load_digest() -> ModuleType:
     except ImportError as error:
         raise ImportError("Options(incremental=True) needs xxhash: pip install 'holdfast[incremental]'") from error
     return xxhash
+
+
+class ChunkDigest(NamedTuple):
+    """The digests of a chunk's first HEAD_BYTES and of all: most of what has changed is seen to have by the first, and hashed as it is
+    written.
+    """
+
+    head: bytes
+    whole: bytes
+
+
+def digest_chunk(data: memoryview) -> ChunkDigest:
+    """Returns the digest of a chunk's bytes."""
+    digest = load_digest().xxh3_128_digest
+    head = digest(data[:HEAD_BYTES])
+    return ChunkDigest(head, head if data.nbytes <= HEAD_BYTES else digest(data))
+
+
+def digest_unless_changed(data: memoryview, old: ChunkDigest) -> ChunkDigest | None:
+    """Returns the digest of a chunk's bytes, or None where its head says already that they are others than before."""
+    return None if load_digest().xxh3_128_digest(data[:HEAD_BYTES]) != old.head else digest_chunk(data)
+
+
+class RunningDigest:
+    """The digest of a chunk that comes in pieces of HEAD_BYTES, but for the last."""
+
+    def __init__(self) -> None:
+        self._hash = load_digest().xxh3_128()
+        self._head: bytes | None = None
+
+    def add(self, piece: memoryview) -> None:
+        """Adds the next piece."""
+        self._hash.update(piece)
+        if self._head is None:
+            self._head = self._hash.digest()
+
+    def result(self) -> ChunkDigest:
+        """Returns the digest of all that was added."""
+        return ChunkDigest(self._head or b"", self._hash.digest())
 
 
 @dataclass(frozen=True)
@@ -52,7 +92,7 @@ class PackHistory:
 
     files: tuple[WrittenFile, ...]
     where: tuple[int, ...]
-    digests: tuple[bytes, ...]
+    digests: tuple[ChunkDigest, ...]
     crcs: tuple[int, ...]
 
 

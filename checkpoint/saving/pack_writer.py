@@ -25,7 +25,19 @@ from ..options import Statistics
 from ..storage.base import Part, Storage, count_parts, run_side_by_side
 from ..storage.local import LocalStorage, make_durable
 from ..storage.path import join
-from .incremental import MAX_LINKS, NAMES, PackHistory, SaveHistory, WrittenFile, choose_links, link_name, load_digest
+from .incremental import (
+    MAX_LINKS,
+    NAMES,
+    ChunkDigest,
+    PackHistory,
+    RunningDigest,
+    SaveHistory,
+    WrittenFile,
+    choose_links,
+    digest_chunk,
+    digest_unless_changed,
+    link_name,
+)
 from .plan import Plan, local_chunks
 from .snapshot import Snapshot
 
@@ -39,7 +51,7 @@ class WrittenPack:
     files: tuple[WrittenFile, ...]
     where: tuple[int, ...]
     crcs: tuple[int, ...]
-    digests: tuple[bytes, ...] = ()
+    digests: tuple[ChunkDigest, ...] = ()
     linked_bytes: int = 0
     written_bytes: int = 0
 
@@ -52,10 +64,12 @@ class PackTarget(NamedTuple):
     save_id: str
     progress: Callable[[int], None] | None
 
-    def write(self, plan: Plan, number: int, planned: PackPlan, shards: list[Any]) -> tuple[WrittenFile, list[int]]:
-        """Writes chunks as pack `number`, durably; returns the file, and the CRC of each chunk."""
+    def write(
+        self, plan: Plan, number: int, planned: PackPlan, shards: list[Any], digests: list[ChunkDigest] | None = None
+    ) -> tuple[WrittenFile, list[int]]:
+        """Writes chunks as pack `number`, durably; returns the file, and the CRC of each chunk; appends their digests."""
         found, name = list[ChunkChecksum](), pack_name(plan.process, number, self.save_id)
-        parts = pack_parts(planned, shards, found)
+        parts = pack_parts(planned, shards, found, digests)
         path = join(self.folder, name)
         self.storage.write(path, planned.size, parts if self.progress is None else count_parts(parts, self.progress))
         report = FileReport(name, planned.size, planned.frame.nbytes, crc32c(planned.frame.join(found)))
@@ -142,12 +156,13 @@ def _write_changed(
     linked (deleted meanwhile, too many links, another project) is written.
     """
     old = old or PackHistory((), (), (), ())
-    digest, sizes = load_digest().xxh3_128_digest, [chunk.nbytes for chunk in planned.chunks]
+    sizes = [chunk.nbytes for chunk in planned.chunks]
+    known_digests = old.digests if old.files else (None,) * len(sizes)
     digests = [
-        old.digests[index] if shard is None else digest(chunk_bytes(shard, chunk))
-        for index, (shard, chunk) in enumerate(zip(shards, planned.chunks, strict=True))
+        known if known is None or shard is None else digest_unless_changed(chunk_bytes(shard, chunk), known)
+        for shard, chunk, known in zip(shards, planned.chunks, known_digests, strict=True)
     ]
-    unchanged = [bool(old.files) and old.digests[index] == found for index, found in enumerate(digests)]
+    unchanged = [found is not None and found == known for found, known in zip(digests, known_digests, strict=True)]
     files, where, crcs = list[WrittenFile](), [-1] * len(digests), [0] * len(digests)
     worth = choose_links(old, unchanged, sizes)[: MAX_LINKS - len(linked)] if old.files else []
     for file in sorted({*linked, *worth}):
@@ -163,12 +178,14 @@ def _write_changed(
         target.progress(linked_bytes)
     if changed:
         some = planned if not files else _plan_pack(plan, tuple(planned.chunks[index] for index in changed))
-        written, found = target.write(plan, pack * NAMES + len(old.files), some, [shards[index] for index in changed])
-        for index, crc in zip(changed, found, strict=True):
-            where[index], crcs[index], shards[index] = len(files), crc, None
+        made = list[ChunkDigest]()
+        written, found = target.write(plan, pack * NAMES + len(old.files), some, [shards[index] for index in changed], made)
+        for index, crc, digest in zip(changed, found, made, strict=True):
+            where[index], crcs[index], digests[index], shards[index] = len(files), crc, digest, None
         files.append(written)
         written_bytes = written.report.size
-    return WrittenPack(tuple(files), tuple(where), tuple(crcs), tuple(digests), linked_bytes, written_bytes)
+    whole = tuple(digest for digest in digests if digest is not None)  # each is, by now
+    return WrittenPack(tuple(files), tuple(where), tuple(crcs), whole, linked_bytes, written_bytes)
 
 
 def _local_crcs(snapshot: Snapshot, written: dict[tuple[int, str], int]) -> tuple[int, ...]:
@@ -259,10 +276,12 @@ def _plan_pack(plan: Plan, chunks: tuple[Chunk, ...]) -> PackPlan:
     return PackPlan(chunks, frame, frame.nbytes + sum(chunk.nbytes for chunk in chunks))
 
 
-def pack_parts(pack: PackPlan, shards: list[Any], checksums: list[ChunkChecksum]) -> Iterator[Part]:
+def pack_parts(
+    pack: PackPlan, shards: list[Any], checksums: list[ChunkChecksum], digests: list[ChunkDigest] | None = None
+) -> Iterator[Part]:
     """Yields the file's parts, each checksummed just before; appends those of the chunks to `checksums`; the header comes last.
 
-    A chunk's shard is dropped from `shards` once it is written.
+    A chunk's shard is dropped from `shards` once it is written. Where `digests` are wanted, they are appended too.
     """
     offset, batch, held = pack.frame.nbytes, [], 0
     for index, chunk in enumerate(pack.chunks):
@@ -270,6 +289,8 @@ def pack_parts(pack: PackPlan, shards: list[Any], checksums: list[ChunkChecksum]
         shards[index] = None
         if data.nbytes < LARGE_BYTES:
             checksums.append(ChunkChecksum(crc32c(data)))
+            if digests is not None:
+                digests.append(digest_chunk(data))
             batch.append(data)
             held += data.nbytes
             if held < PIECE_BYTES and len(batch) < BATCH_BUFFERS:
@@ -278,12 +299,16 @@ def pack_parts(pack: PackPlan, shards: list[Any], checksums: list[ChunkChecksum]
             yield offset, batch
             offset, batch, held = offset + held, [], 0
         if data.nbytes >= LARGE_BYTES:
-            crcs = [0]
+            crcs, digesting = [0], None if digests is None else RunningDigest()
             for start in range(0, data.nbytes, PIECE_BYTES):
                 piece = data[start : start + PIECE_BYTES]
                 for begin in range(0, piece.nbytes, PREFIX_BYTES):
                     crcs.append(crc32c(piece[begin : begin + PREFIX_BYTES], crcs[-1]))
+                if digesting is not None:
+                    digesting.add(piece)
                 yield offset + start, [piece]
+            if digests is not None and digesting is not None:
+                digests.append(digesting.result())
             checksums.append(ChunkChecksum(crcs[-1], tuple(crcs[1 : 1 + count_prefixes(data.nbytes)])))
             offset += data.nbytes
     if batch:

@@ -27,7 +27,7 @@ from .pack_writer import report_json, write_files, write_json, write_snapshot
 from .plan import Plan
 from .plan_mismatch import check_json, check_own_names, check_reports
 from .protocol import SaveReport, SaveResult, Superfluous
-from .record_builder import build_record
+from .record_builder import build_record, chunk_layout
 from .stager import SaveRequest
 
 _log = logging.getLogger(__name__)
@@ -133,9 +133,12 @@ class SnapshotWork:
         )
 
     def check(self, record: bytes) -> None:
-        """Reads the record as a reader will, but for what a plan alone says: that was read when the plan was made (see check_plan)."""
-        if self._history is not None:  # where the chunks are is not the plan's to say
+        """Reads the record as a reader will, but for what has been read before: what a plan alone says (see check_plan), and a layout."""
+        laid_out = [(plan, layout) for plan, shares in self._items.values() if plan is not None and (layout := chunk_layout(shares))]
+        if any(plan.cache.get("read layout") != layout for plan, layout in laid_out):
             check_record(record, self._target.where)
+            for plan, layout in laid_out:
+                plan.cache["read layout"] = layout
             return
         check_record_size(record, self._target.where)
         check_record(self._record({name: (None, shares) for name, (_, shares) in self._items.items()}), self._target.where)

@@ -7,16 +7,18 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from crc32c import crc32c
 
 from ..errors import CheckpointError
-from ..format.files import PLAIN_NAMES, StepNames
-from ..format.record import read_record
+from ..format.files import PLAIN_NAMES, StepNames, has_record
+from ..format.record import fetch_record, is_sealed, parse_record, read_record
 from ..options import Statistics
 from ..policy import KeepAll, KeepPolicy, StepFacts, to_delete
 from ..storage.base import Storage, run_side_by_side
+from ..storage.local import hold
+from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME
 from .garbage import BackgroundWorker, delete_files, pack_names
 from .holds import held_steps
@@ -26,7 +28,10 @@ LOOKS = 8  # at a folder that is empty
 
 
 class StepIndex:
-    """The known steps of a root, alike on every process of a group; the primary's deletes them. Thread-safe."""
+    """The known steps of a root, alike on every process of a group; the primary's deletes them. Thread-safe.
+
+    A process that `is_alone` has nobody to know the same as, and may look instead.
+    """
 
     def __init__(
         self,
@@ -37,9 +42,11 @@ class StepIndex:
         statistics: Statistics,
         *,
         deletes: bool,
+        is_alone: bool = False,
         names: StepNames = PLAIN_NAMES,
     ) -> None:
         self._storage = storage
+        self._is_alone = is_alone
         self._names = names
         self._keep_policy = keep_policy
         self._worker = worker
@@ -52,6 +59,14 @@ class StepIndex:
     def __contains__(self, step: int) -> bool:
         with self._lock:
             return step in self._facts
+
+    def exists(self, step: int) -> bool:
+        """Says whether a step is there: by what all know, alone by a look at the store, whose OSError it raises."""
+        return has_record(self._storage, self.folder(step)) if self._is_alone else step in self
+
+    def folder(self, step: int) -> str:
+        """Returns the name of a step's folder."""
+        return self._names.name_of(step)
 
     def steps(self) -> list[int]:
         """Returns the known steps, ascending."""
@@ -89,14 +104,15 @@ class StepIndex:
             return []
         with self._lock:
             after = self._facts | {new.step: new}
-        found = run_side_by_side(lambda step: after[step] or self._read(step), list(after), self._storage.max_concurrency)
-        known = [facts for facts in found if facts is not None]
+        unread = [step for step, facts in after.items() if facts is None]
+        read = run_side_by_side(self._read, unread, self._storage.max_concurrency) if unread else []
+        known = [facts for facts in [*after.values(), *read] if facts is not None]
         return to_delete(self._keep_policy, known, held=held_steps(self._storage) | {new.step})
 
     def _read(self, step: int) -> StepFacts | None:
         """Reads what the keep policy needs; None for a step whose record is damaged: it is never touched."""
         try:
-            record = read_record(self._storage, self._names.name_of(step))
+            record = read_record(self._storage, self.folder(step))
             found = StepFacts(step, dict(record.metrics), record.started_s)
         except (CheckpointError, OSError):
             return None
@@ -117,34 +133,39 @@ class StepIndex:
         It is gone once a listing shows its packs alone, or nothing, where a sweep was faster: a client of a shared file system may not
         find, and so not delete, what is there.
         """
-        folder = self._names.name_of(step)
+        folder = self.folder(step)
         record = f"{folder}/{RECORD_NAME}"
+        release = hold(self._storage, record)
         try:
             names = self._file_names(folder)
             self._storage.delete([record])
-            if not self._is_without(folder, record, names):
+            if not self._is_without(folder, record):
                 raise OSError(errno.EIO, "its record does not go", record)
         except OSError as error:
             _log.warning("step %d could not be deleted, it is tried again after the next save: %s", step, error)
+            release()
             return error
-        self._worker.put(f"deleting step {step}", lambda: self._delete_files(folder, names))
+        self._worker.put(f"closing the record of step {step}", release)
+        self._worker.put(f"deleting step {step}", lambda: self._delete_files(folder, names()))
         return None
 
-    def _is_without(self, folder: str, record: str, names: Sequence[str]) -> bool:
+    def _is_without(self, folder: str, record: str) -> bool:
         """Says whether the record is gone. An empty folder is looked at again: a sweep may be at it, or a store not show all."""
         for _ in range(LOOKS):
-            left = [entry.name for entry in self._storage.list(folder)]
-            if left or not names:
+            if left := [entry.name for entry in self._storage.list(folder)]:
                 return record not in left
             if f"{folder}/" not in [entry.name for entry in self._storage.list("")]:
                 break
         return True
 
-    def _file_names(self, folder: str) -> list[str]:
-        """Returns the files of a step, by its record; where that does not read, all that look like ours."""
+    def _file_names(self, folder: str) -> Callable[[], list[str]]:
+        """Returns what reads the names of a step's files from its record, later; where it is damaged, all that look like ours now."""
         with contextlib.suppress(CheckpointError):
-            return read_record(self._storage, folder).file_names()
-        return pack_names(self._storage, folder)
+            data = fetch_record(self._storage, folder)
+            if is_sealed(data):
+                return lambda: parse_record(data, join(self._storage.root, folder)).file_names()
+        found = pack_names(self._storage, folder)
+        return lambda: found
 
     def _delete_files(self, folder: str, names: Sequence[str]) -> None:
         began = time.perf_counter()

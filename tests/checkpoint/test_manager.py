@@ -10,7 +10,6 @@ import sys
 import textwrap
 import threading
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -26,7 +25,6 @@ from holdfast.checkpoint import (
     KeepLast,
     Options,
     StepExists,
-    StepGone,
     StepNotFound,
     TreeMismatch,
     UnsupportedLeaf,
@@ -35,8 +33,6 @@ from holdfast.checkpoint import (
     verify,
     wait_for_new_step,
 )
-from holdfast.checkpoint.storage.base import Entry
-from holdfast.checkpoint.storage.local import LocalStorage
 
 
 def tree(step: int) -> dict[str, object]:
@@ -145,130 +141,6 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="read_only"):
             reader.save(4, tree(4))
     assert os.listdir(tmp_path / "run" / ".holdfast") == []
-
-
-def test_falling_back_to_the_newest_whole_step(tmp_path: Path) -> None:
-    """A damaged newest step is Corrupt, and with `fallback=True` the one before it."""
-    with CheckpointManager(tmp_path) as manager:
-        for step in (1, 2, 3):
-            manager.save(step, tree(step))
-        manager.wait_until_finished()
-        pack = next((tmp_path / "3" / "state").iterdir())
-        pack.write_bytes(pack.read_bytes()[:-1] + b"!")
-        (tmp_path / "2" / "checkpoint.json").write_text("{}")
-        with pytest.raises(Corrupt):
-            manager.restore(like=tree(0))
-        assert equal(manager.restore(like=tree(0), fallback=True), 1)
-        manager.delete(1)
-        with pytest.raises(StepNotFound, match=r"no step of .* restores: step 3: Corrupt.*; step 2"):
-            manager.restore(like=tree(0), fallback=True)
-
-
-def test_falling_back_passes_over_damage_alone(tmp_path: Path) -> None:
-    """A `like` or an item that does not fit is an error, not an older step; where a step goes away, the steps are listed again."""
-    with CheckpointManager(tmp_path) as manager:
-        manager.save(1, items={"state": tree(1), "weights": tree(1)})
-        manager.save(2, tree(2))
-        manager.wait_until_finished()
-        with pytest.raises(TreeMismatch, match="not in `like`"):
-            manager.restore(like={"w": jnp.zeros((2, 4))}, fallback=True)
-        with pytest.raises(StepNotFound, match=r"no item .weights."):
-            manager.restore(like=tree(0), item="weights", fallback=True)
-        listed = manager._agreed_steps
-        once = iter([[1, 2, 3]])  # 3 is deleted, and 4 saved, between the listing and the reading
-        manager._agreed_steps = lambda: next(once, None) or listed()  # type: ignore[method-assign]
-        manager.save(4, tree(4))
-        manager.wait_until_finished()
-        assert equal(manager.restore(like=tree(0), fallback=True), 4)
-
-
-@pytest.mark.parametrize("found", ["folders", "record", "packs"])
-def test_falling_back_beside_a_writer_that_keeps_one_step(tmp_path: Path, found: str) -> None:
-    """The only step is replaced by a newer one at the worst moments, many times in one restore: the newest comes back."""
-    with CheckpointManager(tmp_path, keep_policy=KeepLast(1)) as writer:
-        writer.save(1, tree(1))
-        writer.wait_until_finished()
-        with CheckpointManager(tmp_path, options=Options(read_only=True)) as reader:
-            inner, replaced = reader._storage, []
-
-            class Replacing(LocalStorage):
-                # Once the reader knows the newest step, from its folder, its record or one of its packs, that step is gone.
-                def _replace(self, name: str, result: object) -> object:
-                    step = name.split("/")[0]
-                    if len(replaced) < 20 and (name == "" if found == "folders" else step == str(writer.latest_step())):
-                        replaced.append(1)
-                        writer.save(len(replaced) + 1, tree(len(replaced) + 1))
-                        writer.wait_until_finished()
-                        writer._worker.wait(30)
-                    return result
-
-                def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
-                    result = inner.list(folder, recursive=recursive)
-                    return self._replace(folder, result) if found == "folders" else result  # type: ignore[return-value]
-
-                def fetch(self, name: str, limit_bytes: int) -> bytes:
-                    result = inner.fetch(name, limit_bytes)
-                    return self._replace(name, result) if found == "record" else result  # type: ignore[return-value]
-
-                def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
-                    result = inner.read(name, offset, buffers)
-                    return self._replace(name, result) if found == "packs" else result  # type: ignore[return-value]
-
-            reader._storage = Replacing(tmp_path)
-            assert equal(reader.restore(like=tree(0), fallback=True), 21) and len(replaced) == 20
-
-
-def test_a_writer_that_deletes_faster_than_a_reader_reads(tmp_path: Path) -> None:
-    """A restore that loses every step to the keep policy ends, and says what to do."""
-    with CheckpointManager(tmp_path, keep_policy=KeepLast(1)) as writer:
-        writer.save(1, tree(1))
-        writer.wait_until_finished()
-        with CheckpointManager(tmp_path, options=Options(read_only=True)) as reader:
-            inner = reader._storage
-
-            class Deleting(LocalStorage):
-                def fetch(self, name: str, limit_bytes: int) -> bytes:
-                    data, step = inner.fetch(name, limit_bytes), writer.latest_step()
-                    if name == f"{step}/checkpoint.json":
-                        writer.save(step + 1, tree(step + 1))
-                        writer.wait_until_finished()
-                        writer._worker.wait(30)
-                    return data
-
-            reader._storage = Deleting(tmp_path)
-            with pytest.raises(StepGone, match="the step was deleted while it was being read") as caught:
-                reader.restore(like=tree(0), fallback=True)
-            assert caught.value.__notes__ == ["so were 63 steps before it; hold_s keeps a step while it is read"]
-
-
-def test_a_step_that_is_overwritten_under_a_reader(tmp_path: Path) -> None:
-    """Its arrays, and its JSON, are StepGone once the record that was read has been replaced; with `fallback` the new save comes back."""
-    with CheckpointManager(tmp_path) as writer:
-        with CheckpointManager(tmp_path, options=Options(read_only=True)) as reader:
-
-            class Overwriting(LocalStorage):
-                def fetch(self, name: str, limit_bytes: int) -> bytes:
-                    data = super().fetch(name, limit_bytes)
-                    if not overwritten:
-                        overwritten.append(name)
-                        writer.save(1, items={"state": tree(2), "config": Json({"n": 2})}, overwrite=True)
-                        writer.wait_until_finished()
-                        writer._worker.wait(30)
-                    return data
-
-            reader._storage = Overwriting(tmp_path)
-            for item in ("state", "config"):
-                for fallback in (False, True):
-                    writer.save(1, items={"state": tree(1), "config": Json({"n": 1})}, overwrite=True)
-                    writer.wait_until_finished()
-                    overwritten: list[str] = []
-                    if not fallback:
-                        with pytest.raises(StepGone, match="the step was overwritten while it was being read; restore it again"):
-                            reader.restore(1, item=item)
-                    elif item == "state":
-                        assert equal(reader.restore(like=tree(0), fallback=True), 2)
-                    else:
-                        assert reader.restore(item=item, fallback=True) == {"n": 2}
 
 
 def test_a_step_that_was_copied_under_another_number(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint import CheckpointError, CheckpointManager, KeepAll, KeepLast, Options, UnsupportedLeaf, load, save, verify
 from holdfast.checkpoint.format.files import FileReport
-from holdfast.checkpoint.saving import incremental, pack_writer
-from holdfast.checkpoint.saving.incremental import MAX_LINKS, PackHistory, SaveHistory, WrittenFile, choose_links
+from holdfast.checkpoint.saving import incremental
+from holdfast.checkpoint.saving.incremental import HEAD_BYTES, MAX_LINKS, ChunkDigest, PackHistory, SaveHistory, WrittenFile, choose_links
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.cli import main
 from tests.checkpoint.golden.read import read_chunks
@@ -38,7 +38,8 @@ def file(number: int, nbytes: int) -> WrittenFile:
 
 def history(sizes: list[int], where: list[int]) -> PackHistory:
     files = tuple(file(number, size) for number, size in enumerate(sizes))
-    return PackHistory(files, tuple(where), tuple(bytes([index]) for index in range(len(where))), (0,) * len(where))
+    digests = tuple(ChunkDigest(bytes([index]), bytes([index])) for index in range(len(where)))
+    return PackHistory(files, tuple(where), digests, (0,) * len(where))
 
 
 def test_files_that_are_half_alive_are_linked() -> None:
@@ -108,6 +109,21 @@ def test_what_has_not_changed_is_linked(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "5")
     shutil.rmtree(tmp_path / "6")
     assert_is(load(tmp_path), state(7, 7))
+
+
+@pytest.mark.parametrize("size", [1000, HEAD_BYTES, HEAD_BYTES + 1, 3 * HEAD_BYTES + 5])
+@pytest.mark.parametrize("changed", [0, -1], ids=["first byte", "last byte"])
+def test_a_change_anywhere_is_seen_and_what_was_written_is_known(size: int, changed: int, tmp_path: Path) -> None:
+    """A byte at either end of a chunk is written anew; the digests made while writing are those that the next save compares."""
+    values, written = np.random.default_rng(0).integers(0, 255, size, np.uint8), list[int]()
+    with CheckpointManager(tmp_path, options=FAST) as manager:
+        for step in range(4):
+            values[changed] += step == 2
+            manager.save(step, {"w": values})
+            manager.wait_until_finished()
+            written.append(manager.statistics()["save_written_bytes"])
+    assert written[0] == written[1] and written[2] > size + written[1] and written[3] == written[2]
+    assert np.array_equal(load(tmp_path / "3")["w"], values) and load(tmp_path / "1")["w"][changed] == np.uint8(values[changed] - 1)
 
 
 def test_names_are_in_the_order_of_age(tmp_path: Path) -> None:
@@ -320,14 +336,23 @@ def test_the_same_array_is_not_even_copied(tmp_path: Path, monkeypatch: pytest.M
         hashed.append(data.nbytes)
         return xxhash.xxh3_128_digest(data)
 
-    monkeypatch.setattr(pack_writer, "load_digest", lambda: SimpleNamespace(xxh3_128_digest=digest))
+    class Running:
+        def __init__(self) -> None:
+            self._hash = xxhash.xxh3_128()
+            self.digest = self._hash.digest
+
+        def update(self, data: memoryview) -> None:
+            hashed.append(data.nbytes)
+            self._hash.update(data)
+
+    monkeypatch.setattr(incremental, "load_digest", lambda: SimpleNamespace(xxh3_128_digest=digest, xxh3_128=Running))
     with CheckpointManager(tmp_path, keep_policy=KeepLast(2), options=FAST) as manager:
         for step in range(5):
             moving = jax.jit(lambda: jnp.full((1 << 14,), step, jnp.float32))()  # noqa: B023
             hashed.clear()
             manager.save(step, {"frozen": frozen, "moving": moving})
             manager.wait_until_finished()
-            assert sum(hashed) == (64 << 10) + (0 if step else 4 << 20)
+            assert sum(hashed) == (128 << 10 if step else (4 << 20) + (64 << 10)), "to be compared, and as it is written"
         assert manager.statistics()["save_linked_bytes"] >= 4 * (4 << 20)
         for step in (3, 4):
             got = manager.restore(step)

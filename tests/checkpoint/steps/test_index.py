@@ -109,8 +109,12 @@ def test_a_step_that_cannot_be_deleted_stays_listed(storage: LocalStorage) -> No
                 raise OSError(13, "Permission denied")
             super().delete(names)
 
-    index = index_of(Refusing(storage.root), KeepAll())
+    worker = BackgroundWorker()
+    index = StepIndex(Refusing(storage.root), KeepAll(), list_steps(storage), worker, Statistics(), deletes=True)
     assert list(index.remove([1, 2, 3])) == [2] and index.steps() == [2, 4] and has_record(storage, "2")
+    assert worker.wait(60)
+    held = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    assert not [path for path in held if path.startswith(storage.root)], "a record's bytes are still held"
 
 
 def test_a_damaged_step_is_deleted_on_request_with_all_that_is_ours(storage: LocalStorage) -> None:
