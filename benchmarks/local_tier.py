@@ -162,8 +162,7 @@ def serve_parts(folder: Path, run: str, connection: Connection) -> None:
 
 def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
     """Returns the CPU seconds a GB of copying on both sides, of its checks alone, and seconds of restores from own folder and peer."""
-    names = ("receiving, CPU s/GB", "sending, CPU s/GB", "checks, CPU s/GB", "copying, s/GB", "restore own", "restore peer")
-    found: dict[str, list[float]] = {name: [] for name in names}
+    found: dict[str, list[float]] = {}
     local = Local(memory / "owner", save_policy=EveryNSteps(1))
     with CheckpointManager(memory / "root", save_policy=EveryNSteps(10**6), local=local) as manager:
         manager.save(1, state).wait()
@@ -201,9 +200,13 @@ def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
             seconds["checks, CPU s/GB"] = cpu(lambda views=views: [crc32c(view) for view in views]) / gigabytes
             keeper.storage.spare(part.files)
             for name in ("restore own", "restore peer"):
+                before, used = sent(), time.process_time()
                 seconds[name] = timed(lambda name=name: restore(name))
+                seconds[f"{name}, CPU s/GB"] = (time.process_time() - used) / gigabytes
+                if name == "restore peer":
+                    seconds["its sender, CPU s/GB"] = (sent() - before) / gigabytes
             for name, value in seconds.items() if turn else ():
-                found[name].append(value)
+                found.setdefault(name, []).append(value)
     return found
 
 
@@ -267,6 +270,7 @@ def main() -> None:
         ("blocked local / durable", "blocked local", "blocked durable", "at most 1.1"),
         ("local save / bare overwriting", "local save", "bare overwriting", "at most 1.25"),
         ("restore peer / own", "restore peer", "restore own", "at most 1.2"),
+        ("the receiver's CPU alone", "restore peer, CPU s/GB", "restore own, CPU s/GB", "at most 1.2"),
         ("blocked beside / alone", "blocked beside", "blocked alone", "at most 1.1"),
         ("Orbax p2p save / local save", "Orbax p2p save", "local save", "at least 3"),
     ):

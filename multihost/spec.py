@@ -23,7 +23,8 @@ class ProcessSpec:
 
     `coordinator` is HOST:PORT, or unix:PATH on one machine, of the coordination service of this (job_id, attempt); `slice_address` is HOST
     or HOST:PORT where the slices of a TPU job meet: the host of rank 0, port 8081 unless given. Ranks are contiguous in a slice, and all
-    slices are of one size. `local_rank` counts the job's processes on this machine, from 0, where the launcher knows it.
+    slices are of one size. `local_rank` counts the job's processes on this machine, from 0, where the launcher knows it. `host_address` is
+    this machine's for the others of the job, where a relay stands between it and the coordinator.
 
     Raises ValueError, naming field and value, for numbers that do not fit together.
     """
@@ -37,6 +38,7 @@ class ProcessSpec:
     num_slices: int = 1
     slice_address: str | None = None
     local_rank: int | None = None
+    host_address: str | None = None
     token_file: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -115,6 +117,7 @@ _KEYS: dict[str, tuple[str, type]] = {
     "HOLDFAST_NUM_SLICES": ("num_slices", int),
     "HOLDFAST_SLICE_ADDRESS": ("slice_address", str),
     "HOLDFAST_LOCAL_RANK": ("local_rank", int),
+    "HOLDFAST_HOST_ADDRESS": ("host_address", str),
     "HOLDFAST_TOKEN_FILE": ("token_file", str),
     "HOLDFAST_TLS_CERT": ("tls_cert", str),
     "HOLDFAST_TLS_KEY": ("tls_key", str),

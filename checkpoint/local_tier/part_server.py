@@ -1,6 +1,7 @@
-"""Serves the parts of a process, and the files that they name, to the other processes of its job: over plain TCP, a thread a connection.
+"""Serves the parts of a process, and the files that they name, to the other processes of its job: over TCP, a thread a connection.
 
-Who connects first proves to know the job's secret, and is shown the same. Then it asks, any number of times, one after the other:
+Where the job has certificates it is TLS (peer_tls.py). Who connects first proves to know the job's secret, and is shown the same. Then it
+asks, any number of times, one after the other:
 
     WAIT  the text of a part, once it is published; what was given up is answered at once
     GET   so many bytes of a file, from an offset on
@@ -17,16 +18,18 @@ import logging
 import os
 import secrets
 import socket
+import ssl
 import struct
 import threading
 import time
 import warnings
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from ..storage.base import start_thread
 from .parts import LocalKey, Part
+from .peer_tls import BadTlsFiles, PeerTls
 
 _log = logging.getLogger(__name__)
 MAGIC = b"holdfast-part/1\n"
@@ -39,6 +42,7 @@ NAME_LIMIT_BYTES = 512
 MOST_CONNECTIONS = 256
 GREETING_S = 10.0  # for a new connection to prove itself
 IDLE_S = 600.0  # between two requests, and the longest WAIT
+PIECE_BYTES = 1 << 20  # that are encrypted in turn
 SEND_S = 60.0  # for a peer that does not take what it asked for
 
 
@@ -46,9 +50,12 @@ class UnfitRequest(OSError):
     """Says that a peer does not speak as peers do."""
 
 
-def proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:
-    """Returns what shows that one knows the secret, in one role, to who has drawn one of the nonces."""
-    return hmac.digest(secret, MAGIC + role + nonces, "sha256")
+def proof(secret: bytes, role: bytes, nonces: bytes, fingerprint: bytes = b"") -> bytes:
+    """Returns what shows that one knows the secret, in one role, to who has drawn one of the nonces; under TLS, over one connection.
+
+    `fingerprint` is that of the certificate that the server shows.
+    """
+    return hmac.digest(secret, MAGIC + role + nonces + fingerprint, "sha256")
 
 
 def receive(connection: socket.socket, buffers: list[memoryview], timeout_s: float) -> None:
@@ -78,8 +85,8 @@ class PartServer:
     `folder` is that of the run, below which the names lie; it is given before anything is published. `address` is HOST:PORT, for peers.
     """
 
-    def __init__(self, host: str, secret: bytes) -> None:
-        self._secret = secret
+    def __init__(self, host: str, secret: bytes, tls: PeerTls | None = None) -> None:
+        self._secret, self._tls = secret, tls
         self._folder = Path()
         self._changed = threading.Condition()
         self._parts: dict[str, Part | None] = {}  # None: it was given up
@@ -147,11 +154,16 @@ class PartServer:
         threading.current_thread().name = "holdfast-part"
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._greet(connection)
+            fingerprint = b""
+            if self._tls is not None:
+                secured, fingerprint = self._tls.accepted(connection)
+                connection = self._replace(connection, secured)
+                _shake_hands(secured)
+            self._greet(connection, fingerprint)
             while True:
                 self._answer(connection)
         except OSError as error:  # it went, or it is no peer
-            if isinstance(error, UnfitRequest):
+            if isinstance(error, UnfitRequest | BadTlsFiles):
                 _log.warning("the part server at %s ended a connection: %s", self.address, error)
                 with self._changed:
                     self._counts["refused"] += 1
@@ -160,15 +172,23 @@ class PartServer:
                 self._connections.discard(connection)
             connection.close()
 
-    def _greet(self, connection: socket.socket) -> None:
+    def _replace(self, plain: socket.socket, connection: socket.socket) -> socket.socket:
+        with self._changed:
+            self._connections.discard(plain)
+            self._connections.add(connection)
+            if self._is_closed:
+                connection.close()
+        return connection
+
+    def _greet(self, connection: socket.socket, fingerprint: bytes) -> None:
         nonce = secrets.token_bytes(NONCE_BYTES)
         connection.settimeout(GREETING_S)
         connection.sendall(MAGIC + nonce)
         answer = receive_bytes(connection, NONCE_BYTES + PROOF_BYTES, GREETING_S)
         nonces = nonce + answer[:NONCE_BYTES]
-        if not hmac.compare_digest(answer[NONCE_BYTES:], proof(self._secret, b"client", nonces)):
+        if not hmac.compare_digest(answer[NONCE_BYTES:], proof(self._secret, b"client", nonces, fingerprint)):
             raise UnfitRequest("who connected does not know this job's secret: it is of another attempt, or a stranger")
-        connection.sendall(proof(self._secret, b"server", nonces))
+        connection.sendall(proof(self._secret, b"server", nonces, fingerprint))
 
     def _answer(self, connection: socket.socket) -> None:
         kind, length, offset, size = REQUEST.unpack(receive_bytes(connection, REQUEST.size, IDLE_S))
@@ -208,7 +228,7 @@ class PartServer:
         with os.fdopen(descriptor, "rb") as file:
             size = max(0, min(size, os.fstat(file.fileno()).st_size - offset))
             connection.sendall(ANSWER.pack(THERE, size))
-            if size and connection.sendfile(file, offset, size) != size:
+            if size and _send_range(connection, file, offset, size) != size:
                 raise UnfitRequest(f"{path} was cut while it was sent")
         with self._changed:
             self._counts["served_bytes"] += size
@@ -228,7 +248,7 @@ class PartServer:
         self._listener.close()
         for connection in connections:
             with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)  # TLS's own would have what is sent next go in the clear
 
     def __enter__(self) -> Self:
         return self
@@ -239,3 +259,25 @@ class PartServer:
     def __del__(self, warn: Any = warnings.warn) -> None:
         if not getattr(self, "_is_closed", True):
             warn(f"the part server at {self.address} was not closed", ResourceWarning, stacklevel=2)
+
+
+def _shake_hands(connection: ssl.SSLSocket) -> None:
+    """Raises UnfitRequest where who connected has no certificate of this job's authority, or speaks no TLS."""
+    connection.settimeout(GREETING_S)  # for all of it
+    try:
+        connection.do_handshake()
+    except ssl.SSLEOFError:  # it went
+        raise
+    except ssl.SSLError as error:
+        raise UnfitRequest(f"who connected did not show a certificate of this job's authority by TLS: {error}") from error
+
+
+def _send_range(connection: socket.socket, file: BinaryIO, offset: int, size: int) -> int:
+    """Sends so many bytes of a file, and returns how many there were."""
+    if not isinstance(connection, ssl.SSLSocket):
+        return connection.sendfile(file, offset, size)
+    memory, sent = memoryview(bytearray(min(PIECE_BYTES, size))), 0
+    while sent < size and (got := os.preadv(file.fileno(), [memory[: size - sent]], offset + sent)):
+        connection.sendall(memory[:got])
+        sent += got
+    return sent

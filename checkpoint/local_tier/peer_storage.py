@@ -34,6 +34,7 @@ from .part_server import (
     receive,
     receive_bytes,
 )
+from .peer_tls import PeerTls
 
 _log = logging.getLogger(__name__)
 CONNECT_S = 10.0
@@ -46,31 +47,39 @@ class PeerFailed(OSError):
 class PeerConnection:
     """A connection to the part server of one peer, for one thread at a time. After an error it is of no more use. A context manager.
 
+    With `tls` both sides show a certificate.
     Raises PeerFailed where the peer cannot be reached, is silent for longer than `timeout_s` allows, or lies.
     """
 
-    def __init__(self, address: str, secret: bytes, *, timeout_s: float = CONNECT_S) -> None:
+    def __init__(self, address: str, secret: bytes, tls: PeerTls | None = None, *, timeout_s: float = CONNECT_S) -> None:
         self.address = address
         host, _, port = address.rpartition(":")
         self._end = time.monotonic() + timeout_s
         with self._errors("be reached"):
-            self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
+            self._socket: socket.socket = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
         try:
             with self._errors("prove itself"):
-                self._greet(secret)
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                fingerprint = b"" if tls is None else self._secure(tls)
+                self._greet(secret, fingerprint)
         except BaseException:
             self._socket.close()
             raise
 
-    def _greet(self, secret: bytes) -> None:
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def _secure(self, tls: PeerTls) -> bytes:
+        """Goes over to TLS, and returns the fingerprint of the server's certificate."""
+        self._socket.settimeout(self._left_s)
+        self._socket, fingerprint = tls.connected(self._socket)
+        return fingerprint
+
+    def _greet(self, secret: bytes, fingerprint: bytes) -> None:
         hello = receive_bytes(self._socket, len(MAGIC) + NONCE_BYTES, self._left_s)
         if not hello.startswith(MAGIC):
             raise ValueError(f"it says {hello[:16]!r}")
         nonce = secrets.token_bytes(NONCE_BYTES)
         nonces = hello[len(MAGIC) :] + nonce
-        self._socket.sendall(nonce + proof(secret, b"client", nonces))
-        if not hmac.compare_digest(receive_bytes(self._socket, PROOF_BYTES, self._left_s), proof(secret, b"server", nonces)):
+        self._socket.sendall(nonce + proof(secret, b"client", nonces, fingerprint))
+        if not hmac.compare_digest(receive_bytes(self._socket, PROOF_BYTES, self._left_s), proof(secret, b"server", nonces, fingerprint)):
             raise ValueError("it does not know this job's secret")
 
     def wait(self, name: str, timeout_s: float) -> bytes:
@@ -136,8 +145,8 @@ class PeerConnection:
 class Peers:
     """The part servers of a job by rank, with connections that are kept for the next call. A context manager. Thread-safe."""
 
-    def __init__(self, addresses: Mapping[int, str], secret: bytes, timeout_s: float) -> None:
-        self._addresses, self._secret, self._timeout_s = addresses, secret, timeout_s
+    def __init__(self, addresses: Mapping[int, str], secret: bytes, timeout_s: float, tls: PeerTls | None = None) -> None:
+        self._addresses, self._secret, self._timeout_s, self._tls = addresses, secret, timeout_s, tls
         self._idle: dict[int, list[PeerConnection]] = {}
         self._lock = threading.Lock()
 
@@ -147,7 +156,7 @@ class Peers:
         with self._lock:
             idle = self._idle.get(rank)
             found = idle.pop() if idle else None
-        found = found or PeerConnection(self._addresses[rank], self._secret, timeout_s=min(CONNECT_S, self._timeout_s))
+        found = found or PeerConnection(self._addresses[rank], self._secret, self._tls, timeout_s=min(CONNECT_S, self._timeout_s))
         try:
             yield found
         except FileNotFoundError:  # an answer like any other

@@ -15,7 +15,6 @@ import logging
 import os
 import secrets
 import shutil
-import socket
 import threading
 import time
 import zlib
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from holdfast.multihost import Group, current_spec
-from holdfast.multihost.group.runtime import coordinator_address
+from holdfast.multihost.group.runtime import host_address, tls_files
 
 from ..errors import CheckpointError, Corrupt, SaveCancelled, StepNotFound, error_text, failure_of, naming_path
 from ..format.files import FileReport
@@ -49,6 +48,7 @@ from .host_folder import HostFolder, HostStorage, read_checked
 from .part_server import PartServer
 from .parts import FoundStep, LocalKey, Part, StepHead, living_steps, record_of
 from .peer_storage import PeerConnection, PeerFailed, Peers, PeerStorage
+from .peer_tls import PeerTls
 from .placement import Member, place_copies, wards_of
 
 _log = logging.getLogger(__name__)
@@ -104,14 +104,20 @@ class TierTooLarge(CheckpointError):
     """Says that a local save would take more than `max_bytes`; it ends the tier."""
 
 
+class PartGivenUp(CheckpointError):
+    """Says that a peer could not save its own part; why it could not, it reports itself."""
+
+
 class _Peer(NamedTuple):
-    """What all processes know of one: host, slice, the address of its part server, which folder it has, and the mark that it made there."""
+    """What all processes know of one: host, machine, slice, the address of its part server, its folder, and the mark that it made there."""
 
     host: str
+    machine: str
     slice_id: int
     address: str
     folder: str
     mark: str
+    has_tls: bool = False
     error: str = ""
 
 
@@ -137,6 +143,8 @@ class LocalTier:
         self._counts = dict.fromkeys(("saves", "saves_failed", "save_s", "save_bytes", "copied_bytes", "restores", "restores_failed"), 0.0)
         self._off = self._error = ""
         self._mark = ""
+        files = tls_files()
+        self._tls = None if files is None else PeerTls(*files)
         self._stager = SaveStager(self.storage, group, self.options)
         self._scheduler: SaveScheduler | None = None
         try:
@@ -174,8 +182,9 @@ class LocalTier:
     def _introduce(self, secret: bytes) -> _Peer:
         """Makes the folder and the part server, and says who this process is; what it cannot make is its error."""
         local, spec = self._local, current_spec()
-        host = local.failure_domain or _boot_id()
-        peer = _Peer(host, 0 if spec is None else spec.slice_id, "", f"{host} {self._group.index}", "")
+        machine = _boot_id()
+        host = local.failure_domain or machine
+        peer = _Peer(host, machine, 0 if spec is None else spec.slice_id, "", f"{host} {self._group.index}", "")
         try:
             if self._path.is_symlink():
                 raise CheckpointError(f"{self._path} is a link; expected a folder of this host, or none")
@@ -185,10 +194,10 @@ class LocalTier:
             found = self._path.stat()
             peer = peer._replace(folder=f"{host} {found.st_dev} {found.st_ino}", mark=self._mark)
             if self._group.count > 1:
-                if spec is not None and spec.tls_ca is not None:
-                    raise CheckpointError("this job's coordinator has TLS, and parts do not go over TLS in this version")
-                self._server = PartServer(local.address or _own_address(), secret)
-                peer = peer._replace(address=self._server.address)
+                if self._tls is not None:
+                    self._tls.check()
+                self._server = PartServer(local.address or _own_address(), secret, self._tls)
+                peer = peer._replace(address=self._server.address, has_tls=self._tls is not None)
         except (OSError, CheckpointError) as error:
             return peer._replace(error=f"process {self._group.index}: {error_text(error)}")
         return peer
@@ -196,6 +205,14 @@ class LocalTier:
     def _check_alone_in_folder(self) -> None:
         """Notes the first error of all, and where another host writes into this folder: copies there would be none."""
         self._off = next((peer.error for peer in self._peers if peer.error), "")
+        others = [rank for rank, peer in enumerate(self._peers) if peer.has_tls != self._peers[0].has_tls]
+        if others and not self._off:
+            with_tls, without = (0, others[0]) if self._peers[0].has_tls else (others[0], 0)
+            self._off = f"process {with_tls} has the files of TLS, and process {without} has none: set them for all, or for none"
+        unreachable = [rank for rank, peer in enumerate(self._peers) if peer.address.startswith(("127.", "[::1]"))]
+        if unreachable and len({peer.machine for peer in self._peers}) > 1 and not self._off:
+            found = f"process {unreachable[0]} has the address {self._peers[unreachable[0]].address}, which other hosts cannot reach"
+            self._off = f"{found}: pass Local(address=...), or give its host's name another address than loopback"
         own, marks = self._peers[self._group.index], {peer.mark: peer for peer in self._peers if peer.mark}
         try:
             there = list(self._path.glob("mark-*"))
@@ -388,11 +405,11 @@ class LocalTier:
 
     def _copy_part(self, ward: int, key: LocalKey, folder: HostFolder, target: SaveTarget) -> None:
         """Copies a ward's part, each byte checked, and serves it too."""
-        with PeerConnection(self._peers[ward].address, self._secret, timeout_s=target.remaining_s or 0.001) as peer:
+        with PeerConnection(self._peers[ward].address, self._secret, self._tls, timeout_s=target.remaining_s or 0.001) as peer:
             try:
                 data = peer.wait(key.part_name(ward), target.remaining_s or 0.001)
             except FileNotFoundError:
-                raise PeerFailed(5, f"process {ward} has given its part of step {key.step} up") from None
+                raise PartGivenUp(f"process {ward} has given its part of step {key.step} up") from None
             part = Part.from_bytes(data, f"{peer.address}: {key.part_name(ward)}")
             if (part.run, part.key, part.process) != (folder.run, key, ward):
                 raise PeerFailed(
@@ -429,7 +446,8 @@ class LocalTier:
     def _judge(self, work: SnapshotWork, reports: Sequence[SaveReport], request: SaveRequest) -> SaveResult:
         """Returns the result, at the primary: the reports have to fit together as at a commit."""
         try:
-            check_save_reports(reports, request.key, range(self._group.count))
+            causes_first = sorted(reports, key=lambda report: report.kind == PartGivenUp.__name__)
+            check_save_reports(causes_first, request.key, range(self._group.count))
             work.check(work.build(reports))
             request.cancellation.close(request.step, 0)
         except Exception as error:
@@ -474,7 +492,8 @@ class LocalTier:
 
     def _storage_of(self, found: FoundStep, record: bytes) -> PeerStorage:
         assert self._folder is not None
-        peers = Peers({rank: peer.address for rank, peer in enumerate(self._peers)}, self._secret, self._local.timeout_s)
+        addresses = {rank: peer.address for rank, peer in enumerate(self._peers)}
+        peers = Peers(addresses, self._secret, self._local.timeout_s, self._tls)
         own = frozenset({self._keepers[self._group.index]})
         turn = self._group.index
         holders = [[*ranks[turn % len(ranks) :], *ranks[: turn % len(ranks)]] for ranks in found.holders]  # not all ask the same first
@@ -505,7 +524,7 @@ class LocalTier:
         assert self._folder is not None
         if rank == self._keepers[self._group.index]:
             return self._folder.storage.fetch(name, RECORD_LIMIT_BYTES)
-        with PeerConnection(self._peers[rank].address, self._secret) as peer:
+        with PeerConnection(self._peers[rank].address, self._secret, self._tls) as peer:
             return peer.wait(name, self._local.timeout_s)
 
     def restore(self, storage: PeerStorage, restore: Callable[[], T]) -> T:
@@ -590,18 +609,11 @@ def copy_file(peer: PeerConnection, folder_name: str, report: FileReport, folder
 
 
 def _own_address() -> str:
-    """Returns the address of this host that reaches the coordinator: peers reach it too. Raises CheckpointError where that is not known."""
-    address = coordinator_address() or ""
-    if address.startswith("unix:"):  # the whole job is on this machine
-        return "127.0.0.1"
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        found = f"the coordinator is at {address}" if address else "no coordinator is known"
-        raise CheckpointError(f"which address of this host its peers reach is not known ({found}): pass Local(address=...)")
-    family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:  # a datagram socket that is connected sends nothing
-        probe.connect(target)
-        return str(probe.getsockname()[0])
+    """Returns the address of this host for its peers. Raises CheckpointError where that is not known."""
+    address = host_address()
+    if address is None:
+        raise CheckpointError("which address of this host its peers reach is not known, since no coordinator is: pass Local(address=...)")
+    return address
 
 
 def _boot_id() -> str:

@@ -21,6 +21,7 @@ from typing import Any
 from holdfast.coordination import CoordinationError, Credentials, StatusClient
 from holdfast.coordination.process.job_folder import JobFolder, user_folder
 from holdfast.multihost import ProcessSpec, StartupFailed, StartupTimeout
+from holdfast.multihost.group.runtime import address_towards
 
 from ..workers.coordinator import Coordinator, report_exit
 from ..workers.environment import worker_env
@@ -100,8 +101,9 @@ def _prepare(
         if secrets is not None:
             raise ValueError("--secrets are those of a coordinator that runs: give its address, --coordinator HOST:PORT")
         address, secrets = _rendezvous(detected, job, number, host, rendezvous, insecure)
+    own_address = None
     if secrets is not None:
-        address = _relay(detected, address, f"{job}.{number}", secrets)
+        own_address, address = address_towards(address), _relay(detected, address, f"{job}.{number}", secrets)
     spec = ProcessSpec(
         job_id=job,
         attempt=number,
@@ -112,6 +114,7 @@ def _prepare(
         num_slices=detected.num_slices,
         slice_address=(detected.first_host or None) if detected.num_slices > 1 else None,
         local_rank=detected.local_rank,
+        host_address=own_address,
     )
     env, lines = worker_env(environment, spec, share_of=detected.local_size)
     for line in lines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import jax
@@ -30,6 +31,35 @@ def coordinator_address() -> str | None:
     """Returns the address of the coordinator that this process has joined, HOST:PORT or unix:PATH; None where it is not known."""
     address: str | None = _spec.coordinator if _spec is not None else distributed.global_state.coordinator_address
     return address
+
+
+def host_address() -> str | None:
+    """Returns the address at which the other hosts of the job reach this one; None where it is not known. Raises OSError."""
+    if _spec is not None and _spec.host_address is not None:
+        return _spec.host_address
+    coordinator = coordinator_address()
+    return None if coordinator is None else address_towards(coordinator)
+
+
+def address_towards(coordinator: str) -> str:
+    """Returns this machine's address that reaches a coordinator: loopback for one at a Unix socket. Sends nothing. Raises OSError."""
+    host, _, port = coordinator.rpartition(":")
+    if coordinator.startswith("unix:"):
+        return "127.0.0.1"
+    family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:  # a datagram socket that is connected sends nothing
+        probe.connect(target)
+        return str(probe.getsockname()[0])
+
+
+def tls_files() -> tuple[str, str, str] | None:
+    """Returns certificate, key and authority by which this process reaches its coordinator; None where it has none, or a relay has them."""
+    if _spec is not None:
+        found: tuple[Any, ...] = (_spec.tls_cert, _spec.tls_key, _spec.tls_ca)
+    else:  # since jax 0.12
+        found = tuple(getattr(jax.config, f"jax_mtls_{name}_file", None) for name in ("cert", "key", "ca"))
+    cert, key, ca = found
+    return (cert, key, ca) if cert and key and ca else None
 
 
 def current_client() -> Client:

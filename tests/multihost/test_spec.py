@@ -19,7 +19,15 @@ STALE = {
 def test_the_environment_carries_all_of_it() -> None:
     """from_env reads back exactly what to_env wrote, every field set or not."""
     full = ProcessSpec(
-        process_id=0, num_processes=1, coordinator="[::1]:80", token_file="t", tls_cert="c", tls_key="k", tls_ca="a", slice_address="h:1"
+        process_id=0,
+        num_processes=1,
+        coordinator="[::1]:80",
+        token_file="t",
+        tls_cert="c",
+        tls_key="k",
+        tls_ca="a",
+        slice_address="h:1",
+        host_address="10.0.0.2",
     )
     assert ProcessSpec.from_env(SPEC.to_env()) == SPEC
     assert ProcessSpec.from_env(full.to_env()) == full

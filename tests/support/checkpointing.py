@@ -15,12 +15,16 @@ from tests.support.cluster import Processes
 
 T = TypeVar("T")
 
-START = """
+_JOIN = 'jax.distributed.initialize(f"127.0.0.1:{port}", count, index, coordinator_bind_address=f"127.0.0.1:{port}")'
+START = (
+    f"""
 import json, os, signal, sys, time
 import jax, jax.numpy as jnp, numpy as np
 index, count, port, root = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"127.0.0.1:{port}", count, index, coordinator_bind_address=f"127.0.0.1:{port}")
+{_JOIN}
+"""
+    + """
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from holdfast.checkpoint import *
 from holdfast.coordination import *
@@ -49,6 +53,11 @@ def goes(call, kind):
         return error
     raise SystemExit(f"no {kind.__name__}")
 """
+)
+
+
+# So do processes whose environment says who they are and where their coordinator is.
+START_LAUNCHED = START.replace(_JOIN, "import holdfast.multihost as multihost; multihost.initialize(timeout_s=60)")
 
 
 def free_port() -> int:

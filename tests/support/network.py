@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,6 +52,29 @@ class Network:
     def unplug(self, index: int) -> None:
         """Takes a peer's link down."""
         ip("link", "set", f"v{self.names[index]}", "down")
+
+    def plug(self, index: int) -> None:
+        """Takes a peer's link up again."""
+        ip("link", "set", f"v{self.names[index]}", "up")
+
+    def part(self, *indices: int, parted: bool = True) -> None:
+        """Lets no packet through between any two of these peers, or lets them through again; all else they reach as before."""
+        for index in indices:
+            ip("link", "set", f"v{self.names[index]}", "type", "bridge_slave", "isolated", "on" if parted else "off")
+
+    def throttle(self, index: int, megabits_s: int | None) -> None:
+        """Bounds what a peer sends a second, or no more (None)."""
+        shape = ["add", "dev", "eth0", "root", "tbf", "rate", f"{megabits_s}mbit", "burst", "64kb", "latency", "100ms"]
+        command = shape if megabits_s else ["del", "dev", "eth0", "root"]
+        subprocess.run(["tc", "-n", self.names[index], "qdisc", *command], check=True, capture_output=True)
+
+    def wait_until_sent(self, index: int, size: int, within_s: float = 30) -> None:
+        """Waits until a peer has sent so many bytes more."""
+        counter = Path(f"/sys/class/net/v{self.names[index]}/statistics/rx_bytes")
+        first, end = int(counter.read_text()), time.monotonic() + within_s
+        while int(counter.read_text()) < first + size:
+            assert time.monotonic() < end, f"{self.names[index]} has not sent {size} bytes"
+            time.sleep(0.01)  # the kernel tells nobody
 
     def drop(self, index: int) -> None:
         """Drops every packet of a peer, with its link up: its end of the cable hangs in the air."""

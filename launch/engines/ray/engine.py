@@ -187,7 +187,7 @@ class RayEngine(BaseEngine):
         self._open_watch(address, attempt, self._credentials(secrets))
         reached = self._start_relays(address, secrets, timeout_s)
         started = [
-            actor.start.remote(self._command, self._call, self._process_spec(rank, attempt, reached[rank]), self._spec.env)
+            actor.start.remote(self._command, self._call, self._process_spec(rank, attempt, *reached[rank]), self._spec.env)
             for rank, actor in self._actors.items()
         ]
         for rank, lines in enumerate(ray.get(started, timeout=timeout_s)):
@@ -203,17 +203,20 @@ class RayEngine(BaseEngine):
         self._folder = JobFolder.create()
         return credentials_in(self._folder, secrets)
 
-    def _start_relays(self, address: str, secrets: JobSecrets | None, timeout_s: float) -> list[str]:
-        """Starts a relay on each machine, in the actor of its first process; returns where each process reaches the coordinator."""
+    def _start_relays(self, address: str, secrets: JobSecrets | None, timeout_s: float) -> list[tuple[str, str | None]]:
+        """Starts a relay on each machine, in the actor of its first process.
+
+        Returns where each process reaches the coordinator, and the address of its machine behind a relay.
+        """
         nodes = [node.node_id for node in self._placement.nodes]
         if secrets is None:
-            return [address] * len(nodes)
+            return [(address, None)] * len(nodes)
         ranks = {node: [rank for rank, other in enumerate(nodes) if other == node] for node in nodes}
         relays = {node: self._actors[on_node[0]].start_relay.remote(address, secrets, on_node) for node, on_node in ranks.items()}
         addresses = dict(zip(relays, load_ray().get(list(relays.values()), timeout=timeout_s), strict=True))
         return [addresses[node] for node in nodes]
 
-    def _process_spec(self, rank: int, attempt: int, coordinator: str) -> ProcessSpec:
+    def _process_spec(self, rank: int, attempt: int, coordinator: str, host_address: str | None) -> ProcessSpec:
         placement = self._placement
         return ProcessSpec(
             job_id=self._job_id,
@@ -225,6 +228,7 @@ class RayEngine(BaseEngine):
             num_slices=placement.num_slices,
             slice_address=placement.nodes[0].address if placement.num_slices > 1 else None,
             local_rank=[node.node_id for node in placement.nodes[:rank]].count(placement.nodes[rank].node_id),
+            host_address=host_address,
         )
 
     def _request_update(self, rank: int) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from holdfast.coordination import Relay
 from holdfast.multihost import ProcessSpec
+from holdfast.multihost.group.runtime import address_towards
 
 from ...workers.coordinator import Coordinator, report_exit
 from ...workers.environment import worker_env
@@ -52,11 +53,11 @@ class WorkerActor:
         """Returns the actor's process id, once the actor is there."""
         return os.getpid()
 
-    def start_relay(self, coordinator: str, secrets: JobSecrets, process_ids: Sequence[int]) -> str:
-        """Starts the relay of this machine, which ends with this actor; returns its address."""
+    def start_relay(self, coordinator: str, secrets: JobSecrets, process_ids: Sequence[int]) -> tuple[str, str]:
+        """Starts the relay of this machine, which ends with this actor; returns its address, and the machine's for its peers."""
         self._close_relay()
         self._relay = spawn_relay(coordinator, secrets, process_ids)
-        return self._relay.address
+        return self._relay.address, address_towards(coordinator)
 
     def start(self, command: Sequence[str] | None, call: bytes | None, spec: ProcessSpec, extra: Mapping[str, str]) -> list[str]:
         """Starts the command, or the pickled call; returns one line for each stale MEGASCALE_* value that was replaced."""

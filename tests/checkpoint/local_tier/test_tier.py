@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -22,9 +23,11 @@ from holdfast.checkpoint import (
     StepNotFound,
     TreeMismatch,
 )
+from holdfast.checkpoint.local_tier import tier
 from holdfast.checkpoint.local_tier.part_server import PartServer
 from holdfast.checkpoint.local_tier.parts import Part
 from tests.support.local_hosts import Job, is_state, job, state
+from tests.support.tls import Authority
 
 
 @pytest.fixture
@@ -452,6 +455,37 @@ def test_a_folder_that_cannot_be_used_turns_the_tier_off(root: Path, hosts: list
             assert first.each(lambda rank, manager: manager.all_steps()) == [[4], [4]]
         with pytest.raises(CheckpointError, match=r"the local tier of .* cannot be used: process 1"), job(root, folders, strict=True):
             pass
+
+
+@pytest.mark.skipif(not hasattr(jax.config, "jax_mtls_cert_file"), reason="this jax knows no TLS")
+def test_certificates_that_do_not_serve_turn_the_tier_off(root: Path, hosts: list[Path], tmp_path: Path) -> None:
+    """Where jax was told to reach its coordinator by TLS, parts go by the same files; those that peers would refuse are named."""
+    pems = Authority(tmp_path, "ours").issue("own", is_over=True)
+    settings = {f"jax_mtls_{name}_file": getattr(pems, name) for name in ("cert", "key", "ca")}
+    try:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        with job(root, hosts[:2], every=4) as first:
+            assert all(f"the certificate {pems.cert} with the key {pems.key} does not pass" in off for off in _off(first))
+            first.save(4)
+            first.save(5)
+            assert first.each(lambda rank, manager: manager.all_steps()) == [[4], [4]]
+    finally:
+        for name in settings:
+            jax.config.update(name, None)
+
+
+def test_an_address_that_other_machines_cannot_reach_turns_the_tier_off(
+    root: Path, hosts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loopback, as a host's own name may stand for, is right on one machine alone."""
+    machines = iter("ab")
+    monkeypatch.setattr(tier, "_boot_id", lambda: next(machines))
+    with job(root, hosts[:2], every=4) as first:
+        assert all("has the address 127.0.0.1:" in off and "pass Local(address=...)" in off for off in _off(first))
+        first.save(4)
+        first.save(5)
+        assert first.each(lambda rank, manager: manager.all_steps()) == [[4], [4]]
 
 
 def test_a_folder_that_two_hosts_share_turns_the_tier_off(root: Path, hosts: list[Path]) -> None:

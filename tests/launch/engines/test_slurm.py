@@ -100,7 +100,8 @@ with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLD
     client.wait_at_barrier("all", 60_000)
     client.shutdown()
 secret = any("BEGIN" in value or key == "HOLDFAST_JOB_SECRETS" for key, value in os.environ.items())
-print("LOOK", os.environ["SLURMD_NODENAME"], os.environ["HOLDFAST_COORDINATOR"], os.environ["HOLDFAST_LOCAL_RANK"], secret)
+print("LOOK", os.environ["SLURMD_NODENAME"], os.environ["HOLDFAST_COORDINATOR"], os.environ["HOLDFAST_LOCAL_RANK"], secret,
+      os.environ.get("HOLDFAST_HOST_ADDRESS"))
 """
 
 
@@ -113,8 +114,9 @@ def test_the_tasks_of_a_node_share_a_relay_and_hold_no_secret(slurm: SlurmCluste
     slurm.wait_until(lambda: slurm.job(job)["JobState"] in ("COMPLETED", "FAILED", "CANCELLED"), "end")
     out = (tmp_path / "out").read_text()
     seen = [line.split()[2:] for line in out.splitlines() if " LOOK " in line]
-    assert sorted((node, rank, secret) for node, _, rank, secret in seen) == [(n, r, "False") for n in ("n1", "n2") for r in "01"], out
-    addresses = {(node, address) for node, address, _, _ in seen}
+    assert {host for *_, host in seen} == {"None" if engine else "127.0.0.1"}, "of the network that reaches the coordinator"
+    assert sorted((node, rank, secret) for node, _, rank, secret, _ in seen) == [(n, r, "False") for n in ("n1", "n2") for r in "01"], out
+    addresses = {(node, address) for node, address, *_ in seen}
     assert all(address.startswith("127.0.0.1:" if engine else "unix:/") for _, address in addresses)
     assert len({address for _, address in addresses}) == (1 if engine else 2)
 

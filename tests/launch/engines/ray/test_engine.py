@@ -143,7 +143,7 @@ def test_a_function_runs_on_every_process(fleet: Fleet, tmp_path: Path) -> None:
     assert_nothing_reserved(fleet)
 
 
-def look() -> tuple[str, str, bool]:
+def look() -> tuple[str, str, bool, str | None]:
     import os
 
     from holdfast.coordination import CoordinationClient
@@ -152,16 +152,22 @@ def look() -> tuple[str, str, bool]:
         client.wait_at_barrier("all", 60_000)
         client.shutdown()
     secret = any("BEGIN" in value or key.startswith(("HOLDFAST_TOKEN", "HOLDFAST_TLS")) for key, value in os.environ.items())
-    return os.environ["HOLDFAST_COORDINATOR"], os.environ["HOLDFAST_LOCAL_RANK"], secret
+    return os.environ["HOLDFAST_COORDINATOR"], os.environ["HOLDFAST_LOCAL_RANK"], secret, os.environ.get("HOLDFAST_HOST_ADDRESS")
 
 
 def test_the_processes_of_a_node_share_a_relay_and_hold_no_secret(fleet: Fleet) -> None:
-    """Four nodes, four relays at Unix sockets; --insecure instead gives all the coordinator's own address."""
+    """Four nodes, four relays at Unix sockets."""
     values = engine.run(look, spec()).values
-    assert len({address for address, _, _ in values}) == 4 and all(address.startswith("unix:/") for address, _, _ in values)
-    assert [(rank, secret) for _, rank, secret in values] == [("0", False)] * 4
+    assert len({address for address, *_ in values}) == 4 and all(address.startswith("unix:/") for address, *_ in values)
+    assert [(rank, secret) for _, rank, secret, _ in values] == [("0", False)] * 4
+    assert all(host is not None and not host.startswith("unix:") for *_, host in values), "what other machines reach this one by"
+
+
+def test_without_security_all_processes_have_the_coordinators_own_address(fleet: Fleet) -> None:
+    """No relay stands between."""
     values = engine.run(look, spec(insecure=True)).values
-    assert len({address for address, _, _ in values}) == 1 and not values[0][0].startswith("unix:")
+    assert len({address for address, *_ in values}) == 1 and not values[0][0].startswith("unix:")
+    assert {host for *_, host in values} == {None}
 
 
 def test_the_example_runs_unchanged(fleet: Fleet, tmp_path: Path) -> None:
