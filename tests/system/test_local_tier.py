@@ -220,7 +220,7 @@ def walks(*coarse: tuple[int, int, int, int]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(names, [*coarse, *(pytest.param(*walk, marks=marks) for walk in fine)])
 
 
-@walks((1, 0, 5, 61), (2, 1, 143, 149))
+@walks((1, 0, 5, 61), (2, 1, 143, 199))
 @pytest.mark.parametrize("error", [0, errno.ENOSPC, errno.EIO], ids=["SIGKILL", "ENOSPC", "EIO"])
 def test_local_saves_at_each_system_call(library: Path, error: int, processes: int, victim: int, first: int, every: int) -> None:
     """Killed at, or refused, each call below the host's folder, from opening to closing: what was known is there, to the bit, and the
