@@ -220,7 +220,7 @@ class SyncPoint:
     def _catch_up(self, group_client: GroupClient) -> None:
         """Takes part in rounds whose mail did not come: they were announced before this process came, or their announcer died."""
         self._skip(group_client)
-        while announcement := group_client.list(f"{self.folder}/{self._log.round}").get("change"):
+        while not self._closed.is_set() and (announcement := group_client.list(f"{self.folder}/{self._log.round}").get("change")):
             self._round(group_client, announcement.decode())
 
     def _skip(self, group_client: GroupClient) -> bool:

@@ -104,6 +104,16 @@ def test_two_proposals_at_once_are_one_round_or_two(clients: list[CoordinationCl
         assert all(int(value.removeprefix("from ")) in [task for task in TASKS if won[task]] for value in values[0])
 
 
+def test_closing_ends_the_wait_for_those_who_never_come(clients: list[CoordinationClient]) -> None:
+    """A process that comes to a round that was announced before, and closes while it waits for the others, asks nobody any more."""
+    with SyncPoint(clients[0], "stop", process_id=0, tasks=TASKS, timeout_s=2.0) as first:
+        assert first.propose("raised")
+        late = SyncPoint(clients[1], "stop", process_id=1, tasks=TASKS, timeout_s=2.0)
+        assert clients[1].blocking_key_value_get(f"{late.folder}/0/floor/1", 30_000)
+        late.close()
+        assert late._follower is not None and not late._follower.is_alive()
+
+
 def test_the_last_to_leave_deletes_the_keys(clients: list[CoordinationClient]) -> None:
     """Rounds and goodbyes stay for as long as somebody asks, and no longer."""
     points = [SyncPoint(client, "soon", process_id=task, tasks=TASKS) for task, client in enumerate(clients)]
