@@ -144,7 +144,7 @@ class CheckpointManager:
                 self.close()
                 raise
             if self._root_reporter is not None:
-                self._root_reporter.local_steps = self._tier.steps
+                self._root_reporter.local_steps = self._tier.copies
         self._restorer = StepRestorer(
             self._storage,
             self._group,
@@ -171,7 +171,7 @@ class CheckpointManager:
         return bool(self._scheduler.reason(step, busy=self._saver.busy()))
 
     def _wants_locally(self, step: int) -> bool:
-        return self._tier is not None and not self._exists(step) and self._tier.wants(step)
+        return self._tier is not None and step not in self._index and self._tier.wants(step)
 
     def reached_preemption(self, step: int) -> bool:
         """Says whether the job has to give its machines back: save this step and stop. Alike on every process, at the same step."""
@@ -210,8 +210,10 @@ class CheckpointManager:
         if self._tier is not None:
             self._tier.raise_error()
             if not is_durable and self._wants_locally(check_step(step)):
-                self._report_root()  # with the local steps before this one
-                return self._tier.save(step, _items(state, items), metrics, metadata, dtype)
+                handle = self._tier.save(step, _items(state, items), metrics, metadata, dtype)
+                if (reporter := self._root_reporter) is not None:
+                    handle.on_commit(lambda _: reporter.report())
+                return handle
         if not is_durable:
             self._statistics.add(saves_skipped=1)
             return SaveHandle(step)
@@ -408,16 +410,25 @@ class CheckpointManager:
         """Returns the user's metadata of a step. Raises StepNotFound, Corrupt."""
         return self._facts(step).metadata
 
+    def _tier_with(self, step: int) -> LocalTier | None:
+        """Returns the local tier where it has a step that the store has not."""
+        return self._tier if self._tier is not None and step in self._tier.steps() and not self._exists(step) else None
+
     def _facts(self, step: int) -> Record | CheckpointInfo | StepHead:
-        if self._tier is not None and step in self._tier.steps() and not self._exists(step):
-            return self._tier.head(step)
+        if (tier := self._tier_with(step)) is not None:
+            return tier.head(step)
         with naming_path(join(self._storage.root, self._folder(step))):
             if step in self._foreign:
                 return self._foreign.open(step).info
             return read_record(self._storage, self._folder(step))
 
     def structure(self, step: int) -> Structure:
-        """Returns what a step holds, without reading an array: each item's tree is what `like` accepts. Raises StepNotFound, Corrupt."""
+        """Returns what a step holds, without reading an array: each item's tree is what `like` accepts. Raises StepNotFound, Corrupt.
+
+        Of a local step every process of a group calls it, as `restore`, and it blocks until all have: its record is in the parts of all.
+        """
+        if (tier := self._tier_with(step)) is not None:
+            return tier.structure(step)
         with naming_path(join(self._storage.root, self._folder(step))):
             if step in self._foreign:
                 return structure_of(self._foreign.open(step))

@@ -87,12 +87,23 @@ def _local_rows(root: str, local: str) -> list[dict[str, Any]]:
     rows = []
     for step in list_host_steps(open_storage(root), local):
         heads = [found.head for found in step.parts if found.head is not None]
-        here = f"parts of processes {', '.join(str(found.process) for found in step.parts)} of {step.key.processes} are here"
+        processes = sorted(found.process for found in step.parts)
         row: dict[str, Any] = {"name": f"{step.key.step} (local)", "step": step.key.step, "state": "dead" if step.dead else "local"}
         row |= {"layout": "holdfast", "saved_s": heads[0].finished_s if heads else None, "bytes": step.bytes}
         row |= {"files": sum(len(found.files) for found in step.parts), "items": sorted(step.parts[0].items)}
-        rows.append(row | {"metrics": dict(heads[0].metrics) if heads else {}, "note": f"{here}; {step.dead}" if step.dead else here})
+        row |= {"parts": processes, "processes": step.key.processes, "metrics": dict(heads[0].metrics) if heads else {}}
+        rows.append(row | {"note": _where(processes, step.key.processes, step.dead)})
     return rows
+
+
+def _where(here: list[int], count: int, dead: str) -> str:
+    """Says which parts of a local step one host has, and what that means as far as it can be known here."""
+    parts = f"parts of processes {', '.join(map(str, here))} of {count} are here"
+    if dead:
+        return f"{parts}; {dead}"
+    if len(here) == count:
+        return f"{parts}: all, so that it survives the loss of every other host; `holdfast status` of its job says where there are copies"
+    return f"{parts}; whether other hosts have the rest, or copies of these, is not known here: `holdfast status` of its job says that"
 
 
 def _file_row(path: str) -> dict[str, Any]:

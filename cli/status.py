@@ -205,6 +205,8 @@ def _tables(status: session_pb2.StatusResponse, findings: list[Finding]) -> Grou
     if status.goodput_s:
         parts.append(describe_goodput(status.goodput_s))
     parts.append(_processes(status))
+    if local := [step for root in _roots(status) for step in root.steps if step.local]:
+        parts.append(_local_steps(status, local))
     if status.barriers:
         parts.append(_barriers(status))
     return Group(*parts)
@@ -262,6 +264,24 @@ def _heard(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> 
         return "never"
     heard = f"{task.heartbeat_age_s:.1f} of {expected_s(status, task):.0f} s"
     return f"[red]{heard}[/]" if silent(status, task) else heard
+
+
+def _roots(status: session_pb2.StatusResponse) -> list[session_pb2.CheckpointRoot]:
+    return [task.progress.root for task in status.tasks if task.progress.HasField("root")]
+
+
+def _local_steps(status: session_pb2.StatusResponse, steps: list[session_pb2.CheckpointStep]) -> Table:
+    """Returns the steps that the hosts have, and the processes (with their hosts) that have each process's part."""
+    hosts = {task.task_id: task.host for task in status.tasks}
+    table = Table(box=None, pad_edge=False)
+    for title in ("local step", "hosts that may be lost", "whose part is where"):
+        table.add_column(title, justify="left" if title.startswith("whose") else "right")
+    for step in steps:
+        holders = [[f"{holder} ({hosts.get(holder) or '?'})" for holder in copies.processes] for copies in step.copies[:_MAX_MISSING]]
+        where = [f"{process}: {', '.join(found)}" for process, found in enumerate(holders)]
+        more = f"; and {len(step.copies) - _MAX_MISSING} more" if len(step.copies) > _MAX_MISSING else ""
+        table.add_row(str(step.step), str(step.survives), escape("; ".join(where) + more))
+    return table
 
 
 def _barriers(status: session_pb2.StatusResponse) -> Table:

@@ -42,6 +42,8 @@ class Limits:
     """Of the checkpoints that a process reports; a folder or a URL."""
     root_steps: int = 64
     """Of those, the newest, in one report."""
+    root_copies: int = 8
+    """Hosts of one report that have the same part of a local step."""
     error_bytes: int = 2_048
     """jaxlib cuts messages at 3,072 bytes; a reported error appears inside a sentence of ours."""
     calls_per_second: int = 20_000

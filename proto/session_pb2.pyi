@@ -203,18 +203,28 @@ class CheckpointRoot(_message.Message):
     def __init__(self, path: _Optional[str] = ..., num_steps: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[CheckpointStep, _Mapping]]] = ...) -> None: ...
 
 class CheckpointStep(_message.Message):
-    __slots__ = ("step", "bytes", "incremental", "local", "damaged")
+    __slots__ = ("step", "bytes", "incremental", "local", "damaged", "survives", "copies")
     STEP_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     INCREMENTAL_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FIELD_NUMBER: _ClassVar[int]
     DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    SURVIVES_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
     step: int
     bytes: int
     incremental: bool
     local: bool
     damaged: bool
-    def __init__(self, step: _Optional[int] = ..., bytes: _Optional[int] = ..., incremental: bool = ..., local: bool = ..., damaged: bool = ...) -> None: ...
+    survives: int
+    copies: _containers.RepeatedCompositeFieldContainer[HostCopies]
+    def __init__(self, step: _Optional[int] = ..., bytes: _Optional[int] = ..., incremental: bool = ..., local: bool = ..., damaged: bool = ..., survives: _Optional[int] = ..., copies: _Optional[_Iterable[_Union[HostCopies, _Mapping]]] = ...) -> None: ...
+
+class HostCopies(_message.Message):
+    __slots__ = ("processes",)
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    processes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, processes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
     __slots__ = ()

@@ -71,8 +71,7 @@ def _row(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> di
 
 def _root(root: session_pb2.CheckpointRoot) -> dict[str, Any]:
     steps = [
-        {"step": step.step, "bytes": step.bytes, "incremental": step.incremental, "local": step.local, "damaged": step.damaged}
-        for step in root.steps
+        {name: getattr(step, name) for name in ("step", "bytes", "incremental", "local", "damaged", "survives")} for step in root.steps
     ]
     return {"path": root.path, "num_steps": root.num_steps, "steps": steps}
 

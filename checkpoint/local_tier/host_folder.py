@@ -1,4 +1,4 @@
-"""The folder of one run on this host, as one process writes into it: packs without fsync, over the files of what was let go.
+"""The folder of one run on this host, as one process writes into it: over the files of what was let go, durably only if it is to be.
 
 A part exists once its `part-<rank>.json` has its name, and no longer once that is gone. So files may be torn at any moment, and are never
 taken for whole. Of what other processes wrote, and earlier attempts, nothing is written over: it is deleted.
@@ -23,7 +23,7 @@ from ..format.files import FileReport
 from ..format.limits import HEADER_LIMIT_BYTES
 from ..format.pack_header import parse_header
 from ..storage import base
-from ..storage.local import LocalStorage, create_file, in_folder, write_all
+from ..storage.local import LocalStorage, create_file, in_folder, make_folders, sync_folder, write_all
 from .parts import LocalKey, Part, parse_folder
 
 _log = logging.getLogger(__name__)
@@ -39,22 +39,29 @@ class _Spare(NamedTuple):
 
 
 class HostStorage(LocalStorage):
-    """Writes files that need not outlive a power cut, over spare ones where there are some: fresh memory costs more than its bytes."""
+    """Writes files over spare ones where there are some: fresh memory costs more than its bytes. With `syncs` they outlive a power cut."""
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, syncs: bool = False) -> None:
         super().__init__(root)
+        self.syncs = syncs
         self._spare: list[_Spare] = []
         self._spare_lock = threading.Lock()
 
     def write(self, name: str, size: int, parts: Iterable[base.Part]) -> None:
-        """Writes a file of exactly `size` bytes, not durably."""
+        """Writes a file of exactly `size` bytes; its name is not durable yet."""
         file = self.open_to_write(name, size)
         try:
             for offset, buffers in parts:
                 write_all(file, buffers, offset)
-            os.ftruncate(file, size)
+            self.finish(file, size)
         finally:
             os.close(file)
+
+    def finish(self, file: int, size: int) -> None:
+        """Ends a file, of exactly `size` bytes, that was written."""
+        os.ftruncate(file, size)
+        if self.syncs:
+            os.fsync(file)
 
     def open_to_write(self, name: str, size: int) -> int:
         """Returns the descriptor of a new file, which may be a spare one under a new name, with bytes in it."""
@@ -116,9 +123,9 @@ def _remove_empty(folder: Path) -> None:
 class HostFolder:
     """What one process keeps of a run on its host: its parts, and copies of its wards'. Thread-safe."""
 
-    def __init__(self, path: Path, run: str) -> None:
+    def __init__(self, path: Path, run: str, *, syncs: bool = False) -> None:
         self.run, self.path = run, path / run
-        self.storage = HostStorage(self.path)
+        self.storage = HostStorage(self.path, syncs=syncs)
         self._kept: dict[LocalKey, list[Part]] = {}  # what this process has written
         self._lock = threading.Lock()
 
@@ -126,9 +133,17 @@ class HostFolder:
         """Makes a part exist, all of whose files are there, in one operation."""
         path = self.path / written.key.part_name(written.process)
         made = path.with_suffix(".new")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        made.write_bytes(data)
+        make_folders(path.parent, None)
+        with made.open("wb") as file:
+            file.write(data)
+            file.flush()
+            if self.storage.syncs:
+                for folder in {(self.path / name).parent for name in written.files}:
+                    sync_folder(folder)
+                os.fsync(file.fileno())
         os.replace(made, path)
+        if self.storage.syncs:
+            sync_folder(path.parent)
         with self._lock:
             self._kept.setdefault(written.key, []).append(written)
 

@@ -86,6 +86,8 @@ class PartServer:
     """
 
     def __init__(self, host: str, secret: bytes, tls: PeerTls | None = None) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=MOST_CONNECTIONS)
         self._secret, self._tls = secret, tls
         self._folder = Path()
         self._changed = threading.Condition()
@@ -94,8 +96,6 @@ class PartServer:
         self._connections: set[socket.socket] = set()
         self._is_closed = False
         self._counts = {"connections": 0, "refused": 0, "served_bytes": 0}
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=MOST_CONNECTIONS)
         port = self._listener.getsockname()[1]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         start_thread(self._accept)

@@ -48,12 +48,12 @@ class PeerTls:
 
     def accepted(self, connection: socket.socket) -> tuple[ssl.SSLSocket, bytes]:
         """Returns a connection that came in, before its handshake, and the fingerprint of the certificate that it shows."""
+        context = self._context(ssl.PROTOCOL_TLS_SERVER)
         try:
             found = _CERTIFICATE.search(Path(self.cert).read_text())
-        except OSError as error:
+            fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(found[0]) if found else b"").digest()
+        except (OSError, ValueError) as error:  # it is being renewed
             raise self._error(error) from error
-        fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(found[0]) if found else b"").digest()
-        context = self._context(ssl.PROTOCOL_TLS_SERVER)
         return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), fingerprint
 
     def connected(self, connection: socket.socket) -> tuple[ssl.SSLSocket, bytes]:
@@ -77,6 +77,6 @@ class PeerTls:
             raise self._error(error) from error
         return context
 
-    def _error(self, error: OSError) -> BadTlsFiles:
+    def _error(self, error: Exception) -> BadTlsFiles:
         files = f"the certificate {self.cert} with the key {self.key} does not pass for one of {self.ca}"
         return BadTlsFiles(f"{files}: {error_text(error)}; expected one that is valid now, for servers and for clients")

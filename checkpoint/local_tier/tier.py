@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import hashlib
 import json
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -26,10 +28,12 @@ from typing import Any, NamedTuple, TypeVar
 from holdfast.multihost import Group, current_spec
 from holdfast.multihost.group.runtime import host_address, tls_files
 
-from ..errors import CheckpointError, Corrupt, SaveCancelled, StepNotFound, error_text, failure_of, naming_path
+from ..errors import CheckpointError, Corrupt, SaveCancelled, SaveFailed, StepNotFound, error_text, failure_of, naming_path
 from ..format.files import FileReport
 from ..format.limits import RECORD_LIMIT_BYTES
 from ..format.record import Record, parse_record
+from ..layouts.holdfast import HoldfastCheckpoint
+from ..layouts.inspection import Structure, structure_of
 from ..options import Options
 from ..policy import SavePolicy
 from ..restoring.agreement import ask_primary
@@ -42,9 +46,12 @@ from ..saving.save import MESSAGE_NAMES, SnapshotWork
 from ..saving.scheduler import SaveScheduler
 from ..saving.stager import SaveRequest, SaveStager
 from ..steps.lineage import Lineage, Opening, read_openings, run_of
+from ..steps.root_report import HostCopies
 from ..storage.base import Storage
-from ..storage.local import write_all
+from ..storage.local import make_folders, sync_folder, write_all
+from ..storage.path import StorePath
 from .host_folder import HostFolder, HostStorage, read_checked
+from .pace import Pace
 from .part_server import PartServer
 from .parts import FoundStep, LocalKey, Part, StepHead, living_steps, record_of
 from .peer_storage import PeerConnection, PeerFailed, Peers, PeerStorage
@@ -64,9 +71,10 @@ class Local:
 
     `path` is this host's, made if it is missing. `replicas` hosts keep a copy of each part, and as many may be lost at once; `keep` is how
     many local steps stay, beside the one that is being written. `max_bytes` bounds what one process keeps, its copies of others and the
-    step that is being written included: above it the tier ends, with a warning. `timeout_s` bounds a local save. A local save
-    that fails is logged and counted, and with `strict` raised by the next call. `address` is this host's for its peers (None: the one
-    that reaches the coordinator); `failure_domain` names what fails together (None: the machine, by its boot id).
+    step that is being written included: above it the tier ends, with a warning. `rate_bytes_s` bounds what one process pulls of others in a
+    second (None: as fast as it goes), `timeout_s` a local save. With `sync` what is saved survives a power cut, on hosts whose disks come
+    back with them. A local save that fails is logged and counted, and with `strict` raised by the next call. `address` is this host's for
+    its peers (None: the one that reaches the coordinator); `failure_domain` names what fails together (None: the machine, by its boot id).
     """
 
     path: str
@@ -74,7 +82,9 @@ class Local:
     replicas: int
     keep: int
     max_bytes: int | None
+    rate_bytes_s: float | None
     timeout_s: float
+    sync: bool
     strict: bool
     address: str | None
     failure_domain: str | None
@@ -87,16 +97,22 @@ class Local:
         replicas: int = 1,
         keep: int = 1,
         max_bytes: int | None = None,
+        rate_bytes_s: float | None = None,
         timeout_s: float = 120.0,
+        sync: bool = False,
         strict: bool = False,
         address: str | None = None,
         failure_domain: str | None = None,
     ) -> None:
-        if replicas < 0 or keep < 1 or not timeout_s > 0 or (max_bytes is not None and max_bytes < 1):
-            found = f"replicas={replicas!r}, keep={keep!r}, timeout_s={timeout_s!r}, max_bytes={max_bytes!r}"
-            raise ValueError(f"Local: {found}: expected replicas of 0 or more, and the others above 0")
-        values = (os.path.abspath(os.fspath(path)), save_policy, replicas, keep, max_bytes, timeout_s, strict, address, failure_domain)
-        for name, value in zip(self.__dataclass_fields__, values, strict=True):
+        if replicas < 0:
+            raise ValueError(f"Local: replicas={replicas!r}: expected 0 or more")
+        bounds = {"keep": keep, "timeout_s": timeout_s, "max_bytes": max_bytes, "rate_bytes_s": rate_bytes_s}
+        for name, bound in bounds.items():
+            if bound is not None and not bound > 0:
+                raise ValueError(f"Local: {name}={bound!r}: expected a number above 0")
+        values: dict[str, Any] = {"path": os.path.abspath(os.fspath(path)), "save_policy": save_policy, "replicas": replicas} | bounds
+        values |= {"sync": sync, "strict": strict, "address": address, "failure_domain": failure_domain}
+        for name, value in values.items():
             object.__setattr__(self, name, value)
 
 
@@ -133,6 +149,7 @@ class LocalTier:
         self.options = replace(options, progress=None, check_free_space=False, save_timeout_s=local.timeout_s)
         self._writer_id, self._messages = writer_id, f"checkpoint/{writer_id}/local"
         self._path = Path(local.path)
+        self._pace = Pace(local.rate_bytes_s or math.inf)
         self._counter = 0
         self._saver = AsyncSaver(self)
         self._folder: HostFolder | None = None
@@ -156,6 +173,8 @@ class LocalTier:
             self._keepers = [firsts.setdefault(peer.folder, rank) for rank, peer in enumerate(self._peers)]
             self._check_alone_in_folder()
             self.survey()
+            if self._off and local.strict:
+                raise CheckpointError(f"the local tier of {storage.root} cannot be used: {self._off}", path=local.path)
         except BaseException:
             self.close(0.0)
             raise
@@ -181,38 +200,49 @@ class LocalTier:
 
     def _introduce(self, secret: bytes) -> _Peer:
         """Makes the folder and the part server, and says who this process is; what it cannot make is its error."""
-        local, spec = self._local, current_spec()
-        machine = _boot_id()
-        host = local.failure_domain or machine
+        spec, machine = current_spec(), _boot_id()
+        host = self._local.failure_domain or machine
         peer = _Peer(host, machine, 0 if spec is None else spec.slice_id, "", f"{host} {self._group.index}", "")
         try:
-            if self._path.is_symlink():
-                raise CheckpointError(f"{self._path} is a link; expected a folder of this host, or none")
-            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._mark = f"mark-{secrets.token_hex(8)}"
-            (self._path / self._mark).write_text(host)
-            found = self._path.stat()
-            peer = peer._replace(folder=f"{host} {found.st_dev} {found.st_ino}", mark=self._mark)
+            device, inode = self._make_folder(host)
+            peer = peer._replace(folder=f"{host} {device} {inode}", mark=self._mark)
             if self._group.count > 1:
-                if self._tls is not None:
-                    self._tls.check()
-                self._server = PartServer(local.address or _own_address(), secret, self._tls)
+                self._server = self._make_server(secret)
                 peer = peer._replace(address=self._server.address, has_tls=self._tls is not None)
         except (OSError, CheckpointError) as error:
             return peer._replace(error=f"process {self._group.index}: {error_text(error)}")
         return peer
 
+    def _make_folder(self, host: str) -> tuple[int, int]:
+        """Makes this host's folder and a mark in it; returns which folder it is."""
+        if self._path.is_symlink():
+            raise CheckpointError(f"{self._path} is a link; expected a folder of this host, or none")
+        try:
+            make_folders(self._path.parent, None)
+            self._path.mkdir(mode=0o700, exist_ok=True)
+            if self._local.sync:
+                sync_folder(self._path.parent)
+            self._mark = f"mark-{secrets.token_hex(8)}"
+            (self._path / self._mark).write_text(host)
+            found = self._path.stat()
+        except OSError as error:
+            why = f"{error.strerror or error}; expected a folder that this process may write to, or none"
+            raise CheckpointError(f"{self._path} cannot be written: {why}") from error
+        return found.st_dev, found.st_ino
+
+    def _make_server(self, secret: bytes) -> PartServer:
+        if self._tls is not None:
+            self._tls.check()
+        address = self._local.address or _own_address()
+        try:
+            return PartServer(address, secret, self._tls)
+        except OSError as error:
+            why = f"{error.strerror or error}; expected an address of this host in Local(address=...)"
+            raise CheckpointError(f"peers cannot be served at {address}: {why}") from error
+
     def _check_alone_in_folder(self) -> None:
         """Notes the first error of all, and where another host writes into this folder: copies there would be none."""
-        self._off = next((peer.error for peer in self._peers if peer.error), "")
-        others = [rank for rank, peer in enumerate(self._peers) if peer.has_tls != self._peers[0].has_tls]
-        if others and not self._off:
-            with_tls, without = (0, others[0]) if self._peers[0].has_tls else (others[0], 0)
-            self._off = f"process {with_tls} has the files of TLS, and process {without} has none: set them for all, or for none"
-        unreachable = [rank for rank, peer in enumerate(self._peers) if peer.address.startswith(("127.", "[::1]"))]
-        if unreachable and len({peer.machine for peer in self._peers}) > 1 and not self._off:
-            found = f"process {unreachable[0]} has the address {self._peers[unreachable[0]].address}, which other hosts cannot reach"
-            self._off = f"{found}: pass Local(address=...), or give its host's name another address than loopback"
+        self._off = next((peer.error for peer in self._peers if peer.error), "") or _why_unreachable(self._peers)
         own, marks = self._peers[self._group.index], {peer.mark: peer for peer in self._peers if peer.mark}
         try:
             there = list(self._path.glob("mark-*"))
@@ -250,8 +280,6 @@ class LocalTier:
         self._off = self._off or wrong
         if self._group.index:
             self._found = [FoundStep(LocalKey(*key), [], holders) for *key, holders in found]
-        if self._off and self._local.strict:
-            raise CheckpointError(f"the local tier of {self._root.root} cannot be used: {self._off}", path=self._local.path)
 
     def _read_openings(self) -> list[list[Any]]:
         with naming_path(self._root.root):
@@ -274,7 +302,7 @@ class LocalTier:
 
     def _open_folder(self, run: str) -> HostFolder:
         if self._folder is None or self._folder.run != run:
-            self._folder = HostFolder(self._path, run)
+            self._folder = HostFolder(self._path, run, syncs=self._local.sync)
         return self._folder
 
     def _serve(self, written: Part) -> None:
@@ -289,6 +317,13 @@ class LocalTier:
     def steps(self) -> list[int]:
         """Returns the local steps that may come back, ascending."""
         return sorted({key.step for key in self.found()})
+
+    def copies(self) -> dict[int, HostCopies]:
+        """Returns where the parts of each of these steps are, as of the last survey or save."""
+        keys, hosts = self.found(), [peer.host for peer in self._peers]
+        with self._lock:
+            found = [found for found in self._found if found.key in keys]
+        return {each.key.step: HostCopies(each.survives(hosts), each.holders) for each in reversed(found)}
 
     def pass_over(self, key: LocalKey) -> None:
         """Notes that a local step could not be restored."""
@@ -354,7 +389,10 @@ class LocalTier:
             self._make_room(folder, opening, request)
             part = self._write(request, key, folder, work)
             for ward in self._wards:
-                self._copy_part(ward, key, folder, target)
+                try:
+                    self._copy_part(ward, key, folder, target)
+                except PeerFailed as error:
+                    raise PeerFailed(errno.EIO, f"process {ward}'s part was not copied: {error.strerror}") from error
             report = SaveReport(group.index, request.key, part.items)
         except Exception as error:
             report = SaveReport.of_error(group.index, request.key, error)
@@ -383,13 +421,15 @@ class LocalTier:
         if self._local.max_bytes is not None and need * (self._local.keep + 1) > self._local.max_bytes:
             raise TierTooLarge(
                 f"{self._local.keep + 1} local steps with the copies of {len(self._wards)} other processes need "
-                f"{need * (self._local.keep + 1):,} bytes here, above max_bytes={self._local.max_bytes:,}"
+                f"{need * (self._local.keep + 1):,} bytes here, above max_bytes={self._local.max_bytes:,}; raise it, or lower replicas or "
+                "keep"
             )
         free = shutil.disk_usage(self._path).free + folder.storage.spare_bytes()
         if need > free:
             others = [path.name for path in self._path.iterdir() if path.is_dir() and path.name != folder.run]
             held = f"; folders of other runs hold some: {', '.join(sorted(others)[:4])}" if others else ""
-            raise OSError(28, f"a local step and its copies need {need:,} bytes here, {free:,} are free{held}", str(self._path))
+            why = f"a local step and its copies need {need:,} bytes here, {free:,} are free{held}; make room, or name another folder"
+            raise OSError(errno.ENOSPC, why, str(self._path))
 
     def _write(self, request: SaveRequest, key: LocalKey, folder: HostFolder, work: SnapshotWork) -> Part:
         """Writes this process's part and serves it."""
@@ -413,18 +453,28 @@ class LocalTier:
             part = Part.from_bytes(data, f"{peer.address}: {key.part_name(ward)}")
             if (part.run, part.key, part.process) != (folder.run, key, ward):
                 raise PeerFailed(
-                    5, f"process {ward} gave process {part.process}'s part of {part.key}, where its own of {key} was asked for"
+                    errno.EIO, f"process {ward} gave process {part.process}'s part of {part.key}, where its own of {key} was asked for"
                 )
+            self._check_rate(sum(part.files.values()), target)
             try:
                 for item, report in part.items.items():
                     for file in report.files:
-                        copy_file(peer, f"{key.folder}/{item}", file, folder, lambda: target.remaining_s or 0.001)
+                        copy_file(peer, f"{key.folder}/{item}", file, folder, lambda: target.remaining_s or 0.001, self._pace.take)
             except BaseException:
                 folder.storage.spare(part.files)
                 raise
         folder.publish(part, data)
         self._serve(part)
         self._count(copied_bytes=sum(part.files.values()))
+
+    def _check_rate(self, nbytes: int, target: SaveTarget) -> None:
+        """Refuses to begin what cannot be done in time."""
+        rate, left_s = self._local.rate_bytes_s, target.remaining_s
+        if rate is not None and nbytes / rate > left_s:
+            raise SaveFailed(
+                f"a copy of {nbytes:,} bytes takes {nbytes / rate:,.0f} s at rate_bytes_s={rate:,.0f}, and {left_s:,.0f} s are left of "
+                f"timeout_s={self._local.timeout_s:g}; expected a rate that suffices"
+            )
 
     def _settle(self, report: SaveReport, work: SnapshotWork, target: SaveTarget, request: SaveRequest) -> SaveResult:
         """Returns how the save ended, alike on all processes."""
@@ -505,6 +555,16 @@ class LocalTier:
         if found is None:
             raise StepNotFound(f"there is no local step {step}", step=step)
         return self._head(found)
+
+    def structure(self, step: int) -> Structure:
+        """Returns what a local step holds; every process calls it. Blocks. Raises StepNotFound, CheckpointError, on every process."""
+        self.survey()
+        key = next((key for key in self.found() if key.step == step), None)
+        if key is None:
+            raise StepNotFound(f"the hosts have no step {step} any more", step=step)
+        storage, _ = self.open_step(key)
+        with contextlib.closing(storage):
+            return structure_of(HoldfastCheckpoint(StorePath(storage, key.folder)))
 
     def _head(self, found: FoundStep) -> StepHead:
         """Reads process 0's part, from whoever has it as its inventory said."""
@@ -590,20 +650,41 @@ class LocalTier:
                 (self._path / self._mark).unlink(missing_ok=True)
 
 
-def copy_file(peer: PeerConnection, folder_name: str, report: FileReport, folder: HostFolder, remaining_s: Callable[[], float]) -> None:
-    """Copies one file of a ward and checks every byte of it against its report."""
+def _why_unreachable(peers: Sequence[_Peer]) -> str:
+    """Returns why some processes could not reach others, or ""."""
+    others = [rank for rank, peer in enumerate(peers) if peer.has_tls != peers[0].has_tls]
+    if others:
+        with_tls, without = (0, others[0]) if peers[0].has_tls else (others[0], 0)
+        return f"process {with_tls} has the files of TLS, and process {without} has none: set them for all, or for none"
+    inside = [(rank, peer) for rank, peer in enumerate(peers) if peer.address.startswith(("127.", "[::1]"))]
+    if inside and len({peer.machine for peer in peers}) > 1:
+        found = f"process {inside[0][0]} has the address {inside[0][1].address}, which other hosts cannot reach"
+        return f"{found}: pass Local(address=...), or give its host's name another address than loopback"
+    return ""
+
+
+def copy_file(
+    peer: PeerConnection,
+    folder_name: str,
+    report: FileReport,
+    folder: HostFolder,
+    remaining_s: Callable[[], float],
+    take: Callable[[int], None] = lambda nbytes: None,
+) -> None:
+    """Copies one file of a ward and checks every byte of it against its report; before each piece `take` may wait."""
     name = f"{folder_name}/{report.name}"
     file = folder.storage.open_to_write(name, report.size)
     try:
 
         def read(offset: int, buffer: memoryview) -> int:
+            take(buffer.nbytes)
             return peer.read(name, offset, [buffer], remaining_s())
 
         def write(offset: int, piece: memoryview) -> None:
             write_all(file, [piece], offset)
 
         read_checked(read, report, f"{peer.address}: {name}", write)
-        os.ftruncate(file, report.size)
+        folder.storage.finish(file, report.size)
     finally:
         os.close(file)
 

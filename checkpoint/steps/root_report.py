@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from holdfast.multihost.group.group import Group
 
 from .index import StepIndex
 
 MOST_STEPS = 20  # in one report, the newest
+
+
+class HostCopies(NamedTuple):
+    """Where a local step is: how many hosts may be lost before it is, and by process the ranks, one of each host, that have its part."""
+
+    survives: int
+    holders: Sequence[Sequence[int]]
 
 
 class RootReporter:
@@ -21,7 +28,7 @@ class RootReporter:
 
     def __init__(self, group: Group, path: str, index: StepIndex) -> None:
         self._group, self._path, self._index = group, path, index
-        self.local_steps: Callable[[], Collection[int]] = tuple
+        self.local_steps: Callable[[], Mapping[int, HostCopies]] = dict
         self._lock = threading.Lock()
         self._saved: dict[int, tuple[int, bool]] = {}  # bytes, and whether what had not changed was linked
 
@@ -42,7 +49,11 @@ class RootReporter:
 
 
 def root_report(
-    path: str, steps: Collection[int], local: Collection[int], damaged: Collection[int], saved: Mapping[int, tuple[int, bool]]
+    path: str,
+    steps: Collection[int],
+    local: Mapping[int, HostCopies],
+    damaged: Collection[int],
+    saved: Mapping[int, tuple[int, bool]],
 ) -> dict[str, Any]:
     """Returns the fields of CheckpointRoot (proto/session.proto): `steps` are in the root, `saved` has bytes and "incremental" of some."""
     shown = sorted({*steps, *local})[-MOST_STEPS:]
@@ -50,5 +61,7 @@ def root_report(
     for step in shown:
         nbytes, incremental = saved.get(step, (0, False))
         flags = {"incremental": incremental, "local": step not in steps, "damaged": step in damaged}
-        described.append({"step": step, "bytes": nbytes, **flags})
+        copies = local[step] if step not in steps else HostCopies(0, ())
+        where = {"survives": copies.survives, "copies": [{"processes": ranks} for ranks in copies.holders]}
+        described.append({"step": step, "bytes": nbytes, **flags, **where})
     return {"path": path, "num_steps": len(steps), "steps": described}

@@ -15,7 +15,7 @@ from holdfast.proto import coordination_pb2, session_pb2
 from ..core.machine import Machine
 from ..core.status import Code, Completion, Missing, Status, clip
 from ..core.task_table import Task
-from ..limits import Limits
+from ..limits import Config
 from ..names import MISSING_TYPE
 from .admission import TaskOwners
 from .profiles import RPCS_A, Caller, Rpc, message_of, payloads, task_info
@@ -115,9 +115,12 @@ class _MissingEncoder:
 _encode_missing = _MissingEncoder()
 
 
-def _root(root: session_pb2.CheckpointRoot, limits: Limits) -> dict[str, Any]:
+def _root(root: session_pb2.CheckpointRoot, config: Config) -> dict[str, Any]:
     """Returns the fields of a root, within their bounds."""
-    steps = [{field.name: value for field, value in step.ListFields()} for step in root.steps[-limits.root_steps :]]
+    limits, steps = config.limits, []
+    for step in root.steps[-config.limits.root_steps :]:
+        copies = [{"processes": list(each.processes[: limits.root_copies])} for each in step.copies[: config.num_tasks]]
+        steps.append({field.name: value for field, value in step.ListFields()} | {"copies": copies})
     return {"path": clip(root.path, limits.root_path_bytes), "num_steps": root.num_steps, "steps": steps}
 
 
@@ -264,7 +267,7 @@ class SessionStreams:
         if request.method == "Report":
             report = session_pb2.ReportRequest.FromString(request.body)
             given = {name: getattr(report, name) for name in ("step", "saved_step", "trouble") if report.HasField(name)}
-            given |= {"root": _root(report.root, machine.config.limits)} if report.HasField("root") else {}
+            given |= {"root": _root(report.root, machine.config)} if report.HasField("root") else {}
             machine.report(call, task_id, now, values=dict(report.values), **given)
         elif request.method == "ReportError":
             error = session_pb2.ReportErrorRequest.FromString(request.body)

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast.coordination import CoordinationClient, CoordinationService
+from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local
+from holdfast.coordination import CoordinationClient, CoordinationService, StatusClient
+from holdfast.multihost import ClusterGroup
+from tests.support.local_hosts import job
+
+WIDE = os.environ | {"COLUMNS": "200"}
 
 
 def holdfast(*arguments: str) -> list[str]:
@@ -48,6 +57,42 @@ def test_status_shows_who_waits_and_who_is_missing() -> None:
         for thread in [threading.Thread(target=client.shutdown) for client in clients]:
             thread.start()
         assert service.wait(30) == 0
+
+
+def test_status_shows_where_local_steps_are(tmp_path: Path) -> None:
+    """Which steps the hosts have, where each process's part has its copies, and how many hosts may be lost: now, and after a loss."""
+    hosts = [tmp_path / f"host{rank}" for rank in range(3)]
+    with job(tmp_path / "root", hosts) as first:
+        first.save(5)
+    for survives in (1, 0):
+        parts = [f"part-{process:05d}.json" for process in range(3)]
+        holders = [[rank for rank, folder in enumerate(hosts) if list(folder.rglob(part))] for part in parts]
+        with job(tmp_path / "root", hosts) as later:
+            address = later.managers[0]._group._group_client.client.address  # type: ignore[attr-defined]
+            steps: list[dict[str, Any]] = []
+            while not steps:  # a report goes out at once, and is not waited for
+                output = subprocess.run(holdfast("status", address, "--json"), capture_output=True, check=True, text=True).stdout
+                steps = json.loads(output)["tasks"][0]["progress"].get("root", {}).get("steps", [])
+            assert [(step["step"], step["local"], step["survives"]) for step in steps] == [("5", True, survives)]
+            assert [sorted(each["processes"]) for each in steps[0]["copies"]] == holders
+            table = subprocess.run(holdfast("status", address), capture_output=True, check=True, text=True, env=WIDE).stdout
+            host = socket.gethostname()
+            shown = "; ".join(f"{process}: {', '.join(f'{rank} ({host})' for rank in found)}" for process, found in enumerate(holders))
+            assert "local step  hosts that may be lost  whose part is where" in table
+            assert re.search(rf"^ +5 +{survives}  {re.escape(shown)} *$", table, re.MULTILINE), table
+        shutil.rmtree(hosts[1])
+
+
+def test_a_local_save_is_in_the_status_once_it_is_there(tmp_path: Path) -> None:
+    """Not a save later."""
+    with CoordinationService.spawn(1) as service, CoordinationClient(service.address, 0) as client, StatusClient(service.address) as status:
+        local = Local(tmp_path / "host", save_policy=EveryNSteps(1))
+        group = ClusterGroup(client, 0, 1)
+        with CheckpointManager(tmp_path / "root", save_policy=EveryNSteps(100), group=group, local=local) as manager:
+            manager.save(3, {"x": 1}).wait()
+            while not (steps := status.status().tasks[0].progress.root.steps):
+                pass
+            assert (steps[0].step, steps[0].local, steps[0].survives, list(steps[0].copies[0].processes)) == (3, True, 0, [0])
 
 
 @pytest.mark.parametrize(

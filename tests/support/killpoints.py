@@ -63,6 +63,6 @@ def walk_local(library: Path, processes: int, victim: int, error: int, points: S
     with tempfile.TemporaryDirectory() as scratch:
         numbers = map(str, (processes, victim, error))
         command = [sys.executable, str(HERE / "killpoint_local_server.py"), scratch, *numbers, json.dumps(list(points))]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -23,13 +23,21 @@ def test_a_job_in_words_by_keyboard_and_as_text(tab: Any) -> None:
     with CoordinationService.spawn(3, job="digits", recoverable=True) as service, page(service.address) as url:
         with processes(service, 3, HOSTILE) as clients:
             clients[2].report(step=7, trouble="step 7 was not saved: disk full")
-            steps = [{"step": 5, "bytes": 3_200_000, "incremental": True}, {"step": 6, "damaged": True}, {"step": 7, "local": True}]
+            steps = [
+                {"step": 5, "bytes": 3_200_000, "incremental": True},
+                {"step": 6, "damaged": True},
+                {"step": 7, "local": True, "survives": 2},
+            ]
             clients[0].report(root={"path": HOSTILE, "num_steps": 2, "steps": steps})
             tab.goto(url)
             tab.get_by_text("step 7 was not saved: disk full").first.wait_for()
             assert tab.title() == f"digits: process 2 (host {HOSTILE}): step 7 was not saved: disk full"
             assert tab.locator("img").count() == 0 and tab.locator("#grid .named").count() == 1 and tab.locator(".cell").count() == 3
-            rows = ["7\tunknown\thosts", "6\tunknown\troot\tdamaged: a restore has passed it over", "5\t3.2 MB\troot\tincremental"]
+            rows = [
+                "7\tunknown\thosts\tsurvives the loss of 2 hosts",
+                "6\tunknown\troot\tdamaged: a restore has passed it over",
+                "5\t3.2 MB\troot\tincremental",
+            ]
             assert [row.strip() for row in tab.locator("#steps tr").all_inner_texts()] == rows
             assert tab.locator("#root-summary").inner_text() == f"{HOSTILE}: 2 steps"
             tab.locator(".cell").first.focus()

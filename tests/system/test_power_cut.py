@@ -1,4 +1,4 @@
-"""A power cut at the moment of an acknowledgement: the step is there.
+"""A power cut at the moment of an acknowledgement: the step is there, a local one too where it is to be.
 
 A file system in an image file is written through a loop device. What was not synced lives in the page cache of the mounted file system,
 not in the image; so a copy of the image, taken when the save is acknowledged, is the disk as a power cut leaves it. Needs root and loop
@@ -19,24 +19,33 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointManager, Options, verify
+from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local, Options, verify
 
 CUTS, FAST_CUTS = 20, 4
 IMAGE_MIB = 128
 
-SAVER = """
+OPEN = """
 import sys
 import numpy as np
-from holdfast.checkpoint import CheckpointManager, KeepLast, Options
+from holdfast.checkpoint import CheckpointManager, EveryNSteps, KeepLast, Local, Options
 incremental = sys.argv[3] == "incremental"
-with CheckpointManager(sys.argv[1], keep_policy=KeepLast(2), options=Options(incremental=incremental)) as manager:
+settings = {"keep_policy": KeepLast(2), "options": Options(incremental=incremental)}
+if sys.argv[3] == "local":
+    settings |= {"save_policy": EveryNSteps(1000), "local": Local(sys.argv[1] + "-host", save_policy=EveryNSteps(1), sync=True)}
+"""
+SAVER = (
+    OPEN
+    + """
+with CheckpointManager(sys.argv[1], **settings) as manager:
     for step in range(1, 1 + int(sys.argv[2])):
         manager.save(step, {f"w{i}": np.arange(100_000) + step * (i > 2) for i in range(4)} | {"step": step})
         manager.wait_until_finished()
         print(step, flush=True)
         sys.stdin.readline()
     assert bool(manager.statistics()["save_linked_bytes"]) == incremental
+    assert len(manager.local_steps()) == (sys.argv[3] == "local")
 """
+)
 
 
 def run(*command: object) -> None:
@@ -81,7 +90,7 @@ def test_the_harness_loses_what_was_not_synced(image: Path, tmp_path: Path) -> N
         assert (after / "synced").read_text() == "1" and not (after / "lost").exists()
 
 
-@pytest.mark.parametrize("kind", ["plain", "incremental"])
+@pytest.mark.parametrize("kind", ["plain", "incremental", "local"])
 @pytest.mark.parametrize("cuts", [FAST_CUTS, pytest.param(CUTS, marks=pytest.mark.slow)])
 def test_an_acknowledged_step_survives_a_power_cut(image: Path, tmp_path: Path, cuts: int, kind: str) -> None:
     """After each acknowledgement the disk is as a power cut leaves it: the step is there, bit-exact, and so are all listed ones."""
@@ -94,17 +103,23 @@ def test_an_acknowledged_step_survives_a_power_cut(image: Path, tmp_path: Path, 
                 assert saver.stdout.readline() == f"{step}\n"
                 run("cp", "--sparse=always", image, tmp_path / "copy")
                 with mounted(tmp_path / "copy", tmp_path / "after") as after:
-                    check(after / "run", step)
+                    check(after / "run", step, is_local=kind == "local")
                 saver.stdin.write("\n")
                 saver.stdin.flush()
         assert saver.returncode == 0
 
 
-def check(root: Path, acknowledged: int) -> None:
-    with CheckpointManager(root, options=Options(read_only=True)) as manager:
+def check(root: Path, acknowledged: int, *, is_local: bool) -> None:
+    if is_local:
+        local = Local(f"{root}-host", save_policy=EveryNSteps(1))
+        manager = CheckpointManager(root, save_policy=EveryNSteps(1000), local=local)
+    else:
+        manager = CheckpointManager(root, options=Options(read_only=True))
+    with manager:
         steps = manager.all_steps()
         assert steps[-1] == acknowledged
         for step in steps:
-            verify(root / str(step))
+            if not is_local:
+                verify(root / str(step))
             got = manager.restore(step)
             assert got["step"] == step and all(np.array_equal(got[f"w{i}"], np.arange(100_000) + step * (i > 2)) for i in range(4))

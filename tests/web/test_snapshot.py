@@ -30,7 +30,7 @@ def test_the_root_is_the_one_that_its_primary_reported() -> None:
     status = session_pb2.StatusResponse()
     status.tasks.add(task_id=0)
     assert snapshot(status, unix_s=1.0)["root"] is None
-    step = {"step": 5, "bytes": 640, "incremental": True, "local": False, "damaged": True}
+    step = {"step": 5, "bytes": 640, "incremental": True, "local": True, "damaged": True, "survives": 1}
     status.tasks.add(task_id=1).progress.root.MergeFrom(session_pb2.CheckpointRoot(path="/data", num_steps=3, steps=[step]))
     assert snapshot(status, unix_s=1.0)["root"] == {"path": "/data", "num_steps": 3, "steps": [step]}
 

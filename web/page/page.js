@@ -131,7 +131,8 @@ function drawRoot(root) {
   $("root-summary").textContent = `${root.path}: ${root.num_steps} ${root.num_steps === 1 ? "step" : "steps"}`;
   replaceAll("steps", [...root.steps].reverse().map((step) => {
     const row = element("tr");
-    const notes = [step.damaged ? "damaged: a restore has passed it over" : "", step.incremental ? "incremental" : ""].filter(Boolean);
+    const survives = `survives the loss of ${step.survives} ${step.survives === 1 ? "host" : "hosts"}`;
+    const notes = [step.damaged ? "damaged: a restore has passed it over" : "", step.incremental ? "incremental" : "", step.local ? survives : ""].filter(Boolean);
     row.append(element("td", step.step), element("td", step.bytes ? size(step.bytes) : "unknown"),
       element("td", step.local ? "hosts" : "root"), element("td", notes.join(", ")));
     return row;

@@ -75,6 +75,37 @@ def test_what_is_someone_elses_too_is_not_written_over(folder: HostFolder, tmp_p
     assert _pack(folder, _next(3)).read_bytes() == b"z" * 100
 
 
+@pytest.mark.parametrize("syncs", [False, True])
+def test_a_part_is_durable_when_it_has_its_name_if_it_is_to_be(syncs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First its packs and their names, fresh and written over, then its own text, then its name; else no file is waited for."""
+    calls: list[str] = []
+    fsync, replace_file = os.fsync, os.replace
+
+    def note_fsync(file: int) -> None:
+        fsync(file)
+        calls.append(os.path.relpath(os.readlink(f"/proc/self/fd/{file}"), tmp_path / RUN))
+
+    def note_replace(source: Path, target: Path) -> None:
+        calls.append("replace")
+        replace_file(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    folder = HostFolder(tmp_path, RUN, syncs=syncs)
+    for key in (KEY, _next(1)):
+        calls.clear()
+        _saved(folder, key)
+        at, part = calls.index("replace"), key.part_name(1)
+        files = [str(_pack(folder, key).relative_to(folder.path)), f"{key.folder}/state", part.replace(".json", ".new")]
+        assert [name in calls[:at] for name in files] == [syncs, syncs, syncs]
+        assert (key.folder in calls[at:]) == syncs
+        if syncs:
+            assert calls.index(files[0]) < calls.index(files[1])
+        else:
+            assert not any(Path(name).suffix for name in calls)
+        folder.let_go(key)
+
+
 def test_nothing_is_written_behind_a_link(folder: HostFolder, tmp_path: Path) -> None:
     """As in every root."""
     (tmp_path / "elsewhere").mkdir()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +26,7 @@ from holdfast.checkpoint import (
     TreeMismatch,
 )
 from holdfast.checkpoint.local_tier import tier
+from holdfast.checkpoint.local_tier.pace import Pace
 from holdfast.checkpoint.local_tier.part_server import PartServer
 from holdfast.checkpoint.local_tier.parts import Part
 from tests.support.local_hosts import Job, is_state, job, state
@@ -73,6 +76,29 @@ def test_a_local_step_comes_back_from_the_own_folder(root: Path, hosts: list[Pat
         assert second.restore(7) == 7
         assert second.restore(0) == 0
         assert second.statistics("restores") == [2, 2]
+
+
+def test_the_structure_of_a_local_step_is_that_of_a_durable_one(root: Path, hosts: list[Path]) -> None:
+    """Alike on all ranks, at once and in a later life without one of the hosts; a restore after it is in step."""
+    with job(root, hosts[:2], every=4) as first:
+        first.save(4, metadata={"at": 4}, metrics={"loss": 0.5})
+        first.save(7, metadata={"at": 7}, metrics={"loss": 0.25})
+        durable, local = (first.each(lambda rank, manager, step=step: manager.structure(step)) for step in (4, 7))
+        for found in local:
+            assert (found.step, found.layout, found.metadata, found.metrics) == (7, "holdfast", {"at": 7}, {"loss": 0.25})
+            tree = found.items["state"].tree
+            assert tree == durable[0].items["state"].tree | {"step": 7}
+            assert found.items["state"].nbytes == durable[0].items["state"].nbytes
+        assert first.restore() == 7
+        with pytest.raises(StepNotFound):
+            first.each(lambda rank, manager: manager.structure(6))
+    lose(hosts[0])
+    with job(root, hosts[:2]) as second:
+        assert [found.items for found in second.each(lambda rank, manager: manager.structure(7))] == [local[0].items] * 2
+        lose(hosts[1])
+        with pytest.raises(StepNotFound, match="the hosts have no step 7 any more"):
+            second.each(lambda rank, manager: manager.structure(7))
+        assert second.restore() == 4
 
 
 def test_the_copies_serve_when_a_host_is_lost(root: Path, hosts: list[Path]) -> None:
@@ -324,6 +350,18 @@ def test_a_step_that_both_want_is_saved_durably_only(root: Path, hosts: list[Pat
         assert not manager.save(7, state(7, 0))
 
 
+def test_whether_to_save_locally_is_asked_without_the_store(root: Path, hosts: list[Path]) -> None:
+    """At every step it would cost each of them a look; a step that was saved durably is known without, here and in a later life."""
+    local = Local(hosts[0], save_policy=EveryNSteps(5))
+    for life in range(2):
+        with CheckpointManager(root, save_policy=EveryNSteps(1000), local=local) as manager:
+            if not life:
+                manager.save(5, state(5, 0), force=True).wait()
+            shutil.move(root / "5", root / "away")
+            assert [step for step in range(1, 12) if manager.should_save(step)] == [10]
+            shutil.move(root / "away", root / "5")
+
+
 def test_steps_come_and_go_and_leave_nothing_behind(root: Path, hosts: list[Path]) -> None:
     """However many are saved, a host has the files of `keep` + 1 steps, and those of the one before are written over."""
     with job(root, hosts[:2], keep=2) as first:
@@ -377,8 +415,8 @@ def test_states_that_differ_are_no_step(root: Path, hosts: list[Path]) -> None:
         assert first.restore() == 5
 
 
-def test_a_peer_that_is_gone_fails_the_save_in_time(root: Path, hosts: list[Path]) -> None:
-    """Its part cannot be pulled: the save fails on all, is counted, and the one before stays."""
+def test_a_peer_that_is_gone_fails_the_save_in_time(root: Path, hosts: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+    """Its part cannot be pulled: the save fails on all, is counted, and the one before stays. The sentence says whose, where and why."""
     with job(root, hosts[:2], timeout_s=5) as first:
         first.save(5)
         tier = first.managers[1]._tier
@@ -387,6 +425,10 @@ def test_a_peer_that_is_gone_fails_the_save_in_time(root: Path, hosts: list[Path
         tier._server.close()
         first.save(6)
         assert first.statistics("saves_failed") == [1, 1]
+        sentence = (
+            r"process 0 failed: PeerFailed: .*process 1's part was not copied: the part server at \S+ could not be reached: .*refused"
+        )
+        assert re.search(sentence, caplog.text)
         assert first.each(lambda rank, manager: manager.local_steps()) == [[5], [5]]
         assert first.each(lambda rank, manager: manager.save(1000, state(1000, rank)).wait()) == [None, None]
 
@@ -427,34 +469,132 @@ def test_a_peer_that_lies_fails_the_save_and_leaves_no_copy(
         assert first.restore() == 7
 
 
+def test_a_host_without_room_says_so(root: Path, hosts: list[Path], tmp_path: Path) -> None:
+    """What is needed, what is free, who else holds some, and what to do; the step before stays, and strict raises it."""
+    small = tmp_path / "small"
+    small.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", small], check=False).returncode:
+        pytest.skip("needs root, to mount a small tmpfs")
+    try:
+        (small / ("f" * 32)).mkdir()
+        (small / ("f" * 32) / "other").write_bytes(bytes(180_000))
+        with job(root, [hosts[0], small], strict=True) as first:
+            first.save(5)
+            sentence = (
+                r"process 1 failed: OSError: \[Errno 28\] a local step and its copies need \d+,\d+ bytes here, \d+,\d+ are free; "
+                rf"folders of other runs hold some: {'f' * 32}; make room, or name another folder: '{small}'"
+            )
+            with pytest.raises(CheckpointError, match=sentence):
+                first.save(6)
+            assert first.restore() == 5
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
 def test_above_max_bytes_the_tier_ends(root: Path, hosts: list[Path]) -> None:
     """With a figure that says why; durable saves go on."""
     with job(root, hosts[:2], every=4, max_bytes=10_000) as first:
         first.save(5)
-        assert "above max_bytes=10,000" in first.managers[0].statistics()["local_off"]
+        sentence = (
+            r"TierTooLarge: 2 local steps with the copies of 1 other processes need \d{3},\d{3} bytes here, above max_bytes=10,000; "
+            "raise it, or lower replicas or keep"
+        )
+        assert all(re.fullmatch(sentence, off) for off in _off(first)), _off(first)
         first.save(6)
         assert first.statistics("saves_failed") == [1, 1]
         first.save(8)
         assert first.each(lambda rank, manager: manager.all_steps()) == [[8], [8]]
 
 
+def test_a_strict_tier_that_ends_is_one_error_and_no_more(root: Path, hosts: list[Path]) -> None:
+    """The save that was too large says so; the store still serves, and takes what comes."""
+    with job(root, hosts[:2], every=4, max_bytes=10_000, strict=True) as first:
+        first.save(4)
+        with pytest.raises(CheckpointError, match="above max_bytes=10,000"):
+            first.save(5)
+        assert first.restore() == 4
+        first.save(8)
+        assert first.restore() == 8
+
+
+def test_copies_go_at_the_rate_that_is_given(root: Path, hosts: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte of a copy is counted; at a rate that takes longer than there is time, nothing is begun, and a sentence says so."""
+    taken: list[int] = []
+    take = Pace.take
+
+    def counted(pace: Pace, nbytes: int) -> None:
+        take(pace, nbytes)
+        taken.append(nbytes)
+
+    monkeypatch.setattr(Pace, "take", counted)
+    with job(root, hosts[:2], rate_bytes_s=1e9) as first:
+        first.save(5)
+        assert sum(taken) == sum(first.statistics("copied_bytes")) > 0
+        assert first.restore() == 5
+    taken.clear()
+    with job(root, hosts[:2], rate_bytes_s=100, timeout_s=20, strict=True) as second:
+        assert second.restore() == 5
+
+        def save(rank: int, manager: CheckpointManager) -> None:
+            second.begin(rank, 6, state(6, rank))
+            with pytest.raises(
+                CheckpointError, match=r"a copy of \d\d,\d+ bytes takes \d+ s at rate_bytes_s=100, .* of timeout_s=20; expected"
+            ):
+                manager.wait_until_finished()
+
+        second.each(save)
+        assert taken == []
+        assert second.restore() == 5
+
+
 def _off(first: Job) -> list[str]:
     return [manager.statistics()["local_off"] for manager in first.managers]
 
 
-def test_a_folder_that_cannot_be_used_turns_the_tier_off(root: Path, hosts: list[Path], tmp_path: Path) -> None:
-    """A link, a file: on all ranks alike, with the process and the reason; durable saves go on. Strict raises it."""
-    (tmp_path / "there").mkdir()
-    hosts[1].symlink_to(tmp_path / "there")
-    hosts[3].write_text("a file")
-    for folders, why in ((hosts[:2], f"process 1: CheckpointError: {hosts[1]} is a link"), ([hosts[0], hosts[3]], "process 1: FileExists")):
-        with job(root, folders, every=4) as first:
-            assert all(off.startswith(why) for off in _off(first))
-            first.save(5)
-            first.save(4, overwrite=True)
-            assert first.each(lambda rank, manager: manager.all_steps()) == [[4], [4]]
-        with pytest.raises(CheckpointError, match=r"the local tier of .* cannot be used: process 1"), job(root, folders, strict=True):
+def test_tls_on_some_processes_alone_turns_the_tier_off(
+    root: Path, hosts: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those with it would not hear those without."""
+    pems = Authority(tmp_path, "ours").issue("own")
+    files = iter([(pems.cert, pems.key, pems.ca), None])
+    monkeypatch.setattr(tier, "tls_files", lambda: next(files))  # the threads of one process have one environment
+    with job(root, hosts[:2]) as first:
+        assert all(re.search(r"process \d has the files of TLS, and process \d has none: set them for all", off) for off in _off(first))
+
+
+BAD_FOLDERS = {
+    "a link": (lambda path: path.symlink_to(path.parent), r"{path} is a link; expected a folder of this host, or none"),
+    "a file": (lambda path: path.write_text(""), r"{path} cannot be written: File exists; expected a folder that this process may write"),
+    "in a file": (lambda path: path.parent.write_text(""), r"{path} cannot be written: Not a directory; expected a folder that this"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_FOLDERS)
+def test_a_folder_that_cannot_be_used_turns_the_tier_off(kind: str, root: Path, hosts: list[Path], tmp_path: Path) -> None:
+    """On all ranks alike, with the process and the reason; durable saves go on. Strict raises it, and leaves nothing behind."""
+    make, sentence = BAD_FOLDERS[kind]
+    folder = tmp_path / "other" / "folder"
+    if kind != "in a file":
+        folder.parent.mkdir()
+    make(folder)
+    threads = threading.active_count()
+    with pytest.raises(CheckpointError, match=r"the local tier of .*root cannot be used: process 1: "):
+        with job(root, [hosts[0], folder], strict=True):
             pass
+    with job(root, [hosts[0], folder], every=4) as first:
+        assert all(off.startswith(f"process 1: CheckpointError: {sentence.format(path=folder)}") for off in _off(first)), _off(first)
+        first.save(5)
+        first.save(4, overwrite=True)
+        assert first.each(lambda rank, manager: manager.all_steps()) == [[4], [4]]
+    assert not list(hosts[0].glob("mark-*"))
+    assert threading.active_count() <= threads + 2
+
+
+def test_an_address_that_is_not_this_hosts_turns_the_tier_off(root: Path, hosts: list[Path]) -> None:
+    """Peers would not reach it."""
+    with job(root, hosts[:2], address="192.0.2.1") as first:
+        sentence = r"peers cannot be served at 192\.0\.2\.1: Cannot assign requested address.*; expected an address of this host in Local\("
+        assert all(re.search(sentence, off) for off in _off(first)), _off(first)
 
 
 @pytest.mark.skipif(not hasattr(jax.config, "jax_mtls_cert_file"), reason="this jax knows no TLS")
@@ -497,10 +637,11 @@ def test_a_folder_that_two_hosts_share_turns_the_tier_off(root: Path, hosts: lis
         assert first.each(lambda rank, manager: manager.all_steps()) == [[4], [4]]
 
 
-@pytest.mark.parametrize("settings", [{"replicas": -1}, {"keep": 0}, {"timeout_s": 0}, {"max_bytes": 0}], ids=str)
+@pytest.mark.parametrize("settings", [{"replicas": -1}, {"keep": 0}, {"timeout_s": 0}, {"max_bytes": 0}, {"rate_bytes_s": 0}], ids=str)
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, int], tmp_path: Path) -> None:
-    """With what was found."""
-    with pytest.raises(ValueError, match=r"Local: .*expected replicas of 0 or more"):
+    """With what was found, and what is expected."""
+    ((name, value),) = settings.items()
+    with pytest.raises(ValueError, match=rf"Local: {name}={value}: expected (0 or more|a number above 0)"):
         Local(tmp_path, save_policy=EveryNSteps(1), **settings)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expects a save_policy besides"):
         CheckpointManager(tmp_path, local=Local(tmp_path, save_policy=EveryNSteps(1)))

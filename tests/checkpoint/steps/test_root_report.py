@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.checkpoint import CheckpointManager, KeepLast, Options
-from holdfast.checkpoint.steps.root_report import MOST_STEPS, root_report
+from holdfast.checkpoint.steps.root_report import MOST_STEPS, HostCopies, root_report
 from holdfast.multihost import Solo
 
 
@@ -23,15 +23,17 @@ class Reported(Solo):
 
 def test_the_newest_steps_are_described() -> None:
     """In the root or on the hosts alone, with the sizes that are known."""
-    found = root_report("/data/run7", [5, 10], [10, 12], {5}, {10: (640, True)})
+    copies = HostCopies(1, [[0, 1], [1, 0]])
+    found = root_report("/data/run7", [5, 10], {10: copies, 12: copies}, {5}, {10: (640, True)})
     ten, twelve = ({"step": 10, "bytes": 640, "incremental": True}, {"step": 12, "bytes": 0, "incremental": False})
+    durable = {"local": False, "survives": 0, "copies": []}
     assert (found["path"], found["num_steps"]) == ("/data/run7", 2)
     assert found["steps"] == [
-        {"step": 5, "bytes": 0, "incremental": False, "local": False, "damaged": True},
-        ten | {"local": False, "damaged": False},
-        twelve | {"local": True, "damaged": False},
+        {"step": 5, "bytes": 0, "incremental": False, "damaged": True} | durable,
+        ten | {"damaged": False} | durable,
+        twelve | {"local": True, "damaged": False, "survives": 1, "copies": [{"processes": [0, 1]}, {"processes": [1, 0]}]},
     ]
-    many = root_report("/data/run7", range(1000), [], (), {})
+    many = root_report("/data/run7", range(1000), {}, (), {})
     assert many["num_steps"] == 1000 and [each["step"] for each in many["steps"]] == list(range(1000 - MOST_STEPS, 1000))
 
 
@@ -54,4 +56,5 @@ def test_a_manager_reports_its_root_as_it_changes(tmp_path: Path) -> None:
         manager.delete(2)
         assert [each["step"] for each in group.root["steps"]] == [3]
     with CheckpointManager(tmp_path, group=group) as manager:
-        assert group.root["steps"] == [{"step": 3, "bytes": 0, "incremental": False, "local": False, "damaged": False}]
+        (three,) = group.root["steps"]
+        assert (three["step"], three["bytes"], three["incremental"], three["damaged"]) == (3, 0, False, False)

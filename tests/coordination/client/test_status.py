@@ -39,6 +39,16 @@ def test_where_the_checkpoints_are_is_in_the_status() -> None:
     assert (newest.bytes, newest.incremental, newest.local, newest.damaged) == (990, True, False, False)
 
 
+def test_where_the_parts_of_local_steps_are_is_in_the_status() -> None:
+    """For each process of the job (of which there is one here), on so many hosts as are shown."""
+    step = {"step": 7, "local": True, "survives": 1, "copies": [{"processes": [number, *range(100)]} for number in range(9)]}
+    with CoordinationService.spawn(1, recoverable=True) as service, CoordinationClient(service.address, 0) as client:
+        client.report(root={"path": "/data", "num_steps": 0, "steps": [step]})
+        with StatusClient(service.address) as status:
+            (found,) = status.status().tasks[0].progress.root.steps
+    assert (found.survives, [list(each.processes) for each in found.copies]) == (1, [[0, *range(7)]])
+
+
 def test_stacks_are_asked_of_all_at_once() -> None:
     """One answer for each process, in order: its threads, or why there are none."""
     with serving(2) as served, StatusClient(served.address) as status:

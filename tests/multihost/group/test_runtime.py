@@ -9,7 +9,7 @@ import pytest
 
 import holdfast.multihost as multihost
 from holdfast.multihost.group.group_client import forget_group_client
-from holdfast.multihost.group.runtime import current_group_client, set_client
+from holdfast.multihost.group.runtime import current_group_client, set_client, tls_files
 
 
 @pytest.fixture
@@ -45,3 +45,13 @@ def test_the_client_that_was_set_is_everybodys(client: Any) -> None:
     assert current_group_client() is current_group_client() and current_group_client().client is client
     set_client(None)
     assert multihost.current_spec() is None
+
+
+def test_the_files_of_tls_are_those_that_reach_the_coordinator(client: Any) -> None:
+    """Of the launcher's word, all three or none; without one those that jax was told."""
+    assert tls_files() is None
+    own = {"process_id": 0, "num_processes": 1, "coordinator": "127.0.0.1:1"}
+    set_client(client, multihost.ProcessSpec(**own, tls_cert="cert", tls_key="key", tls_ca="ca"))
+    assert tls_files() == ("cert", "key", "ca")
+    set_client(client, multihost.ProcessSpec(**own, tls_ca="ca"))
+    assert tls_files() is None
