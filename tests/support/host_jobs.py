@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, Self
 
@@ -117,7 +116,7 @@ class Place:
 class Program:
     """A process of a job: it opens the root and makes the calls that it is told, each a function of the program and arguments."""
 
-    def __init__(self, place: Place, pipe: Connection, may_go_on: Event) -> None:
+    def __init__(self, place: Place, pipe: Connection, may_go_on: Connection) -> None:
         self.place, self._pipe, self._may_go_on = place, pipe, may_go_on
         self._sending = threading.Lock()
         self.logged: list[str] = []
@@ -184,7 +183,7 @@ class Program:
             calls.append(name)
             if len(calls) == turn:
                 self.announce(f"at {name}")
-                assert self._may_go_on.wait(ANSWER_S)
+                assert self._may_go_on.poll(ANSWER_S)  # what is never read stays, for all that are held
             return held(*arguments, **options)
 
         setattr(owner, last, standing)
@@ -210,7 +209,7 @@ class Program:
         multihost.shutdown()
 
 
-def _run(place: Place, pipe: Connection, may_go_on: Event, stacks: Path) -> None:
+def _run(place: Place, pipe: Connection, may_go_on: Connection, stacks: Path) -> None:
     with open(stacks, "w") as file:
         faulthandler.enable(file)
         Program(place, pipe, may_go_on).serve()
@@ -287,14 +286,16 @@ class HostJob:
         self._answers: list[list[tuple[str, Any]]] = [[] for _ in places]
         self._service = CoordinationService.spawn(count, host=network.host, heartbeat_timeout_s=100)
         self.pipes, self.processes = [], []
-        self._may_go_on = [_processes.Event() for _ in places]
+        self._go_on: list[Connection] = []  # no events: those wait for a process that is stopped
         for rank, host in enumerate(places):
             place = Place(rank, count, self._service.address, network.names[host], root, hosts.folders[host], **settings)
-            own, other = _processes.Pipe()
-            process = _processes.Process(target=_run, args=(place, other, self._may_go_on[rank], self._stack_file(rank)), daemon=True)
+            (own, other), (may_go_on, go_on) = _processes.Pipe(), _processes.Pipe(duplex=False)
+            process = _processes.Process(target=_run, args=(place, other, may_go_on, self._stack_file(rank)), daemon=True)
             process.start()
             other.close()
+            may_go_on.close()
             self.pipes.append(own)
+            self._go_on.append(go_on)
             self.processes.append(process)
         self.ranks = list(range(count))
 
@@ -318,6 +319,8 @@ class HostJob:
         finally:
             self.kill(*self.ranks)
             self._service.close()
+            for pipe in [*self.pipes, *self._go_on]:
+                pipe.close()
 
     def close(self) -> None:
         """Ends all processes that still run, in order."""
@@ -390,7 +393,7 @@ class HostJob:
 
     def go_on(self, rank: int) -> None:
         """Lets a process go on that stands still, or will."""
-        self._may_go_on[rank].set()
+        self._go_on[rank].send(True)
 
     def restore(self, step: int | None = None) -> int:
         """Restores on all processes, which assert that it is what was saved, and returns which step all of them got."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
 import os
@@ -160,21 +159,25 @@ def test_the_primary_dies_between_gather_and_broadcast(root: Path, tmp_path: Pat
 # --- hosts are cut off
 
 
-@pytest.mark.parametrize("fault", ["parted", pytest.param("unplugged", marks=slow)])
+@pytest.mark.parametrize("fault", ["parted", *(pytest.param(fault, marks=slow) for fault in ("unplugged", "stopped"))])
 @pytest.mark.parametrize("moment", ["GET", pytest.param("WAIT", marks=slow)])
 def test_a_host_that_is_cut_off_fails_a_local_save_and_no_more(fault: str, moment: str, root: Path, tmp_path: Path) -> None:
-    """While a peer waits for its part, or has half of its bytes: the save fails on all in bounded time. Unplugged, or out of reach of its
+    """While a peer waits for its part, or has half of its bytes: the save fails on all in bounded time.
 
-    peers alone; then durable saves go on all the while. Plugged in again, local saves and their copies are as before, in the same life.
+    Out of reach of its peers alone, where durable saves go on all the while; unplugged; stopped. Back again, local saves and copies are
+    as before, in the same life.
     """
     with hosts(2, tmp_path / "hosts") as found:
         with HostJob(found, root, every=4, columns=LARGE, local={"timeout_s": 3}) as job:
             job.each(save, 4, 5)
-            cut = functools.partial(found.network.unplug, 1) if fault == "unplugged" else functools.partial(found.network.part, 0, 1)
+            cut, mend = {
+                "parted": (lambda: found.network.part(0, 1), lambda: found.network.part(0, 1, parted=False)),
+                "unplugged": (lambda: found.network.unplug(1), lambda: found.network.plug(1)),
+                "stopped": (lambda: job.signal(1, signal.SIGSTOP), lambda: job.signal(1, signal.SIGCONT)),
+            }[fault]
             if moment == "WAIT":
                 job.hold(1, SERVER, "PartServer._wait")
-            else:
-                found.network.throttle(1, 20)
+            found.network.throttle(1, 20)
             for rank in job.ranks:
                 job.begin(rank, save, 6)
             if moment == "WAIT":
@@ -184,13 +187,15 @@ def test_a_host_that_is_cut_off_fails_a_local_save_and_no_more(fault: str, momen
             cut()
             job.go_on(1)
             job.answer(0)
-            if fault == "unplugged":  # without the coordinator it can do nothing until it is plugged in again
-                found.network.plug(1)
-            job.answer(1)
-            if moment == "GET":
-                found.network.throttle(1, None)
-            job.each(save, 8)
-            found.network.part(0, 1, parted=False)
+            if fault == "parted":
+                job.answer(1)
+                job.each(save, 8)
+                mend()
+            else:  # without the coordinator it can do nothing until it is back
+                mend()
+                job.answer(1)
+                job.each(save, 8)
+            found.network.throttle(1, None)
             assert job.statistics("saves_failed") == [1, 1]
             assert job.each(steps) == [([4, 5, 8], [5])] * 2
             job.each(save, 9)
@@ -203,8 +208,9 @@ def test_a_host_that_is_cut_off_fails_a_local_save_and_no_more(fault: str, momen
 
 
 @slow
-def test_a_host_that_is_cut_off_while_it_is_read_from(root: Path, tmp_path: Path) -> None:
-    """A process without a part of its own has half of its bytes from a peer when that is cut off from it: the next copy serves."""
+@pytest.mark.parametrize("fault", ["parted", "unplugged"])
+def test_a_host_that_is_cut_off_while_it_is_read_from(fault: str, root: Path, tmp_path: Path) -> None:
+    """A process without a part of its own has half of its bytes from a peer when that is cut off: the next copy serves."""
     with hosts(3, tmp_path / "hosts") as found:
         with HostJob(found, root, columns=LARGE, local={"replicas": 2}) as job:
             job.each(save, 5)
@@ -215,7 +221,12 @@ def test_a_host_that_is_cut_off_while_it_is_read_from(root: Path, tmp_path: Path
             for rank in job.ranks:
                 job.begin(rank, restore)
             found.network.wait_until_sent(1, 1 << 20)
-            found.network.part(0, 1)
+            if fault == "parted":
+                found.network.part(0, 1)
+            else:
+                found.network.unplug(1)
+                found.network.wait_until_sent(2, 4 << 20)  # all that the process reads
+                found.network.plug(1)
             assert [job.answer(rank) for rank in job.ranks] == [5] * 3
             assert any("is read from another copy than rank 1's" in line for line in job.call(0, logged))
 
@@ -269,22 +280,45 @@ def test_flipped_bits_in_one_copy_and_in_all(kind: str, at: int, root: Path, tmp
             assert job.restore() == 5, "the own is lost, and its copy is damaged"
 
 
+@slow
+def test_torn_files_on_all_hosts_mean_the_store(root: Path, tmp_path: Path) -> None:
+    """What a power cut leaves on disks: files of the right name that are cut, empty, or of the right size and zeros."""
+    tears: list[Callable[[Path], object]] = [
+        lambda path: os.truncate(path, path.stat().st_size // 2),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    ]
+    with hosts(2, tmp_path / "hosts") as found:
+        with HostJob(found, root, every=4) as job:
+            job.each(save, 4, 5)
+            job.kill(*job.ranks)
+        kept = found.copy(tmp_path / "kept")
+        with HostJob(found, root) as job:
+            for tear, pattern in itertools.product(tears, ("*.safetensors", "part-*.json")):
+                found.put_back(kept)
+                for path in [path for folder in found.folders for path in folder.rglob(pattern)]:
+                    tear(path)
+                job.each(Program.reopen)
+                assert job.restore() == 4
+
+
 def pretend(program: Program, kind: str) -> None:
     """Lets a process, which knows the secret, answer WAIT or GET as no peer does; "" ends it."""
     PartServer._answer = _liar(kind) if kind else _ANSWER  # type: ignore[method-assign]
 
 
 _ANSWER = PartServer._answer
-LIES: dict[str, tuple[int, Callable[[socket.socket, int], None]]] = {
-    "a part without end": (WAIT, lambda peer, size: peer.sendall(ANSWER.pack(THERE, 1 << 62))),
-    "noise for a part": (WAIT, lambda peer, size: peer.sendall(ANSWER.pack(THERE, 5000) + os.urandom(5000))),
-    "an answer that there is none of": (WAIT, lambda peer, size: peer.sendall(ANSWER.pack(9, 0))),
-    "half of a part, and silence": (WAIT, lambda peer, size: peer.sendall(ANSWER.pack(THERE, 5000) + bytes(2500))),
-    "more bytes than asked for": (GET, lambda peer, size: peer.sendall(ANSWER.pack(THERE, 2 * size) + bytes(2 * size))),
-    "fewer bytes than asked for": (GET, lambda peer, size: peer.sendall(ANSWER.pack(THERE, size // 2) + bytes(size // 2))),
-    "other bytes": (GET, lambda peer, size: peer.sendall(ANSWER.pack(THERE, size) + bytes(size))),
-    "no bytes": (GET, lambda peer, size: peer.sendall(ANSWER.pack(ABSENT, 0))),
-    "a byte now and then": (GET, lambda peer, size: _drip(peer, size)),
+LIES: dict[str, tuple[int, int, Callable[[socket.socket, int], None]]] = {  # to what, from which offset on, the lie
+    "a part without end": (WAIT, 0, lambda peer, size: peer.sendall(ANSWER.pack(THERE, 1 << 62))),
+    "noise for a part": (WAIT, 0, lambda peer, size: peer.sendall(ANSWER.pack(THERE, 5000) + os.urandom(5000))),
+    "an answer that there is none of": (WAIT, 0, lambda peer, size: peer.sendall(ANSWER.pack(9, 0))),
+    "half of a part, and silence": (WAIT, 0, lambda peer, size: peer.sendall(ANSWER.pack(THERE, 5000) + bytes(2500))),
+    "more bytes than asked for": (GET, 0, lambda peer, size: peer.sendall(ANSWER.pack(THERE, 2 * size) + bytes(2 * size))),
+    "fewer bytes than asked for": (GET, 0, lambda peer, size: peer.sendall(ANSWER.pack(THERE, size // 2) + bytes(size // 2))),
+    "other bytes": (GET, 0, lambda peer, size: peer.sendall(ANSWER.pack(THERE, size) + bytes(size))),
+    "other bytes behind an honest beginning": (GET, 1, lambda peer, size: peer.sendall(ANSWER.pack(THERE, size) + bytes(size))),
+    "no bytes": (GET, 0, lambda peer, size: peer.sendall(ANSWER.pack(ABSENT, 0))),
+    "a byte now and then": (GET, 0, lambda peer, size: _drip(peer, size)),
 }
 
 
@@ -296,12 +330,12 @@ def _drip(peer: socket.socket, size: int) -> None:
 
 
 def _liar(kind: str) -> Callable[[PartServer, socket.socket], None]:
-    lied_to, lie = LIES[kind]
+    lied_to, first, lie = LIES[kind]
 
     def answer(server: PartServer, peer: socket.socket) -> None:
         asked, length, offset, size = REQUEST.unpack(receive_bytes(peer, REQUEST.size, 60))
         name = receive_bytes(peer, length, 60).decode()
-        if asked == lied_to:
+        if asked == lied_to and offset >= first:
             lie(peer, size)
         elif asked == GET:
             server._send_file(peer, name, offset, size)
@@ -342,7 +376,7 @@ def test_a_peer_that_lies_in_a_restore(root: Path, tmp_path: Path) -> None:
             job.kill(*job.ranks)
         found.lose(0)
         with HostJob(found, root, local={"timeout_s": 2}) as job:
-            lies = [kind for kind, (asked, _) in LIES.items() if asked == GET]
+            lies = [kind for kind, (asked, *_) in LIES.items() if asked == GET]
             for kind in lies:
                 job.call(1, pretend, kind)
                 assert job.restore() == 5, kind
