@@ -308,16 +308,17 @@ def pretend(program: Program, kind: str) -> None:
 
 
 _ANSWER = PartServer._answer
-LIES: dict[str, tuple[int, Callable[[socket.socket, int], None]]] = {
-    "a part without end": (WAIT, lambda peer, size: peer.sendall(ANSWER.pack(THERE, 1 << 62))),
-    "noise for a part": (WAIT, lambda peer, size: peer.sendall(ANSWER.pack(THERE, 5000) + os.urandom(5000))),
-    "an answer that there is none of": (WAIT, lambda peer, size: peer.sendall(ANSWER.pack(9, 0))),
-    "half of a part, and silence": (WAIT, lambda peer, size: peer.sendall(ANSWER.pack(THERE, 5000) + bytes(2500))),
-    "more bytes than asked for": (GET, lambda peer, size: peer.sendall(ANSWER.pack(THERE, 2 * size) + bytes(2 * size))),
-    "fewer bytes than asked for": (GET, lambda peer, size: peer.sendall(ANSWER.pack(THERE, size // 2) + bytes(size // 2))),
-    "other bytes": (GET, lambda peer, size: peer.sendall(ANSWER.pack(THERE, size) + bytes(size))),
-    "no bytes": (GET, lambda peer, size: peer.sendall(ANSWER.pack(ABSENT, 0))),
-    "a byte now and then": (GET, lambda peer, size: _drip(peer, size)),
+LIES: dict[str, tuple[int, int, Callable[[socket.socket, int], None]]] = {  # to what, from which offset on, the lie
+    "a part without end": (WAIT, 0, lambda peer, size: peer.sendall(ANSWER.pack(THERE, 1 << 62))),
+    "noise for a part": (WAIT, 0, lambda peer, size: peer.sendall(ANSWER.pack(THERE, 5000) + os.urandom(5000))),
+    "an answer that there is none of": (WAIT, 0, lambda peer, size: peer.sendall(ANSWER.pack(9, 0))),
+    "half of a part, and silence": (WAIT, 0, lambda peer, size: peer.sendall(ANSWER.pack(THERE, 5000) + bytes(2500))),
+    "more bytes than asked for": (GET, 0, lambda peer, size: peer.sendall(ANSWER.pack(THERE, 2 * size) + bytes(2 * size))),
+    "fewer bytes than asked for": (GET, 0, lambda peer, size: peer.sendall(ANSWER.pack(THERE, size // 2) + bytes(size // 2))),
+    "other bytes": (GET, 0, lambda peer, size: peer.sendall(ANSWER.pack(THERE, size) + bytes(size))),
+    "other bytes behind an honest beginning": (GET, 1, lambda peer, size: peer.sendall(ANSWER.pack(THERE, size) + bytes(size))),
+    "no bytes": (GET, 0, lambda peer, size: peer.sendall(ANSWER.pack(ABSENT, 0))),
+    "a byte now and then": (GET, 0, lambda peer, size: _drip(peer, size)),
 }
 
 
@@ -329,12 +330,12 @@ def _drip(peer: socket.socket, size: int) -> None:
 
 
 def _liar(kind: str) -> Callable[[PartServer, socket.socket], None]:
-    lied_to, lie = LIES[kind]
+    lied_to, first, lie = LIES[kind]
 
     def answer(server: PartServer, peer: socket.socket) -> None:
         asked, length, offset, size = REQUEST.unpack(receive_bytes(peer, REQUEST.size, 60))
         name = receive_bytes(peer, length, 60).decode()
-        if asked == lied_to:
+        if asked == lied_to and offset >= first:
             lie(peer, size)
         elif asked == GET:
             server._send_file(peer, name, offset, size)
@@ -361,8 +362,8 @@ def test_a_peer_that_lies_in_a_save(root: Path, tmp_path: Path) -> None:
             job.each(save, 100 * failed)
         assert job.restore(5) == 5
         job.call(1, pretend, "")
-        job.each(save, 999)
-        assert job.restore() == 999
+        job.each(save, 9999)
+        assert job.restore() == 9999
         assert job.statistics("saves_failed") == [len(LIES)] * 2
 
 
@@ -375,7 +376,7 @@ def test_a_peer_that_lies_in_a_restore(root: Path, tmp_path: Path) -> None:
             job.kill(*job.ranks)
         found.lose(0)
         with HostJob(found, root, local={"timeout_s": 2}) as job:
-            lies = [kind for kind, (asked, _) in LIES.items() if asked == GET]
+            lies = [kind for kind, (asked, *_) in LIES.items() if asked == GET]
             for kind in lies:
                 job.call(1, pretend, kind)
                 assert job.restore() == 5, kind
