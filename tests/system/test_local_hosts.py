@@ -362,8 +362,8 @@ def test_a_peer_that_lies_in_a_save(root: Path, tmp_path: Path) -> None:
             job.each(save, 100 * failed)
         assert job.restore(5) == 5
         job.call(1, pretend, "")
-        job.each(save, 999)
-        assert job.restore() == 999
+        job.each(save, 9999)
+        assert job.restore() == 9999
         assert job.statistics("saves_failed") == [len(LIES)] * 2
 
 
