@@ -47,34 +47,32 @@ class ChunkDigest(NamedTuple):
     whole: bytes
 
 
-def digest_chunk(data: memoryview) -> ChunkDigest:
-    """Returns the digest of a chunk's bytes."""
-    digest = load_digest().xxh3_128_digest
-    head = digest(data[:HEAD_BYTES])
-    return ChunkDigest(head, head if data.nbytes <= HEAD_BYTES else digest(data))
-
-
-def digest_unless_changed(data: memoryview, old: ChunkDigest) -> ChunkDigest | None:
-    """Returns the digest of a chunk's bytes, or None where its head says already that they are others than before."""
-    return None if load_digest().xxh3_128_digest(data[:HEAD_BYTES]) != old.head else digest_chunk(data)
-
-
 class RunningDigest:
-    """The digest of a chunk that comes in pieces of HEAD_BYTES, but for the last."""
+    """The digest of a chunk that comes in pieces, the first of HEAD_BYTES."""
 
     def __init__(self) -> None:
         self._hash = load_digest().xxh3_128()
-        self._head: bytes | None = None
+        self.head = b""
 
     def add(self, piece: memoryview) -> None:
         """Adds the next piece."""
         self._hash.update(piece)
-        if self._head is None:
-            self._head = self._hash.digest()
+        self.head = self.head or self._hash.digest()
 
     def result(self) -> ChunkDigest:
         """Returns the digest of all that was added."""
-        return ChunkDigest(self._head or b"", self._hash.digest())
+        return ChunkDigest(self.head, self._hash.digest())
+
+
+def digest_chunk(data: memoryview, old: ChunkDigest | None = None) -> ChunkDigest | None:
+    """Returns the digest of a chunk's bytes; None where its head says already that they are not those of `old`."""
+    running = RunningDigest()
+    running.add(data[:HEAD_BYTES])
+    if old is not None and running.head != old.head:
+        return None
+    if data.nbytes > HEAD_BYTES:
+        running.add(data[HEAD_BYTES:])
+    return running.result()
 
 
 @dataclass(frozen=True)

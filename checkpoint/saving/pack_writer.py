@@ -35,7 +35,6 @@ from .incremental import (
     WrittenFile,
     choose_links,
     digest_chunk,
-    digest_unless_changed,
     link_name,
 )
 from .plan import Plan, local_chunks
@@ -159,7 +158,7 @@ def _write_changed(
     sizes = [chunk.nbytes for chunk in planned.chunks]
     known_digests = old.digests if old.files else (None,) * len(sizes)
     digests = [
-        known if known is None or shard is None else digest_unless_changed(chunk_bytes(shard, chunk), known)
+        known if known is None or shard is None else digest_chunk(chunk_bytes(shard, chunk), known)
         for shard, chunk, known in zip(shards, planned.chunks, known_digests, strict=True)
     ]
     unchanged = [found is not None and found == known for found, known in zip(digests, known_digests, strict=True)]
@@ -287,10 +286,12 @@ def pack_parts(
     for index, chunk in enumerate(pack.chunks):
         data = chunk_bytes(shards[index], chunk)
         shards[index] = None
+        digesting = None if digests is None else RunningDigest()
         if data.nbytes < LARGE_BYTES:
             checksums.append(ChunkChecksum(crc32c(data)))
-            if digests is not None:
-                digests.append(digest_chunk(data))
+            if digests is not None and digesting is not None:
+                digesting.add(data)
+                digests.append(digesting.result())
             batch.append(data)
             held += data.nbytes
             if held < PIECE_BYTES and len(batch) < BATCH_BUFFERS:
@@ -299,7 +300,7 @@ def pack_parts(
             yield offset, batch
             offset, batch, held = offset + held, [], 0
         if data.nbytes >= LARGE_BYTES:
-            crcs, digesting = [0], None if digests is None else RunningDigest()
+            crcs = [0]
             for start in range(0, data.nbytes, PIECE_BYTES):
                 piece = data[start : start + PIECE_BYTES]
                 for begin in range(0, piece.nbytes, PREFIX_BYTES):

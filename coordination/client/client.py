@@ -50,7 +50,7 @@ class CoordinationClient:
     The heartbeat timeout is the budget of every outage: a service silent for so long is lost (CoordinatorLost), a shorter outage is
     ridden out. Where its Session stays open and connections to it are accepted, it stands still, and the budget is three timeouts.
     Our service tells the timeout at the join; another `heartbeat_timeout_s` is refused there (FAILED_PRECONDITION). jaxlib's does not:
-    there it is `heartbeat_timeout_s`, or 100. `rpc_timeout_s` bounds the calls that take no time-out of their own.
+    there it is `heartbeat_timeout_s`, or 100. `rpc_timeout_s` bounds the calls that are given no time-out.
 
     `on_process_change(processes)` gets the complete list of ProcessInfo whenever it changes; `on_error(error)` gets ProcessLost for
     another process, CoordinatorLost or Fenced for this one. Both run on threads of the client and must not block for long.
@@ -225,8 +225,8 @@ class CoordinationClient:
         _check(value=(value, str))
         self.key_value_set_bytes(key, value.encode(), allow_overwrite)
 
-    def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
-        """Sets `key` to bytes. A key that exists is ALREADY_EXISTS unless `allow_overwrite`.
+    def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False, *, timeout_s: float | None = None) -> None:
+        """Sets `key` to bytes, within `timeout_s`. A key that exists is ALREADY_EXISTS unless `allow_overwrite`.
 
         When a broken connection hides whether the first sending arrived, it is sent again; a key that then exists with this very
         value counts as set.
@@ -239,7 +239,7 @@ class CoordinationClient:
             nonlocal sent_before
             sent_before = True
 
-        deadline = Deadline(self._rpc_timeout_s)
+        deadline = self._deadline(timeout_s)
         try:
             self._connection.call("InsertKeyValue", request, deadline, idempotent=True, on_retry=note_retry)
         except CoordinationError as error:
@@ -290,18 +290,18 @@ class CoordinationClient:
         response = self._call("GetKeyValueDir", pb.GetKeyValueDirRequest(directory_key=key))
         return sorted((entry.key, bytes(entry.value)) for entry in response.kv)
 
-    def key_value_delete(self, key: str) -> None:
-        """Deletes `key` and all below it. A key that does not exist is no error."""
+    def key_value_delete(self, key: str, *, timeout_s: float | None = None) -> None:
+        """Deletes `key` and all below it, within `timeout_s`. A key that does not exist is no error."""
         _check(key=(key, str))
-        self._call("DeleteKeyValue", pb.DeleteKeyValueRequest(key=key, is_directory=True))
+        self._call("DeleteKeyValue", pb.DeleteKeyValueRequest(key=key, is_directory=True), timeout_s)
 
-    def key_value_increment(self, key: str, increment: int) -> int:
-        """Adds to the number at `key` (0 when unset) and returns the sum; FAILED_PRECONDITION when it holds no number.
+    def key_value_increment(self, key: str, increment: int, *, timeout_s: float | None = None) -> int:
+        """Adds to the number at `key` (0 when unset), within `timeout_s`; returns the sum. FAILED_PRECONDITION when it holds no number.
 
         Never sent twice: CoordinatorLost when its answer is lost, and then it may or may not have been applied.
         """
         _check(key=(key, str), increment=(increment, int))
-        return int(self._call("IncrementKeyValue", pb.IncrementKeyValueRequest(key=key, increment=increment)).kv.value)
+        return int(self._call("IncrementKeyValue", pb.IncrementKeyValueRequest(key=key, increment=increment), timeout_s).kv.value)
 
     # Processes
 
@@ -354,8 +354,11 @@ class CoordinationClient:
 
     # Inside
 
-    def _call(self, method: str, request: Any) -> Any:
-        return self._connection.call(method, request, Deadline(self._rpc_timeout_s))
+    def _call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
+        return self._connection.call(method, request, self._deadline(timeout_s))
+
+    def _deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline(self._rpc_timeout_s if timeout_s is None else min(timeout_s, self._rpc_timeout_s))
 
     def _require_connected(self) -> None:
         if not self._connected:

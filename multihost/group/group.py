@@ -115,16 +115,16 @@ class ClusterGroup:
         deadline = Deadline(timeout_s)
         with self._group_client.call("gather" + self._kind, name, deadline) as call:
             folder = call.folder
-            self._group_client.set(f"{folder}/{self.index}", value)
+            self._group_client.set(f"{folder}/{self.index}", value, deadline)
             try:
                 self._group_client.barrier(call, deadline, self.processes)
             except CoordinationError as error:
                 if self.index:
                     if isinstance(error, BarrierTimeout):  # else rank 0 may still count it, and deletes it
-                        self._try(lambda: self._group_client.delete(f"{folder}/{self.index}"))
+                        self._try(lambda: self._group_client.delete(f"{folder}/{self.index}", deadline))
                     raise
                 values = {} if isinstance(error, BarrierTimeout) else self._group_client.list(folder)
-                self._try(lambda: self._group_client.delete(folder))
+                self._try(lambda: self._group_client.delete(folder, deadline))
                 if len(values) < self.count:
                     raise
                 _log.warning("gather %r is complete, although %s", name, error)
@@ -132,7 +132,7 @@ class ClusterGroup:
             if self.index:
                 return None
             values = self._group_client.list(folder)
-            self._try(lambda: self._group_client.delete(folder))
+            self._try(lambda: self._group_client.delete(folder, deadline))
             return self._ranked(values)
 
     def _ranked(self, values: dict[str, bytes]) -> list[bytes]:
@@ -149,11 +149,11 @@ class ClusterGroup:
             folder = call.folder
             try:
                 if value is not None:
-                    self._group_client.set(f"{folder}/value", value)
+                    self._group_client.set(f"{folder}/value", value, deadline)
                     return value
                 return self._group_client.get(f"{folder}/value", name, deadline, self.processes[0] if self.processes else 0)
             finally:
-                self._try(lambda: self._group_client.delete_after(folder, self.count))
+                self._try(lambda: self._group_client.delete_after(folder, self.count, deadline))
 
     def report(self, **progress: Any) -> None:
         """Passes `progress` on to the coordinator, where the client can."""

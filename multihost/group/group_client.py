@@ -156,10 +156,15 @@ class GroupClient:
         except (BarrierTimeout, ProcessLost) as error:
             raise self._explained(error) from error.__cause__
 
-    def set(self, key: str, value: bytes) -> None:
+    def _within(self, deadline: Deadline | None) -> dict[str, float]:
+        """Returns how a call is told its time: ours takes one, and cleaning up has a second at least; jaxlib's own has two minutes."""
+        return {} if deadline is None or not self._pushes else {"timeout_s": max(1.0, deadline.remaining_s())}
+
+    def set(self, key: str, value: bytes, deadline: Deadline | None = None) -> None:
         """Sets a key, whether it exists or not."""
+        client: Any = self.client
         with self.errors(f"setting {key!r}"):
-            self.client.key_value_set_bytes(key, value, True)
+            client.key_value_set_bytes(key, value, True, **self._within(deadline))
 
     def get(self, key: str, name: str, deadline: Deadline, source: int) -> bytes:
         """Waits for a key that process `source` sets. Raises ProcessLost as soon as its loss is known, and BarrierTimeout."""
@@ -183,16 +188,18 @@ class GroupClient:
             entries = self.client.key_value_dir_get_bytes(folder)
         return {key.strip("/").removeprefix(folder).strip("/"): value for key, value in entries}
 
-    def delete(self, folder: str) -> None:
+    def delete(self, folder: str, deadline: Deadline | None = None) -> None:
         """Deletes a key and everything below it."""
+        client: Any = self.client
         with self.errors(f"deleting {folder!r}"):
-            self.client.key_value_delete(folder)
+            client.key_value_delete(folder, **self._within(deadline))
 
-    def delete_after(self, folder: str, calls: int) -> None:
+    def delete_after(self, folder: str, calls: int, deadline: Deadline | None = None) -> None:
         """Deletes a folder at the last of `calls` calls, whoever makes it."""
+        client: Any = self.client
         with self.errors(f"deleting {folder!r}"):
-            if self.client.key_value_increment(f"{folder}/done", 1) == calls:
-                self.client.key_value_delete(folder)
+            if client.key_value_increment(f"{folder}/done", 1, **self._within(deadline)) == calls:
+                client.key_value_delete(folder, **self._within(deadline))
 
     def task(self, process: int) -> int:
         """Returns the task id of a process. Raises ValueError for a number that the job does not have."""

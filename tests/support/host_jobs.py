@@ -6,6 +6,7 @@ Processes are forked from a server that has imported jax and holdfast, and nothi
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import functools
 import importlib
@@ -33,10 +34,20 @@ from holdfast.coordination import CoordinationService
 from tests.support.network import Network, namespaces
 
 ANSWER_S = 60.0
+NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 ROWS = 60  # of the sharded array: what 1 to 6 devices share evenly
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["__main__", __name__])
+
+
+def enter(namespace: str) -> None:
+    """Moves this thread, and the processes that it starts, into a network namespace; os.setns is there since Python 3.12."""
+    file = os.open(f"/var/run/netns/{namespace}", os.O_RDONLY)
+    failed = ctypes.CDLL(None, use_errno=True).setns(file, NEW_NETWORK)
+    os.close(file)
+    if failed:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), namespace)
 
 
 class Hosts:
@@ -79,8 +90,6 @@ class Hosts:
 @contextlib.contextmanager
 def hosts(count: int, folder: Path, size_bytes: int = 64 << 20) -> Iterator[Hosts]:
     """Yields so many hosts; skips the test where there can be none."""
-    if not hasattr(os, "setns"):
-        pytest.skip("needs Python 3.12: processes join namespaces by os.setns")
     with namespaces(count) as network:
         found = Hosts(network, folder, size_bytes)
         try:
@@ -123,9 +132,7 @@ class Program:
         handler = logging.Handler()
         handler.emit = lambda record: self.logged.append(record.getMessage())  # type: ignore[method-assign]
         logging.getLogger("holdfast").addHandler(handler)
-        namespace = os.open(f"/var/run/netns/{place.namespace}", os.O_RDONLY)
-        os.setns(namespace, os.CLONE_NEWNET)
-        os.close(namespace)
+        enter(place.namespace)
         jax.config.update("jax_platforms", "cpu")
         spec = multihost.ProcessSpec(
             process_id=place.rank,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,9 +22,16 @@ Clients = list[CoordinationClient]
 
 
 @pytest.fixture
-def clients() -> Iterator[Clients]:
+def service() -> Iterator[CoordinationService]:
+    """A service of three processes."""
+    with CoordinationService.spawn(3, recoverable=True, survivable=True) as service:
+        yield service
+
+
+@pytest.fixture
+def clients(service: CoordinationService) -> Iterator[Clients]:
     """Three clients of one service."""
-    with CoordinationService.spawn(3, recoverable=True, survivable=True) as service, ExitStack() as stack:
+    with ExitStack() as stack:
         found = [CoordinationClient(service.address, process, num_processes=3, shutdown_timeout_s=2) for process in range(3)]
         on_each(found, lambda client: client.connect())
         for client in found:
@@ -235,3 +245,18 @@ def test_an_error_that_is_no_status_stays_itself() -> None:
     """A bug in a client is not taken for an answer of the service."""
     with pytest.raises(JaxlibError, match="no status"), GroupClient(threading).errors("barrier 'b'"):  # type: ignore[arg-type]
         raise JaxlibError("no status")
+
+
+def test_a_coordinator_that_stands_still_holds_no_call_for_longer_than_its_time(clients: Clients, service: CoordinationService) -> None:
+    """What a process sends takes the time of its call at most, and cleaning up after it a second: not the two minutes of a call without."""
+    groups = [ClusterGroup(client, rank, 3) for rank, client in enumerate(clients)]
+    os.kill(service.pid, signal.SIGSTOP)
+    try:
+        calls = [lambda: groups[1].gather("g", b"x", timeout_s=1.0), lambda: groups[0].broadcast("b", b"x", timeout_s=1.0)]
+        for call in calls:
+            began = time.monotonic()
+            with pytest.raises(CoordinationError):
+                call()
+            assert time.monotonic() - began < 60, "half of what it took before"
+    finally:
+        os.kill(service.pid, signal.SIGCONT)
