@@ -2,7 +2,8 @@
 
 python benchmarks/local_tier.py [--mib 512] [--rounds 7] [--throttle-s 60] [--memory /dev/shm] [--disk DIR]
 
-The peer is a process of its own, and what goes over the network goes over loopback; CPU seconds are those of both sides. The columns take
+The peer is a process of its own, and what goes over the network goes over loopback; CPU seconds are those of both sides. Restores are timed
+with all cores shared, and with half of them for each side, as hosts have their own (it takes two cores at least). The columns take
 turns; medians. A durable save is stretched to --throttle-s, with local saves meanwhile. Orbax's p2p manager copies nothing ahead, and
 needs a process for each replica: alone it saves into its local folder, which is what is timed here, where it runs.
 """
@@ -131,15 +132,15 @@ def beside_a_durable_save(state: Any, throttle_s: float, memory: Path, disk: Pat
 
 
 @contextmanager
-def peer_process(folder: Path, run: str) -> Iterator[tuple[str, Connection]]:
-    """Yields the address of a part server in a process of its own, and a connection that answers anything with its CPU seconds so far."""
+def peer_process(folder: Path, run: str) -> Iterator[tuple[str, Connection, int]]:
+    """Yields the address of a part server in a process of its own, a connection that answers with its CPU seconds so far, and its id."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=serve_parts, args=(folder, run, theirs))
     process.start()
     theirs.close()
     try:
-        yield ours.recv(), ours
+        yield ours.recv(), ours, process.pid or 0
     finally:
         ours.close()
         process.join()
@@ -160,6 +161,12 @@ def serve_parts(folder: Path, run: str, connection: Connection) -> None:
             return
 
 
+def run_on(cores: set[int], process: int) -> None:
+    """Has all threads of a process run on some cores, and those that they start."""
+    for thread in os.listdir(f"/proc/{process}/task"):
+        os.sched_setaffinity(int(thread), cores)
+
+
 def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
     """Returns the CPU seconds a GB of copying on both sides, of its checks alone, and seconds of restores from own folder and peer."""
     found: dict[str, list[float]] = {}
@@ -173,24 +180,25 @@ def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
     assert part.head is not None
     step = FoundStep(part.key, [json.loads(json.dumps(part.summary()))[-1]], [[0]])
     record = record_of(step, part.head)
-    with peer_process(memory / "owner", run) as (address, peer_cpu), Peers({0: address}, SECRET, 60) as connections:
+    with peer_process(memory / "owner", run) as (address, peer_cpu, peer), Peers({0: address}, SECRET, 60) as connections:
 
         def copy() -> None:
-            with PeerConnection(address, SECRET) as peer:
+            with PeerConnection(address, SECRET) as connection:
                 for item, report in part.items.items():
                     for file in report.files:
-                        copy_file(peer, f"{part.key.folder}/{item}", file, keeper, lambda: 60.0)
+                        copy_file(connection, f"{part.key.folder}/{item}", file, keeper, lambda: 60.0)
 
         def sent() -> float:
             peer_cpu.send(None)
             return float(peer_cpu.recv())
 
         def restore(name: str) -> None:
-            folder, own = (owner, frozenset({0})) if name == "restore own" else (empty, frozenset[int]())
+            folder, own = (owner, frozenset({0})) if name.startswith("restore own") else (empty, frozenset[int]())
             storage = PeerStorage(folder.storage, part.key.folder, record, [[0]], own, connections)
             restored = restore_any(storage, part.key.folder, parse_record(record, "record"), "state", state, RestoreOptions())
             jax.block_until_ready(restored)
 
+        cores = sorted(os.sched_getaffinity(0))
         for turn in range(rounds + 1):
             before, began = sent(), time.perf_counter()
             receiving = cpu(copy)
@@ -205,6 +213,12 @@ def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
                 seconds[f"{name}, CPU s/GB"] = (time.process_time() - used) / gigabytes
                 if name == "restore peer":
                     seconds["its sender, CPU s/GB"] = (sent() - before) / gigabytes
+            run_on(set(cores[::2]), os.getpid())
+            run_on(set(cores[1::2]), peer)
+            for name in ("restore own, half of the cores", "restore peer, half of the cores"):
+                seconds[name] = timed(lambda name=name: restore(name))
+            run_on(set(cores), os.getpid())
+            run_on(set(cores), peer)
             for name, value in seconds.items() if turn else ():
                 found.setdefault(name, []).append(value)
     return found
@@ -264,12 +278,13 @@ def main() -> None:
         shutil.rmtree(disk)
     medians = {name: statistics.median(each) for name, each in found.items()}
     for name, value in medians.items():
-        print(f"{name:24} {value:9.4f}")
-    print(f"{'decision, CPU s':24} {decision():9.4f}   (wanted 0.1)")
+        print(f"{name:32} {value:9.4f}")
+    print(f"{'decision, CPU s':32} {decision():9.4f}   (wanted 0.1)")
     for name, above, below, wanted in (
         ("blocked local / durable", "blocked local", "blocked durable", "at most 1.1"),
         ("local save / bare overwriting", "local save", "bare overwriting", "at most 1.25"),
         ("restore peer / own", "restore peer", "restore own", "at most 1.2"),
+        ("with half of the cores each", "restore peer, half of the cores", "restore own, half of the cores", "at most 1.2"),
         ("the receiver's CPU alone", "restore peer, CPU s/GB", "restore own, CPU s/GB", "at most 1.2"),
         ("blocked beside / alone", "blocked beside", "blocked alone", "at most 1.1"),
         ("Orbax p2p save / local save", "Orbax p2p save", "local save", "at least 3"),
