@@ -81,7 +81,7 @@ class ProgressWatch:
         self._client = StatusClient(address, credentials, timeout_s=1.0)
         self._lock = threading.Lock()
         self._reported = Progress(attempt)
-        self._ours: set[int] = set()  # processes that have had a Session
+        self._ours: set[int] = set()  # processes that have had a Session, as a poll saw or what they said of a save shows
         self._notices: set[str] = set()
         self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
         self._closed = threading.Event()
@@ -146,7 +146,7 @@ class ProgressWatch:
             step = max((process.step for process in self.processes), default=-1)
             saved = max((process.saved_step for process in self.processes), default=-1)
             done = len(status.tasks) > 0 and all(task.progress.values.get("done", 0) for task in status.tasks)
-            self._ours |= {task.task_id for task in status.tasks if task.has_session}
+            self._ours |= {task.task_id for task in status.tasks if task.has_session or "save_stage" in task.progress.values}
             saves = {process: _save_position(status.tasks[process]) for process in self._ours}
             progress = Progress(self._attempt, step, saved, done, saves, _most(status, "restore_s"), _most(status, "save_blocked_s"))
             if progress != self._reported:

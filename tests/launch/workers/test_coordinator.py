@@ -82,6 +82,23 @@ def test_where_saves_stand_is_reported(watched: Watched) -> None:
     assert watched.events.get(timeout=30) == Progress(3, saves=JOINED | {1: SavePosition(7, SaveStage.REPORTED)})
 
 
+def test_what_a_process_said_that_ended_before_the_first_poll_counts(watched: Watched) -> None:
+    """A process that had reported its share, and was gone before anybody saw its Session, holds no commit up."""
+    watched.clients[1].report(save=7, save_stage=SaveStage.REPORTED)
+    watched.clients[1].close()
+    watched.watch.refresh()
+    while watched.watch.status.tasks[1].has_session:
+        watched.watch.refresh()
+    events: queue.Queue[Event] = queue.Queue()
+    late = ProgressWatch(watched.coordinator.address, 3, events.put, policy=RestartPolicy(), say=watched.said.append)
+    try:
+        late.refresh()
+        found = events.get(timeout=30)
+        assert isinstance(found, Progress) and found.saves[1] == SavePosition(7, SaveStage.REPORTED)
+    finally:
+        late.close()
+
+
 def test_a_job_is_done_when_all_its_processes_say_so(watched: Watched) -> None:
     """One process that reports its end is not enough."""
     watched.report(0, 9, done=1)
