@@ -88,6 +88,8 @@ class SessionTransport:
             closed = self._closed
         if closed:
             stream.end()
+        if stream.is_over:  # since it was opened: `ended` may have been told before it was the present one
+            raise TransportError("the session was lost as it was opened")
 
     def _accept(self, opened: spb.Opened) -> None:
         if self._service not in (0, opened.service_incarnation):
@@ -154,6 +156,11 @@ class _SessionStream:
         self._status: tuple[str, str] = ("UNAVAILABLE", "")
         self._frames = open_frame_transport(channel, metadata, self._take, self._ended)
         self._frames.start()  # only now: a connection that fails at once is taken by `_ended`, which needs it
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the connection has ended."""
+        return self._over
 
     def open(self, opening: spb.Open, deadline: Deadline) -> spb.Opened:
         """Sends the client's first frame and waits for the service's."""

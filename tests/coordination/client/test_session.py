@@ -21,17 +21,20 @@ from holdfast.coordination.deadline import Deadline
 from holdfast.proto import coordination_pb2 as pb
 from holdfast.proto import session_pb2 as spb
 from tests.support.in_process import Served, serving
+from tests.support.proxy import Proxy
 
 
 class Joined:
     """A SessionTransport and what it reported."""
 
-    def __init__(self, address: str, process_id: int = 0, incarnation: int = 5, **identity: Any) -> None:
+    def __init__(
+        self, address: str, process_id: int = 0, incarnation: int = 5, kind: type[SessionTransport] = SessionTransport, **identity: Any
+    ) -> None:
         self.deltas: queue.SimpleQueue[spb.Delta] = queue.SimpleQueue()
         self.fenced: queue.SimpleQueue[CoordinationError] = queue.SimpleQueue()
         self.broken = threading.Event()
         who = Identity(process_id, identity.get("num_processes"), identity.get("job", ""), identity.get("attempt", 0), "h", incarnation)
-        self.transport = SessionTransport(address, who, Credentials(), self.deltas.put, self.broken.set, self.fenced.put)
+        self.transport = kind(address, who, Credentials(), self.deltas.put, self.broken.set, self.fenced.put)
 
     def get(self, key: str) -> bytes:
         return bytes(self.transport.call("GetKeyValue", pb.GetKeyValueRequest(key=key), Deadline(20)).kv.value)
@@ -214,3 +217,28 @@ def test_a_connection_may_fail_before_its_stream_is_ready(monkeypatch: pytest.Mo
         with pytest.raises(TransportError, match="refused"):
             joined.transport.join(Deadline(20))
         joined.transport.close()
+
+
+def test_a_session_that_breaks_as_it_is_opened_is_not_joined(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection ends after the service's first frame, before anybody holds the session: whoever joined learns of it at once."""
+    accept, ended = SessionTransport._accept, threading.Event()
+
+    class Watched(SessionTransport):
+        def ended(self, stream: Any, code: str, details: str) -> None:
+            super().ended(stream, code, details)
+            ended.set()
+
+    with Proxy(served.address) as proxy:
+
+        def accept_and_break(transport: SessionTransport, opened: spb.Opened) -> None:
+            accept(transport, opened)
+            proxy.cut()
+            assert ended.wait(60)
+
+        monkeypatch.setattr(Watched, "_accept", accept_and_break)
+        joined = Joined(proxy.address, kind=Watched)
+        try:
+            with pytest.raises(TransportError, match="as it was opened"):
+                joined.transport.join(Deadline(20))
+        finally:
+            joined.transport.close()
