@@ -20,7 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,8 @@ def serve_parts(folder: Path, run: str, connection: Connection) -> None:
 def run_on(cores: set[int], process: int) -> None:
     """Has all threads of a process run on some cores, and those that they start."""
     for thread in os.listdir(f"/proc/{process}/task"):
-        os.sched_setaffinity(int(thread), cores)
+        with suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(thread), cores)
 
 
 def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
