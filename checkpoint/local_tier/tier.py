@@ -311,8 +311,11 @@ class LocalTier:
 
     def found(self) -> list[LocalKey]:
         """Returns the local steps that may come back, best first, but for those that did not restore."""
+        return [found.key for found in self._restorable()]
+
+    def _restorable(self) -> list[FoundStep]:
         with self._lock:
-            return [found.key for found in self._found if found.key not in self._passed_over]
+            return [found for found in self._found if found.key not in self._passed_over]
 
     def steps(self) -> list[int]:
         """Returns the local steps that may come back, ascending."""
@@ -320,10 +323,8 @@ class LocalTier:
 
     def copies(self) -> dict[int, HostCopies]:
         """Returns where the parts of each of these steps are, as of the last survey or save."""
-        keys, hosts = self.found(), [peer.host for peer in self._peers]
-        with self._lock:
-            found = [found for found in self._found if found.key in keys]
-        return {each.key.step: HostCopies(each.survives(hosts), each.holders) for each in reversed(found)}
+        hosts = [peer.host for peer in self._peers]
+        return {each.key.step: HostCopies(each.survives(hosts), each.holders) for each in reversed(self._restorable())}
 
     def pass_over(self, key: LocalKey) -> None:
         """Notes that a local step could not be restored."""

@@ -158,24 +158,18 @@ def _item_text(name: str, plan: Plan | TreeText | None, reports: Sequence[ItemRe
             return _dump({"kind": "json", "files": files})
         owners = {"per_process": True} if reports[0].per_process else {}
         return _dump({"kind": "files", "names": [own for each in names for own in each], **owners, "files": files})
-    if (layout := chunk_layout(reports)) is None:
+    if all(report.where is None for report in reports):
         tree = plan if isinstance(plan, TreeText) else tree_text(plan)
         assert len(files) == tree.files, f"item {name}: {len(files)} files were reported, {tree.files} planned"
         text, kept = tree.text, tree.values
     else:
         assert isinstance(plan, Plan)
-        if plan.cache.get("layout") != layout:
-            plan.cache["laid out"] = _static_text(plan, _reported_files(plan, reports))
-            plan.cache["layout"] = layout
+        layout = [(report.where, len(report.files)) for report in reports]
+        if plan.cache.get("layout") != layout:  # incremental saves repeat it
+            text = _static_text(plan, _reported_files(plan, reports))
+            plan.cache.update({"layout": layout, "laid out": text, "layout is unread": True})
         text, kept = plan.cache["laid out"], _kept_per_process(plan)
     return f'{text},"values":{_dump(_values(kept, reports))},"files":{_dump(files)}}}'
-
-
-def chunk_layout(reports: Sequence[ItemReport]) -> tuple[Any, ...] | None:
-    """Returns which files have the chunks of a tree, where processes say so: None where that is as planned. Incremental saves repeat it."""
-    if all(report.where is None for report in reports):
-        return None
-    return tuple((report.where, len(report.files)) for report in reports)
 
 
 def tree_text(plan: Plan) -> TreeText:

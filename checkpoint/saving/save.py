@@ -27,7 +27,7 @@ from .pack_writer import report_json, write_files, write_json, write_snapshot
 from .plan import Plan
 from .plan_mismatch import check_json, check_own_names, check_reports
 from .protocol import SaveReport, SaveResult, Superfluous
-from .record_builder import build_record, chunk_layout
+from .record_builder import build_record
 from .stager import SaveRequest
 
 _log = logging.getLogger(__name__)
@@ -134,11 +134,10 @@ class SnapshotWork:
 
     def check(self, record: bytes) -> None:
         """Reads the record as a reader will, but for what has been read before: what a plan alone says (see check_plan), and a layout."""
-        laid_out = [(plan, layout) for plan, shares in self._items.values() if plan is not None and (layout := chunk_layout(shares))]
-        if any(plan.cache.get("read layout") != layout for plan, layout in laid_out):
+        if unread := [plan for plan, _ in self._items.values() if plan is not None and plan.cache.get("layout is unread")]:
             check_record(record, self._target.where)
-            for plan, layout in laid_out:
-                plan.cache["read layout"] = layout
+            for plan in unread:
+                plan.cache["layout is unread"] = False
             return
         check_record_size(record, self._target.where)
         check_record(self._record({name: (None, shares) for name, (_, shares) in self._items.items()}), self._target.where)
