@@ -28,7 +28,9 @@ from typing import Any
 from holdfast.coordination import CoordinationService, Credentials
 
 MOST_PROCESSES = 32
-ENV = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "1"}  # as jax sets it: one log line a barrier would slow jaxlib down
+ENV = os.environ | {
+    "TF_CPP_MIN_LOG_LEVEL": "1"
+}  # as jax sets it: one log line a barrier would slow jaxlib down
 VALUE = b"x" * 100
 
 JAXLIB_SERVICE = """
@@ -69,13 +71,24 @@ def make_client(kind: str, address: str, process_id: int, secrets: Path | None) 
     if kind == "holdfast":
         from holdfast.coordination import CoordinationClient
 
-        shown = None if secrets is None else Credentials(*(f"{secrets}/{name}" for name in ("token", "client.crt", "client.key", "ca.crt")))
+        shown = (
+            None
+            if secrets is None
+            else Credentials(
+                *(f"{secrets}/{name}" for name in ("token", "client.crt", "client.key", "ca.crt"))
+            )
+        )
         timeouts = {"heartbeat_timeout_s": 600, "init_timeout_s": 300, "shutdown_timeout_s": 30}
         return CoordinationClient(address, process_id, credentials=shown, **timeouts)  # type: ignore[arg-type]
     from jaxlib import _jax
 
     return _jax.get_distributed_runtime_client(
-        address, process_id, init_timeout=300, heartbeat_timeout=600, shutdown_timeout=30, shutdown_on_destruction=False
+        address,
+        process_id,
+        init_timeout=300,
+        heartbeat_timeout=600,
+        shutdown_timeout=30,
+        shutdown_on_destruction=False,
     )
 
 
@@ -111,7 +124,9 @@ def reports(client: Any, seconds: int, interval_s: float) -> None:
     for _ in range(int(seconds / interval_s)):
         at = random.uniform(0, interval_s)
         time.sleep(at)
-        client.report(saved_step=0, waiting_share=0.4, memory_bytes=4e9, report_interval_s=interval_s)
+        client.report(
+            saved_step=0, waiting_share=0.4, memory_bytes=4e9, report_interval_s=interval_s
+        )
         time.sleep(interval_s - at)
 
 
@@ -149,7 +164,10 @@ def work(kind: str, address: str, first: int, count: int, secrets: Path | None) 
     for line in sys.stdin:
         what, rounds, mark = [*line.split(), ""][:3]
         begun = time.perf_counter()
-        calls = [task(what, client, first + index, int(rounds), mark) for index, client in enumerate(clients)]
+        calls = [
+            task(what, client, first + index, int(rounds), mark)
+            for index, client in enumerate(clients)
+        ]
         in_threads(calls)
         print(time.perf_counter() - begun, flush=True)
     os._exit(0)
@@ -163,17 +181,25 @@ class Cluster:
 
     def __init__(self, peer: Peer, clients: int) -> None:
         self._cleanup = contextlib.ExitStack()
-        self._folder = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="barrier-")))
+        self._folder = Path(
+            self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="barrier-"))
+        )
         self._env = ENV if peer.tree is None else ENV | {"PYTHONPATH": peer.tree}
         self.workers: list[subprocess.Popen[str]] = []
         with self._cleanup.pop_all() as undone:
-            address = self._serve_jaxlib(undone, clients) if peer.service == "jaxlib" else self._serve(undone, peer, clients)
+            address = (
+                self._serve_jaxlib(undone, clients)
+                if peer.service == "jaxlib"
+                else self._serve(undone, peer, clients)
+            )
             self._start_workers(undone, peer, address, clients)
             self._cleanup = undone.pop_all()
 
     def _serve_jaxlib(self, undone: contextlib.ExitStack, clients: int) -> str:
         command = [sys.executable, "-c", JAXLIB_SERVICE, str(clients)]
-        service = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENV)
+        service = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENV
+        )
         undone.callback(end, service)
         assert service.stdout is not None
         self.pid = service.pid
@@ -181,7 +207,12 @@ class Cluster:
 
     def _serve(self, undone: contextlib.ExitStack, peer: Peer, clients: int) -> str:
         # Here, not above: a worker does not need them, and an earlier commit has none.
-        from holdfast.launch.workers.secrets import JobSecrets, server_arguments, spawn_relay, write_files
+        from holdfast.launch.workers.secrets import (
+            JobSecrets,
+            server_arguments,
+            spawn_relay,
+            write_files,
+        )
 
         secured = peer.way in ("TLS", "relay")
         secrets = JobSecrets.create(["127.0.0.1"]) if secured else None
@@ -190,7 +221,10 @@ class Cluster:
         host = f"unix:{self._folder}/service" if peer.way == "socket" else "127.0.0.1"
         with environment(self._env):
             service = CoordinationService.spawn(
-                clients, host=host, heartbeat_timeout_s=600, arguments=server_arguments(self._folder) if secured else ()
+                clients,
+                host=host,
+                heartbeat_timeout_s=600,
+                arguments=server_arguments(self._folder) if secured else (),
             )
         undone.callback(service.close)
         self.pid, self.address = service.pid, service.address
@@ -200,13 +234,26 @@ class Cluster:
         undone.callback(relay.close)
         return relay.address
 
-    def _start_workers(self, undone: contextlib.ExitStack, peer: Peer, address: str, clients: int) -> None:
+    def _start_workers(
+        self, undone: contextlib.ExitStack, peer: Peer, address: str, clients: int
+    ) -> None:
         processes, first = min(clients, MOST_PROCESSES), 0
         secrets = str(self._folder) if peer.way == "TLS" else ""
         for index in range(processes):
             count = clients // processes + (index < clients % processes)
-            command = [sys.executable, __file__, "--work", peer.client, address, str(first), str(count), secrets]
-            worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self._env)
+            command = [
+                sys.executable,
+                __file__,
+                "--work",
+                peer.client,
+                address,
+                str(first),
+                str(count),
+                secrets,
+            ]
+            worker = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self._env
+            )
             undone.callback(end, worker)
             self.workers.append(worker)
             first += count
@@ -219,7 +266,9 @@ class Cluster:
             assert worker.stdin is not None
             worker.stdin.write(command + "\n")
             worker.stdin.flush()
-        return max(float(worker.stdout.readline()) for worker in self.workers if worker.stdout is not None)
+        return max(
+            float(worker.stdout.readline()) for worker in self.workers if worker.stdout is not None
+        )
 
     def memory_mb(self) -> float:
         """Returns the service's resident memory."""
@@ -277,18 +326,26 @@ def compare(peers: Sequence[Peer], clients: int, rounds: int, repeats: int) -> l
     ]
 
 
-def compare_keys(peers: Sequence[Peer], clients: int, rounds: int, repeats: int) -> dict[str, list[str]]:
+def compare_keys(
+    peers: Sequence[Peer], clients: int, rounds: int, repeats: int
+) -> dict[str, list[str]]:
     """Returns the cells of the peers' key operations: a second, all clients together, and as a ratio to jaxlib's own."""
-    rates: dict[str, dict[Peer, list[float]]] = {what: {peer: [] for peer in peers} for what in ("set", "get")}
+    rates: dict[str, dict[Peer, list[float]]] = {
+        what: {peer: [] for peer in peers} for what in ("set", "get")
+    }
     with side_by_side(peers, clients) as clusters:
         for repeat in range(repeats):
             for what in ("set", "get"):
                 for peer, cluster in clusters.items():
-                    rates[what][peer].append(clients * rounds / cluster.run(f"{what} {rounds} {repeat}"))
+                    rates[what][peer].append(
+                        clients * rounds / cluster.run(f"{what} {rounds} {repeat}")
+                    )
     cells = {}
     for what, by_peer in rates.items():
         median = {peer: statistics.median(each) for peer, each in by_peer.items()}
-        cells[f"{what}, {clients} clients"] = [f"{median[peer]:,.0f}: {median[peer] / median[peers[0]]:.2f}" for peer in peers]
+        cells[f"{what}, {clients} clients"] = [
+            f"{median[peer]:,.0f}: {median[peer] / median[peers[0]]:.2f}" for peer in peers
+        ]
     return cells
 
 
@@ -296,7 +353,10 @@ def print_table(head: str, peers: Sequence[Peer], columns: Mapping[str, list[str
     """Prints a row a peer."""
     print(f"\n| {head} | " + " | ".join(columns) + " |\n|" + "---|" * (1 + len(columns)))
     for index, peer in enumerate(peers):
-        print(f"| {peer} | " + " | ".join(cells[index] for cells in columns.values()) + " |", flush=True)
+        print(
+            f"| {peer} | " + " | ".join(cells[index] for cells in columns.values()) + " |",
+            flush=True,
+        )
 
 
 def busy(clients: int, rounds: int, repeats: int) -> None:
@@ -307,7 +367,9 @@ def busy(clients: int, rounds: int, repeats: int) -> None:
             cluster.run(f"busy {turn % 2}")
             times[turn % 2].append(cluster.run(f"others {rounds} {clients}") / rounds * 1e3)
     idle, full = statistics.median(times[0]), statistics.median(times[1])
-    print(f"{clients - 1} clients beside a trainer: idle {idle:.2f} ms, busy {full:.2f} ms, ratio {full / idle:.2f}")
+    print(
+        f"{clients - 1} clients beside a trainer: idle {idle:.2f} ms, busy {full:.2f} ms, ratio {full / idle:.2f}"
+    )
 
 
 def crowd(clients: int) -> None:
@@ -332,10 +394,22 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="*", default=[2, 8, 32, 128])
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--launched", action="store_true", help="also: the socket, and TLS with a token, of launched jobs")
-    parser.add_argument("--before", metavar="TREE", help="also: service and clients of another commit, by its build/types")
+    parser.add_argument(
+        "--launched",
+        action="store_true",
+        help="also: the socket, and TLS with a token, of launched jobs",
+    )
+    parser.add_argument(
+        "--before",
+        metavar="TREE",
+        help="also: service and clients of another commit, by its build/types",
+    )
     parser.add_argument("--crowd", type=int, default=0)
-    parser.add_argument("--busy", action="store_true", help="only: what a busy pure-Python loop in one trainer does to the others")
+    parser.add_argument(
+        "--busy",
+        action="store_true",
+        help="only: what a busy pure-Python loop in one trainer does to the others",
+    )
     parser.add_argument("--keys", action="store_true")
     options = parser.parse_args()
     if options.busy:
@@ -344,10 +418,15 @@ def main() -> None:
     before = () if options.before is None else (Peer("holdfast", "holdfast", tree=options.before),)
     peers = (*PEERS, *before, *(LAUNCHED if options.launched else ()))
     if options.clients:
-        rows = {str(clients): compare(peers, clients, options.rounds, options.repeats) for clients in options.clients}
+        rows = {
+            str(clients): compare(peers, clients, options.rounds, options.repeats)
+            for clients in options.clients
+        }
         print_table("ms a barrier: ratio; by clients", peers, rows)
     if options.keys:
-        columns = compare_keys(peers, 1, options.rounds * 5, options.repeats) | compare_keys(peers, 8, options.rounds * 2, options.repeats)
+        columns = compare_keys(peers, 1, options.rounds * 5, options.repeats) | compare_keys(
+            peers, 8, options.rounds * 2, options.repeats
+        )
         print_table("operations/s: ratio", peers, columns)
     if options.crowd:
         crowd(options.crowd)

@@ -31,32 +31,59 @@ from holdfast.compat import orbax as ocp
 def tree_of(leaves: int, mib: float) -> dict[str, Any]:
     mesh = jax.sharding.Mesh(np.array(jax.devices()), "x")
     whole = jnp.ones((4, int(mib * (1 << 18)) // 4))
-    return {f"layer{index}": jax.device_put(whole + index, jax.NamedSharding(mesh, jax.P("x"))) for index in range(leaves)}
+    return {
+        f"layer{index}": jax.device_put(whole + index, jax.NamedSharding(mesh, jax.P("x")))
+        for index in range(leaves)
+    }
 
 
-def timed(save: Callable[[int], Any], wait: Callable[[], Any], restore: Callable[[int], Any], step: int) -> dict[str, float]:
+def timed(
+    save: Callable[[int], Any], wait: Callable[[], Any], restore: Callable[[int], Any], step: int
+) -> dict[str, float]:
     began = time.perf_counter()
     save(step)
     blocked = time.perf_counter()
     wait()
     saved = time.perf_counter()
     jax.block_until_ready(restore(step))
-    return {"blocked": blocked - began, "save": saved - began, "restore": time.perf_counter() - saved}
+    return {
+        "blocked": blocked - began,
+        "save": saved - began,
+        "restore": time.perf_counter() - saved,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--leaves", type=int, default=64)
     parser.add_argument("--mib", type=float, default=4)
     options = parser.parse_args()
-    tree, found = tree_of(options.leaves, options.mib), dict[str, list[dict[str, float]]](native=[], facade=[])
+    tree, found = (
+        tree_of(options.leaves, options.mib),
+        dict[str, list[dict[str, float]]](native=[], facade=[]),
+    )
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        facade = ocp.CheckpointManager(Path(folder) / "facade", options=ocp.CheckpointManagerOptions(max_to_keep=1))
-        with CheckpointManager(Path(folder) / "native", save_policy=EveryNSteps(1), keep_policy=KeepLast(1)) as native, facade:
+        facade = ocp.CheckpointManager(
+            Path(folder) / "facade", options=ocp.CheckpointManagerOptions(max_to_keep=1)
+        )
+        with (
+            CheckpointManager(
+                Path(folder) / "native", save_policy=EveryNSteps(1), keep_policy=KeepLast(1)
+            ) as native,
+            facade,
+        ):
             args = ocp.args
-            calls: dict[str, tuple[Callable[[int], Any], Callable[[], Any], Callable[[int], Any]]] = {
-                "native": (lambda step: native.save(step, tree), native.wait_until_finished, lambda step: native.restore(step, tree)),
+            calls: dict[
+                str, tuple[Callable[[int], Any], Callable[[], Any], Callable[[int], Any]]
+            ] = {
+                "native": (
+                    lambda step: native.save(step, tree),
+                    native.wait_until_finished,
+                    lambda step: native.restore(step, tree),
+                ),
                 "facade": (
                     lambda step: facade.save(step, args=args.StandardSave(tree)),
                     facade.wait_until_finished,
@@ -69,8 +96,13 @@ def main() -> None:
                     if step:  # the first makes plans
                         found[name].append(taken)
     for figure in ("blocked", "save", "restore"):
-        native_ms, facade_ms = (statistics.median(each[figure] for each in found[name]) * 1e3 for name in ("native", "facade"))
-        print(f"{figure}: native {native_ms:.2f} ms, facade {facade_ms:.2f} ms, {100 * (facade_ms / native_ms - 1):+.1f} %")
+        native_ms, facade_ms = (
+            statistics.median(each[figure] for each in found[name]) * 1e3
+            for name in ("native", "facade")
+        )
+        print(
+            f"{figure}: native {native_ms:.2f} ms, facade {facade_ms:.2f} ms, {100 * (facade_ms / native_ms - 1):+.1f} %"
+        )
 
 
 if __name__ == "__main__":

@@ -31,7 +31,12 @@ def write(folder: Path, arrays: Sequence[Any]) -> None:
     """Writes flat views of bytes, dealt to the files in turn; durable on return."""
     folder.mkdir(parents=True)
     with ThreadPoolExecutor(FILES) as pool:
-        list(pool.map(lambda number: _write_file(folder / str(number), arrays[number::FILES]), range(FILES)))
+        list(
+            pool.map(
+                lambda number: _write_file(folder / str(number), arrays[number::FILES]),
+                range(FILES),
+            )
+        )
     handle = os.open(folder, os.O_RDONLY)
     os.fsync(handle)
     os.close(handle)
@@ -56,7 +61,10 @@ def read(folder: Path, sizes: Sequence[int], memory: Sequence[Any]) -> None:
     for number in range(FILES):
         at = 0
         for size, block in zip(sizes[number::FILES], memory[number::FILES], strict=True):
-            jobs += [(number, at + start, block[start : start + RANGE_BYTES]) for start in range(0, size, RANGE_BYTES)]
+            jobs += [
+                (number, at + start, block[start : start + RANGE_BYTES])
+                for start in range(0, size, RANGE_BYTES)
+            ]
             at += size
     files = [os.open(folder / str(number), os.O_RDONLY) for number in range(FILES)]
     with ThreadPoolExecutor(FILES) as pool:
@@ -73,8 +81,13 @@ def aligned(size: int) -> Any:
 
 
 def main() -> None:
-    folder, size = Path(sys.argv[1]) / "floor", int(sys.argv[2] if len(sys.argv) > 2 else 1024) << 20
-    arrays = [np.random.default_rng(i).integers(0, 256, 4 << 20, np.uint8) for i in range(size >> 22)]
+    folder, size = (
+        Path(sys.argv[1]) / "floor",
+        int(sys.argv[2] if len(sys.argv) > 2 else 1024) << 20,
+    )
+    arrays = [
+        np.random.default_rng(i).integers(0, 256, 4 << 20, np.uint8) for i in range(size >> 22)
+    ]
     began = time.perf_counter()
     write(folder, arrays)
     written = time.perf_counter()
@@ -82,7 +95,9 @@ def main() -> None:
     read(folder, [4 << 20] * len(arrays), memory)
     ended = time.perf_counter()
     assert all((left == right).all() for left, right in zip(arrays, memory, strict=True))
-    print(f"write {size / (written - began) / 1e9:.2f} GB/s, read {size / (ended - written) / 1e9:.2f} GB/s")
+    print(
+        f"write {size / (written - began) / 1e9:.2f} GB/s, read {size / (ended - written) / 1e9:.2f} GB/s"
+    )
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()

@@ -40,7 +40,9 @@ def tree(mib: int, seed: int) -> dict[str, Any]:
 
 def bytes_in(root: Path) -> int:
     """Returns what a folder takes, each inode once."""
-    found = {(path.stat().st_ino, path.stat().st_size) for path in root.rglob("*") if path.is_file()}
+    found = {
+        (path.stat().st_ino, path.stat().st_size) for path in root.rglob("*") if path.is_file()
+    }
     return sum(size for _, size in found)
 
 
@@ -49,11 +51,15 @@ class Ours:
 
     def __init__(self, root: Path, *, incremental: bool, by_identity: bool = False) -> None:
         self.root, self.by_identity = root, by_identity
-        self.manager = CheckpointManager(root, keep_policy=KeepLast(2), options=Options(incremental=incremental))
+        self.manager = CheckpointManager(
+            root, keep_policy=KeepLast(2), options=Options(incremental=incremental)
+        )
 
     def save(self, step: int, state: Any) -> None:
         if self.by_identity:
-            with mock.patch.object(incremental_saves, "never_changes", lambda leaf: isinstance(leaf, jax.Array)):
+            with mock.patch.object(
+                incremental_saves, "never_changes", lambda leaf: isinstance(leaf, jax.Array)
+            ):
                 self.manager.save(step, state)
         else:
             self.manager.save(step, state)
@@ -72,7 +78,9 @@ class Orbax:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.manager = ocp.CheckpointManager(root, options=ocp.CheckpointManagerOptions(max_to_keep=2))
+        self.manager = ocp.CheckpointManager(
+            root, options=ocp.CheckpointManagerOptions(max_to_keep=2)
+        )
 
     def save(self, step: int, state: Any) -> None:
         self.manager.save(step, args=ocp.args.StandardSave(state))
@@ -113,7 +121,9 @@ def measure(title: str, state_of: Callable[[int], Any], saves: int, folder: Path
         saver.manager.close()
         space = bytes_in(saver.root) / 2**20
         shown = f"{size / 2**20:8.1f} MiB" if size else " " * 12
-        print(f"  {name:12} {median:6.3f} s  {median / plain:5.2f} of plain  written {shown}  both steps take {space:7.0f} MiB")
+        print(
+            f"  {name:12} {median:6.3f} s  {median / plain:5.2f} of plain  written {shown}  both steps take {space:7.0f} MiB"
+        )
 
 
 def main() -> None:
@@ -133,7 +143,12 @@ def main() -> None:
             Path(folder),
         )
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        measure(f"{given.frozen_mib} MiB, all changing", lambda step: tree(given.frozen_mib, step), given.saves, Path(folder))
+        measure(
+            f"{given.frozen_mib} MiB, all changing",
+            lambda step: tree(given.frozen_mib, step),
+            given.saves,
+            Path(folder),
+        )
 
 
 if __name__ == "__main__":

@@ -65,9 +65,16 @@ def cpu(work: Callable[[], object]) -> float:
 
 def saves(state: Any, rounds: int, memory: Path, disk: Path) -> dict[str, list[float]]:
     """Returns blocked seconds of both kinds of saves, seconds of a local one, and of overwriting the same files with the same bytes."""
-    found: dict[str, list[float]] = {"blocked durable": [], "blocked local": [], "local save": [], "bare overwriting": []}
+    found: dict[str, list[float]] = {
+        "blocked durable": [],
+        "blocked local": [],
+        "local save": [],
+        "bare overwriting": [],
+    }
     local = Local(memory / "tier", save_policy=EveryNSteps(1))
-    with CheckpointManager(disk / "root", save_policy=EveryNSteps(4), keep_policy=KeepLast(1), local=local) as manager:
+    with CheckpointManager(
+        disk / "root", save_policy=EveryNSteps(4), keep_policy=KeepLast(1), local=local
+    ) as manager:
         for step in range(4 * rounds + 4):
             began = time.perf_counter()
             handle = manager.save(step, state)
@@ -102,16 +109,25 @@ def overwrite(memory: Path, state: Any) -> None:
     run_side_by_side(write, list(range(4)), 4)
 
 
-def beside_a_durable_save(state: Any, throttle_s: float, memory: Path, disk: Path) -> dict[str, list[float]]:
+def beside_a_durable_save(
+    state: Any, throttle_s: float, memory: Path, disk: Path
+) -> dict[str, list[float]]:
     """Returns blocked seconds of local saves while a durable save takes `throttle_s`, and of as many with none in flight."""
     began = 0.0
 
     def stretch(progress: Progress) -> None:
-        time.sleep(max(0.0, began + throttle_s * progress.done_bytes / progress.total_bytes - time.monotonic()))
+        time.sleep(
+            max(
+                0.0,
+                began + throttle_s * progress.done_bytes / progress.total_bytes - time.monotonic(),
+            )
+        )
 
     found: dict[str, list[float]] = {"blocked beside": [], "blocked alone": []}
     local, options = Local(memory / "beside", save_policy=EveryNSteps(1)), Options(progress=stretch)
-    with CheckpointManager(disk / "slow", save_policy=EveryNSteps(10**6), options=options, local=local) as manager:
+    with CheckpointManager(
+        disk / "slow", save_policy=EveryNSteps(10**6), options=options, local=local
+    ) as manager:
         for step in range(1, 4):
             manager.save(step, state).wait()
         began = time.monotonic()
@@ -181,32 +197,55 @@ def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
     assert part.head is not None
     step = FoundStep(part.key, [json.loads(json.dumps(part.summary()))[-1]], [[0]])
     record = record_of(step, part.head)
-    with peer_process(memory / "owner", run) as (address, peer_cpu, peer), Peers({0: address}, SECRET, 60) as connections:
+    with (
+        peer_process(memory / "owner", run) as (address, peer_cpu, peer),
+        Peers({0: address}, SECRET, 60) as connections,
+    ):
 
         def copy() -> None:
             with PeerConnection(address, SECRET) as connection:
                 for item, report in part.items.items():
                     for file in report.files:
-                        copy_file(connection, f"{part.key.folder}/{item}", file, keeper, lambda: 60.0)
+                        copy_file(
+                            connection, f"{part.key.folder}/{item}", file, keeper, lambda: 60.0
+                        )
 
         def sent() -> float:
             peer_cpu.send(None)
             return float(peer_cpu.recv())
 
         def restore(name: str) -> None:
-            folder, own = (owner, frozenset({0})) if name.startswith("restore own") else (empty, frozenset[int]())
+            folder, own = (
+                (owner, frozenset({0}))
+                if name.startswith("restore own")
+                else (empty, frozenset[int]())
+            )
             storage = PeerStorage(folder.storage, part.key.folder, record, [[0]], own, connections)
-            restored = restore_any(storage, part.key.folder, parse_record(record, "record"), "state", state, RestoreOptions())
+            restored = restore_any(
+                storage,
+                part.key.folder,
+                parse_record(record, "record"),
+                "state",
+                state,
+                RestoreOptions(),
+            )
             jax.block_until_ready(restored)
 
         cores = sorted(os.sched_getaffinity(0))
         for turn in range(rounds + 1):
             before, began = sent(), time.perf_counter()
             receiving = cpu(copy)
-            seconds = {"copying, s/GB": (time.perf_counter() - began) / gigabytes, "receiving, CPU s/GB": receiving / gigabytes}
+            seconds = {
+                "copying, s/GB": (time.perf_counter() - began) / gigabytes,
+                "receiving, CPU s/GB": receiving / gigabytes,
+            }
             seconds["sending, CPU s/GB"] = (sent() - before) / gigabytes
-            views = [memoryview(np.asarray(leaf).view(np.uint8).reshape(-1)) for leaf in state.values()]
-            seconds["checks, CPU s/GB"] = cpu(lambda views=views: [crc32c(view) for view in views]) / gigabytes
+            views = [
+                memoryview(np.asarray(leaf).view(np.uint8).reshape(-1)) for leaf in state.values()
+            ]
+            seconds["checks, CPU s/GB"] = (
+                cpu(lambda views=views: [crc32c(view) for view in views]) / gigabytes
+            )
             keeper.storage.spare(part.files)
             for name in ("restore own", "restore peer"):
                 before, used = sent(), time.process_time()
@@ -228,11 +267,27 @@ def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
 def decision() -> float:
     """Returns the CPU seconds of a decision among the inventories of 4,096 processes, of two steps with a copy of each part."""
     count = 4096
-    files = [[f"00001-{pack:05d}-{'0' * 16}.safetensors", 1 << 28, 4096, 123456789] for pack in range(4)]
-    report = json.dumps({"state": {"process": 1, "plan": "a" * 64, "files": files, "local": [1, 2, 3], "values": []}})
+    files = [
+        [f"00001-{pack:05d}-{'0' * 16}.safetensors", 1 << 28, 4096, 123456789] for pack in range(4)
+    ]
+    report = json.dumps(
+        {
+            "state": {
+                "process": 1,
+                "plan": "a" * 64,
+                "files": files,
+                "local": [1, 2, 3],
+                "values": [],
+            }
+        }
+    )
     inventories = []
     for rank in range(count):
-        own = [[step, 3, f"{step:08x}00000001", count, at, report] for step in (1, 2) for at in (rank, (rank + 2048) % count)]
+        own = [
+            [step, 3, f"{step:08x}00000001", count, at, report]
+            for step in (1, 2)
+            for at in (rank, (rank + 2048) % count)
+        ]
         inventories.append(json.dumps(own).encode())
     openings = [Opening("", 3, "", -1)]
     return min(cpu(lambda: living_steps(inventories, openings)) for _ in range(5))
@@ -245,9 +300,13 @@ def orbax_p2p(state: Any, rounds: int, memory: Path) -> list[float]:
 
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(1, -1), ("replica", "data"))
     placed = jax.device_put(state, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
-    settings = options.CheckpointManagerOptions(local=options.LocalCheckpointOptions(save_interval_steps=1, max_to_keep=2))
+    settings = options.CheckpointManagerOptions(
+        local=options.LocalCheckpointOptions(save_interval_steps=1, max_to_keep=2)
+    )
     found = []
-    with checkpoint_manager.CheckpointManager(mesh, placed, memory / "p2p", options=settings) as manager:
+    with checkpoint_manager.CheckpointManager(
+        mesh, placed, memory / "p2p", options=settings
+    ) as manager:
         for step in range(rounds + 1):
             began = time.perf_counter()
             manager.save(step, args.Composite(state=ocp.args.PyTreeSave(placed)))
@@ -266,14 +325,19 @@ def main() -> None:
     chosen = parser.parse_args()
     logging.disable(logging.WARNING)
     state = jax.block_until_ready(tree(chosen.mib))
-    memory, disk = Path(tempfile.mkdtemp(dir=chosen.memory)), Path(tempfile.mkdtemp(dir=chosen.disk))
+    memory, disk = (
+        Path(tempfile.mkdtemp(dir=chosen.memory)),
+        Path(tempfile.mkdtemp(dir=chosen.disk)),
+    )
     try:
         found = saves(state, chosen.rounds, memory, disk) | peers(state, chosen.rounds, memory)
         found |= beside_a_durable_save(state, chosen.throttle_s, memory, disk)
         try:
             found["Orbax p2p save"] = orbax_p2p(state, chosen.rounds, memory)
         except Exception as error:
-            print(f"Orbax's p2p manager does not run here: {type(error).__name__}: {str(error)[:200]}")
+            print(
+                f"Orbax's p2p manager does not run here: {type(error).__name__}: {str(error)[:200]}"
+            )
     finally:
         shutil.rmtree(memory)
         shutil.rmtree(disk)
@@ -285,15 +349,29 @@ def main() -> None:
         ("blocked local / durable", "blocked local", "blocked durable", "at most 1.1"),
         ("local save / bare overwriting", "local save", "bare overwriting", "at most 1.25"),
         ("restore peer / own", "restore peer", "restore own", "at most 1.2"),
-        ("with half of the cores each", "restore peer, half of the cores", "restore own, half of the cores", "at most 1.2"),
-        ("the receiver's CPU alone", "restore peer, CPU s/GB", "restore own, CPU s/GB", "at most 1.2"),
+        (
+            "with half of the cores each",
+            "restore peer, half of the cores",
+            "restore own, half of the cores",
+            "at most 1.2",
+        ),
+        (
+            "the receiver's CPU alone",
+            "restore peer, CPU s/GB",
+            "restore own, CPU s/GB",
+            "at most 1.2",
+        ),
         ("blocked beside / alone", "blocked beside", "blocked alone", "at most 1.1"),
         ("Orbax p2p save / local save", "Orbax p2p save", "local save", "at least 3"),
     ):
         if above in medians:
             print(f"{name:32} {medians[above] / medians[below]:6.2f}   (wanted {wanted})")
-    print(f"{len(found['blocked beside'])} local saves while a durable one took {chosen.throttle_s:g} s")
-    copying = medians["receiving, CPU s/GB"] + medians["sending, CPU s/GB"] - medians["checks, CPU s/GB"]
+    print(
+        f"{len(found['blocked beside'])} local saves while a durable one took {chosen.throttle_s:g} s"
+    )
+    copying = (
+        medians["receiving, CPU s/GB"] + medians["sending, CPU s/GB"] - medians["checks, CPU s/GB"]
+    )
     print(f"{'copying without its checks':32} {copying:6.2f}   (wanted at most 0.7 CPU s/GB)")
 
 

@@ -74,7 +74,9 @@ def read_all(paths: list[Path]) -> None:
     """Reads files with four threads into buffers that are used again: as fast as plain reading goes."""
 
     def ranges() -> list[tuple[Path, int]]:
-        return [(path, offset) for path in paths for offset in range(0, path.stat().st_size, READ_BYTES)]
+        return [
+            (path, offset) for path in paths for offset in range(0, path.stat().st_size, READ_BYTES)
+        ]
 
     def read(jobs: list[tuple[Path, int]]) -> None:
         buffer = bytearray(READ_BYTES)
@@ -93,15 +95,21 @@ def verifies(folder: Path, gigabytes: float, rounds: int) -> None:
     block = np.random.default_rng(0).standard_normal((4096, 4096), dtype=np.float32)
     save(folder / "verify", {f"w{i}": block for i in range(leaves)})
     files = sorted((folder / "verify" / "state").glob("*.safetensors"))
-    found = in_turns(rounds, read=lambda: read_all(files), verify=lambda: verify(folder / "verify").bytes)
+    found = in_turns(
+        rounds, read=lambda: read_all(files), verify=lambda: verify(folder / "verify").bytes
+    )
     size = sum(path.stat().st_size for path in files) / 1e9
     ratio = found["verify"] / found["read"]
-    print(f"\nverify of {size:.2f} GB: {found['verify']:.3f} s, plain reading {found['read']:.3f} s, ratio {ratio:.2f}")
+    print(
+        f"\nverify of {size:.2f} GB: {found['verify']:.3f} s, plain reading {found['read']:.3f} s, ratio {ratio:.2f}"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=None, help="where to write (default: a temporary folder)")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="where to write (default: a temporary folder)"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--verify-gigabytes", type=float, default=4.0)
     arguments = parser.parse_args()
@@ -110,13 +118,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as scratch:
         folder = Path(scratch)
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-        print(f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}, jax {jax.__version__}, orbax {ocp.__version__}\n")
-        print("| checkpoint of Orbax's | size | Orbax restores, s | holdfast restores, s | times as fast |\n|---|---|---|---|---|")
+        print(
+            f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}, jax {jax.__version__}, orbax {ocp.__version__}\n"
+        )
+        print(
+            "| checkpoint of Orbax's | size | Orbax restores, s | holdfast restores, s | times as fast |\n|---|---|---|---|---|"
+        )
         rng = np.random.default_rng(0)
-        large = {f"w{i}": jax.device_put(rng.standard_normal((2048, 2048), dtype=np.float32), sharded) for i in range(64)}
+        large = {
+            f"w{i}": jax.device_put(rng.standard_normal((2048, 2048), dtype=np.float32), sharded)
+            for i in range(64)
+        }
         restores(folder, "64 arrays over 4 devices", large, arguments.rounds)
         del large
-        small = {f"w{i}": jax.device_put(jnp.full(256, i, jnp.float32), replicated) for i in range(4000)}
+        small = {
+            f"w{i}": jax.device_put(jnp.full(256, i, jnp.float32), replicated) for i in range(4000)
+        }
         restores(folder, "4,000 arrays on all of 4 devices", small, arguments.rounds)
         del small
         verifies(folder, arguments.verify_gigabytes, arguments.rounds)

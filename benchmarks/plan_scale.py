@@ -36,7 +36,9 @@ def timed(label: str, work: Callable[[], Any]) -> Any:
 
 def small_leaves() -> None:
     everywhere = NamedSharding(jax.make_mesh((4,), ("x",)), PartitionSpec())
-    tree = {f"leaf{i:04d}": jax.device_put(np.full(256, i, np.float32), everywhere) for i in range(4000)}
+    tree = {
+        f"leaf{i:04d}": jax.device_put(np.full(256, i, np.float32), everywhere) for i in range(4000)
+    }
     planner = Planner()
     timed("plan of 4,000 leaves, first", lambda: planner.plan(tree))
     plan = planner.plan(tree)
@@ -48,12 +50,22 @@ def small_leaves() -> None:
 def make_job(me: int) -> Plan:
     """Returns the plan of process `me`."""
     ranks = np.arange(PROCESSES)
-    spread = [(PROCESSES, 1), ranks[:, None]], [(1,), ranks[None, :]], [(64, 1), ranks.reshape(64, 64)], [(256, 16), ranks[:, None]]
+    spread = (
+        [(PROCESSES, 1), ranks[:, None]],
+        [(1,), ranks[None, :]],
+        [(64, 1), ranks.reshape(64, 64)],
+        [(256, 16), ranks[:, None]],
+    )
     layouts = [ShardPlacement(parts, held, np.where(held == me, 0, -1)) for parts, held in spread]
     shapes = [(8192, 4096), (4096,), (8192, 1024), (8192, 8192)]
-    leaves = [Leaf(f"layer{i}.w", "array", "bfloat16", shapes[i % 4], 2, layouts[i % 4]) for i in range(1000)]
+    leaves = [
+        Leaf(f"layer{i}.w", "array", "bfloat16", shapes[i % 4], 2, layouts[i % 4])
+        for i in range(1000)
+    ]
     tree = {"kind": "dict", "keys": [leaf.path for leaf in leaves], "nodes": list(range(1000))}
-    plan: Plan = timed("plan of 1,000 leaves x 4,096 processes", lambda: make_plan(tree, leaves, me, PROCESSES))
+    plan: Plan = timed(
+        "plan of 1,000 leaves x 4,096 processes", lambda: make_plan(tree, leaves, me, PROCESSES)
+    )
     return plan
 
 
@@ -61,13 +73,25 @@ def many_processes() -> None:
     plan = make_job(7)
     files: dict[int, list[FileReport]] = {}
     for rank, pack in plan.files:
-        files.setdefault(rank, []).append(FileReport(pack_name(rank, pack, "9f3a61c2"), 1 << 24, 1 << 16, 1))
+        files.setdefault(rank, []).append(
+            FileReport(pack_name(rank, pack, "9f3a61c2"), 1 << 24, 1 << 16, 1)
+        )
     reports = [ItemReport(rank, plan.hash, tuple(files.get(rank, ()))) for rank in range(PROCESSES)]
-    facts: dict[str, Any] = {"writer": "9f3a61c2", "processes": PROCESSES, "started_s": 0.0, "finished_s": 1.0}
+    facts: dict[str, Any] = {
+        "writer": "9f3a61c2",
+        "processes": PROCESSES,
+        "started_s": 0.0,
+        "finished_s": 1.0,
+    }
     data = timed("record built", lambda: build_record(1, {"state": (plan, reports)}, **facts))
     timed("record parsed", lambda: parse_record(data, "checkpoint.json"))
-    timed("plan checked at the primary, once for each plan", lambda: check_plan(replace(plan, process=0)))
-    print(f"record: {len(data):,} bytes; this process writes {plan.own_bytes:,} of {plan.total_bytes:,} bytes")
+    timed(
+        "plan checked at the primary, once for each plan",
+        lambda: check_plan(replace(plan, process=0)),
+    )
+    print(
+        f"record: {len(data):,} bytes; this process writes {plan.own_bytes:,} of {plan.total_bytes:,} bytes"
+    )
 
 
 if __name__ == "__main__":

@@ -57,7 +57,9 @@ _DIED = re.compile(r"process \d+ .*ended by signal 9")
 
 def mark(pipe: Path, name: str, attempt: int, **more: Any) -> None:
     """Writes a line for whoever measures; a line is short enough to stay whole beside those of others."""
-    line = json.dumps({"name": name, "attempt": attempt, "time_s": time.monotonic(), "pid": os.getpid()} | more)
+    line = json.dumps(
+        {"name": name, "attempt": attempt, "time_s": time.monotonic(), "pid": os.getpid()} | more
+    )
     with pipe.open("a") as file:
         file.write(line + "\n")
 
@@ -70,7 +72,9 @@ def kill_step(attempt: int, arguments: argparse.Namespace) -> int:
 class Holdfast:
     """holdfast's processes and its manager, with a local tier where there is a folder for it."""
 
-    def __init__(self, memory: Path | None = None, local_every: int = 0, lost: int | None = None) -> None:
+    def __init__(
+        self, memory: Path | None = None, local_every: int = 0, lost: int | None = None
+    ) -> None:
         from holdfast import checkpoint, multihost
 
         self._checkpoint, self._multihost = checkpoint, multihost
@@ -81,8 +85,14 @@ class Holdfast:
 
     def open(self, folder: str, save_every: int) -> None:
         policy, keep = self._checkpoint.EveryNSteps(save_every), self._checkpoint.KeepLast(2)
-        self._manager = self._checkpoint.CheckpointManager(folder, save_policy=policy, keep_policy=keep, local=self._local())
-        self.latest_step, self.wait, self.save = self._manager.latest_step, self._manager.wait_until_finished, self._manager.save
+        self._manager = self._checkpoint.CheckpointManager(
+            folder, save_policy=policy, keep_policy=keep, local=self._local()
+        )
+        self.latest_step, self.wait, self.save = (
+            self._manager.latest_step,
+            self._manager.wait_until_finished,
+            self._manager.save,
+        )
 
     def _local(self) -> Any:
         if self._memory is None:
@@ -114,7 +124,9 @@ class Orbax:
         pass
 
     def open(self, folder: str, save_every: int) -> None:
-        options = self._ocp.CheckpointManagerOptions(save_interval_steps=save_every, max_to_keep=2, create=True)
+        options = self._ocp.CheckpointManagerOptions(
+            save_interval_steps=save_every, max_to_keep=2, create=True
+        )
         self._manager = self._ocp.CheckpointManager(folder, options=options)
         self.latest_step, self.wait = self._manager.latest_step, self._manager.wait_until_finished
 
@@ -128,7 +140,9 @@ class Orbax:
         self._manager.close()
 
 
-def train(arguments: argparse.Namespace, attempt: int, system: Callable[[], Any], **started: Any) -> None:
+def train(
+    arguments: argparse.Namespace, attempt: int, system: Callable[[], Any], **started: Any
+) -> None:
     """Trains as a process of the job, up to its attempt's kill; the attempt after the last one ends with its first new step."""
     sys.path.insert(0, str(EXAMPLES))
     import jax
@@ -147,10 +161,19 @@ def train(arguments: argparse.Namespace, attempt: int, system: Callable[[], Any]
     def fresh_state() -> Any:
         params = digits.init(jax.random.key(0))
         zeros = jax.tree.map(jnp.zeros_like, params)
-        ballast = jnp.ones((jax.device_count(), max(1, int(arguments.state_gb * 1e9 / 4) // jax.device_count())))
-        return {"params": params, "mean": zeros, "square": zeros, "count": jnp.zeros((), jnp.int32)}, ballast
+        ballast = jnp.ones(
+            (jax.device_count(), max(1, int(arguments.state_gb * 1e9 / 4) // jax.device_count()))
+        )
+        return {
+            "params": params,
+            "mean": zeros,
+            "square": zeros,
+            "count": jnp.zeros((), jnp.int32),
+        }, ballast
 
-    shardings = jax.tree.map(lambda leaf: digits.sharding_of(mesh, leaf), jax.eval_shape(fresh_state))
+    shardings = jax.tree.map(
+        lambda leaf: digits.sharding_of(mesh, leaf), jax.eval_shape(fresh_state)
+    )
     state, ballast = jax.jit(fresh_state, out_shardings=shardings)()
     step_fn = jax.jit(digits.train_step, donate_argnums=0)
     dies_at, redo_to = kill_step(attempt, arguments), kill_step(attempt - 1, arguments)
@@ -201,7 +224,9 @@ def drive_jax_trainer(arguments: argparse.Namespace) -> None:
     from ray.train.v2.jax import JaxConfig, JaxTrainer
 
     class Deaths(ray.train.UserCallback):  # type: ignore[misc]
-        def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        def after_exception(
+            self, run_context: Any, worker_exceptions: dict[int, Exception]
+        ) -> None:
             mark(arguments.pipe, "known", 0)
 
     failures = ray.train.FailureConfig(max_failures=arguments.kills)
@@ -209,9 +234,13 @@ def drive_jax_trainer(arguments: argparse.Namespace) -> None:
     JaxTrainer(
         train_in_ray,
         train_loop_config=vars(arguments),
-        jax_config=JaxConfig(use_gpu=True),  # with JAX_PLATFORMS=cpu it starts jax.distributed on the CPU
+        jax_config=JaxConfig(
+            use_gpu=True
+        ),  # with JAX_PLATFORMS=cpu it starts jax.distributed on the CPU
         scaling_config=ray.train.ScalingConfig(num_workers=arguments.processes),
-        run_config=ray.train.RunConfig(storage_path=folder, failure_config=failures, callbacks=[Deaths()]),
+        run_config=ray.train.RunConfig(
+            storage_path=folder, failure_config=failures, callbacks=[Deaths()]
+        ),
     ).fit()
 
 
@@ -220,7 +249,10 @@ class Watch:
 
     def __init__(self, launcher: subprocess.Popen[bytes], pipe: Path) -> None:
         assert launcher.stdout is not None
-        self._output, self._pids = launcher.stdout.fileno(), dict[int, tuple[int, int]]()  # pidfd -> (pid, attempt)
+        self._output, self._pids = (
+            launcher.stdout.fileno(),
+            dict[int, tuple[int, int]](),
+        )  # pidfd -> (pid, attempt)
         self._pipe = os.open(pipe, os.O_RDWR)  # open for writing too: it never ends
         self._rests = {self._output: b"", self._pipe: b""}
         self.marks: list[dict[str, Any]] = []
@@ -266,7 +298,9 @@ class Watch:
         return killed[-1] if killed else 0
 
     def _note(self, name: str, attempt: int, pid: int) -> None:
-        self.marks.append({"name": name, "attempt": attempt, "time_s": time.monotonic(), "pid": pid})
+        self.marks.append(
+            {"name": name, "attempt": attempt, "time_s": time.monotonic(), "pid": pid}
+        )
 
 
 def recoveries(marks: list[dict[str, Any]]) -> Iterator[dict[str, float]]:
@@ -276,11 +310,17 @@ def recoveries(marks: list[dict[str, Any]]) -> Iterator[dict[str, float]]:
         times: dict[str, float] = {}
         for name in PARTS:
             of = attempt if name in ("known", "ended") else attempt + 1
-            seen = [each["time_s"] for each in marks if each["name"] == name and each["attempt"] == of]
+            seen = [
+                each["time_s"] for each in marks if each["name"] == name and each["attempt"] == of
+            ]
             if not seen:
                 raise SystemExit(f"no mark {name!r} of attempt {of}")
             times[name] = (min(seen) if name == "known" else max(seen)) - killed["time_s"]
-        restored = next(each["step"] for each in marks if each["name"] == "restored" and each["attempt"] == attempt + 1)
+        restored = next(
+            each["step"]
+            for each in marks
+            if each["name"] == "restored" and each["attempt"] == attempt + 1
+        )
         times["steps"] = killed["step"] - restored
         yield times
 
@@ -308,22 +348,48 @@ def measure(launcher: str, arguments: argparse.Namespace) -> list[dict[str, floa
     ):
         pipe = Path(folder) / "marks"
         os.mkfifo(pipe)
-        worker = [sys.executable, __file__, "--directory", f"{folder}/checkpoints", "--pipe", str(pipe)]
-        for name in ("kills", "state_gb", "step_s", "save_every", "local_every", "after", "processes"):
+        worker = [
+            sys.executable,
+            __file__,
+            "--directory",
+            f"{folder}/checkpoints",
+            "--pipe",
+            str(pipe),
+        ]
+        for name in (
+            "kills",
+            "state_gb",
+            "step_s",
+            "save_every",
+            "local_every",
+            "after",
+            "processes",
+        ):
             worker += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
         environment = os.environ | {"JAX_PLATFORMS": "cpu"}
         os.environ["JAX_PLATFORMS"] = "cpu"  # what a cluster's processes inherit
         if launcher.startswith("local"):
             worker += ["--memory", memory, "--tier", "lost" if launcher == "local-host" else "kept"]
         if launcher in ("run", "local", "local-host"):
-            command = [*holdfast, "--log-dir", f"{folder}/logs", *arguments.options, "--", *worker, "--role", "worker"]
+            command = [
+                *holdfast,
+                "--log-dir",
+                f"{folder}/logs",
+                *arguments.options,
+                "--",
+                *worker,
+                "--role",
+                "worker",
+            ]
         else:
             address = stack.enter_context(ray_cluster(arguments.processes))
             environment["RAY_ADDRESS"] = address
             command = [*holdfast, "--ray", address, "--", *worker, "--role", "worker"]
             if launcher == "jax-trainer":
                 command = [*worker, "--role", "jax-trainer"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+        )
         watch = Watch(process, pipe)
         try:
             watch.run()
@@ -331,20 +397,31 @@ def measure(launcher: str, arguments: argparse.Namespace) -> list[dict[str, floa
             process.terminate()
         if code := process.wait():
             raise SystemExit("\n".join([*watch.lines, f"{' '.join(command)} ended with {code}"]))
-        print(*(line for line in watch.lines if "cold" in line or "standby" in line), sep="\n", file=sys.stderr)
+        print(
+            *(line for line in watch.lines if "cold" in line or "standby" in line),
+            sep="\n",
+            file=sys.stderr,
+        )
         return list(recoveries(watch.marks))
 
 
 def table(results: dict[str, list[dict[str, float]]]) -> str:
     """Returns for each launcher and part the seconds that it took, and those since the kill; medians, and the span of the total."""
-    lines = [f"| part | {' | '.join(f'{LAUNCHERS[name]} | since the kill' for name in results)} |", "|---" * (1 + 2 * len(results)) + "|"]
+    lines = [
+        f"| part | {' | '.join(f'{LAUNCHERS[name]} | since the kill' for name in results)} |",
+        "|---" * (1 + 2 * len(results)) + "|",
+    ]
     for name, previous in zip(PARTS, (None, *PARTS), strict=False):
         cells = []
         for found in results.values():
-            taken = statistics.median(each[name] - (each[previous] if previous else 0.0) for each in found)
+            taken = statistics.median(
+                each[name] - (each[previous] if previous else 0.0) for each in found
+            )
             cells += [f"{taken:.2f}", f"{statistics.median(each[name] for each in found):.2f}"]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    steps = (f"{statistics.median(each['steps'] for each in found):g}" for found in results.values())
+    steps = (
+        f"{statistics.median(each['steps'] for each in found):g}" for found in results.values()
+    )
     lines.append(f"| steps redone | {' | | '.join(steps)} | |")
     for name, found in results.items():
         totals = sorted(each["new"] for each in found)
@@ -368,7 +445,9 @@ def bars(results: dict[str, list[dict[str, float]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--launchers", nargs="+", choices=LAUNCHERS, default=["run"])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--write", action="store_true", help="draw recovery.svg")
@@ -379,17 +458,25 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=150)
     parser.add_argument("--local-every", type=int, default=5)
     parser.add_argument("--after", type=int, default=5)
-    parser.add_argument("--memory", type=Path, default=Path("/dev/shm"), help="where hosts have their folders")
+    parser.add_argument(
+        "--memory", type=Path, default=Path("/dev/shm"), help="where hosts have their folders"
+    )
     parser.add_argument("--json", type=Path, help="write all times here")
     parser.add_argument("--role", choices=["worker", "jax-trainer"], help=argparse.SUPPRESS)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--pipe", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--tier", choices=["none", "kept", "lost"], default="none", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--tier", choices=["none", "kept", "lost"], default="none", help=argparse.SUPPRESS
+    )
     parser.add_argument("options", nargs="*", help="of `holdfast run`, after --")
     arguments = parser.parse_args()
     if arguments.role == "worker":
         attempt = int(os.environ["HOLDFAST_ATTEMPT"])
-        lost = (attempt - 1) % arguments.processes if arguments.tier == "lost" and attempt > 1 else None
+        lost = (
+            (attempt - 1) % arguments.processes
+            if arguments.tier == "lost" and attempt > 1
+            else None
+        )
         memory = None if arguments.tier == "none" else arguments.memory
         system = functools.partial(Holdfast, memory, arguments.local_every, lost)
         train(arguments, attempt, system, warm="_holdfast_standby" in sys.modules)
@@ -402,10 +489,15 @@ def main() -> None:
     for _ in range(arguments.rounds):
         for name in results:
             results[name] += measure(name, arguments)
-            print(f"{LAUNCHERS[name]}: {[round(each['new'], 1) for each in results[name]]}", flush=True)
+            print(
+                f"{LAUNCHERS[name]}: {[round(each['new'], 1) for each in results[name]]}",
+                flush=True,
+            )
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1))
-    print(f"load average {before:.1f} before and {os.getloadavg()[0]:.1f} after\n\n{table(results)}\n\n```\n{bars(results)}\n```")
+    print(
+        f"load average {before:.1f} before and {os.getloadavg()[0]:.1f} after\n\n{table(results)}\n\n```\n{bars(results)}\n```"
+    )
     if arguments.write:
         from plot import draw
 

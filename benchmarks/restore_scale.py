@@ -59,9 +59,13 @@ class PlannedStore:
         """Returns a pack of any process, and its header."""
         if rank not in self._packs:
             own = _own_chunks(self._plan.leaves, self._plan.arrays, rank)
-            self._packs[rank] = {number: _plan_pack(self._plan, chunks) for number, chunks in own.items()}
+            self._packs[rank] = {
+                number: _plan_pack(self._plan, chunks) for number, chunks in own.items()
+            }
         planned = self._packs[rank][pack]
-        return planned, planned.frame.join([checksum_of_zeros(chunk.nbytes) for chunk in planned.chunks])
+        return planned, planned.frame.join(
+            [checksum_of_zeros(chunk.nbytes) for chunk in planned.chunks]
+        )
 
     def fetch(self, name: str, limit_bytes: int) -> bytes:
         assert name.endswith(RECORD_NAME)
@@ -91,7 +95,10 @@ class CountingGroup:
 
     def broadcast(self, name: str, value: bytes | None, *, timeout_s: float) -> bytes:
         assert value is not None
-        self.messages, self.bytes = self.messages + self.count - 1, self.bytes + len(value) * (self.count - 1)
+        self.messages, self.bytes = (
+            self.messages + self.count - 1,
+            self.bytes + len(value) * (self.count - 1),
+        )
         return value
 
 
@@ -101,10 +108,19 @@ def save(plan: Plan) -> PlannedStore:
     files: dict[int, list[FileReport]] = {rank: [] for rank in range(plan.process_count)}
     for rank, pack in plan.files:
         planned, header = store.pack(rank, pack)
-        files[rank].append(FileReport(pack_name(rank, pack, SAVE_ID), planned.size, len(header), crc32c(header)))
+        files[rank].append(
+            FileReport(pack_name(rank, pack, SAVE_ID), planned.size, len(header), crc32c(header))
+        )
     reports = [ItemReport(rank, plan.hash, tuple(found)) for rank, found in files.items()]
-    facts: dict[str, Any] = {"writer": SAVE_ID, "processes": plan.process_count, "started_s": 0.0, "finished_s": 1.0}
-    store.record = timed("record built", lambda: build_record(1, {"state": (plan, reports)}, **facts))
+    facts: dict[str, Any] = {
+        "writer": SAVE_ID,
+        "processes": plan.process_count,
+        "started_s": 0.0,
+        "finished_s": 1.0,
+    }
+    store.record = timed(
+        "record built", lambda: build_record(1, {"state": (plan, reports)}, **facts)
+    )
     return store
 
 
@@ -114,14 +130,22 @@ def regions_of(leaf: Leaf, rank: int) -> list[tuple[tuple[int, int], ...]]:
     counts = leaf.placement.shards_per_axis
     shard_shape = tuple(size // count for size, count in zip(leaf.shape, counts, strict=True))
     grid = Grid(leaf.shape, shard_shape, shard_shape)
-    return [grid.region(int(shard)) for shard in np.flatnonzero((leaf.placement.ranks == rank).any(axis=1))]
+    return [
+        grid.region(int(shard))
+        for shard in np.flatnonzero((leaf.placement.ranks == rank).any(axis=1))
+    ]
 
 
-def restore(store: PlannedStore, record: Record, wanted: Sequence[tuple[Leaf, list[Any]]], label: str) -> None:
+def restore(
+    store: PlannedStore, record: Record, wanted: Sequence[tuple[Leaf, list[Any]]], label: str
+) -> None:
     """Prints the waves in which one process reads its regions of all leaves, and what it reads in all."""
     item = record.items["state"]
     saved = {leaf.path: leaf for leaf in item.leaves}
-    placed: list[Any] = [(LeafRequest(saved[leaf.path], "jax"), SimpleNamespace(regions=regions)) for leaf, regions in wanted]
+    placed: list[Any] = [
+        (LeafRequest(saved[leaf.path], "jax"), SimpleNamespace(regions=regions))
+        for leaf, regions in wanted
+    ]
     waves = list(_waves(placed, WAVE_BYTES // 2))
     whole = sum(request.leaf.nbytes for request, _ in placed)
     before = math.ceil(whole / (WAVE_BYTES // 2))
@@ -129,7 +153,11 @@ def restore(store: PlannedStore, record: Record, wanted: Sequence[tuple[Leaf, li
     store.bytes = store.reads = needed = 0
     began = time.perf_counter()
     for wave in waves:
-        reads = [ReadRequest(request.leaf, region) for request, placement in wave for region in placement.regions]
+        reads = [
+            ReadRequest(request.leaf, region)
+            for request, placement in wave
+            for region in placement.regions
+        ]
         reader.fill(reads, pool.take)
         needed += sum(read.nbytes for read in reads)
     print(
@@ -145,31 +173,61 @@ def many_processes() -> None:
     plan = make_job(me)
     store = save(plan)
     group = CountingGroup()
-    record = timed("record read and sent", lambda: read_record_together(store, "1", group, "record", timeout_s=1))  # type: ignore[arg-type]
+    record = timed(
+        "record read and sent",
+        lambda: read_record_together(store, "1", group, "record", timeout_s=1),
+    )  # type: ignore[arg-type]
     sent = group.bytes // group.messages
     print(
         f"record: {len(store.record):,} bytes, {sent:,} as a message; the primary sends {group.messages:,} of them: {group.bytes:,} bytes"
     )
-    restore(store, record, [(leaf, regions_of(leaf, me)) for leaf in plan.leaves], f"1 of {PROCESSES:,} processes, same layout")
+    restore(
+        store,
+        record,
+        [(leaf, regions_of(leaf, me)) for leaf in plan.leaves],
+        f"1 of {PROCESSES:,} processes, same layout",
+    )
 
 
 def many_of_few() -> None:
     """512 processes restore what 8 saved: a 64th of each chunk is for one of them."""
     rows, columns = 8 * 64, 56_640  # chunks of 58 MB
     placement = ShardPlacement((8, 1), np.arange(8)[:, None], np.arange(8)[:, None])
-    leaves = [Leaf(f"layer{i}.w", "array", "bfloat16", (rows, 2 * columns * 4), 2, placement) for i in range(4)]
-    tree = {"kind": "dict", "keys": [leaf.path for leaf in leaves], "nodes": list(range(len(leaves)))}
+    leaves = [
+        Leaf(f"layer{i}.w", "array", "bfloat16", (rows, 2 * columns * 4), 2, placement)
+        for i in range(4)
+    ]
+    tree = {
+        "kind": "dict",
+        "keys": [leaf.path for leaf in leaves],
+        "nodes": list(range(len(leaves))),
+    }
     store = save(make_plan(tree, leaves, 0, 8))
     record = parse_record(store.record, RECORD_NAME)
     for rank in (0, 200):
         share = rows // 512
-        wanted = [(leaf, [((rank * share, (rank + 1) * share), (0, leaf.shape[1]))]) for leaf in leaves]
-        restore(store, record, wanted, f"process {rank} of 512, from 8 shards in chunks of {store_chunk(record):,} bytes")
+        wanted = [
+            (leaf, [((rank * share, (rank + 1) * share), (0, leaf.shape[1]))]) for leaf in leaves
+        ]
+        restore(
+            store,
+            record,
+            wanted,
+            f"process {rank} of 512, from 8 shards in chunks of {store_chunk(record):,} bytes",
+        )
 
 
 def store_chunk(record: Record) -> int:
     """Returns the bytes of the largest chunk of a record."""
-    return max(itertools.chain(*(leaf.grid.sizes.tolist() for leaf in record.items["state"].leaves if leaf.grid is not None)))
+    return max(
+        itertools.chain(
+            *(
+                leaf.grid.sizes.tolist()
+                for leaf in record.items["state"].leaves
+                if leaf.grid is not None
+            )
+        )
+    )
 
 
 if __name__ == "__main__":

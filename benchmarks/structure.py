@@ -46,7 +46,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--leaves", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--side", type=int, default=16, help="rows and columns of a matrix, of which every second leaf is one")
+    parser.add_argument(
+        "--side",
+        type=int,
+        default=16,
+        help="rows and columns of a matrix, of which every second leaf is one",
+    )
     options = parser.parse_args()
     tree = tree_of(options.leaves, options.side)
     with tempfile.TemporaryDirectory() as name:
@@ -55,7 +60,9 @@ def main() -> None:
             save(folder, tree, layout=layout)  # type: ignore[arg-type]
             seen = median_ms(options.rounds, lambda folder=folder: structure(folder).items)  # type: ignore[misc]
             read = median_ms(options.rounds, lambda folder=folder: load(folder, tree))  # type: ignore[misc]
-            print(f"{layout}: {options.leaves} leaves: structure {seen:.1f} ms, load {read:.1f} ms, {seen / read:.3f}")
+            print(
+                f"{layout}: {options.leaves} leaves: structure {seen:.1f} ms, load {read:.1f} ms, {seen / read:.3f}"
+            )
 
 
 if __name__ == "__main__":

@@ -51,7 +51,11 @@ def barriers() -> dict[str, Callable[[str], None]]:
 
         return barrier
 
-    return {"ours": sync_global_processes, "orbax client": orbax_with(True), "orbax devices": orbax_with(False)}
+    return {
+        "ours": sync_global_processes,
+        "orbax client": orbax_with(True),
+        "orbax devices": orbax_with(False),
+    }
 
 
 def work(service: str, address: str, index: int, count: int) -> None:
@@ -128,7 +132,9 @@ def group(service: str, count: int) -> Iterator[Callable[[str, int], float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=7)
@@ -137,19 +143,29 @@ def main() -> None:
     if args.worker:
         service, address, index, count = args.worker
         return work(service, address, int(index), int(count))
-    found: dict[tuple[str, str], list[float]] = {(service, peer): [] for service in SERVICES for peer in PEERS}
+    found: dict[tuple[str, str], list[float]] = {
+        (service, peer): [] for service in SERVICES for peer in PEERS
+    }
     with group("holdfast", args.processes) as ours, group("jaxlib", args.processes) as theirs:
         for repeat in range(args.repeats + 1):  # the first warms up
             for (service, peer), times in found.items():
-                seconds = (ours if service == "holdfast" else theirs)(peer, args.rounds if repeat else 20)
+                seconds = (ours if service == "holdfast" else theirs)(
+                    peer, args.rounds if repeat else 20
+                )
                 if repeat:
                     times.append(seconds)
     ours_first = found["holdfast", "ours"]
     print(f"{args.processes} processes, {args.rounds} barriers a repeat, {args.repeats} repeats\n")
-    print("| barrier | service | ms, best | ms, median | ours / this, median of the repeats |\n|---|---|---|---|---|")
+    print(
+        "| barrier | service | ms, best | ms, median | ours / this, median of the repeats |\n|---|---|---|---|---|"
+    )
     for (service, peer), times in found.items():
-        ratio = statistics.median(mine / other for mine, other in zip(ours_first, times, strict=True))
-        print(f"| {PEERS[peer]} | {SERVICES[service]} | {min(times) * 1e3:.3f} | {statistics.median(times) * 1e3:.3f} | {ratio:.2f} |")
+        ratio = statistics.median(
+            mine / other for mine, other in zip(ours_first, times, strict=True)
+        )
+        print(
+            f"| {PEERS[peer]} | {SERVICES[service]} | {min(times) * 1e3:.3f} | {statistics.median(times) * 1e3:.3f} | {ratio:.2f} |"
+        )
     return None
 
 

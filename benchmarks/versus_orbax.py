@@ -37,7 +37,13 @@ WORKLOADS: dict[str, tuple[int, int, bool, str, tuple[float, float, float]]] = {
     "disk": (1, 4, True, "64 x 16 MiB f32, sharded over 4 devices, disk with fsync", (3.5, 10, 3)),
     "memory": (1, 4, False, "the same in memory (tmpfs)", (8, 10, 3)),
     "small": (1, 4, True, "4,000 x 1 KiB replicated over 4 devices", (150, 100, 20)),
-    "adam": (4, 2, True, "3 GB of bf16 params and f32 Adam moments, 4 processes x 2 devices", (2.5, 20, 4)),
+    "adam": (
+        4,
+        2,
+        True,
+        "3 GB of bf16 params and f32 Adam moments, 4 processes x 2 devices",
+        (2.5, 20, 4),
+    ),
 }
 
 
@@ -48,16 +54,29 @@ def make_like(name: str) -> dict[str, Any]:
     from jax.sharding import NamedSharding, PartitionSpec
 
     mesh = jax.make_mesh((jax.device_count(),), ("x",))
-    spread, everywhere = NamedSharding(mesh, PartitionSpec("x")), NamedSharding(mesh, PartitionSpec())
+    spread, everywhere = (
+        NamedSharding(mesh, PartitionSpec("x")),
+        NamedSharding(mesh, PartitionSpec()),
+    )
     if name == "small":
-        return {f"leaf{i:04d}": jax.ShapeDtypeStruct((256,), jnp.float32, sharding=everywhere) for i in range(4000)}
+        return {
+            f"leaf{i:04d}": jax.ShapeDtypeStruct((256,), jnp.float32, sharding=everywhere)
+            for i in range(4000)
+        }
     if name == "adam":
         kinds = {"params": jnp.bfloat16, "mu": jnp.float32, "nu": jnp.float32}
         shape = (3072, 4096)
         return {
-            kind: {f"layer{i:02d}": jax.ShapeDtypeStruct(shape, dtype, sharding=spread) for i in range(24)} for kind, dtype in kinds.items()
+            kind: {
+                f"layer{i:02d}": jax.ShapeDtypeStruct(shape, dtype, sharding=spread)
+                for i in range(24)
+            }
+            for kind, dtype in kinds.items()
         }
-    return {f"layer{i:02d}": jax.ShapeDtypeStruct((2048, 2048), jnp.float32, sharding=spread) for i in range(64)}
+    return {
+        f"layer{i:02d}": jax.ShapeDtypeStruct((2048, 2048), jnp.float32, sharding=spread)
+        for i in range(64)
+    }
 
 
 def make_state(like: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +91,11 @@ def make_state(like: dict[str, Any]) -> dict[str, Any]:
 
         def part(index: Any) -> Any:
             rows = range(*index[0].indices(leaf.shape[0]))
-            return np.random.default_rng((seed, rows[0])).standard_normal((len(rows), *leaf.shape[1:]), np.float32).astype(leaf.dtype)
+            return (
+                np.random.default_rng((seed, rows[0]))
+                .standard_normal((len(rows), *leaf.shape[1:]), np.float32)
+                .astype(leaf.dtype)
+            )
 
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, part)
 
@@ -108,7 +131,10 @@ class Orbax:
     def __init__(self, folder: Path, module: str) -> None:
         ocp = importlib.import_module(module)
         self._args = ocp.args
-        self._manager = ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(create=True, enable_async_checkpointing=True))
+        self._manager = ocp.CheckpointManager(
+            folder,
+            options=ocp.CheckpointManagerOptions(create=True, enable_async_checkpointing=True),
+        )
 
     def save(self, step: int, state: Any) -> Callable[[], None]:
         assert self._manager.save(step, args=self._args.StandardSave(state))
@@ -136,8 +162,16 @@ class Floor:
         import jax
         import numpy as np
 
-        shards = [shard for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards if shard.replica_id == 0]
-        floor.write(self._folder / str(step), [np.asarray(shard.data).reshape(-1).view(np.uint8) for shard in shards])
+        shards = [
+            shard
+            for leaf in jax.tree.leaves(state)
+            for shard in leaf.addressable_shards
+            if shard.replica_id == 0
+        ]
+        floor.write(
+            self._folder / str(step),
+            [np.asarray(shard.data).reshape(-1).view(np.uint8) for shard in shards],
+        )
         return lambda: None
 
     def restore(self, step: int, like: Any) -> Any:
@@ -145,11 +179,20 @@ class Floor:
         import jax
 
         leaves = jax.tree.leaves(like)
-        parts = [(leaf.dtype, leaf.sharding.shard_shape(leaf.shape), device) for leaf in leaves for device in _own_devices(leaf)]
+        parts = [
+            (leaf.dtype, leaf.sharding.shard_shape(leaf.shape), device)
+            for leaf in leaves
+            for device in _own_devices(leaf)
+        ]
         sizes = [math.prod(shape) * dtype.itemsize for dtype, shape, _ in parts]
-        self._memory = self._memory or [floor.aligned(size) for size in sizes]  # warm from the second time on, as our pool is
+        self._memory = self._memory or [
+            floor.aligned(size) for size in sizes
+        ]  # warm from the second time on, as our pool is
         floor.read(self._folder / str(step), sizes, self._memory)
-        views = [memory.view(dtype).reshape(shape) for memory, (dtype, shape, _) in zip(self._memory, parts, strict=True)]
+        views = [
+            memory.view(dtype).reshape(shape)
+            for memory, (dtype, shape, _) in zip(self._memory, parts, strict=True)
+        ]
         return jax.device_put(views, [device for *_, device in parts])
 
     def delete(self, step: int) -> None:
@@ -170,7 +213,9 @@ def _open(system: str, folder: Path, index: int) -> Any:
         return Floor(folder / f"floor{index}")
     if system == "holdfast":
         return Holdfast(folder / system)
-    return Orbax(folder / system, "orbax.checkpoint" if system == "orbax" else "holdfast.compat.orbax")
+    return Orbax(
+        folder / system, "orbax.checkpoint" if system == "orbax" else "holdfast.compat.orbax"
+    )
 
 
 def _systems(name: str) -> list[str]:
@@ -188,7 +233,9 @@ def _start(count: int, index: int, port: int) -> Callable[[str], None]:
     return sync_global_devices if count > 1 else lambda point: None
 
 
-def restore_fresh(name: str, folder: Path, system: str, step: int, index: int, count: int, port: int) -> None:
+def restore_fresh(
+    name: str, folder: Path, system: str, step: int, index: int, count: int, port: int
+) -> None:
     """Is one process of a job that starts again: prints how long its first restore takes."""
     import jax
 
@@ -213,7 +260,9 @@ def work(name: str, folder: Path, repeats: int, index: int, count: int, port: in
     state = make_state(like)
     jax.block_until_ready(state)
     systems: dict[str, Any] = {system: _open(system, folder, index) for system in _systems(name)}
-    times: dict[str, Any] = {system: {key: [] for key in FIGURES} | {"peak_extra_bytes": 0} for system in systems}
+    times: dict[str, Any] = {
+        system: {key: [] for key in FIGURES} | {"peak_extra_bytes": 0} for system in systems
+    }
     for step in range(repeats + 1):
         for kind, system in systems.items():
             os.sync()  # what the system before has left for the kernel to write would be charged to this one
@@ -300,16 +349,30 @@ def run_job(name: str, *words: object) -> list[Any]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    env = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    }
     command = [sys.executable, __file__, *map(str, words)]
     processes = [
-        subprocess.Popen([*command, str(index), str(count), str(port)], env=env, stdout=subprocess.PIPE, text=True, cwd=HERE)
+        subprocess.Popen(
+            [*command, str(index), str(count), str(port)],
+            env=env,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=HERE,
+        )
         for index in range(count)
     ]
     outputs = [process.communicate()[0] for process in processes]
     if any(process.returncode for process in processes):
         raise SystemExit(f"{name} failed:\n" + "\n".join(outputs))
-    return [json.loads(line.removeprefix("RESULT ")) for output in outputs for line in output.splitlines() if line.startswith("RESULT")]
+    return [
+        json.loads(line.removeprefix("RESULT "))
+        for output in outputs
+        for line in output.splitlines()
+        if line.startswith("RESULT")
+    ]
 
 
 def run(name: str, root: Path, repeats: int) -> dict[str, Any]:
@@ -319,11 +382,20 @@ def run(name: str, root: Path, repeats: int) -> dict[str, Any]:
         found = run_job(name, "--worker", name, folder, repeats)
         merged: dict[str, Any] = {}
         for system in found[0]:
-            merged[system] = {key: [max(times) for times in zip(*(one[system][key] for one in found), strict=True)] for key in FIGURES}
-            merged[system]["peak_extra_bytes"] = max(one[system]["peak_extra_bytes"] for one in found)
+            merged[system] = {
+                key: [
+                    max(times) for times in zip(*(one[system][key] for one in found), strict=True)
+                ]
+                for key in FIGURES
+            }
+            merged[system]["peak_extra_bytes"] = max(
+                one[system]["peak_extra_bytes"] for one in found
+            )
         for _ in range(repeats):
             for system in merged:
-                merged[system]["fresh"].append(max(run_job(name, "--fresh", name, folder, system, repeats + 1)))
+                merged[system]["fresh"].append(
+                    max(run_job(name, "--fresh", name, folder, system, repeats + 1))
+                )
         return merged
     finally:
         shutil.rmtree(folder)
@@ -331,7 +403,16 @@ def run(name: str, root: Path, repeats: int) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     """Returns the medians, in seconds, and how many times Orbax's they are."""
-    heads = ["work", "system", "save, total", "save, blocked", "restore, warm", "restore, fresh", "restore, cold", "delete"]
+    heads = [
+        "work",
+        "system",
+        "save, total",
+        "save, blocked",
+        "restore, warm",
+        "restore, fresh",
+        "restore, cold",
+        "delete",
+    ]
     heads += ["peak extra host memory"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, found in results.items():
@@ -341,7 +422,9 @@ def table(results: dict[str, Any]) -> str:
             cells = {key: f"{figures[key]:.4g}" if key in figures else "" for key in FIGURES}
             if system == "holdfast":
                 for key, want in zip(FIGURES, wanted, strict=False):
-                    cells[key] += f" (**{medians['orbax'][key] / figures[key]:.1f}x**, wanted {want:g}x)"
+                    cells[key] += (
+                        f" (**{medians['orbax'][key] / figures[key]:.1f}x**, wanted {want:g}x)"
+                    )
                 cells["fresh"] += f" (**{medians['orbax']['fresh'] / figures['fresh']:.1f}x**)"
             if system == "facade":
                 for key in ("total", "blocked", "restore", "fresh"):
@@ -349,8 +432,12 @@ def table(results: dict[str, Any]) -> str:
             if system == "floor":
                 cells["blocked"] = cells["delete"] = ""
                 for key in ("total", "restore", "fresh"):
-                    cells[key] += f" (holdfast takes {medians['holdfast'][key] / figures[key]:.2f} of it)"
-            lines.append(f"| {label} | {system} | {' | '.join(cells.values())} | {found[system]['peak_extra_bytes'] >> 20} MiB |")
+                    cells[key] += (
+                        f" (holdfast takes {medians['holdfast'][key] / figures[key]:.2f} of it)"
+                    )
+            lines.append(
+                f"| {label} | {system} | {' | '.join(cells.values())} | {found[system]['peak_extra_bytes'] >> 20} MiB |"
+            )
     return "\n".join(lines)
 
 
@@ -365,17 +452,25 @@ def bars(results: dict[str, Any]) -> str:
         ours, theirs = _medians(found["holdfast"]), _medians(found["orbax"])
         for key in ours:
             ratio = theirs[key] / ours[key]
-            lines.append(f"{name:7} {key:8} {'█' * round(5 * math.log2(max(ratio, 1)))} {ratio:.1f}x")
+            lines.append(
+                f"{name:7} {key:8} {'█' * round(5 * math.log2(max(ratio, 1)))} {ratio:.1f}x"
+            )
     return "\n".join(lines)
 
 
 def machine() -> str:
-    memory = next(int(line.split()[1]) >> 20 for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
+    memory = next(
+        int(line.split()[1]) >> 20
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if line.startswith("MemTotal")
+    )
     return f"{os.cpu_count()} cores, {memory} GiB of memory, Linux {os.uname().release}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--disk", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm"))
@@ -384,7 +479,9 @@ def main() -> None:
     options = parser.parse_args()
     before, results = os.getloadavg(), {}
     for name in options.only:
-        results[name] = run(name, options.disk if WORKLOADS[name][2] else options.memory, options.repeats)
+        results[name] = run(
+            name, options.disk if WORKLOADS[name][2] else options.memory, options.repeats
+        )
         print(table({name: results[name]}), flush=True)
     after = os.getloadavg()
     load = f"load average {before[0]:.1f} before and {after[0]:.1f} after"

@@ -30,7 +30,10 @@ from holdfast.web import feed
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 WEB = "from holdfast.cli import main; main()"
-AT_ONCE = "import holdfast.web.feed as feed; feed._INTERVAL_S, feed._PROCESSES_PER_S = 0.0, float('inf'); " + WEB
+AT_ONCE = (
+    "import holdfast.web.feed as feed; feed._INTERVAL_S, feed._PROCESSES_PER_S = 0.0, float('inf'); "
+    + WEB
+)
 
 
 class Row(NamedTuple):
@@ -119,7 +122,9 @@ def interval_s(processes: int) -> float:
     return max(2.0, processes / 256)
 
 
-def turn(cluster: Cluster, page_process: Process, seconds: float, rounds: int, processes: int) -> Row:
+def turn(
+    cluster: Cluster, page_process: Process, seconds: float, rounds: int, processes: int
+) -> Row:
     """Counts for a while in which processes do nothing but report, then times barriers."""
     coordinator = Process(cluster.pid)
     began, before = time.monotonic(), (coordinator.cpu_s(), page_process.cpu_s())
@@ -146,7 +151,10 @@ def turns(cluster: Cluster, options: argparse.Namespace) -> dict[str, list[Row]]
 
 def hour(cluster: Cluster, processes: int, idle: float) -> None:
     """Prints what an hour with ten viewers costs: all its snapshots, one after the other. `idle` is the coordinator's share without."""
-    wanted, coordinator = int(3600 / max(feed._INTERVAL_S, processes / feed._PROCESSES_PER_S)), Process(cluster.pid)
+    wanted, coordinator = (
+        int(3600 / max(feed._INTERVAL_S, processes / feed._PROCESSES_PER_S)),
+        Process(cluster.pid),
+    )
     over = threading.Event()
 
     def report() -> None:  # processes that do not report are silent, and would be looked into
@@ -189,19 +197,27 @@ def main() -> None:
     options = parser.parse_args()
     with Cluster(Peer("holdfast", "holdfast"), options.processes) as cluster:
         cluster.run("barrier 2")
-        print(f"{options.processes} processes | coordinator | its memory | page | its memory | barrier of all, median (best)")
+        print(
+            f"{options.processes} processes | coordinator | its memory | page | its memory | barrier of all, median (best)"
+        )
         print("|---" * 6)
         found = turns(cluster, options)
         for name, rows in found.items():
             median = Row(*(statistics.median(values) for values in zip(*rows, strict=True)))
             best_ms = min(row.barrier_ms for row in rows)
-            served = f"{100 * median.page:.1f} % | {median.page_mb:.0f} MB" if median.page_mb else " | "
+            served = (
+                f"{100 * median.page:.1f} % | {median.page_mb:.0f} MB" if median.page_mb else " | "
+            )
             print(
                 f"| {name} | {100 * median.coordinator:.2f} % | {median.coordinator_mb:.0f} MB | {served} | "
                 f"{median.barrier_ms:.0f} ms ({best_ms:.0f}) |"
             )
         if options.hour:
-            hour(cluster, options.processes, statistics.median(row.coordinator for row in found["no page"]))
+            hour(
+                cluster,
+                options.processes,
+                statistics.median(row.coordinator for row in found["no page"]),
+            )
 
 
 if __name__ == "__main__":

@@ -42,7 +42,9 @@ def each(clients: list[CoordinationClient], call: Callable[[CoordinationClient],
 def watch(clients: list[CoordinationClient], over: threading.Event, oldest_s: list[float]) -> None:
     """Notes the longest time that any client was without an answer."""
     while not over.wait(LOOK_S):
-        oldest_s[0] = max(oldest_s[0], *(float(client.statistics()["silent_s"]) for client in clients))
+        oldest_s[0] = max(
+            oldest_s[0], *(float(client.statistics()["silent_s"]) for client in clients)
+        )
 
 
 def meet(client: CoordinationClient, met: list[bool], timeout_ms: int) -> None:
@@ -53,7 +55,10 @@ def meet(client: CoordinationClient, met: list[bool], timeout_ms: int) -> None:
 
 def work(address: str, first: int, end: int, total: int) -> None:
     """Runs the clients of one process: at each line of input all wait for what it names."""
-    clients = [CoordinationClient(address, process_id, num_processes=total, init_timeout_s=600) for process_id in range(first, end)]
+    clients = [
+        CoordinationClient(address, process_id, num_processes=total, init_timeout_s=600)
+        for process_id in range(first, end)
+    ]
     each(clients, CoordinationClient.connect)
     print("ready", flush=True)
     for line in sys.stdin:
@@ -65,7 +70,11 @@ def work(address: str, first: int, end: int, total: int) -> None:
             print(len(met), flush=True)
             continue
 
-        def wait(client: CoordinationClient, what: str = what, timeout_ms: int = int(float(seconds) * 1000)) -> None:
+        def wait(
+            client: CoordinationClient,
+            what: str = what,
+            timeout_ms: int = int(float(seconds) * 1000),
+        ) -> None:
             try:
                 if what == "get":
                     client.blocking_key_value_get("never", timeout_ms)
@@ -101,10 +110,20 @@ def memory_mb(pid: int | str) -> float:
 def waits(options: argparse.Namespace) -> None:
     """Prints the coordinator's CPU while all wait, and the oldest sign of life."""
     count, share = options.clients, math.ceil(options.clients / options.processes)
-    with CoordinationService.spawn(count, recoverable=True, heartbeat_timeout_s=options.heartbeat_timeout_s) as service:
+    with CoordinationService.spawn(
+        count, recoverable=True, heartbeat_timeout_s=options.heartbeat_timeout_s
+    ) as service:
         workers = [
             subprocess.Popen(
-                [sys.executable, __file__, "--work", service.address, str(first), str(min(count, first + share)), str(count)],
+                [
+                    sys.executable,
+                    __file__,
+                    "--work",
+                    service.address,
+                    str(first),
+                    str(min(count, first + share)),
+                    str(count),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -138,7 +157,10 @@ def waits(options: argparse.Namespace) -> None:
             assert worker.stdin
             print("meet 120", file=worker.stdin, flush=True)
         met = sum(int(worker.stdout.readline()) for worker in workers if worker.stdout)
-        print(f"stopped for {stopped_s:g} s and continued: {met} of {count} clients meet at a barrier", flush=True)
+        print(
+            f"stopped for {stopped_s:g} s and continued: {met} of {count} clients meet at a barrier",
+            flush=True,
+        )
         for worker in workers:
             worker.kill()
             worker.wait()
@@ -153,13 +175,17 @@ def memory(tasks: int, barriers: int) -> None:
     for number in range(barriers):
         for task_id in range(1, tasks):
             life = machine.task_table.tasks[task_id].session_since
-            machine.barrier(Arrival(task_id, task_id, life, f"barrier/{number}", 0, now + 1.0, frozenset()), now)
+            machine.barrier(
+                Arrival(task_id, task_id, life, f"barrier/{number}", 0, now + 1.0, frozenset()), now
+            )
         now += 1.0
         machine.tick(now)
         assert machine.barriers.failed == number + 1 and len(machine.completions) >= tasks - 1
         machine.completions.clear()
         machine.forget_changes()
-    print(f"{barriers} barriers of {tasks}, never reached by one: {memory_mb('self') - before:.1f} MB more")
+    print(
+        f"{barriers} barriers of {tasks}, never reached by one: {memory_mb('self') - before:.1f} MB more"
+    )
 
 
 def main() -> None:

@@ -77,7 +77,8 @@ class HostileCheckpoint(CheckpointError):
 
 # What crosses between the processes of a job as itself; every other error becomes a SaveFailed.
 _SENT_ERRORS: dict[str, type[HoldfastError]] = {
-    kind.__name__: kind for kind in (CheckpointError, CommitUnknown, Fenced, SaveCancelled, SaveFailed, StepExists)
+    kind.__name__: kind
+    for kind in (CheckpointError, CommitUnknown, Fenced, SaveCancelled, SaveFailed, StepExists)
 }
 
 
@@ -88,8 +89,14 @@ def failure_of(error: Exception, step: int, process: int) -> HoldfastError:
         return error
     if isinstance(error, BarrierTimeout | ProcessLost):
         missing = error.missing if isinstance(error, BarrierTimeout) else (error.process,)
-        return SaveFailed(f"step {step} was not saved: {error}", step=step, process=next(iter(missing), None))
-    return SaveFailed(f"step {step} was not saved: process {process} failed: {error_text(error)}", step=step, process=process)
+        return SaveFailed(
+            f"step {step} was not saved: {error}", step=step, process=next(iter(missing), None)
+        )
+    return SaveFailed(
+        f"step {step} was not saved: process {process} failed: {error_text(error)}",
+        step=step,
+        process=process,
+    )
 
 
 _ADVICE = {
@@ -109,7 +116,9 @@ def naming_path(path: str) -> Iterator[None]:
             raise
         where = error.filename if isinstance(error.filename, str) else path
         advice = _ADVICE.get(error.errno or 0, "look at the disk or the mount, then call it again")
-        raise CheckpointError(f"{where} cannot be read: {error.strerror or error}; {advice}", path=where) from error
+        raise CheckpointError(
+            f"{where} cannot be read: {error.strerror or error}; {advice}", path=where
+        ) from error
 
 
 def error_text(error: BaseException) -> str:
@@ -119,7 +128,11 @@ def error_text(error: BaseException) -> str:
 
 def error_to_message(error: HoldfastError) -> list[Any]:
     """Returns what `error_from_message` rebuilds an error from, in JSON types: no pickle crosses between processes."""
-    fields = {name: value for name, value in vars(error).items() if isinstance(value, int | str) and not name.startswith("_")}
+    fields = {
+        name: value
+        for name, value in vars(error).items()
+        if isinstance(value, int | str) and not name.startswith("_")
+    }
     return [type(error).__name__, error.message, fields]
 
 

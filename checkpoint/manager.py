@@ -83,7 +83,9 @@ class CheckpointManager:
     ) -> None:
         self._closed, self._forked = True, False  # until it is open
         if local is not None and save_policy is None:
-            raise ValueError("CheckpointManager: local= expects a save_policy besides: without one every call saves durably")
+            raise ValueError(
+                "CheckpointManager: local= expects a save_policy besides: without one every call saves durably"
+            )
         self._options = options or Options()
         self._group = group if group is not None else default_group()
         self._keep_policy = keep_policy or KeepAll()
@@ -91,10 +93,21 @@ class CheckpointManager:
             parse_step_format(self._options.step_format)
         single_writer = self._options.single_writer
         file_mode, folder_mode = self._options.file_mode, self._options.folder_mode
-        self._storage = open_storage(directory, single_writer=single_writer, file_mode=file_mode, folder_mode=folder_mode)
+        self._storage = open_storage(
+            directory, single_writer=single_writer, file_mode=file_mode, folder_mode=folder_mode
+        )
         self._history = _history_of(self._storage, self._options)
-        self._claims = open_claims(self._storage, single_writer=single_writer, claim_age_s=self._options.claim_age_s)
-        opened = open_root(self._storage, self._claims, self._group, self._options, find_foreign=find_foreign_steps, needs_claim=False)
+        self._claims = open_claims(
+            self._storage, single_writer=single_writer, claim_age_s=self._options.claim_age_s
+        )
+        opened = open_root(
+            self._storage,
+            self._claims,
+            self._group,
+            self._options,
+            find_foreign=find_foreign_steps,
+            needs_claim=False,
+        )
         self._writer, self._has_claim = opened.writer, opened.has_claim
         self._foreign = ForeignSteps(self._storage, opened.foreign)
         self._statistics = Statistics()
@@ -110,8 +123,14 @@ class CheckpointManager:
             is_alone=self._group.count == 1,
             names=opened.step_names,
         )
-        self._lineage = Lineage(self._storage, self._writer.id, begins=local is not None) if is_primary else None
-        self._root_reporter = RootReporter(self._group, self._storage.root, self._index) if is_primary else None
+        self._lineage = (
+            Lineage(self._storage, self._writer.id, begins=local is not None)
+            if is_primary
+            else None
+        )
+        self._root_reporter = (
+            RootReporter(self._group, self._storage.root, self._index) if is_primary else None
+        )
         self._stager = SaveStager(self._storage, self._group, self._options, self._history)
         self._saver = AsyncSaver(
             SaveContext(
@@ -130,16 +149,27 @@ class CheckpointManager:
         )
         self._counter = 0
         self._has_policy = save_policy is not None
-        skips, newest = self._options.on_busy == "skip", max([*opened.steps, *opened.foreign], default=None)
-        self._scheduler = SaveScheduler(save_policy, self._group, f"{self._message_name}/soon", skips=skips, last_step=newest)
+        skips, newest = (
+            self._options.on_busy == "skip",
+            max([*opened.steps, *opened.foreign], default=None),
+        )
+        self._scheduler = SaveScheduler(
+            save_policy, self._group, f"{self._message_name}/soon", skips=skips, last_step=newest
+        )
         hang_timeout_s = self._options.hang_timeout_s
-        self._watchdog = None if hang_timeout_s is None else Watchdog(hang_timeout_s, exit=self._options.hang_exit)
+        self._watchdog = (
+            None
+            if hang_timeout_s is None
+            else Watchdog(hang_timeout_s, exit=self._options.hang_exit)
+        )
         self._tier: LocalTier | None = None
         self._closed = False
         _open_managers.add(self)
         if local is not None:
             try:
-                self._tier = LocalTier(local, self._storage, self._group, self._options, self._writer.id, self._lineage)
+                self._tier = LocalTier(
+                    local, self._storage, self._group, self._options, self._writer.id, self._lineage
+                )
             except BaseException:
                 self.close()
                 raise
@@ -157,7 +187,9 @@ class CheckpointManager:
             self._root_reporter,
         )
         if is_primary:
-            self._worker.put(f"sweeping {self._storage.root}", lambda: sweep_files(self._storage, self._claims))
+            self._worker.put(
+                f"sweeping {self._storage.root}", lambda: sweep_files(self._storage, self._claims)
+            )
         self._report_root()
 
     # --- saving
@@ -206,7 +238,9 @@ class CheckpointManager:
         self._note_progress()
         self._check_writable()
         known = _is_step(step)
-        is_durable = force or not (known or self._has_policy) or self._wants_durably(check_step(step))
+        is_durable = (
+            force or not (known or self._has_policy) or self._wants_durably(check_step(step))
+        )
         if self._tier is not None:
             self._tier.raise_error()
             if not is_durable and self._wants_locally(check_step(step)):
@@ -221,7 +255,9 @@ class CheckpointManager:
             self._tier.started(step)
         overwrite = overwrite or (known and self._index.was_passed_over(step))
         called = time.perf_counter()
-        self._counter += 1  # before all that can fail: the next save has the same number on all processes
+        self._counter += (
+            1  # before all that can fail: the next save has the same number on all processes
+        )
         number, save_id = check_step(step) if known else 0, f"{self._writer.id}{self._counter:08x}"
         request = SaveRequest(self._counter, number, save_id, overwrite, self._folder(number))
         earlier: HoldfastError | None = None
@@ -235,7 +271,9 @@ class CheckpointManager:
                 step = check_step(step)
                 self._refuse_existing(step, overwrite)
                 leaving = self._scheduler.leaving(step, self._options.save_timeout_s)
-                request = self._stager.stage(request, _items(state, items), metrics, metadata, dtype, leaving)
+                request = self._stager.stage(
+                    request, _items(state, items), metrics, metadata, dtype, leaving
+                )
         except BaseException as error:
             if earlier is not None:
                 error.add_note(f"besides, an earlier save failed: {earlier}")
@@ -280,10 +318,14 @@ class CheckpointManager:
 
     def _check_writable(self) -> None:
         if self._closed:
-            forked = "; it belongs to the process that this one was forked from" if self._forked else ""
+            forked = (
+                "; it belongs to the process that this one was forked from" if self._forked else ""
+            )
             raise ValueError(f"the manager of {self._storage.root} is closed{forked}")
         if self._options.read_only:
-            raise ValueError(f"the manager of {self._storage.root} was opened with Options(read_only=True)")
+            raise ValueError(
+                f"the manager of {self._storage.root} was opened with Options(read_only=True)"
+            )
 
     @property
     def _message_name(self) -> str:
@@ -303,7 +345,10 @@ class CheckpointManager:
     def _refuse_existing(self, step: int, overwrite: bool) -> None:
         root = self._storage.root
         if step in self._foreign:
-            raise StepExists(f"step {step} of {root} was written by another library; save another step", step=step)
+            raise StepExists(
+                f"step {step} of {root} was written by another library; save another step",
+                step=step,
+            )
         if not overwrite and self._exists(step):
             message = f"step {step} is already in {root}; nothing was written. To replace it, pass overwrite=True"
             raise StepExists(message, step=step, path=root)
@@ -316,14 +361,18 @@ class CheckpointManager:
         step = check_step(step)
         if step in self._foreign:
             raise CheckpointError(
-                f"step {step} of {self._storage.root} was written by another library; holdfast deletes only its own", step=step
+                f"step {step} of {self._storage.root} was written by another library; holdfast deletes only its own",
+                step=step,
             )
         self._saver.join()
         if self._history is not None:
             self._history.forget()
         is_there = self._exists(step)
         if not is_there and step not in self.local_steps():
-            raise StepNotFound(f"there is no step {step} in {self._storage.root}, which has {self.all_steps()}", step=step)
+            raise StepNotFound(
+                f"there is no step {step} in {self._storage.root}, which has {self.all_steps()}",
+                step=step,
+            )
         if not is_there or step == max(self._index.steps(), default=step):
             self._roll_back(step)
         if not is_there:
@@ -350,7 +399,9 @@ class CheckpointManager:
         if self._tier is None:
             begin()
         else:
-            ask_primary(self._group, f"{self._message_name}/delete", begin, self._options.save_timeout_s)
+            ask_primary(
+                self._group, f"{self._message_name}/delete", begin, self._options.save_timeout_s
+            )
             self._tier.forget_from(step)
 
     # --- restoring
@@ -384,7 +435,9 @@ class CheckpointManager:
         """
         self._saver.join()
         name = f"{self._message_name}/reload"
-        steps, foreign = list_root(self._storage, self._group, self._options, name, find_foreign=find_foreign_steps)
+        steps, foreign = list_root(
+            self._storage, self._group, self._options, name, find_foreign=find_foreign_steps
+        )
         self._index.adopt(steps)
         self._foreign.adopt(foreign)
         if self._tier is not None:
@@ -412,7 +465,11 @@ class CheckpointManager:
 
     def _tier_with(self, step: int) -> LocalTier | None:
         """Returns the local tier where it has a step that the store has not."""
-        return self._tier if self._tier is not None and step in self._tier.steps() and not self._exists(step) else None
+        return (
+            self._tier
+            if self._tier is not None and step in self._tier.steps() and not self._exists(step)
+            else None
+        )
 
     def _facts(self, step: int) -> Record | CheckpointInfo | StepHead:
         if (tier := self._tier_with(step)) is not None:
@@ -466,7 +523,11 @@ class CheckpointManager:
         `error.process` says which. Raises BarrierTimeout or ProcessLost naming the process that did not come to the end.
         """
         chosen, wanted = None if step is None else check_step(step), wanted_items(item, like, items)
-        selected = (self._group.index, self._group.count) if process is None else (operator.index(process),)
+        selected = (
+            (self._group.index, self._group.count)
+            if process is None
+            else (operator.index(process),)
+        )
         options = RestoreOptions(
             partial=partial,
             cast=cast,
@@ -515,7 +576,11 @@ class CheckpointManager:
             try:
                 self._claims.fence(self._writer.id)
             except OSError as error:
-                _log.warning("the claim on %s could not be removed, the next manager does it: %s", self._storage.root, error)
+                _log.warning(
+                    "the claim on %s could not be removed, the next manager does it: %s",
+                    self._storage.root,
+                    error,
+                )
 
     def _finish_at_exit(self) -> None:
         """Lets a save in flight finish, within bounds, when the interpreter ends with this manager open."""
@@ -530,7 +595,12 @@ class CheckpointManager:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         try:
             self.close()
         except HoldfastError as failed:
@@ -540,7 +610,11 @@ class CheckpointManager:
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
-            warnings.warn(f"CheckpointManager of {self._storage.root} was not closed", ResourceWarning, stacklevel=2)
+            warnings.warn(
+                f"CheckpointManager of {self._storage.root} was not closed",
+                ResourceWarning,
+                stacklevel=2,
+            )
 
     def __repr__(self) -> str:
         return f"CheckpointManager({self._storage.root!r})"

@@ -20,7 +20,13 @@ from .format.leaf_types import encode_leaf_types
 from .format.limits import check_item_name, check_step
 from .format.rename import Names
 from .layouts.base import CheckpointReader
-from .layouts.detect import find_checkpoint, is_single_file, open_checkpoint, open_found, restore_checkpoint
+from .layouts.detect import (
+    find_checkpoint,
+    is_single_file,
+    open_checkpoint,
+    open_found,
+    restore_checkpoint,
+)
 from .layouts.inspection import Structure, structure_of
 from .options import Options
 from .restoring.agreement import RestoreAgreement, ask_primary, name_items, wanted_items
@@ -74,7 +80,10 @@ def save(
         _refuse_for_orbax(step, overwrite, per_process)
         from .layouts.orbax.write import save_orbax
 
-        trees = {name: cast_tree(encode_leaf_types(value), dtype) if is_tree(value) else value for name, value in chosen.items()}
+        trees = {
+            name: cast_tree(encode_leaf_types(value), dtype) if is_tree(value) else value
+            for name, value in chosen.items()
+        }
         save_orbax(StorePath.of(path), trees, metadata=metadata, group=group, timeout_s=timeout_s)
         return
     if group.count == 1:
@@ -84,18 +93,32 @@ def save(
     options = Options(save_timeout_s=timeout_s, per_process=per_process)
     writer = open_root(storage, claims, group, options).writer
     try:
-        _save(_stage(storage, group, options, writer, chosen, step, metadata, dtype, overwrite), storage, group, options, writer)
+        _save(
+            _stage(storage, group, options, writer, chosen, step, metadata, dtype, overwrite),
+            storage,
+            group,
+            options,
+            writer,
+        )
     finally:
         if group.index == 0:
             give_up_claim(storage, claims, writer)
 
 
-def _refuse_for_orbax(step: int, overwrite: bool, per_process: Callable[[str], bool] | None) -> None:
+def _refuse_for_orbax(
+    step: int, overwrite: bool, per_process: Callable[[str], bool] | None
+) -> None:
     """Raises ValueError for what Orbax's layout cannot say or do."""
     refused = {
         "step": (step != 0, "its step is the name of its folder: expected a path that ends in it"),
-        "overwrite": (overwrite, "it cannot be replaced in one step: expected a new folder, or delete the old one first"),
-        "per_process": (per_process is not None, "it keeps one copy of each leaf: expected a tree that is alike on all processes"),
+        "overwrite": (
+            overwrite,
+            "it cannot be replaced in one step: expected a new folder, or delete the old one first",
+        ),
+        "per_process": (
+            per_process is not None,
+            "it keeps one copy of each leaf: expected a tree that is alike on all processes",
+        ),
     }
     for name, (given, why) in refused.items():
         if given:
@@ -126,9 +149,13 @@ def _stage(
         return replace(request, broken=error)
 
 
-def _save(request: SaveRequest, storage: Storage, group: Group, options: Options, writer: Writer) -> None:
+def _save(
+    request: SaveRequest, storage: Storage, group: Group, options: Options, writer: Writer
+) -> None:
     claim, messages = f"{FOLDER}/{writer.id}", f"checkpoint/save/{writer.id}"
-    target = SaveTarget(storage, group, request.key, "", claim, messages, options.save_timeout_s, request.overwrite)
+    target = SaveTarget(
+        storage, group, request.key, "", claim, messages, options.save_timeout_s, request.overwrite
+    )
     try:
         result = run_protocol(target, SnapshotWork(request, target, options))
     finally:
@@ -141,7 +168,9 @@ def _check_step(step: int, path: str | os.PathLike[str]) -> int:
     """Returns the step; raises ValueError also where the folder is called as another: no reader would take it."""
     step, name = check_step(step), split(os.fspath(path))[1]
     if other_step(step, name) is not None:
-        raise ValueError(f"save: the folder {name} is called as step {name} is, and step={step}; call it otherwise, or leave `step` out")
+        raise ValueError(
+            f"save: the folder {name} is called as step {name} is, and step={step}; call it otherwise, or leave `step` out"
+        )
     return step
 
 
@@ -178,8 +207,12 @@ def load(
     TreeMismatch, Corrupt, HostileCheckpoint, StepGone, CheckpointError where the store cannot be read, ValueError for a root and a `like`
     that spans processes without a group.
     """
-    rank, count = (jax.process_index(), jax.process_count()) if group is None else (group.index, group.count)
-    selection = PerProcessSelection(rank, count) if process is None else PerProcessSelection(process)
+    rank, count = (
+        (jax.process_index(), jax.process_count()) if group is None else (group.index, group.count)
+    )
+    selection = (
+        PerProcessSelection(rank, count) if process is None else PerProcessSelection(process)
+    )
     options = RestoreOptions(
         partial=partial,
         cast=cast,
@@ -198,8 +231,12 @@ def load(
     return values[item] if items is None else values
 
 
-def _restore_items(checkpoint: CheckpointReader, wanted: Mapping[str, Any], options: RestoreOptions) -> dict[str, Any]:
-    return {item: restore_checkpoint(checkpoint, item, like, options) for item, like in wanted.items()}
+def _restore_items(
+    checkpoint: CheckpointReader, wanted: Mapping[str, Any], options: RestoreOptions
+) -> dict[str, Any]:
+    return {
+        item: restore_checkpoint(checkpoint, item, like, options) for item, like in wanted.items()
+    }
 
 
 def load_async(path: str | os.PathLike[str], like: Any = None, **options: Any) -> Future[Any]:
@@ -208,7 +245,9 @@ def load_async(path: str | os.PathLike[str], like: Any = None, **options: Any) -
     An interpreter that exits does not wait for it. Raises ValueError for a `group`, whose processes load one after the other.
     """
     if options.get("group") is not None:
-        raise ValueError("load_async: group= expects all processes to load in one order, which threads do not keep; expected load(...)")
+        raise ValueError(
+            "load_async: group= expects all processes to load in one order, which threads do not keep; expected load(...)"
+        )
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
 
@@ -234,7 +273,11 @@ def _open_alone(path: str | os.PathLike[str], wanted: Mapping[str, Any]) -> Chec
 
 
 def _load_alike(
-    path: str | os.PathLike[str], wanted: Mapping[str, Any], options: RestoreOptions, group: Group, timeout_s: float
+    path: str | os.PathLike[str],
+    wanted: Mapping[str, Any],
+    options: RestoreOptions,
+    group: Group,
+    timeout_s: float,
 ) -> dict[str, Any]:
     """Loads on all processes of a group what the primary finds; it ends alike on all."""
     where = os.fspath(path)
@@ -245,12 +288,18 @@ def _load_alike(
             return "" if is_single_file(path) else find_checkpoint(open_storage(path))[0].name
 
     def restore() -> dict[str, Any]:
-        checkpoint = open_checkpoint(path) if is_single_file(path) else open_found(StorePath(open_storage(path), folder))
+        checkpoint = (
+            open_checkpoint(path)
+            if is_single_file(path)
+            else open_found(StorePath(open_storage(path), folder))
+        )
         agreement.opened(checkpoint.info.save_id)
         return _restore_items(checkpoint, wanted, options)
 
     folder = ask_primary(group, f"{name}/folder", find, timeout_s)
-    agreement = RestoreAgreement(group, name, f"{name_items(wanted)} of {join(where, folder)}", timeout_s)
+    agreement = RestoreAgreement(
+        group, name, f"{name_items(wanted)} of {join(where, folder)}", timeout_s
+    )
     values, verdict = agreement.run(restore, where)
     if verdict.error is not None:
         raise verdict.error

@@ -55,12 +55,24 @@ class ProgressBar:
     def __call__(self, progress: Progress) -> None:
         """Redraws the bar."""
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
         from rich.progress import Progress as Rich
 
         with self._lock:
             if self._bar is None:
-                columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+                columns = (
+                    TextColumn("{task.description}"),
+                    BarColumn(),
+                    DownloadColumn(),
+                    TransferSpeedColumn(),
+                    TimeRemainingColumn(),
+                )
                 bar = Rich(*columns, console=Console(stderr=True), transient=True)
                 if not bar.console.is_terminal:
                     return
@@ -102,7 +114,11 @@ class Statistics:
     def to_dict(self) -> dict[str, Any]:
         """Returns all counters, in JSON types."""
         with self._lock:
-            return {name: getattr(self, name) for name in self.__dataclass_fields__ if not name.startswith("_")}
+            return {
+                name: getattr(self, name)
+                for name in self.__dataclass_fields__
+                if not name.startswith("_")
+            }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,9 +175,18 @@ class Options:
         for name in ("save_timeout_s", "restore_timeout_s", "exit_timeout_s", "claim_age_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Options: {name} must be above 0, found {getattr(self, name)!r}")
-        for name, needed in (("file_mode", 0o400), ("folder_mode", 0o700)):  # what the next save, and its sweep, need
+        for name, needed in (
+            ("file_mode", 0o400),
+            ("folder_mode", 0o700),
+        ):  # what the next save, and its sweep, need
             mode = getattr(self, name)
-            if mode is not None and (not isinstance(mode, int) or mode & needed != needed or mode > 0o7777):
-                raise ValueError(f"Options: {name} expects a mode that has at least {needed:#o}, found {mode!r}")
+            if mode is not None and (
+                not isinstance(mode, int) or mode & needed != needed or mode > 0o7777
+            ):
+                raise ValueError(
+                    f"Options: {name} expects a mode that has at least {needed:#o}, found {mode!r}"
+                )
         if self.full_every is not None and (self.full_every < 1 or not self.incremental):
-            raise ValueError(f"Options: full_every={self.full_every!r} expects a whole number above 0, and incremental=True")
+            raise ValueError(
+                f"Options: full_every={self.full_every!r} expects a whole number above 0, and incremental=True"
+            )

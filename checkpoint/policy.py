@@ -63,7 +63,9 @@ class EveryNSteps:
 
     def wants(self, context: PolicyContext) -> str:
         """Returns a reason at each multiple of `n`."""
-        return f"step {context.step} is a multiple of {self.n}" if context.step % self.n == 0 else ""
+        return (
+            f"step {context.step} is a multiple of {self.n}" if context.step % self.n == 0 else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,11 @@ class EveryNSeconds:
 
     def wants(self, context: PolicyContext) -> str:
         """Returns a reason once the time has passed."""
-        return f"{context.elapsed_s:.1f} s since the last save, of {self.seconds:g} s" if context.elapsed_s >= self.seconds else ""
+        return (
+            f"{context.elapsed_s:.1f} s since the last save, of {self.seconds:g} s"
+            if context.elapsed_s >= self.seconds
+            else ""
+        )
 
 
 class AtSteps:
@@ -106,7 +112,11 @@ class OnPreemption:
 
     def wants(self, context: PolicyContext) -> str:
         """Returns a reason once the preemption sync point is reached, until the step is saved."""
-        return "the job is preempted" if context.preempted and context.last_step != context.step else ""
+        return (
+            "the job is preempted"
+            if context.preempted and context.last_step != context.step
+            else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -190,8 +200,14 @@ class KeepLatestFor:
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns the steps of the last `seconds`."""
-        newest = max((facts.started_s for facts in steps if facts.started_s is not None), default=0.0)
-        return {facts.step for facts in steps if facts.started_s is None or facts.started_s >= newest - self.seconds}
+        newest = max(
+            (facts.started_s for facts in steps if facts.started_s is not None), default=0.0
+        )
+        return {
+            facts.step
+            for facts in steps
+            if facts.started_s is None or facts.started_s >= newest - self.seconds
+        }
 
 
 @dataclass(frozen=True)
@@ -238,7 +254,11 @@ class KeepBest:
     def ranked(self, steps: Sequence[StepFacts]) -> list[int]:
         """Returns the steps that have the metric, best first."""
         sign = 1 if self.mode == "min" else -1
-        scored = [(facts.metrics[self.metric], facts.step) for facts in steps if not math.isnan(facts.metrics.get(self.metric, math.nan))]
+        scored = [
+            (facts.metrics[self.metric], facts.step)
+            for facts in steps
+            if not math.isnan(facts.metrics.get(self.metric, math.nan))
+        ]
         return [step for _, step in sorted(scored, key=lambda pair: (sign * pair[0], -pair[1]))]
 
 
@@ -265,7 +285,9 @@ class KeepAnyOf:
         return set().union(*(policy.keeps(steps) for policy in self.policies))
 
 
-def to_delete(policy: KeepPolicy, steps: Sequence[StepFacts], *, held: Iterable[int] = ()) -> list[int]:
+def to_delete(
+    policy: KeepPolicy, steps: Sequence[StepFacts], *, held: Iterable[int] = ()
+) -> list[int]:
     """Returns the steps that `policy` lets go, oldest first: never the newest, never one that a reader holds."""
     ascending = sorted(steps, key=lambda each: each.step)
     stay = policy.keeps(ascending) | set(held) | {facts.step for facts in ascending[-1:]}
@@ -288,9 +310,15 @@ def _need_positive(policy: str, name: str, value: float) -> None:
 def uses_clock(policy: SavePolicy) -> bool:
     """Says whether a policy's answer rests on a clock; a policy of the caller's own says so with a true attribute `uses_clock`."""
     inner = policy.policies if isinstance(policy, AnyOf) else ()
-    return isinstance(policy, EveryNSeconds) or bool(getattr(policy, "uses_clock", False)) or any(map(uses_clock, inner))
+    return (
+        isinstance(policy, EveryNSeconds)
+        or bool(getattr(policy, "uses_clock", False))
+        or any(map(uses_clock, inner))
+    )
 
 
 def asks_preemption(policy: SavePolicy | None) -> bool:
     """Says whether OnPreemption is part of a policy."""
-    return isinstance(policy, OnPreemption) or (isinstance(policy, AnyOf) and any(map(asks_preemption, policy.policies)))
+    return isinstance(policy, OnPreemption) or (
+        isinstance(policy, AnyOf) and any(map(asks_preemption, policy.policies))
+    )

@@ -48,11 +48,28 @@ class StepRestorer:
         lineage: Lineage | None,
         reporter: RootReporter | None,
     ) -> None:
-        self._storage, self._group, self._name, self._timeout_s = storage, group, name, options.restore_timeout_s
-        self._index, self._foreign, self._tier, self._lineage, self._reporter = index, foreign, tier, lineage, reporter
+        self._storage, self._group, self._name, self._timeout_s = (
+            storage,
+            group,
+            name,
+            options.restore_timeout_s,
+        )
+        self._index, self._foreign, self._tier, self._lineage, self._reporter = (
+            index,
+            foreign,
+            tier,
+            lineage,
+            reporter,
+        )
 
     def restore(
-        self, chosen: int | None, wanted: Mapping[str, Any], options: RestoreOptions, *, hold_s: float, fallback: bool
+        self,
+        chosen: int | None,
+        wanted: Mapping[str, Any],
+        options: RestoreOptions,
+        *,
+        hold_s: float,
+        fallback: bool,
     ) -> dict[str, Any]:
         """Restores a step, or the newest; with `fallback`, from the newest (or `chosen`) down the first that restores on every process.
 
@@ -73,7 +90,13 @@ class StepRestorer:
             gives_way = fallback or (key is not None and chosen is None)
             if verdict.is_mistake or not gives_way:
                 raise verdict.error
-            _log.warning("%s %d of %s is passed over: %s", "local step" if key else "step", step, self._storage.root, verdict.error)
+            _log.warning(
+                "%s %d of %s is passed over: %s",
+                "local step" if key else "step",
+                step,
+                self._storage.root,
+                verdict.error,
+            )
             if key is not None:
                 assert self._tier is not None
                 self._tier.pass_over(key)
@@ -83,21 +106,33 @@ class StepRestorer:
                 if self._reporter is not None:
                     self._reporter.report()
             elif (gone := gone + 1) == MOST_GONE:
-                verdict.error.add_note(f"so were {MOST_GONE - 1} steps before it; hold_s keeps a step while it is read")
+                verdict.error.add_note(
+                    f"so were {MOST_GONE - 1} steps before it; hold_s keeps a step while it is read"
+                )
                 raise verdict.error
 
     # --- which step
 
-    def _choose(self, chosen: int | None, failures: Mapping[int, str], *, fallback: bool) -> tuple[int, LocalKey | None]:
+    def _choose(
+        self, chosen: int | None, failures: Mapping[int, str], *, fallback: bool
+    ) -> tuple[int, LocalKey | None]:
         """Returns the step to restore, alike on all processes; of several the newest that has not failed yet."""
         if chosen is not None and not fallback:
-            return chosen, self._local_key(chosen, [chosen] if chosen in self._foreign or self._index.exists(chosen) else [])
+            return chosen, self._local_key(
+                chosen, [chosen] if chosen in self._foreign or self._index.exists(chosen) else []
+            )
         durable = self._agreed_steps()
         steps = {*durable, *([] if self._tier is None else self._tier.steps())} - set(failures)
         newest = max((step for step in steps if chosen is None or step <= chosen), default=None)
         if newest is None:
-            root, tried = self._storage.root, "; ".join(f"step {step}: {failure}" for step, failure in failures.items())
-            raise StepNotFound(f"no step of {root} restores: {tried}" if tried else f"there is no step in {root}", path=root)
+            root, tried = (
+                self._storage.root,
+                "; ".join(f"step {step}: {failure}" for step, failure in failures.items()),
+            )
+            raise StepNotFound(
+                f"no step of {root} restores: {tried}" if tried else f"there is no step in {root}",
+                path=root,
+            )
         return newest, self._local_key(newest, durable)
 
     def _local_key(self, step: int, durable: Sequence[int]) -> LocalKey | None:
@@ -107,7 +142,9 @@ class StepRestorer:
 
     def _agreed_steps(self) -> list[int]:
         """Returns the primary's listing, on every process."""
-        found: list[int] = ask_primary(self._group, f"{self._name}/steps", self.list_steps, self._timeout_s)
+        found: list[int] = ask_primary(
+            self._group, f"{self._name}/steps", self.list_steps, self._timeout_s
+        )
         return found
 
     def list_steps(self) -> list[int]:
@@ -118,14 +155,26 @@ class StepRestorer:
     # --- one step
 
     def _restore_alike(
-        self, step: int, key: LocalKey | None, wanted: Mapping[str, Any], options: RestoreOptions, hold_s: float
+        self,
+        step: int,
+        key: LocalKey | None,
+        wanted: Mapping[str, Any],
+        options: RestoreOptions,
+        hold_s: float,
     ) -> tuple[dict[str, Any] | None, Verdict]:
         """Returns the values by item, and how the restore ended on all processes."""
-        agreement = RestoreAgreement(self._group, f"{self._name}/restore", f"{name_items(wanted)} of step {step}", self._timeout_s)
+        agreement = RestoreAgreement(
+            self._group,
+            f"{self._name}/restore",
+            f"{name_items(wanted)} of step {step}",
+            self._timeout_s,
+        )
         options = replace(options, before_collective=agreement.before_collective)
         restore: Callable[[], dict[str, Any]]
         if key is None:
-            restore = functools.partial(self._restore_durable, step, wanted, options, hold_s, agreement)
+            restore = functools.partial(
+                self._restore_durable, step, wanted, options, hold_s, agreement
+            )
         else:
             restore = functools.partial(self._restore_local, key, wanted, options, agreement)
         values, verdict = agreement.run(restore, join(self._storage.root, self._index.folder(step)))
@@ -134,28 +183,52 @@ class StepRestorer:
         return values, verdict
 
     def _restore_durable(
-        self, step: int, wanted: Mapping[str, Any], options: RestoreOptions, hold_s: float, agreement: RestoreAgreement
+        self,
+        step: int,
+        wanted: Mapping[str, Any],
+        options: RestoreOptions,
+        hold_s: float,
+        agreement: RestoreAgreement,
     ) -> dict[str, Any]:
         is_ours, folder = step not in self._foreign, self._index.folder(step)
         name = f"{self._name}/record"
-        record = read_record_together(self._storage, folder, self._group, name, timeout_s=self._timeout_s) if is_ours else None
+        record = (
+            read_record_together(
+                self._storage, folder, self._group, name, timeout_s=self._timeout_s
+            )
+            if is_ours
+            else None
+        )
         if hold_s > 0 and self._group.index == 0:
             add_hold(self._storage, step, hold_s)
         if record is None:
             checkpoint = self._foreign.open(step)
             agreement.opened(checkpoint.info.save_id)
-            return {item: restore_checkpoint(checkpoint, item, like, options) for item, like in wanted.items()}
+            return {
+                item: restore_checkpoint(checkpoint, item, like, options)
+                for item, like in wanted.items()
+            }
         agreement.opened(record.writer_id)
-        return {item: restore_any(self._storage, folder, record, item, like, options) for item, like in wanted.items()}
+        return {
+            item: restore_any(self._storage, folder, record, item, like, options)
+            for item, like in wanted.items()
+        }
 
     def _restore_local(
-        self, key: LocalKey, wanted: Mapping[str, Any], options: RestoreOptions, agreement: RestoreAgreement
+        self,
+        key: LocalKey,
+        wanted: Mapping[str, Any],
+        options: RestoreOptions,
+        agreement: RestoreAgreement,
     ) -> dict[str, Any]:
         assert self._tier is not None
         storage, record = self._tier.open_step(key)
         agreement.opened(record.writer_id)
 
         def restore() -> dict[str, Any]:
-            return {item: restore_any(storage, key.folder, record, item, like, options) for item, like in wanted.items()}
+            return {
+                item: restore_any(storage, key.folder, record, item, like, options)
+                for item, like in wanted.items()
+            }
 
         return self._tier.restore(storage, restore)

@@ -14,7 +14,9 @@ from .storage.path import open_storage
 POLL_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # waits between polls of the store; the last one repeats
 
 
-def wait_for_new_step(directory: str | os.PathLike[str], after: int | None = None, *, timeout_s: float = 3600.0) -> int | None:
+def wait_for_new_step(
+    directory: str | os.PathLike[str], after: int | None = None, *, timeout_s: float = 3600.0
+) -> int | None:
     """Waits for a step newer than `after` (None: for any) and returns the newest there is; None when none came in `timeout_s`. Blocks.
 
     It polls the store itself: for one process that evaluates what a job trains. It needs no manager and no claim.

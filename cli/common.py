@@ -11,7 +11,15 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from holdfast.coordination import HoldfastError
 
@@ -26,7 +34,12 @@ EXIT_INTERRUPTED = 130
 SHOW_AFTER_S = 1.0
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-local_option = click.option("--local", metavar="FOLDER", default=None, help="The folder of the local tier on this host, for its steps too.")
+local_option = click.option(
+    "--local",
+    metavar="FOLDER",
+    default=None,
+    help="The folder of the local tier on this host, for its steps too.",
+)
 stall_timeout_option = click.option(
     "--stall-timeout-s",
     type=click.FloatRange(0, min_open=True),
@@ -42,7 +55,9 @@ straggler_steps_option = click.option(
     help="Say who is so many steps behind the median, and where.  [default: never]",
 )
 single_writer_option = click.option(
-    "--single-writer", is_flag=True, help="Promise that nobody else writes there: for stores that cannot make a commit safe."
+    "--single-writer",
+    is_flag=True,
+    help="Promise that nobody else writes there: for stores that cannot make a commit safe.",
 )
 
 
@@ -63,7 +78,10 @@ class Failure(click.ClickException):
             print_json({"error": self.message, "exit_code": self.exit_code})
         super().show(file)
         if self.exit_code == EXIT_DAMAGED:
-            click.echo("What is damaged cannot be mended: take another step (`holdfast ls` lists them), or a copy of this one.", err=True)
+            click.echo(
+                "What is damaged cannot be mended: take another step (`holdfast ls` lists them), or a copy of this one.",
+                err=True,
+            )
 
 
 def wants_json() -> bool:
@@ -84,7 +102,9 @@ def sentences() -> Iterator[None]:
     except (Corrupt, HostileCheckpoint) as error:
         raise Failure(str(error), EXIT_DAMAGED) from error
     except (HoldfastError, ValueError) as error:
-        raise Failure(str(error).replace("Options(single_writer=True)", "--single-writer")) from error
+        raise Failure(
+            str(error).replace("Options(single_writer=True)", "--single-writer")
+        ) from error
     except KeyboardInterrupt:
         raise Failure("interrupted", EXIT_INTERRUPTED) from None
     except OSError as error:
@@ -136,13 +156,25 @@ class Meter:
 
 
 @contextlib.contextmanager
-def progress_bar(what: str, total_bytes: int | None = None, *, counts: bool = True) -> Iterator[Meter]:
+def progress_bar(
+    what: str, total_bytes: int | None = None, *, counts: bool = True
+) -> Iterator[Meter]:
     """Shows a bar on stderr once the block has lasted a second: on a terminal only, and not with --json.
 
     Without `counts` nothing is measured: the bar only shows that something is going on.
     """
-    known = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()) if counts else (TimeElapsedColumn(),)
-    bar = Progress(TextColumn("{task.description}"), BarColumn(), *known, console=Console(stderr=True), transient=True)
+    known = (
+        (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        if counts
+        else (TimeElapsedColumn(),)
+    )
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        *known,
+        console=Console(stderr=True),
+        transient=True,
+    )
     timer = threading.Timer(SHOW_AFTER_S, bar.start)
     timer.daemon = True
     if bar.console.is_terminal and not wants_json():
@@ -169,4 +201,8 @@ def shown_time(seconds: float | None) -> str:
     """Returns a time as people read it, in their own zone."""
     import datetime
 
-    return "" if not seconds else datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return (
+        ""
+        if not seconds
+        else datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    )

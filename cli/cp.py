@@ -7,7 +7,15 @@ from typing import Any
 import click
 from rich.filesize import decimal
 
-from .common import EXIT_DAMAGED, Failure, json_option, print_json, progress_bar, sentences, single_writer_option
+from .common import (
+    EXIT_DAMAGED,
+    Failure,
+    json_option,
+    print_json,
+    progress_bar,
+    sentences,
+    single_writer_option,
+)
 
 
 @click.command(
@@ -42,7 +50,9 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
         meter.expect(_size(storage, folders))
         for name in folders:
             try:
-                done = copy_checkpoint(StorePath(storage, name), StorePath(target, name), claims, meter)
+                done = copy_checkpoint(
+                    StorePath(storage, name), StorePath(target, name), claims, meter
+                )
             except (Corrupt, HostileCheckpoint) as error:
                 failed.append(str(error))
                 continue
@@ -50,13 +60,24 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
             total.skipped += [f"{name}/{file}" if name else file for file in done.skipped]
             total.bytes += done.bytes
     if as_json:
-        facts = {"written": total.written, "skipped": total.skipped, "bytes": total.bytes, "verified": not failed}
+        facts = {
+            "written": total.written,
+            "skipped": total.skipped,
+            "bytes": total.bytes,
+            "verified": not failed,
+        }
         print_json(facts | ({"errors": failed} if failed else {}))
     elif len(folders) > len(failed):
         kept = f", {len(total.skipped)} were there already" if total.skipped else ""
-        click.echo(f"{len(total.written)} files copied ({decimal(total.bytes)}){kept}; what was copied was read back and is whole")
+        click.echo(
+            f"{len(total.written)} files copied ({decimal(total.bytes)}){kept}; what was copied was read back and is whole"
+        )
     if failed:
-        several = [f"{len(failed)} of {len(folders)} steps could not be copied"] if len(folders) > 1 else []
+        several = (
+            [f"{len(failed)} of {len(folders)} steps could not be copied"]
+            if len(folders) > 1
+            else []
+        )
         raise Failure("\n".join([*failed, *several]), EXIT_DAMAGED, printed=True)
 
 
@@ -77,7 +98,9 @@ def _folders(src: str, storage: Any, step: int | None) -> list[str]:
         folders = [""] if single else folders
     if not folders:
         open_checkpoint(src, step)  # raises, saying what is there instead
-        raise Failure(f"{src} is a single file: copy it as you copy files; `holdfast verify` checks the copy")
+        raise Failure(
+            f"{src} is a single file: copy it as you copy files; `holdfast verify` checks the copy"
+        )
     return folders
 
 

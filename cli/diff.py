@@ -9,7 +9,15 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from .common import EXIT_DIFFERENT, console, json_option, open_measured, print_json, progress_bar, sentences
+from .common import (
+    EXIT_DIFFERENT,
+    console,
+    json_option,
+    open_measured,
+    print_json,
+    progress_bar,
+    sentences,
+)
 
 
 @click.command(
@@ -25,7 +33,9 @@ Exit codes: 0 equal, 1 different, 3 nothing there, 4 damaged, 5 could not be rea
 @click.argument("b")
 @click.option("--step-a", type=int, default=None, help="Take this step of the root A.")
 @click.option("--step-b", type=int, default=None, help="Take this step of the root B.")
-@click.option("--limit", type=int, default=50, show_default=True, help="Show at most so many leaves (0: all).")
+@click.option(
+    "--limit", type=int, default=50, show_default=True, help="Show at most so many leaves (0: all)."
+)
 @json_option
 def diff(a: str, b: str, step_a: int | None, step_b: int | None, limit: int, as_json: bool) -> None:
     """Compare the checkpoints A and B: structure, shapes, dtypes and values, bit by bit.
@@ -40,16 +50,32 @@ def diff(a: str, b: str, step_a: int | None, step_b: int | None, limit: int, as_
         meter.expect(total_bytes(one) + total_bytes(two))
         found = list(compare(one, two))
     if as_json:
-        print_json({"a": one.info.path, "b": two.info.path, "differences": [asdict(difference) for difference in found]})
+        print_json(
+            {
+                "a": one.info.path,
+                "b": two.info.path,
+                "differences": [asdict(difference) for difference in found],
+            }
+        )
     elif not found:
         click.echo(f"{one.info.path} and {two.info.path} are equal, bit by bit")
     else:
-        table = Table(title=f"A: {escape(one.info.path)}\nB: {escape(two.info.path)}", title_justify="left")
+        table = Table(
+            title=f"A: {escape(one.info.path)}\nB: {escape(two.info.path)}", title_justify="left"
+        )
         for column in ("leaf", "what", "A", "B", "differing", "max abs", "max rel"):
-            table.add_column(column, overflow="fold", justify="right" if column in ("differing", "max abs", "max rel") else "left")
+            table.add_column(
+                column,
+                overflow="fold",
+                justify="right" if column in ("differing", "max abs", "max rel") else "left",
+            )
         for row in found[: limit or None]:
             name = f"{row.item}: {row.path}" if row.path else row.item
-            numbers = (f"{row.count:,} of {row.size:,}", f"{row.max_abs:.3g}", f"{row.max_rel:.3g}") if row.size else ("", "", "")
+            numbers = (
+                (f"{row.count:,} of {row.size:,}", f"{row.max_abs:.3g}", f"{row.max_rel:.3g}")
+                if row.size
+                else ("", "", "")
+            )
             table.add_row(escape(name), row.what, escape(row.a), escape(row.b), *numbers)
         console().print(table)
         click.echo(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import click
 
 
-def _pairs(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def _pairs(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, str]:
     for value in values:
         if "=" not in value:
             raise click.BadParameter(f"{value!r}: expected NAME=VALUE")
@@ -15,15 +17,36 @@ def _pairs(context: click.Context, parameter: click.Parameter, values: tuple[str
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--name", required=True, help="Of the job.")
 @click.option("--image", required=True, help="Holds Python, holdfast and the program.")
-@click.option("-n", "--num-processes", type=click.IntRange(1), required=True, help="Processes in all.")
-@click.option("--slices", type=click.IntRange(1), default=1, show_default=True, help="TPU slices; above 1 it becomes a JobSet.")
+@click.option(
+    "-n", "--num-processes", type=click.IntRange(1), required=True, help="Processes in all."
+)
+@click.option(
+    "--slices",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="TPU slices; above 1 it becomes a JobSet.",
+)
 @click.option("--namespace", default="default", show_default=True)
 @click.option(
-    "--resource", "resources", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="Limit of each pod, e.g. google.com/tpu=4."
+    "--resource",
+    "resources",
+    multiple=True,
+    callback=_pairs,
+    metavar="NAME=VALUE",
+    help="Limit of each pod, e.g. google.com/tpu=4.",
 )
-@click.option("--node-selector", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="Label that nodes must have.")
 @click.option(
-    "--insecure", is_flag=True, help="No Secret with a token and certificates: any pod that reaches the coordinator can disturb the job."
+    "--node-selector",
+    multiple=True,
+    callback=_pairs,
+    metavar="NAME=VALUE",
+    help="Label that nodes must have.",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="No Secret with a token and certificates: any pod that reaches the coordinator can disturb the job.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def kubernetes(

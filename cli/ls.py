@@ -9,7 +9,15 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from .common import console, json_option, local_option, print_json, progress_bar, sentences, shown_time
+from .common import (
+    console,
+    json_option,
+    local_option,
+    print_json,
+    progress_bar,
+    sentences,
+    shown_time,
+)
 
 
 @click.command(
@@ -31,18 +39,45 @@ def ls(root: str, local: str | None, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    table = Table(title=escape(root), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    shares = any(row.get("frees_bytes", row["bytes"]) != row["bytes"] for row in rows)  # steps of incremental saves
-    for column in ("step", "state", "layout", "saved", "size", *(["frees"] if shares else []), "items", "metrics"):
+    table = Table(
+        title=escape(root), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
+    shares = any(
+        row.get("frees_bytes", row["bytes"]) != row["bytes"] for row in rows
+    )  # steps of incremental saves
+    for column in (
+        "step",
+        "state",
+        "layout",
+        "saved",
+        "size",
+        *(["frees"] if shares else []),
+        "items",
+        "metrics",
+    ):
         narrow, is_number = column in ("items", "metrics"), column in ("step", "size", "frees")
-        table.add_column(column, justify="right" if is_number else "left", overflow="fold", no_wrap=not narrow)
+        table.add_column(
+            column, justify="right" if is_number else "left", overflow="fold", no_wrap=not narrow
+        )
     for row in rows:
         metrics = ", ".join(
-            f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}" for name, value in row["metrics"].items()
+            f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in row["metrics"].items()
         )
-        shown = (row["state"], row["layout"], shown_time(row["saved_s"])[:-3], decimal(row["bytes"]))
+        shown = (
+            row["state"],
+            row["layout"],
+            shown_time(row["saved_s"])[:-3],
+            decimal(row["bytes"]),
+        )
         frees = (decimal(row.get("frees_bytes", row["bytes"])),) if shares else ()
-        table.add_row(escape(str(row["name"])), *shown, *frees, escape(", ".join(row["items"])), escape(metrics))
+        table.add_row(
+            escape(str(row["name"])),
+            *shown,
+            *frees,
+            escape(", ".join(row["items"])),
+            escape(metrics),
+        )
     console().print(table)
     for row in rows:
         if row["note"]:
@@ -88,10 +123,25 @@ def _local_rows(root: str, local: str) -> list[dict[str, Any]]:
     for step in list_host_steps(open_storage(root), local):
         heads = [found.head for found in step.parts if found.head is not None]
         processes = sorted(found.process for found in step.parts)
-        row: dict[str, Any] = {"name": f"{step.key.step} (local)", "step": step.key.step, "state": "dead" if step.dead else "local"}
-        row |= {"layout": "holdfast", "saved_s": heads[0].finished_s if heads else None, "bytes": step.bytes}
-        row |= {"files": sum(len(found.files) for found in step.parts), "items": sorted(step.parts[0].items)}
-        row |= {"parts": processes, "processes": step.key.processes, "metrics": dict(heads[0].metrics) if heads else {}}
+        row: dict[str, Any] = {
+            "name": f"{step.key.step} (local)",
+            "step": step.key.step,
+            "state": "dead" if step.dead else "local",
+        }
+        row |= {
+            "layout": "holdfast",
+            "saved_s": heads[0].finished_s if heads else None,
+            "bytes": step.bytes,
+        }
+        row |= {
+            "files": sum(len(found.files) for found in step.parts),
+            "items": sorted(step.parts[0].items),
+        }
+        row |= {
+            "parts": processes,
+            "processes": step.key.processes,
+            "metrics": dict(heads[0].metrics) if heads else {},
+        }
         rows.append(row | {"note": _where(processes, step.key.processes, step.dead)})
     return rows
 
@@ -112,7 +162,13 @@ def _file_row(path: str) -> dict[str, Any]:
     from holdfast.checkpoint.layouts.detect import open_checkpoint
 
     size = total_bytes(open_checkpoint(path))
-    row: dict[str, Any] = {"name": path.rpartition("/")[2], "step": None, "state": "whole", "layout": "safetensors", "saved_s": None}
+    row: dict[str, Any] = {
+        "name": path.rpartition("/")[2],
+        "step": None,
+        "state": "whole",
+        "layout": "safetensors",
+        "saved_s": None,
+    }
     return row | {"bytes": size, "files": 1, "items": ["state"], "metrics": {}, "note": ""}
 
 
@@ -126,8 +182,21 @@ def _row(folder: Any, name: str, step: int | None) -> dict[str, Any]:
         sizes, shared = list(file_sizes(folder).values()), shared_bytes(folder)
     except CheckpointError:
         sizes, shared = [], 0
-    row: dict[str, Any] = {"name": name, "step": step, "state": "whole", "layout": "", "saved_s": None, "bytes": sum(sizes)}
-    row |= {"frees_bytes": sum(sizes) - shared, "files": len(sizes), "items": [], "metrics": {}, "note": ""}
+    row: dict[str, Any] = {
+        "name": name,
+        "step": step,
+        "state": "whole",
+        "layout": "",
+        "saved_s": None,
+        "bytes": sum(sizes),
+    }
+    row |= {
+        "frees_bytes": sum(sizes) - shared,
+        "files": len(sizes),
+        "items": [],
+        "metrics": {},
+        "note": "",
+    }
     try:
         checkpoint = open_if_finished(folder)
         if checkpoint is None:
@@ -136,9 +205,17 @@ def _row(folder: Any, name: str, step: int | None) -> dict[str, Any]:
         wrong = checkpoint.misfits() if isinstance(checkpoint, HoldfastCheckpoint) else []
     except CheckpointError as error:
         return row | {"state": "damaged", "note": str(error)}
-    facts = {"layout": info.layout, "saved_s": info.finished_s, "items": list(info.items), "metrics": dict(info.metrics)}
+    facts = {
+        "layout": info.layout,
+        "saved_s": info.finished_s,
+        "items": list(info.items),
+        "metrics": dict(info.metrics),
+    }
     if wrong:
-        facts |= {"state": "damaged", "note": f"{'; '.join(wrong[:3])}{' ...' if len(wrong) > 3 else ''}"}
+        facts |= {
+            "state": "damaged",
+            "note": f"{'; '.join(wrong[:3])}{' ...' if len(wrong) > 3 else ''}",
+        }
     return row | facts | {"step": info.step if step is None else step}
 
 
@@ -150,10 +227,14 @@ def _begun(storage: Any, finished: set[str]) -> list[str]:
     for entry in storage.list(""):
         name = entry.name[:-1]
         is_ours = name.isdigit() or names.step_of(name) is not None
-        named_like_a_step = entry.name.endswith("/") and (is_ours or ".orbax-checkpoint-tmp" in name)
+        named_like_a_step = entry.name.endswith("/") and (
+            is_ours or ".orbax-checkpoint-tmp" in name
+        )
         if not named_like_a_step or name in finished:
             continue
-        if "://" not in storage.root or storage.list(name, recursive=True):  # else a hidden tombstone: there are no empty folders
+        if "://" not in storage.root or storage.list(
+            name, recursive=True
+        ):  # else a hidden tombstone: there are no empty folders
             found.append(name)
     return found
 
@@ -162,8 +243,22 @@ def _unfinished(folder: Any, name: str) -> dict[str, Any]:
     entries = folder.storage.list(folder.name, recursive=True)
     by_orbax = ".orbax-checkpoint-tmp" in name
     note = (
-        "begun by Orbax and never finished" if by_orbax else "no finished checkpoint: a save is under way, or `holdfast sweep` removes it"
+        "begun by Orbax and never finished"
+        if by_orbax
+        else "no finished checkpoint: a save is under way, or `holdfast sweep` removes it"
     )
     sizes = [entry.size or 0 for entry in entries]
-    row: dict[str, Any] = {"name": name, "step": None, "state": "unfinished", "layout": "orbax" if by_orbax else "", "saved_s": None}
-    return row | {"bytes": sum(sizes), "files": len(sizes), "items": [], "metrics": {}, "note": note}
+    row: dict[str, Any] = {
+        "name": name,
+        "step": None,
+        "state": "unfinished",
+        "layout": "orbax" if by_orbax else "",
+        "saved_s": None,
+    }
+    return row | {
+        "bytes": sum(sizes),
+        "files": len(sizes),
+        "items": [],
+        "metrics": {},
+        "note": note,
+    }

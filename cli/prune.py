@@ -45,7 +45,10 @@ def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bo
         steps, damaged = _readable(storage)
         if not steps and not damaged:
             others = "steps, but none of holdfast's, and prune deletes no others"
-            raise StepNotFound(f"{storage.root} has {others}" if find_steps(storage) else nothing_at(storage), path=root)
+            raise StepNotFound(
+                f"{storage.root} has {others}" if find_steps(storage) else nothing_at(storage),
+                path=root,
+            )
         going = to_delete(policy, steps, held=held_steps(storage))
         if going and not dry_run:
             with CheckpointManager(root, options=Options(single_writer=single_writer)) as manager:
@@ -58,7 +61,9 @@ def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bo
     click.echo(f"{'would delete' if dry_run else 'deleted'}: {_listed(going)}")
     click.echo(f"{'would keep' if dry_run else 'kept'}: {_listed(kept)}")
     if damaged:
-        click.echo(f"left alone, since they are damaged (`holdfast ls` says how): {_listed(damaged)}")
+        click.echo(
+            f"left alone, since they are damaged (`holdfast ls` says how): {_listed(damaged)}"
+        )
 
 
 def _readable(storage: Any) -> tuple[list[Any], list[int]]:
@@ -78,7 +83,9 @@ def _readable(storage: Any) -> tuple[list[Any], list[int]]:
         if checkpoint.misfits():
             damaged.append(step)
         else:
-            steps.append(StepFacts(step, dict(checkpoint.record.metrics), checkpoint.record.started_s))
+            steps.append(
+                StepFacts(step, dict(checkpoint.record.metrics), checkpoint.record.started_s)
+            )
     return steps, damaged
 
 
@@ -94,7 +101,14 @@ def parse_rules(text: str) -> KeepPolicy:
 
 
 def _parse_rule(rule: str) -> KeepPolicy:
-    from holdfast.checkpoint import KeepBest, KeepClosestTo, KeepEvery, KeepEverySeconds, KeepLast, KeepLatestFor
+    from holdfast.checkpoint import (
+        KeepBest,
+        KeepClosestTo,
+        KeepEvery,
+        KeepEverySeconds,
+        KeepLast,
+        KeepLatestFor,
+    )
 
     try:
         match rule.split(":"):

@@ -17,7 +17,9 @@ _PAGE_END_S = 5.0
 _SECONDS = click.FloatRange(0)
 
 
-def _amounts(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
+def _amounts(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, float]:
     try:
         return {name: float(amount) for name, amount in (value.split("=", 1) for value in values)}
     except ValueError:
@@ -38,7 +40,9 @@ def _page(job_id: str, port: int) -> Iterator[None]:
         str(port),
         "--end-with-input",
     ]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True) as server:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True
+    ) as server:
         try:
             yield
         finally:
@@ -66,40 +70,110 @@ def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
     while at < len(command) and command[at].startswith("-") and command[at] not in ("-m", "-c"):
         at += 2 if command[at] in ("-X", "-W") else 1
     if not Path(command[0]).name.startswith("python") or at >= len(command) or command[at] == "-c":
-        raise click.UsageError(f"--orbax: expected a command like `python train.py` or `python -m train`, found {' '.join(command)}")
+        raise click.UsageError(
+            f"--orbax: expected a command like `python train.py` or `python -m train`, found {' '.join(command)}"
+        )
     return (*command[:at], "-m", "holdfast.compat.orbax", *command[at:])
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-n", "--num-processes", type=click.IntRange(1, 4096), required=True, help="How many processes.")
-@click.option("--max-restarts", type=click.IntRange(0), default=0, show_default=True, help="Restarts after a death; progress refills them.")
-@click.option("--max-preemptions", type=click.IntRange(0), help="Restarts after a preemption.  [default: as --max-restarts]")
-@click.option("--min-processes", type=click.IntRange(1), help="Go on with that many where there is no room for more.  [default: -n]")
-@click.option("--capacity-file", type=click.Path(path_type=Path), help="Holds how many processes there is room for, read twice a second.")
 @click.option(
-    "--heartbeat-timeout-s", type=click.FloatRange(0.1), default=60.0, show_default=True, help="Silence after which a host is lost."
+    "-n", "--num-processes", type=click.IntRange(1, 4096), required=True, help="How many processes."
 )
 @click.option(
-    "--log-dir", type=click.Path(file_okay=False, path_type=Path), help="A rotated file for each process, and the coordinator's log."
+    "--max-restarts",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Restarts after a death; progress refills them.",
+)
+@click.option(
+    "--max-preemptions",
+    type=click.IntRange(0),
+    help="Restarts after a preemption.  [default: as --max-restarts]",
+)
+@click.option(
+    "--min-processes",
+    type=click.IntRange(1),
+    help="Go on with that many where there is no room for more.  [default: -n]",
+)
+@click.option(
+    "--capacity-file",
+    type=click.Path(path_type=Path),
+    help="Holds how many processes there is room for, read twice a second.",
+)
+@click.option(
+    "--heartbeat-timeout-s",
+    type=click.FloatRange(0.1),
+    default=60.0,
+    show_default=True,
+    help="Silence after which a host is lost.",
+)
+@click.option(
+    "--log-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A rotated file for each process, and the coordinator's log.",
 )
 @click.option(
     "--standby/--no-standby",
     default=None,
     help="Interpreters that wait to become the next attempt, jax imported.  [default: where restarts are allowed]",
 )
-@click.option("--preload", default="", metavar="MODULES", help="What standbys import besides jax and holdfast: flax,optax")
-@click.option("--grace-s", type=_SECONDS, default=5.0, show_default=True, help="From SIGTERM to SIGKILL for what is left after a failure.")
-@click.option("--commit-grace-s", type=_SECONDS, default=600.0, show_default=True, help="To end a save that a failure did not spoil.")
-@click.option("--preemption-grace-s", type=_SECONDS, default=120.0, show_default=True, help="To save and leave after a notice.")
+@click.option(
+    "--preload",
+    default="",
+    metavar="MODULES",
+    help="What standbys import besides jax and holdfast: flax,optax",
+)
+@click.option(
+    "--grace-s",
+    type=_SECONDS,
+    default=5.0,
+    show_default=True,
+    help="From SIGTERM to SIGKILL for what is left after a failure.",
+)
+@click.option(
+    "--commit-grace-s",
+    type=_SECONDS,
+    default=600.0,
+    show_default=True,
+    help="To end a save that a failure did not spoil.",
+)
+@click.option(
+    "--preemption-grace-s",
+    type=_SECONDS,
+    default=120.0,
+    show_default=True,
+    help="To save and leave after a notice.",
+)
 @stall_timeout_option
 @straggler_steps_option
 @click.option("--job-id", help="Of this job, the same in each run of it.  [default: a new one]")
-@click.option("--view/--no-view", default=None, help="A live table of the processes.  [default: on a terminal]")
-@click.option("--ray", metavar="ADDRESS", help='Run on the Ray cluster there ("auto": the one this machine belongs to).')
 @click.option(
-    "--resource", "resources", multiple=True, callback=_amounts, metavar="NAME=AMOUNT", help="Ray: of one process.  [default: CPU=1]"
+    "--view/--no-view",
+    default=None,
+    help="A live table of the processes.  [default: on a terminal]",
 )
-@click.option("--slices", type=click.IntRange(1), default=1, show_default=True, help="Ray: TPU slices of equal size.")
+@click.option(
+    "--ray",
+    metavar="ADDRESS",
+    help='Run on the Ray cluster there ("auto": the one this machine belongs to).',
+)
+@click.option(
+    "--resource",
+    "resources",
+    multiple=True,
+    callback=_amounts,
+    metavar="NAME=AMOUNT",
+    help="Ray: of one process.  [default: CPU=1]",
+)
+@click.option(
+    "--slices",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Ray: TPU slices of equal size.",
+)
 @click.option(
     "--startup-timeout-s",
     type=_SECONDS,
@@ -108,14 +182,39 @@ def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
     help="For machines for all processes; with --stall-timeout-s, from the start to the first step.",
 )
 @click.option(
-    "--insecure", is_flag=True, help="Ray: no token and certificates; whoever reaches the coordinator's port can disturb the job."
+    "--insecure",
+    is_flag=True,
+    help="Ray: no token and certificates; whoever reaches the coordinator's port can disturb the job.",
 )
-@click.option("--web", is_flag=True, help="A live page of the job; its URL is printed. Needs the extra `web`.")
-@click.option("--web-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port of --web; 0 takes a free one.")
-@click.option("--json", "as_json", is_flag=True, help="At the end print how it ended as JSON on stdout; the processes' lines go to stderr.")
-@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Port for Prometheus, through all attempts; 0 takes a free one.")
-@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address to serve metrics at.")
-@click.option("--orbax", is_flag=True, help="COMMAND is python and a script, which gets holdfast where it imports orbax.checkpoint.")
+@click.option(
+    "--web", is_flag=True, help="A live page of the job; its URL is printed. Needs the extra `web`."
+)
+@click.option(
+    "--web-port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    show_default=True,
+    help="Port of --web; 0 takes a free one.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="At the end print how it ended as JSON on stdout; the processes' lines go to stderr.",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Port for Prometheus, through all attempts; 0 takes a free one.",
+)
+@click.option(
+    "--metrics-host", default="127.0.0.1", show_default=True, help="Address to serve metrics at."
+)
+@click.option(
+    "--orbax",
+    is_flag=True,
+    help="COMMAND is python and a script, which gets holdfast where it imports orbax.checkpoint.",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     num_processes: int,
@@ -163,13 +262,21 @@ def run(
     holdfast run --ray auto -n 8 --min-processes 4 --resource GPU=1 -- python train.py
     """
     if ray is not None and log_dir is not None:
-        raise click.UsageError("--log-dir is for processes of this machine: with --ray, redirect the output, which holds the lines of all")
+        raise click.UsageError(
+            "--log-dir is for processes of this machine: with --ray, redirect the output, which holds the lines of all"
+        )
     if ray is not None and web:
-        raise click.UsageError("--web is for jobs of this machine: with --ray, use `holdfast web ADDRESS` with the address that is printed")
+        raise click.UsageError(
+            "--web is for jobs of this machine: with --ray, use `holdfast web ADDRESS` with the address that is printed"
+        )
     if ray is not None and metrics_port is not None:
-        raise click.UsageError("--metrics-port is for jobs of this machine: leave it out with --ray")
+        raise click.UsageError(
+            "--metrics-port is for jobs of this machine: leave it out with --ray"
+        )
     if ray is not None and (standby or preload):
-        raise click.UsageError("--standby and --preload are for processes of this machine: leave them out with --ray")
+        raise click.UsageError(
+            "--standby and --preload are for processes of this machine: leave them out with --ray"
+        )
     if as_json and view:
         raise click.UsageError("--json is for programs, --view for people: leave one of them out")
     command = _with_orbax(command) if orbax else command
@@ -189,10 +296,17 @@ def run(
     )
     shown = sys.stdout.isatty() and not as_json if view is None else view
     output = LiveView(sys.stdout, sys.stderr, num_processes) if shown else None
-    lines = ConsoleOutput(sys.stderr if as_json else sys.stdout, sys.stderr, num_processes) if output is None else output
+    lines = (
+        ConsoleOutput(sys.stderr if as_json else sys.stdout, sys.stderr, num_processes)
+        if output is None
+        else output
+    )
     try:
         job_id = job_id or f"{'ray' if ray is not None else 'local'}-{uuid.uuid4().hex[:12]}"
-        with output or contextlib.nullcontext(), _page(job_id, web_port) if web else contextlib.nullcontext():
+        with (
+            output or contextlib.nullcontext(),
+            _page(job_id, web_port) if web else contextlib.nullcontext(),
+        ):
             if ray is not None:
                 spec = ray_engine.JobSpec(
                     num_processes,

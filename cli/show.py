@@ -12,7 +12,17 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from .common import EXIT_NOTHING, Failure, console, json_option, open_measured, print_json, progress_bar, sentences, shown_time
+from .common import (
+    EXIT_NOTHING,
+    Failure,
+    console,
+    json_option,
+    open_measured,
+    print_json,
+    progress_bar,
+    sentences,
+    shown_time,
+)
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.format.record import LeafRecord
@@ -36,13 +46,27 @@ Exit codes: 0 shown, 3 nothing there, 4 damaged, 5 could not be read."""
 @click.option("--step", type=int, default=None, help="Show this step of a root.")
 @click.option("--item", default=None, help="Show this item alone.")
 @click.option("--path", "under", default="", help="Show the leaves below this path alone.")
-@click.option("--stats", is_flag=True, help="Read the arrays: min, max, mean, NaNs and a histogram of each.")
+@click.option(
+    "--stats", is_flag=True, help="Read the arrays: min, max, mean, NaNs and a histogram of each."
+)
 @click.option("--verify", "check", is_flag=True, help="Read every byte and check it, too.")
 @click.option(
-    "--html", "page", type=click.Path(dir_okay=False, path_type=Path), help="Write a page there: a treemap of the sizes, and the leaves."
+    "--html",
+    "page",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a page there: a treemap of the sizes, and the leaves.",
 )
 @json_option
-def show(path: str, step: int | None, item: str | None, under: str, stats: bool, check: bool, page: Path | None, as_json: bool) -> None:
+def show(
+    path: str,
+    step: int | None,
+    item: str | None,
+    under: str,
+    stats: bool,
+    check: bool,
+    page: Path | None,
+    as_json: bool,
+) -> None:
     """Show the tree of the checkpoint in PATH (of a root of steps: the latest) and its totals."""
     from holdfast.checkpoint.layouts.base import total_bytes
 
@@ -62,7 +86,9 @@ def show(path: str, step: int | None, item: str | None, under: str, stats: bool,
         _print(checkpoint, rows, stats, check)
 
 
-def _rows(checkpoint: CheckpointReader, only: str | None, under: str, stats: bool) -> Iterator[dict[str, Any]]:
+def _rows(
+    checkpoint: CheckpointReader, only: str | None, under: str, stats: bool
+) -> Iterator[dict[str, Any]]:
     from holdfast.checkpoint.format.sharding import show_sharding
     from holdfast.checkpoint.layouts.base import find_named, leaves_below
     from holdfast.checkpoint.restoring.match import show_leaf
@@ -83,7 +109,12 @@ def _rows(checkpoint: CheckpointReader, only: str | None, under: str, stats: boo
                 yield {"item": name, "path": leaf.path, "dtype": leaf.kind, "value": leaf.value}
                 continue
             shape = leaf.shape[:-1] if leaf.kind == "key" else leaf.shape
-            row = {"item": name, "path": leaf.path, "dtype": show_leaf(leaf).partition("[")[0], "shape": list(shape)}
+            row = {
+                "item": name,
+                "path": leaf.path,
+                "dtype": show_leaf(leaf).partition("[")[0],
+                "shape": list(shape),
+            }
             sharding = {"sharding": show_sharding(leaf.sharding), "shards": _shards(leaf.sharding)}
             yield row | {"bytes": leaf.nbytes} | sharding | {"stats": found.get(leaf.path)}
 
@@ -105,11 +136,15 @@ def _write_page(file: Path, shown: dict[str, Any]) -> None:
         raise Failure(f"{file} cannot be written: {error.strerror}") from None
 
 
-def _statistics(checkpoint: CheckpointReader, item: str, leaves: list[LeafRecord]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _statistics(
+    checkpoint: CheckpointReader, item: str, leaves: list[LeafRecord]
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the statistics of each array, read a few at a time."""
     from holdfast.checkpoint.layouts.base import read_leaves
 
-    for leaf, array in read_leaves(checkpoint.reader(item), [leaf for leaf in leaves if leaf.grid is not None]):
+    for leaf, array in read_leaves(
+        checkpoint.reader(item), [leaf for leaf in leaves if leaf.grid is not None]
+    ):
         yield leaf.path, statistics(array)
 
 
@@ -121,7 +156,14 @@ def statistics(array: Any) -> dict[str, Any]:
     values = np.abs(flat).astype(np.float64) if flat.dtype.kind == "c" else flat.astype(np.float64)
     finite = values[np.isfinite(values)]
     nans = int(np.isnan(values).sum())
-    found: dict[str, Any] = {"nan": nans, "inf": int(values.size - finite.size) - nans, "min": None, "max": None, "mean": None, "bins": []}
+    found: dict[str, Any] = {
+        "nan": nans,
+        "inf": int(values.size - finite.size) - nans,
+        "min": None,
+        "max": None,
+        "mean": None,
+        "bins": [],
+    }
     if finite.size:
         low, high = float(finite.min()), float(finite.max())
         found |= {"min": low, "max": high, "mean": float(finite.mean())}
@@ -133,10 +175,14 @@ def statistics(array: Any) -> dict[str, Any]:
 def bars(counts: list[int]) -> str:
     """Returns counts as a row of blocks."""
     most = max(counts, default=0)
-    return "".join(_BARS[0 if not count else 1 + (count * (len(_BARS) - 2)) // most] for count in counts)
+    return "".join(
+        _BARS[0 if not count else 1 + (count * (len(_BARS) - 2)) // most] for count in counts
+    )
 
 
-def _print(checkpoint: CheckpointReader, rows: list[dict[str, Any]], stats: bool, check: bool) -> None:
+def _print(
+    checkpoint: CheckpointReader, rows: list[dict[str, Any]], stats: bool, check: bool
+) -> None:
     info, out = checkpoint.info, console()
     when = f", saved {shown_time(info.finished_s)}" if info.finished_s else ""
     step = f"step {info.step} of " if info.step is not None else ""
@@ -152,33 +198,69 @@ def _print(checkpoint: CheckpointReader, rows: list[dict[str, Any]], stats: bool
     out.print(f"{len(leaves)} leaves, {decimal(sum(row.get('bytes', 0) for row in leaves))}")
     if check:
         out.print(
-            "every byte is as it was written" if info.layout == "holdfast" else "everything can be read; this layout has no checksums"
+            "every byte is as it was written"
+            if info.layout == "holdfast"
+            else "everything can be read; this layout has no checksums"
         )
 
 
 def _table(name: str, kind: str, rows: list[dict[str, Any]], stats: bool) -> Table:
     table = Table(title=f"{name} ({kind})", title_justify="left")
-    columns = ("path", "shape", "dtype", "size") + (("min", "max", "mean", "NaN", "histogram") if stats else ("sharding",))
+    columns = ("path", "shape", "dtype", "size") + (
+        ("min", "max", "mean", "NaN", "histogram") if stats else ("sharding",)
+    )
     for column in columns:
-        right, wide = column in ("size", "min", "max", "mean", "NaN"), column in ("path", "sharding")
-        table.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=not wide)
+        right, wide = (
+            column in ("size", "min", "max", "mean", "NaN"),
+            column in ("path", "sharding"),
+        )
+        table.add_column(
+            column, justify="right" if right else "left", overflow="fold", no_wrap=not wide
+        )
     for row in rows:
         if "value" in row:
             shown = escape(repr(row["value"])[:60])
-            table.add_row(escape(row["path"]), shown if stats else "", row["dtype"], *([] if stats else ["", shown]))
+            table.add_row(
+                escape(row["path"]),
+                shown if stats else "",
+                row["dtype"],
+                *([] if stats else ["", shown]),
+            )
             continue
-        shown_columns = [escape(row["path"]), escape(str(row["shape"])), row["dtype"], decimal(row["bytes"])]
-        table.add_row(*shown_columns, *(_stat_cells(row["stats"]) if stats else [escape(row["sharding"])]))
+        shown_columns = [
+            escape(row["path"]),
+            escape(str(row["shape"])),
+            row["dtype"],
+            decimal(row["bytes"]),
+        ]
+        table.add_row(
+            *shown_columns, *(_stat_cells(row["stats"]) if stats else [escape(row["sharding"])])
+        )
     return table
 
 
 def _stat_cells(found: dict[str, Any]) -> list[str]:
-    numbers = [f"{found[name]:.4g}" if found[name] is not None else "" for name in ("min", "max", "mean")]
+    numbers = [
+        f"{found[name]:.4g}" if found[name] is not None else "" for name in ("min", "max", "mean")
+    ]
     return [*numbers, str(found["nan"] or ""), bars(found["bins"])]
 
 
-def _as_json(checkpoint: CheckpointReader, rows: list[dict[str, Any]], check: bool) -> dict[str, Any]:
+def _as_json(
+    checkpoint: CheckpointReader, rows: list[dict[str, Any]], check: bool
+) -> dict[str, Any]:
     info = checkpoint.info
-    facts = {"path": info.path, "layout": info.layout, "step": info.step, "saved_s": info.finished_s, "items": dict(info.items)}
+    facts = {
+        "path": info.path,
+        "layout": info.layout,
+        "step": info.step,
+        "saved_s": info.finished_s,
+        "items": dict(info.items),
+    }
     plain = [{key: value for key, value in row.items() if value is not None} for row in rows]
-    return facts | {"metrics": dict(info.metrics), "metadata": info.metadata, "leaves": plain, "verified": check}
+    return facts | {
+        "metrics": dict(info.metrics),
+        "metadata": info.metadata,
+        "leaves": plain,
+        "verified": check,
+    }

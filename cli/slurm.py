@@ -10,19 +10,50 @@ from .common import stall_timeout_option, straggler_steps_option
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--max-restarts", type=click.IntRange(0), default=3, show_default=True, help="Restarts after a death; progress refills them.")
-@click.option("--requeue/--no-requeue", default=True, show_default=True, help="Requeue the Slurm job when it is preempted.")
-@click.option("--coordinator-host", help="Where tasks reach the coordinator.  [default: this node's name]")
 @click.option(
-    "--grace-s", type=click.FloatRange(0), default=5.0, show_default=True, help="From SIGTERM to SIGKILL for what is left after a failure."
+    "--max-restarts",
+    type=click.IntRange(0),
+    default=3,
+    show_default=True,
+    help="Restarts after a death; progress refills them.",
 )
-@click.option("--preemption-grace-s", type=click.FloatRange(0), default=120.0, show_default=True, help="To save and leave after a notice.")
 @click.option(
-    "--heartbeat-timeout-s", type=click.FloatRange(0.1), default=60.0, show_default=True, help="Silence after which a host is lost."
+    "--requeue/--no-requeue",
+    default=True,
+    show_default=True,
+    help="Requeue the Slurm job when it is preempted.",
+)
+@click.option(
+    "--coordinator-host", help="Where tasks reach the coordinator.  [default: this node's name]"
+)
+@click.option(
+    "--grace-s",
+    type=click.FloatRange(0),
+    default=5.0,
+    show_default=True,
+    help="From SIGTERM to SIGKILL for what is left after a failure.",
+)
+@click.option(
+    "--preemption-grace-s",
+    type=click.FloatRange(0),
+    default=120.0,
+    show_default=True,
+    help="To save and leave after a notice.",
+)
+@click.option(
+    "--heartbeat-timeout-s",
+    type=click.FloatRange(0.1),
+    default=60.0,
+    show_default=True,
+    help="Silence after which a host is lost.",
 )
 @stall_timeout_option
 @straggler_steps_option
-@click.option("--insecure", is_flag=True, help="No token and certificates: whoever reaches the coordinator's port can disturb the job.")
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="No token and certificates: whoever reaches the coordinator's port can disturb the job.",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def slurm(
     max_restarts: int,
@@ -56,7 +87,12 @@ def slurm(
     )
     try:
         result = run_slurm(
-            command, restart=restart, host=coordinator_host, requeue=requeue, heartbeat_timeout_s=heartbeat_timeout_s, insecure=insecure
+            command,
+            restart=restart,
+            host=coordinator_host,
+            requeue=requeue,
+            heartbeat_timeout_s=heartbeat_timeout_s,
+            insecure=insecure,
         )
     except (ValueError, ImportError) as error:
         raise click.UsageError(str(error)) from error

@@ -46,15 +46,44 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str | No
 @click.argument("address", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--watch", is_flag=True, help="Stay and show changes, until interrupted.")
-@click.option("--stacks", is_flag=True, help="Print where each thread of every process is, and what watchdogs have left.")
-@click.option("--events", is_flag=True, help="Print the job's history: who came and went, saves, failures, attempts.")
-@click.option("--since", callback=_seconds, metavar="TIME", help="With --events: only of the last 90s, 10m, 2h.")
-@click.option("--interval-s", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Between two polls, with --watch.")
-@click.option("--timeout-s", type=click.FloatRange(0.1), default=5.0, show_default=True, help="For one answer.")
+@click.option(
+    "--stacks",
+    is_flag=True,
+    help="Print where each thread of every process is, and what watchdogs have left.",
+)
+@click.option(
+    "--events",
+    is_flag=True,
+    help="Print the job's history: who came and went, saves, failures, attempts.",
+)
+@click.option(
+    "--since",
+    callback=_seconds,
+    metavar="TIME",
+    help="With --events: only of the last 90s, 10m, 2h.",
+)
+@click.option(
+    "--interval-s",
+    type=click.FloatRange(0.1),
+    default=1.0,
+    show_default=True,
+    help="Between two polls, with --watch.",
+)
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(0.1),
+    default=5.0,
+    show_default=True,
+    help="For one answer.",
+)
 @click.option("--token-file", type=_FILE, help="File with the token of a secured coordinator.")
 @click.option("--tls-cert", type=_FILE, help="PEM certificate for a secured coordinator.")
 @click.option("--tls-key", type=_FILE, help="PEM key of --tls-cert.")
-@click.option("--tls-ca", type=_FILE, help="PEM certificate of the authority of the coordinator's certificate.")
+@click.option(
+    "--tls-ca",
+    type=_FILE,
+    help="PEM certificate of the authority of the coordinator's certificate.",
+)
 def status(
     address: str | None,
     as_json: bool,
@@ -94,7 +123,11 @@ def status(
 
 def running_jobs() -> list[tuple[RunningJob, Credentials]]:
     """Returns this user's jobs whose coordinators run on this machine, oldest first."""
-    return [(job, folder.credentials()) for folder in job_folders() if (job := folder.job()) is not None and job.runs]
+    return [
+        (job, folder.credentials())
+        for folder in job_folders()
+        if (job := folder.job()) is not None and job.runs
+    ]
 
 
 def _own_job() -> tuple[RunningJob, Credentials]:
@@ -105,8 +138,13 @@ def _own_job() -> tuple[RunningJob, Credentials]:
             f"no job of this user runs on this machine ({where} has none): give the address that the launcher printed"
         )
     if len(running) > 1:
-        lines = [f"  holdfast status {job.address}    # {job.job_id}, attempt {job.attempt}" for job, _ in running]
-        raise click.ClickException("\n".join([f"{len(running)} jobs of this user run on this machine: choose one", *lines]))
+        lines = [
+            f"  holdfast status {job.address}    # {job.job_id}, attempt {job.attempt}"
+            for job, _ in running
+        ]
+        raise click.ClickException(
+            "\n".join([f"{len(running)} jobs of this user run on this machine: choose one", *lines])
+        )
     return running[0]
 
 
@@ -114,7 +152,10 @@ def credentials_of(address: str, files: dict[str, Any]) -> Credentials:
     """Returns what was given; else, for a job that was started on this machine, what its launcher left there."""
     if any(files.values()):
         return Credentials(**files)
-    return next((credentials for job, credentials in running_jobs() if job.address == address), Credentials())
+    return next(
+        (credentials for job, credentials in running_jobs() if job.address == address),
+        Credentials(),
+    )
 
 
 def _explain(address: str | None, error: CoordinationError, tried_s: float) -> str:
@@ -132,7 +173,9 @@ def _connect(address: str) -> str:
                 connection.connect(address.removeprefix("unix:"))
         else:
             host, _, port = address.rpartition(":")
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+            socket.create_connection(
+                (host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S
+            ).close()
     except ValueError:
         return "this is no address; expected HOST:PORT or unix:PATH"
     except OSError as error:
@@ -157,7 +200,12 @@ def _print_events(client: StatusClient, as_json: bool, since_s: float | None) ->
     first = 0.0 if since_s is None else time.time() - since_s
     events = [event for event in client.status(with_events=True).events if event.unix_s >= first]
     if as_json:
-        click.echo(json.dumps([MessageToDict(event, preserving_proto_field_name=True) for event in events], indent=2))
+        click.echo(
+            json.dumps(
+                [MessageToDict(event, preserving_proto_field_name=True) for event in events],
+                indent=2,
+            )
+        )
         return
     for event in sorted(events, key=lambda event: event.unix_s):
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.unix_s))
@@ -168,7 +216,11 @@ def _show(client: StatusClient, as_json: bool, watch: bool, interval_s: float) -
     findings = _Findings(client)
     if as_json:
         while True:
-            shown = MessageToDict(findings.status(), preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+            shown = MessageToDict(
+                findings.status(),
+                preserving_proto_field_name=True,
+                always_print_fields_with_no_presence=True,
+            )
             shown["diagnosis"] = [finding.as_json() for finding in findings.found]
             click.echo(json.dumps(shown, indent=None if watch else 2))
             if not watch:
@@ -216,17 +268,36 @@ def _headline(status: session_pb2.StatusResponse) -> str:
     job = f"job {status.job} attempt {status.attempt}, " if status.job else ""
     flags = [
         name
-        for name, on in (("recoverable", status.recoverable), ("survivable", status.survivable), (status.journal, status.journal))
+        for name, on in (
+            ("recoverable", status.recoverable),
+            ("survivable", status.survivable),
+            (status.journal, status.journal),
+        )
         if on
     ]
     kept = f"{status.keys} keys, {status.key_bytes / 1024:.1f} KiB"
     passed = f"{status.barriers_passed} barriers passed, {status.barriers_failed} failed"
-    return f"{job}{status.num_processes} processes, {status.phase}, up {status.up_s:.0f} s; {kept}; {passed}" + "".join(
-        f"; {flag}" for flag in flags
+    return (
+        f"{job}{status.num_processes} processes, {status.phase}, up {status.up_s:.0f} s; {kept}; {passed}"
+        + "".join(f"; {flag}" for flag in flags)
     )
 
 
-_COLUMNS = ("process", "state", "host", "pid", "last heard", "step", "steps/s", "saved", "blocked", "waiting", "waits", "memory", "error")
+_COLUMNS = (
+    "process",
+    "state",
+    "host",
+    "pid",
+    "last heard",
+    "step",
+    "steps/s",
+    "saved",
+    "blocked",
+    "waiting",
+    "waits",
+    "memory",
+    "error",
+)
 _LEFT = {"state", "host", "error"}
 
 
@@ -270,16 +341,25 @@ def _roots(status: session_pb2.StatusResponse) -> list[session_pb2.CheckpointRoo
     return [task.progress.root for task in status.tasks if task.progress.HasField("root")]
 
 
-def _local_steps(status: session_pb2.StatusResponse, steps: list[session_pb2.CheckpointStep]) -> Table:
+def _local_steps(
+    status: session_pb2.StatusResponse, steps: list[session_pb2.CheckpointStep]
+) -> Table:
     """Returns the steps that the hosts have, and the processes (with their hosts) that have each process's part."""
     hosts = {task.task_id: task.host for task in status.tasks}
     table = Table(box=None, pad_edge=False)
     for title in ("local step", "hosts that may be lost", "whose part is where"):
         table.add_column(title, justify="left" if title.startswith("whose") else "right")
     for step in steps:
-        holders = [[f"{holder} ({hosts.get(holder) or '?'})" for holder in copies.processes] for copies in step.copies[:_MAX_MISSING]]
+        holders = [
+            [f"{holder} ({hosts.get(holder) or '?'})" for holder in copies.processes]
+            for copies in step.copies[:_MAX_MISSING]
+        ]
         where = [f"{process}: {', '.join(found)}" for process, found in enumerate(holders)]
-        more = f"; and {len(step.copies) - _MAX_MISSING} more" if len(step.copies) > _MAX_MISSING else ""
+        more = (
+            f"; and {len(step.copies) - _MAX_MISSING} more"
+            if len(step.copies) > _MAX_MISSING
+            else ""
+        )
         table.add_row(str(step.step), str(step.survives), escape("; ".join(where) + more))
     return table
 
@@ -289,9 +369,15 @@ def _barriers(status: session_pb2.StatusResponse) -> Table:
     for title in ("barrier", "waiting (for)", "missing", "time left"):
         table.add_column(title)
     for barrier in status.barriers:
-        waiting = ", ".join(f"{each.task_id} ({each.since_s:.1f} s)" for each in barrier.waiting[:_MAX_MISSING])
+        waiting = ", ".join(
+            f"{each.task_id} ({each.since_s:.1f} s)" for each in barrier.waiting[:_MAX_MISSING]
+        )
         missing = ", ".join(map(str, barrier.missing[:_MAX_MISSING]))
-        more = f" and {len(barrier.missing) - _MAX_MISSING} more" if len(barrier.missing) > _MAX_MISSING else ""
+        more = (
+            f" and {len(barrier.missing) - _MAX_MISSING} more"
+            if len(barrier.missing) > _MAX_MISSING
+            else ""
+        )
         time_left = "" if barrier.left_s < 0 else f"{barrier.left_s:.1f} s"
         table.add_row(escape(barrier.barrier_id), waiting, f"[red]{missing}{more}[/]", time_left)
     return table

@@ -17,7 +17,9 @@ Examples:
 Exit codes: 0 done, 3 nothing there, 5 refused or failed."""
 )
 @click.argument("root")
-@click.option("--force", is_flag=True, help="Fence every writer, also one that lives: its next save fails.")
+@click.option(
+    "--force", is_flag=True, help="Fence every writer, also one that lives: its next save fails."
+)
 @local_option
 @json_option
 def sweep(root: str, force: bool, local: str | None, as_json: bool) -> None:

@@ -10,20 +10,38 @@ import click
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--coordinator", metavar="HOST:PORT", help="Where the coordinator is.  [default: process 0 starts one]")
-@click.option("--host", help="Where the others reach a coordinator that process 0 starts.  [default: its machine's name]")
+@click.option(
+    "--coordinator",
+    metavar="HOST:PORT",
+    help="Where the coordinator is.  [default: process 0 starts one]",
+)
+@click.option(
+    "--host",
+    help="Where the others reach a coordinator that process 0 starts.  [default: its machine's name]",
+)
 @click.option(
     "--rendezvous",
     type=click.Path(path_type=Path),
     help="A folder all see, where process 0 leaves the address and, for this user alone, token and certificates.",
 )
 @click.option("--job-id", help="Of this job.  [default: the launcher's]")
-@click.option("--attempt", type=click.IntRange(1), help="Number of this start of the job.  [default: the launcher's]")
 @click.option(
-    "--secrets", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Folder with a secured job's token and certificates."
+    "--attempt",
+    type=click.IntRange(1),
+    help="Number of this start of the job.  [default: the launcher's]",
+)
+@click.option(
+    "--secrets",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder with a secured job's token and certificates.",
 )
 @click.option("--insecure", is_flag=True, help="On several machines: no token and certificates.")
-@click.option("--report", is_flag=True, hidden=True, help="Stay as the parent and report to `holdfast slurm` how the command ended.")
+@click.option(
+    "--report",
+    is_flag=True,
+    hidden=True,
+    help="Stay as the parent and report to `holdfast slurm` how the command ended.",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def task(
     coordinator: str | None,

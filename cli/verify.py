@@ -8,7 +8,16 @@ from typing import Any
 import click
 from rich.filesize import decimal
 
-from .common import EXIT_DAMAGED, Failure, json_option, local_option, open_measured, print_json, progress_bar, sentences
+from .common import (
+    EXIT_DAMAGED,
+    Failure,
+    json_option,
+    local_option,
+    open_measured,
+    print_json,
+    progress_bar,
+    sentences,
+)
 
 
 @click.command(
@@ -41,14 +50,25 @@ def verify(path: str, step: int | None, every: bool, local: str | None, as_json:
         print_json(reports if every else reports[0])
     for report in reports if not as_json else ():
         if "error" not in report:
-            rate = f"{decimal(int(report['bytes'] / report['seconds']))}/s" if report["seconds"] > 0.01 else "at once"
+            rate = (
+                f"{decimal(int(report['bytes'] / report['seconds']))}/s"
+                if report["seconds"] > 0.01
+                else "at once"
+            )
             files = f"{report['leaves']} leaves in {report['files']} files, {decimal(report['bytes'])}, {rate}"
             click.echo(f"{report['path']}: whole ({report['layout']}: {files})")
             if report["layout"] != "holdfast":
-                click.echo("  this layout keeps no checksums of its arrays: they can be read, which is all that can be said", err=True)
+                click.echo(
+                    "  this layout keeps no checksums of its arrays: they can be read, which is all that can be said",
+                    err=True,
+                )
     if failed:
         several = [f"{len(failed)} of {len(reports)} steps are damaged"] if every else []
-        raise Failure("\n".join([*(str(report["error"]) for report in failed), *several]), EXIT_DAMAGED, printed=True)
+        raise Failure(
+            "\n".join([*(str(report["error"]) for report in failed), *several]),
+            EXIT_DAMAGED,
+            printed=True,
+        )
 
 
 def _steps(path: str) -> list[int | None]:
@@ -75,11 +95,22 @@ def _verify_local(path: str, local: str, step: int | None) -> list[dict[str, Any
     for found in list_host_steps(root, local):
         if step not in (None, found.key.step):
             continue
-        began, where = time.perf_counter(), f"{local}: step {found.key.step} of opening {found.key.opening}"
+        began, where = (
+            time.perf_counter(),
+            f"{local}: step {found.key.step} of opening {found.key.opening}",
+        )
         try:
             files = verify_host_step(root, local, found)
         except (Corrupt, HostileCheckpoint) as error:
-            reports.append({"path": where, "step": found.key.step, "error": str(error), "file": error.file, "leaf": ""})
+            reports.append(
+                {
+                    "path": where,
+                    "step": found.key.step,
+                    "error": str(error),
+                    "file": error.file,
+                    "leaf": "",
+                }
+            )
             continue
         row: dict[str, Any] = {
             "path": where,
@@ -92,7 +123,8 @@ def _verify_local(path: str, local: str, step: int | None) -> list[dict[str, Any
         reports.append(row | {"seconds": round(time.perf_counter() - began, 3)})
     if not reports:
         raise StepNotFound(
-            f"{local} has no {'part of a local step' if step is None else f'part of a local step {step}'} of {path}", path=local
+            f"{local} has no {'part of a local step' if step is None else f'part of a local step {step}'} of {path}",
+            path=local,
         )
     return reports
 
@@ -108,7 +140,13 @@ def _verify_one(path: str, step: int | None) -> dict[str, Any]:
             meter.expect(total_bytes(checkpoint))
             report = checkpoint.verify()
     except (Corrupt, HostileCheckpoint) as error:
-        return {"path": path, "step": step, "error": str(error), "file": error.file, "leaf": getattr(error, "leaf", "")}
+        return {
+            "path": path,
+            "step": step,
+            "error": str(error),
+            "file": error.file,
+            "leaf": getattr(error, "leaf", ""),
+        }
     return {
         "path": report.path,
         "step": checkpoint.info.step,

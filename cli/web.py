@@ -13,17 +13,43 @@ _FILE = click.Path(exists=True, dir_okay=False)
 
 @click.command()
 @click.argument("address", required=False)
-@click.option("--job-id", help="This user's job of that id on this machine, in whichever attempt it is.")
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Address to listen at. Stacks and host names are for whoever has the URL."
+    "--job-id", help="This user's job of that id on this machine, in whichever attempt it is."
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port to listen at; 0 takes a free one.")
-@click.option("--end-with-input", is_flag=True, help="Ends when its standard input does: with the process that started it.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen at. Stacks and host names are for whoever has the URL.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    show_default=True,
+    help="Port to listen at; 0 takes a free one.",
+)
+@click.option(
+    "--end-with-input",
+    is_flag=True,
+    help="Ends when its standard input does: with the process that started it.",
+)
 @click.option("--token-file", type=_FILE, help="File with the token of a secured coordinator.")
 @click.option("--tls-cert", type=_FILE, help="PEM certificate for a secured coordinator.")
 @click.option("--tls-key", type=_FILE, help="PEM key of --tls-cert.")
-@click.option("--tls-ca", type=_FILE, help="PEM certificate of the authority of the coordinator's certificate.")
-def web(address: str | None, job_id: str | None, host: str, port: int, end_with_input: bool, **files: str | None) -> None:
+@click.option(
+    "--tls-ca",
+    type=_FILE,
+    help="PEM certificate of the authority of the coordinator's certificate.",
+)
+def web(
+    address: str | None,
+    job_id: str | None,
+    host: str,
+    port: int,
+    end_with_input: bool,
+    **files: str | None,
+) -> None:
     """Serves a live page of the job that the coordinator at ADDRESS (host:port or unix:PATH) serves, and prints its URL.
 
     Without ADDRESS, this user's job on this machine. Whoever has the URL sees the job and its stacks; it is refused under another host's
@@ -35,13 +61,25 @@ def web(address: str | None, job_id: str | None, host: str, port: int, end_with_
     def find() -> CoordinatorAddress | None:
         if address is not None:
             return CoordinatorAddress(address, credentials_of(address, files))
-        found = [(job, credentials) for job, credentials in running_jobs() if job_id in (None, job.job_id)]
+        found = [
+            (job, credentials)
+            for job, credentials in running_jobs()
+            if job_id in (None, job.job_id)
+        ]
         return CoordinatorAddress(found[-1][0].address, found[-1][1]) if found else None
 
     if address is None and job_id is None and not running_jobs():
-        raise click.ClickException("no job of this user runs on this machine: give the address that the launcher printed")
+        raise click.ClickException(
+            "no job of this user runs on this machine: give the address that the launcher printed"
+        )
     try:
-        serve_page(find, host=host, port=port, announce=lambda url: click.echo(f"page at {url}"), end_with_input=end_with_input)
+        serve_page(
+            find,
+            host=host,
+            port=port,
+            announce=lambda url: click.echo(f"page at {url}"),
+            end_with_input=end_with_input,
+        )
     except (ImportError, OSError) as error:
         raise click.ClickException(str(error)) from None
     sys.exit(0)

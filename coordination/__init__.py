@@ -4,7 +4,14 @@ from .client.client import CoordinationClient
 from .client.processes import ProcessInfo
 from .client.status import StatusClient
 from .credentials import Credentials
-from .errors import BarrierTimeout, CoordinationError, CoordinatorLost, Fenced, HoldfastError, ProcessLost
+from .errors import (
+    BarrierTimeout,
+    CoordinationError,
+    CoordinatorLost,
+    Fenced,
+    HoldfastError,
+    ProcessLost,
+)
 from .process.relay import Relay
 from .process.spawn import CoordinationService
 

@@ -7,7 +7,9 @@ import click
 from .process.relay import relay
 from .server.main import coordinator
 
-main = click.Group("holdfast.coordination", {"coordinator": coordinator, "relay": relay}, help=__doc__)
+main = click.Group(
+    "holdfast.coordination", {"coordinator": coordinator, "relay": relay}, help=__doc__
+)
 
 if __name__ == "__main__":
     main(prog_name="python -m holdfast.coordination")

@@ -50,13 +50,21 @@ class Credentials:
         """Returns the credentials of a channel, None for plaintext."""
         if self.tls_ca is None or self.tls_cert is None or self.tls_key is None:
             return None
-        files = (self.tls_ca, "TLS CA"), (self.tls_key, "TLS key"), (self.tls_cert, "TLS certificate")
+        files = (
+            (self.tls_ca, "TLS CA"),
+            (self.tls_key, "TLS key"),
+            (self.tls_cert, "TLS certificate"),
+        )
         return grpc.ssl_channel_credentials(*(_read(path, what) for path, what in files))
 
     def channel(self, address: str, options: tuple[tuple[str, int | str], ...]) -> grpc.Channel:
         """Opens a channel: TLS where a CA is named, plaintext otherwise."""
         tls = self.tls()
-        return grpc.insecure_channel(address, options) if tls is None else grpc.secure_channel(address, tls, options)
+        return (
+            grpc.insecure_channel(address, options)
+            if tls is None
+            else grpc.secure_channel(address, tls, options)
+        )
 
 
 def require_together(**files: object) -> None:
@@ -64,14 +72,18 @@ def require_together(**files: object) -> None:
     found = [name for name, file in files.items() if file is not None]
     if 0 < len(found) < len(files):
         why = "each side shows a certificate, and checks the other's"
-        raise ValueError(f"{', '.join(files)} belong together: {why}; expected all three, found {', '.join(found)}")
+        raise ValueError(
+            f"{', '.join(files)} belong together: {why}; expected all three, found {', '.join(found)}"
+        )
 
 
 def _read(path: str, what: str) -> bytes:
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise CoordinationError(f"cannot read the {what} file {path}: {error.strerror}", code="UNAUTHENTICATED") from error
+        raise CoordinationError(
+            f"cannot read the {what} file {path}: {error.strerror}", code="UNAUTHENTICATED"
+        ) from error
     if not content.strip():
         raise CoordinationError(f"the {what} file {path} is empty", code="UNAUTHENTICATED")
     return content

@@ -37,7 +37,9 @@ class HoldfastError(Exception):
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
-def _rebuild(cls: type[HoldfastError], args: tuple[Any, ...], facts: dict[str, Any]) -> HoldfastError:
+def _rebuild(
+    cls: type[HoldfastError], args: tuple[Any, ...], facts: dict[str, Any]
+) -> HoldfastError:
     error = cls.__new__(cls, *args)
     error.args = args
     error.__dict__.update(facts)

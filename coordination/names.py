@@ -79,16 +79,37 @@ class Method(NamedTuple):
 METHODS = {
     name: Method(getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response"))
     for name in (
-        *("RegisterTask", "Heartbeat", "PollForError", "ShutdownTask", "WatchTasks", "GetAliveTasks", "Barrier", "CancelBarrier"),
-        *("InsertKeyValue", "GetKeyValue", "TryGetKeyValue", "IncrementKeyValue", "GetKeyValueDir", "DeleteKeyValue"),
+        *(
+            "RegisterTask",
+            "Heartbeat",
+            "PollForError",
+            "ShutdownTask",
+            "WatchTasks",
+            "GetAliveTasks",
+            "Barrier",
+            "CancelBarrier",
+        ),
+        *(
+            "InsertKeyValue",
+            "GetKeyValue",
+            "TryGetKeyValue",
+            "IncrementKeyValue",
+            "GetKeyValueDir",
+            "DeleteKeyValue",
+        ),
     )
 }
 
 SESSION_METHODS = METHODS | {
-    name: Method(getattr(spb, f"{name}Request"), getattr(spb, f"{name}Response")) for name in ("Report", "ReportError", "Stacks")
+    name: Method(getattr(spb, f"{name}Request"), getattr(spb, f"{name}Response"))
+    for name in ("Report", "ReportError", "Stacks")
 }
 
-_GATHERINGS = {pb.RegisterTaskRequest: "connect", pb.ShutdownTaskRequest: "shutdown", pb.GetAliveTasksRequest: "live"}
+_GATHERINGS = {
+    pb.RegisterTaskRequest: "connect",
+    pb.ShutdownTaskRequest: "shutdown",
+    pb.GetAliveTasksRequest: "live",
+}
 _NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
@@ -105,7 +126,9 @@ def payloads_of(error: grpc.RpcError) -> dict[str, bytes]:
     return {}
 
 
-def make_error(code: str, message: str, payloads: dict[str, bytes], request: Any) -> CoordinationError:
+def make_error(
+    code: str, message: str, payloads: dict[str, bytes], request: Any
+) -> CoordinationError:
     """Returns the exception for a status of the service: BarrierTimeout and ProcessLost where the payloads name processes."""
     missing = spb.Missing.FromString(payloads.get(MISSING_TYPE, b"")).tasks
     lost = [task for task in missing if task.lost]
@@ -113,10 +136,18 @@ def make_error(code: str, message: str, payloads: dict[str, bytes], request: Any
     if code == "DEADLINE_EXCEEDED" and (missing or isinstance(request, pb.BarrierRequest)):
         name = getattr(request, "barrier_id", "") or _GATHERINGS.get(type(request), "")
         progress = {task.task_id: line for task in missing if (line := _report_line(task.progress))}
-        error = BarrierTimeout(message, name=name, missing=tuple(task.task_id for task in missing), progress=progress)
+        error = BarrierTimeout(
+            message, name=name, missing=tuple(task.task_id for task in missing), progress=progress
+        )
     elif lost:
         silent_s = lost[0].silent_s if lost[0].silent_s >= 0 else None
-        error = ProcessLost(message, code=code, process=lost[0].task_id, host=lost[0].host or None, silent_s=silent_s)
+        error = ProcessLost(
+            message,
+            code=code,
+            process=lost[0].task_id,
+            host=lost[0].host or None,
+            silent_s=silent_s,
+        )
     else:
         error = CoordinationError(message, code=code)
     if (barrier := payloads.get(BARRIER_ERROR_TYPE)) is not None:
@@ -128,7 +159,11 @@ def make_error(code: str, message: str, payloads: dict[str, bytes], request: Any
 
 def _report_line(report: spb.ReportRequest) -> str:
     """Returns a report in words, such as "step 40, saved_step 30"."""
-    return ", ".join(f"{field.name} {value}" for field, value in report.ListFields() if field.name != "values" and value != "")
+    return ", ".join(
+        f"{field.name} {value}"
+        for field, value in report.ListFields()
+        if field.name != "values" and value != ""
+    )
 
 
 def barrier_counter(error: CoordinationError) -> int | None:

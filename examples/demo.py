@@ -36,12 +36,36 @@ def last_step(log):
 def run(name, processes, directory, preempt_at=None):
     """Runs the trainer under `holdfast run`; at step `preempt_at`, one of its processes gets SIGTERM. Returns (exit code, report)."""
     log, report = FOLDER / f"{directory}.jsonl", FOLDER / f"{name}.json"
-    trainer = [sys.executable, HERE / "train_digits.py", "--directory", FOLDER / directory, "--steps", STEPS, "--save-every", SAVE_EVERY]
+    trainer = [
+        sys.executable,
+        HERE / "train_digits.py",
+        "--directory",
+        FOLDER / directory,
+        "--steps",
+        STEPS,
+        "--save-every",
+        SAVE_EVERY,
+    ]
     options = ["-n", processes, "--log-dir", FOLDER / "logs" / name]
-    command = [Path(sys.executable).parent / "holdfast", "run", *options, "--", *trainer, "--log", log, "--report", report]
+    command = [
+        Path(sys.executable).parent / "holdfast",
+        "run",
+        *options,
+        "--",
+        *trainer,
+        "--log",
+        log,
+        "--report",
+        report,
+    ]
     console.print(f"\n[bold]{name}[/bold]: {processes} processes", highlight=False)
     bar = Progress(
-        TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console, disable=not console.is_terminal
+        TextColumn("steps"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
     )
     pids, victim, ended = {}, random.randrange(processes), threading.Event()
 
@@ -51,12 +75,25 @@ def run(name, processes, directory, preempt_at=None):
             bar.update(task, completed=(step := last_step(log)))
             if preempt_at and not struck and step >= preempt_at and victim in pids:
                 struck = True
-                console.print(f"step {step}: SIGTERM to process {victim} (pid {pids[victim]})", style="yellow", highlight=False)
+                console.print(
+                    f"step {step}: SIGTERM to process {victim} (pid {pids[victim]})",
+                    style="yellow",
+                    highlight=False,
+                )
                 os.kill(pids[victim], signal.SIGTERM)
 
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     watcher = threading.Thread(target=watch)
-    with bar, subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as job:
+    with (
+        bar,
+        subprocess.Popen(
+            [*map(str, command)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        ) as job,
+    ):
         watcher.start()
         for line in job.stdout:
             console.print(line.rstrip("\n"), markup=False, highlight=False, soft_wrap=True)
@@ -93,9 +130,24 @@ def main():
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     when = random.randrange(STEPS // 5, STEPS * 3 // 5)
-    story = [("uninterrupted", 4, "whole", None, 0), ("preempted", 4, "digits", when, PREEMPTED), ("resumed", 2, "digits", None, 0)]
+    story = [
+        ("uninterrupted", 4, "whole", None, 0),
+        ("preempted", 4, "digits", when, PREEMPTED),
+        ("resumed", 2, "digits", None, 0),
+    ]
     table = Table(title="Four processes, one preempted; two go on from the step that all had saved")
-    for column in ("run", "processes", "steps", "saves", "save s", "GB/s", "blocked s", "restore s", "GB/s", "accuracy"):
+    for column in (
+        "run",
+        "processes",
+        "steps",
+        "saves",
+        "save s",
+        "GB/s",
+        "blocked s",
+        "restore s",
+        "GB/s",
+        "accuracy",
+    ):
         table.add_column(column, justify="left" if column == "run" else "right")
     accuracy = {}
     for name, processes, directory, preempt_at, expected in story:

@@ -32,7 +32,10 @@ def init(key):
     """Returns the parameters: for each layer its weights [inputs, outputs] and bias [outputs]."""
     keys = jax.random.split(key, len(WIDTHS) - 1)
     shapes = zip(keys, WIDTHS[:-1], WIDTHS[1:], strict=True)
-    return [{"w": jax.random.normal(k, (m, n)) * (2 / m) ** 0.5, "b": jnp.zeros(n)} for k, m, n in shapes]
+    return [
+        {"w": jax.random.normal(k, (m, n)) * (2 / m) ** 0.5, "b": jnp.zeros(n)}
+        for k, m, n in shapes
+    ]
 
 
 def predict(params, images):
@@ -42,7 +45,9 @@ def predict(params, images):
 
 
 def loss_of(params, images, labels):
-    return -jnp.mean(jnp.sum(jax.nn.log_softmax(predict(params, images)) * jax.nn.one_hot(labels, 10), axis=-1))
+    return -jnp.mean(
+        jnp.sum(jax.nn.log_softmax(predict(params, images)) * jax.nn.one_hot(labels, 10), axis=-1)
+    )
 
 
 def train_step(state, images, labels):
@@ -52,7 +57,9 @@ def train_step(state, images, labels):
     mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state["mean"], grads)
     square = jax.tree.map(lambda s, g: 0.999 * s + 0.001 * g * g, state["square"], grads)
     scale = LEARNING_RATE * jnp.sqrt(1 - 0.999**count) / (1 - 0.9**count)
-    params = jax.tree.map(lambda p, m, s: p - scale * m / (jnp.sqrt(s) + 1e-8), state["params"], mean, square)
+    params = jax.tree.map(
+        lambda p, m, s: p - scale * m / (jnp.sqrt(s) + 1e-8), state["params"], mean, square
+    )
     return {"params": params, "mean": mean, "square": square, "count": count}, loss
 
 
@@ -76,16 +83,25 @@ def batches(mesh, images, labels, steps):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--directory", required=True, type=Path, help="where checkpoints go")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--save-every", type=int, default=50)
     parser.add_argument("--log", type=Path, help="append one JSON line a step: step and loss")
-    parser.add_argument("--report", type=Path, help="write accuracy and checkpoint statistics here as JSON at the end")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        help="write accuracy and checkpoint statistics here as JSON at the end",
+    )
     args = parser.parse_args()
 
     multihost.initialize()  # 1. joins the other processes; alone, it does nothing
-    print(f"process {jax.process_index()} of {jax.process_count()}, pid {os.getpid()}, {jax.device_count()} devices in all", flush=True)
+    print(
+        f"process {jax.process_index()} of {jax.process_count()}, pid {os.getpid()}, {jax.device_count()} devices in all",
+        flush=True,
+    )
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     digits = load_digits()
@@ -99,12 +115,18 @@ def main():
 
     shardings = jax.tree.map(lambda leaf: sharding_of(mesh, leaf), jax.eval_shape(fresh_state))
     state = jax.jit(fresh_state, out_shardings=shardings)()
-    step_fn = jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, NamedSharding(mesh, PartitionSpec())))
+    step_fn = jax.jit(
+        train_step,
+        donate_argnums=0,
+        out_shardings=(shardings, NamedSharding(mesh, PartitionSpec())),
+    )
 
     # 2. says when to save and what to keep
     manager = checkpoint.CheckpointManager(
         args.directory,
-        save_policy=checkpoint.AnyOf(checkpoint.EveryNSteps(args.save_every), checkpoint.OnPreemption()),
+        save_policy=checkpoint.AnyOf(
+            checkpoint.EveryNSteps(args.save_every), checkpoint.OnPreemption()
+        ),
         keep_policy=checkpoint.KeepLast(3),
     )
     with manager:
@@ -125,20 +147,31 @@ def main():
                 log.write(json.dumps({"step": step, "loss": float(loss)}) + "\n")
             if step % args.save_every == 0 and primary and not sys.stdout.isatty():
                 print(f"step {step} of {args.steps}, loss {float(loss):.4f}", flush=True)
-            manager.save(step, state, force=step == args.steps)  # 4. when the policy says so, in the background
+            manager.save(
+                step, state, force=step == args.steps
+            )  # 4. when the policy says so, in the background
             if preempted := manager.reached_preemption(step):  # 5. the same step on every process
                 break
         manager.wait_until_finished()
         if preempted:
             print(f"preempted: stopped at step {step}, which is saved", flush=True)
         else:
-            multihost.default_group().report(done=1)  # 6. a launcher believes this, whatever notice comes now
+            multihost.default_group().report(
+                done=1
+            )  # 6. a launcher believes this, whatever notice comes now
 
-        right = jax.jit(lambda p, x, y: jnp.mean(jnp.argmax(predict(p, x), -1) == y))(state["params"], images[test], labels[test])
+        right = jax.jit(lambda p, x, y: jnp.mean(jnp.argmax(predict(p, x), -1) == y))(
+            state["params"], images[test], labels[test]
+        )
         if primary:
             print(f"test accuracy after step {step}: {float(right):.4f}", flush=True)
             if args.report:
-                report = {"first": last + 1, "last": step, "accuracy": float(right), "statistics": manager.statistics()}
+                report = {
+                    "first": last + 1,
+                    "last": step,
+                    "accuracy": float(right),
+                    "statistics": manager.statistics(),
+                }
                 args.report.write_text(json.dumps(report))
         if log:
             log.close()

@@ -1,6 +1,14 @@
 """Starts and restarts the processes of a job: this machine, Ray, Slurm."""
 
-from holdfast.multihost import Fatal, Hang, JobError, Preempted, StartupFailed, StartupTimeout, WorkerFailed
+from holdfast.multihost import (
+    Fatal,
+    Hang,
+    JobError,
+    Preempted,
+    StartupFailed,
+    StartupTimeout,
+    WorkerFailed,
+)
 
 from .engines.local import run_local
 from .engines.ray import engine as ray

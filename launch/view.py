@@ -26,14 +26,23 @@ class LiveView(ConsoleOutput):
     `progress` returns what the processes last reported. All methods may be called from any thread.
     """
 
-    def __init__(self, stdout: TextIO, stderr: TextIO, num_processes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        stdout: TextIO,
+        stderr: TextIO,
+        num_processes: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(stdout, stderr, num_processes)
         self.progress: Callable[[], tuple[ProcessProgress, ...]] = lambda: ()
         self._clock = clock
         self._job: Job | None = None
         self._seen: dict[int, deque[tuple[float, int]]] = {}
         self._saved_at: tuple[int, float] = (-1, 0.0)
-        self._live = Live(console=self.console, get_renderable=self.table, refresh_per_second=4, transient=True)
+        self._live = Live(
+            console=self.console, get_renderable=self.table, refresh_per_second=4, transient=True
+        )
 
     def observe(self, before: Job, decision: Decision) -> None:
         """Records a decision of the supervisor."""
@@ -53,7 +62,13 @@ class LiveView(ConsoleOutput):
             report = reports.get(process)
             step, saved = (report.step, report.saved_step) if report else (-1, -1)
             rate = self._rate(process, step, now)
-            table.add_row(str(process), _state(job, process), _number(step), f"{rate:.1f}" if rate else "-", _number(saved))
+            table.add_row(
+                str(process),
+                _state(job, process),
+                _number(step),
+                f"{rate:.1f}" if rate else "-",
+                _number(saved),
+            )
         return table
 
     def _title(self, job: Job | None, now: float) -> str:
@@ -61,7 +76,11 @@ class LiveView(ConsoleOutput):
             return ""
         if job.saved_step != self._saved_at[0]:
             self._saved_at = job.saved_step, now
-        saved = f", step {job.saved_step} saved {now - self._saved_at[1]:.0f} s ago" if job.saved_step >= 0 else ""
+        saved = (
+            f", step {job.saved_step} saved {now - self._saved_at[1]:.0f} s ago"
+            if job.saved_step >= 0
+            else ""
+        )
         return f"{job.job_id}: {job.state}, attempt {job.attempt}{saved}"
 
     def _rate(self, process: int, step: int, now: float) -> float:
@@ -77,15 +96,34 @@ class LiveView(ConsoleOutput):
         self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._live.stop()
 
 
 def _state(job: Job, process: int) -> str:
     if process in job.exit_codes:
         code = job.exit_codes[process]
-        return "done" if code == 0 else "preempted" if code == PREEMPTED else f"signal {-code}" if code < 0 else f"exit {code}"
-    return "saving" if job.state in (State.PREEMPTING, State.RESIZING) else "ending" if job.state is State.RESTARTING else "running"
+        return (
+            "done"
+            if code == 0
+            else "preempted"
+            if code == PREEMPTED
+            else f"signal {-code}"
+            if code < 0
+            else f"exit {code}"
+        )
+    return (
+        "saving"
+        if job.state in (State.PREEMPTING, State.RESIZING)
+        else "ending"
+        if job.state is State.RESTARTING
+        else "running"
+    )
 
 
 def _number(value: int) -> str:
@@ -98,10 +136,16 @@ def reporter(output: Output, *, first_attempt: int) -> Callable[[Job, Decision],
     def report(before: Job, decision: Decision) -> None:
         if isinstance(output, LiveView):
             output.observe(before, decision)
-        ordinary = {State.SCHEDULING, State.RUNNING, State.FINISHED} if decision.job.attempt <= first_attempt else set()
+        ordinary = (
+            {State.SCHEDULING, State.RUNNING, State.FINISHED}
+            if decision.job.attempt <= first_attempt
+            else set()
+        )
         after = decision.job
         if after.state is not before.state and after.state not in ordinary:
-            what = "preempted" if after.final and isinstance(after.error, Preempted) else after.state
+            what = (
+                "preempted" if after.final and isinstance(after.error, Preempted) else after.state
+            )
             output.say(f"{what}: {decision.reason}")
 
     return report

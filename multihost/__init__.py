@@ -48,7 +48,14 @@ from .group.slices import (
     replica_devices,
     slice_count,
 )
-from .liveness.health import Health, HealthListener, ProcessInfo, health, live_devices, live_processes
+from .liveness.health import (
+    Health,
+    HealthListener,
+    ProcessInfo,
+    health,
+    live_devices,
+    live_processes,
+)
 from .liveness.watchdog import HANG_EXIT_CODE, Watchdog, watchdog
 from .pathways import (
     is_native_pathways_backend,
@@ -58,7 +65,13 @@ from .pathways import (
     is_proxy_pathways_backend,
     mark_pathways_colocated_runtime_active,
 )
-from .preemption.preemption import add_preemption_source, notify_preemption, preempted_processes, preemption_notice, reached_preemption
+from .preemption.preemption import (
+    add_preemption_source,
+    notify_preemption,
+    preempted_processes,
+    preemption_notice,
+    reached_preemption,
+)
 from .preemption.signals import Signals
 from .preemption.sources import GceMetadata, Notice, Polled, RayTrain, SlurmEnd, Source, WatchedFile
 from .preemption.step_agreement import SyncPoint, agree_on_step

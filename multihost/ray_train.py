@@ -44,7 +44,10 @@ def current_worker() -> RayTrainWorker | None:
         from ray.util.tpu import get_tpu_num_slices_for_workers
 
         num_slices = get_tpu_num_slices_for_workers(
-            scaling.topology, scaling.accelerator_type, context.get_world_size(), scaling.resources_per_worker
+            scaling.topology,
+            scaling.accelerator_type,
+            context.get_world_size(),
+            scaling.resources_per_worker,
         )
     return RayTrainWorker(
         run_id=context.train_run_context.run_id,

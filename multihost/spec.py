@@ -14,7 +14,12 @@ _MEGASCALE_PORT = 8081
 
 _UNIX = "unix:"
 _IDLE_SERVICE = "127.0.0.1:0"
-_SLICE_KEYS = ("MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_PORT")
+_SLICE_KEYS = (
+    "MEGASCALE_NUM_SLICES",
+    "MEGASCALE_SLICE_ID",
+    "MEGASCALE_COORDINATOR_ADDRESS",
+    "MEGASCALE_PORT",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +55,14 @@ class ProcessSpec:
         if self.attempt < 0:
             raise ValueError(f"attempt={self.attempt}: expected 0 or more")
         _check_address(self.coordinator)
-        if self.num_slices > 1 and self.slice_address is None and self.coordinator.startswith(_UNIX):
-            raise ValueError(f"coordinator={self.coordinator!r} with num_slices={self.num_slices}: slices need a slice_address to meet at")
+        if (
+            self.num_slices > 1
+            and self.slice_address is None
+            and self.coordinator.startswith(_UNIX)
+        ):
+            raise ValueError(
+                f"coordinator={self.coordinator!r} with num_slices={self.num_slices}: slices need a slice_address to meet at"
+            )
         per_slice, rest = divmod(self.num_processes, self.num_slices)
         if rest:
             raise ValueError(
@@ -76,7 +87,11 @@ class ProcessSpec:
     def from_env(cls, environment: Mapping[str, str]) -> Self | None:
         """Reads what `to_env` wrote; None where no launcher of ours has written. Raises ValueError naming the variable."""
         found = {key: environment[key] for key in _KEYS if environment.get(key, "") != ""}
-        if not found.keys() & {"HOLDFAST_PROCESS_ID", "HOLDFAST_NUM_PROCESSES", "HOLDFAST_COORDINATOR"}:
+        if not found.keys() & {
+            "HOLDFAST_PROCESS_ID",
+            "HOLDFAST_NUM_PROCESSES",
+            "HOLDFAST_COORDINATOR",
+        }:
             return None
         for key in ("HOLDFAST_PROCESS_ID", "HOLDFAST_NUM_PROCESSES", "HOLDFAST_COORDINATOR"):
             if key not in found:
@@ -103,7 +118,9 @@ class ProcessSpec:
             if value is not None:
                 environment[key] = value
             if before not in (None, value):
-                lines.append(f"{key}: {before!r} -> {'removed, the job has one slice' if value is None else repr(value)}")
+                lines.append(
+                    f"{key}: {before!r} -> {'removed, the job has one slice' if value is None else repr(value)}"
+                )
         return lines
 
 
@@ -137,7 +154,11 @@ def _check_address(address: str) -> None:
 
 def _host_and_port(address: str) -> tuple[str, int | None]:
     host, colon, port = address.rpartition(":")
-    return (host, int(port)) if colon and port.isdecimal() and (":" not in host or host.startswith("[")) else (address, None)
+    return (
+        (host, int(port))
+        if colon and port.isdecimal() and (":" not in host or host.startswith("["))
+        else (address, None)
+    )
 
 
 def _check_range(field: str, value: int, bound: int, of: str) -> None:

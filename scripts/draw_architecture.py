@@ -43,9 +43,13 @@ class Box(NamedTuple):
 def contracts() -> dict[str, list[list[str]]]:
     """Returns the floors of each layers contract, from the top, as lists of names."""
     found = {}
-    for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]:
+    for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]:
         if contract["type"] == "layers":
-            found[contract["id"]] = [[name.strip() for name in floor.split("|")] for floor in contract["layers"]]
+            found[contract["id"]] = [
+                [name.strip() for name in floor.split("|")] for floor in contract["layers"]
+            ]
     return found
 
 
@@ -56,28 +60,50 @@ def modules_of(path: Path) -> Iterator[list[str]]:
         if isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             names = [*base, *(node.module or "").split(".")] if node.module else base
-            names = names[1:] if not node.level and names[0] == "holdfast" else names if node.level else []
+            names = (
+                names[1:]
+                if not node.level and names[0] == "holdfast"
+                else names
+                if node.level
+                else []
+            )
             if names:
                 yield from ([*names, alias.name] for alias in node.names)
         elif isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[1:] for alias in node.names if alias.name.startswith("holdfast."))
+            yield from (
+                alias.name.split(".")[1:]
+                for alias in node.names
+                if alias.name.startswith("holdfast.")
+            )
 
 
 def imports(depth: int, folder: str = "") -> dict[str, set[str]]:
     """Returns which rooms (`depth` 0), or wings and files of the room `folder` (1), import which others."""
     found: dict[str, set[str]] = {}
-    for path in sorted((ROOT / folder).rglob("*.py") if folder else (p for room in contracts()["rooms"] for r in room for p in _room(r))):
+    for path in sorted(
+        (ROOT / folder).rglob("*.py")
+        if folder
+        else (p for room in contracts()["rooms"] for r in room for p in _room(r))
+    ):
         parts = path.relative_to(ROOT).with_suffix("").parts
         if len(parts) <= depth:
             continue
         for names in modules_of(path):
-            if len(names) > depth and names[:depth] == list(parts[:depth]) and names[depth] != parts[depth]:
+            if (
+                len(names) > depth
+                and names[:depth] == list(parts[:depth])
+                and names[depth] != parts[depth]
+            ):
                 found.setdefault(parts[depth], set()).add(names[depth])
     return found
 
 
 def _room(name: str) -> list[Path]:
-    return [path for path in (ROOT / name.removeprefix("holdfast.")).rglob("*.py") if "_pb2" not in path.name]
+    return [
+        path
+        for path in (ROOT / name.removeprefix("holdfast.")).rglob("*.py")
+        if "_pb2" not in path.name
+    ]
 
 
 def reduced(arrows: Mapping[str, set[str]]) -> dict[str, set[str]]:
@@ -86,13 +112,18 @@ def reduced(arrows: Mapping[str, set[str]]) -> dict[str, set[str]]:
     def reached(start: str) -> set[str]:
         return set().union(*({there} | reached(there) for there in arrows.get(start, ())))
 
-    return {start: {end for end in ends if not any(end in reached(other) for other in ends - {end})} for start, ends in arrows.items()}
+    return {
+        start: {end for end in ends if not any(end in reached(other) for other in ends - {end})}
+        for start, ends in arrows.items()
+    }
 
 
 def purpose_of(path: Path) -> str:
     """Returns the first sentence of a module's docstring."""
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    text = (ast.get_docstring(ast.parse(file.read_text())) or "").split("\n\n")[0].replace("\n", " ")
+    text = (
+        (ast.get_docstring(ast.parse(file.read_text())) or "").split("\n\n")[0].replace("\n", " ")
+    )
     return text.split(". ")[0].rstrip(".")
 
 
@@ -108,7 +139,9 @@ class Picture:
     def box(self, key: str, box: Box, kind: str) -> None:
         self.boxes[key] = box
         shapes = self.behind if kind == "room" else self.shapes
-        shapes.append(f'<rect class="{kind}" x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}" rx="6"/>')
+        shapes.append(
+            f'<rect class="{kind}" x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}" rx="6"/>'
+        )
 
     def text(self, x: float, y: float, kind: str, text: str) -> None:
         self.shapes.append(f'<text class="{kind}" x="{x:g}" y="{y:g}">{escape(text)}</text>')
@@ -120,7 +153,12 @@ class Picture:
             self.text(x, y + 13 * number, kind, line)
 
     def arrow(self, start: Box, end: Box) -> None:
-        x1, y1, x2, y2 = start.x + start.width / 2, start.y + start.height, end.x + end.width / 2, end.y
+        x1, y1, x2, y2 = (
+            start.x + start.width / 2,
+            start.y + start.height,
+            end.x + end.width / 2,
+            end.y,
+        )
         bend = (y2 - y1) / 2
         self.arrows.append(
             f'<path class="arrow" marker-end="url(#head)" d="M{x1:g},{y1:g} C{x1:g},{y1 + bend:g} {x2:g},{y2 - bend:g} {x2:g},{y2 - 3:g}"/>'
@@ -136,11 +174,18 @@ class Picture:
         for row, floor in enumerate(floors):
             each = (width - PAD - PAD * len(floor)) / len(floor)
             for column, wing in enumerate(floor):
-                box = Box(x + PAD + column * (each + PAD), y + TITLE + PAD / 2 + row * (ROW + GAP), each, ROW)
+                box = Box(
+                    x + PAD + column * (each + PAD),
+                    y + TITLE + PAD / 2 + row * (ROW + GAP),
+                    each,
+                    ROW,
+                )
                 is_wing = (ROOT / name / wing).is_dir()
                 self.box(f"{name}.{wing}", box, "wing" if is_wing else "file")
                 self.text(box.x + 10, box.y + 19, "name", wing)
-                self.lines(box.x + 10, box.y + 35, "purpose", purpose_of(ROOT / name / wing), each - 16)
+                self.lines(
+                    box.x + 10, box.y + 35, "purpose", purpose_of(ROOT / name / wing), each - 16
+                )
         for start, ends in sorted(reduced(imports(1, name)).items()):
             for end in sorted(ends):
                 if {f"{name}.{start}", f"{name}.{end}"} <= self.boxes.keys():

@@ -13,7 +13,12 @@ def generate(target: Path) -> list[Path]:
     """Writes the generated modules into `target` and returns their paths."""
     protos = sorted((ROOT / "proto").glob("*.proto"))
     with tempfile.TemporaryDirectory() as scratch:
-        arguments = ["protoc", f"-Iholdfast/proto={ROOT / 'proto'}", f"--python_out={scratch}", f"--pyi_out={scratch}"]
+        arguments = [
+            "protoc",
+            f"-Iholdfast/proto={ROOT / 'proto'}",
+            f"--python_out={scratch}",
+            f"--pyi_out={scratch}",
+        ]
         arguments += [f"holdfast/proto/{proto.name}" for proto in protos]
         if _protoc_compiler.run_main([argument.encode() for argument in arguments]) != 0:
             raise SystemExit("protoc failed")

@@ -73,7 +73,9 @@ def modules_of(face: ModuleType, prefix: str = "") -> Iterator[tuple[str, Module
     yield prefix, face
     for name in public_names(face):
         value = vars(face)[name]
-        if not isinstance(value, ModuleType) or ("._src." in value.__name__ and name not in ("multihost", "step")):
+        if not isinstance(value, ModuleType) or (
+            "._src." in value.__name__ and name not in ("multihost", "step")
+        ):
             continue
         below = f"{prefix}{name}."
         if name == "v1":
@@ -117,15 +119,22 @@ def own_names(prefix: str, module: ModuleType) -> list[str]:
     kept = []
     for name in names:
         value = vars(module)[name]
-        private = isinstance(value, ModuleType) and ("._src." in value.__name__ or name.endswith(hidden) or prefix)
+        private = isinstance(value, ModuleType) and (
+            "._src." in value.__name__ or name.endswith(hidden) or prefix
+        )
         if not private or (prefix in ("", "v1.") and name in _PUBLIC_MODULES):
             kept.append(name)
     return kept
 
 
-_PUBLIC_MODULES = {"multihost", "step", "checkpoint_utils", "msgpack_utils", "transform_utils", "test_utils"} | {
-    *("arrays", "errors", "handlers", "partial", "path", "training", "tree", "options")
-}
+_PUBLIC_MODULES = {
+    "multihost",
+    "step",
+    "checkpoint_utils",
+    "msgpack_utils",
+    "transform_utils",
+    "test_utils",
+} | {*("arrays", "errors", "handlers", "partial", "path", "training", "tree", "options")}
 
 
 def table() -> str:
@@ -144,7 +153,9 @@ def table() -> str:
         for name, kind, note in rows:
             groups.setdefault((kind, note), []).append(f"`{name}`")
         order = {"same": 0, "translated": 1, "refused": 2}
-        for (kind, note), names in sorted(groups.items(), key=lambda group: (order[group[0][0]], group[1])):
+        for (kind, note), names in sorted(
+            groups.items(), key=lambda group: (order[group[0][0]], group[1])
+        ):
             lines.append(f"| {', '.join(names)} | {kind} | {note} |")
     return "\n".join(lines) + "\n"
 

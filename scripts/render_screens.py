@@ -43,10 +43,21 @@ COMMANDS = {
 
 def output_of(command: str, folder: Path) -> str:
     """Runs a command in `folder`; returns what it printed, in colour."""
-    environment = os.environ | {"COLUMNS": str(WIDTH), "FORCE_COLOR": "1", "JAX_PLATFORMS": "cpu", "TZ": "UTC"}
+    environment = os.environ | {
+        "COLUMNS": str(WIDTH),
+        "FORCE_COLOR": "1",
+        "JAX_PLATFORMS": "cpu",
+        "TZ": "UTC",
+    }
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
     ran = subprocess.run(
-        [HOLDFAST, *command.split()], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120
+        [HOLDFAST, *command.split()],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
     )
     return ran.stdout.replace(str(folder), "/ckpt")
 
@@ -58,7 +69,9 @@ def render(name: str, folder: Path) -> None:
         console.print(Text(f"$ holdfast {command}", style="bold green"))
         console.print(Text.from_ansi(output_of(command, folder)))
     svg = console.export_svg(title=f"holdfast {name}", unique_id=f"holdfast-{name}")
-    svg = re.sub(r"@font-face \{.*?\}\n?", "", svg, flags=re.DOTALL)  # fonts from afar are nobody's business
+    svg = re.sub(
+        r"@font-face \{.*?\}\n?", "", svg, flags=re.DOTALL
+    )  # fonts from afar are nobody's business
     (SCREENS / f"{name}.svg").write_text(svg)
     print(SCREENS / f"{name}.svg")
 
@@ -68,7 +81,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / "train.py").write_text(TRAIN)
-        subprocess.run([sys.executable, "-c", MAKE], cwd=folder, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+        subprocess.run(
+            [sys.executable, "-c", MAKE],
+            cwd=folder,
+            check=True,
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        )
         for name in sys.argv[1:] or COMMANDS:
             render(name, folder)
 

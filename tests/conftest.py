@@ -9,7 +9,9 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow-share", type=float, default=1.0, help="share of the slow tests to run, 0 to 1")
+    parser.addoption(
+        "--slow-share", type=float, default=1.0, help="share of the slow tests to run, 0 to 1"
+    )
     parser.addoption("--slow-seed", default="0", help="chooses which share")
 
 
@@ -26,7 +28,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     chosen, dropped = [], []
     for item in items:
-        lot = int.from_bytes(hashlib.sha256(f"{seed}:{item.nodeid}".encode()).digest()[:8], "big") / 2**64
+        lot = (
+            int.from_bytes(hashlib.sha256(f"{seed}:{item.nodeid}".encode()).digest()[:8], "big")
+            / 2**64
+        )
         (dropped if item.get_closest_marker("slow") and lot >= share else chosen).append(item)
     items[:] = chosen
     config.hook.pytest_deselected(items=dropped)

@@ -23,7 +23,9 @@ _LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
 
 WITH_CODE: list[Any] = [
-    pytest.param(page, marks=[pytest.mark.slow] if page.name in SLOW else []) for page in PAGES if _BLOCK.search(page.read_text())
+    pytest.param(page, marks=[pytest.mark.slow] if page.name in SLOW else [])
+    for page in PAGES
+    if _BLOCK.search(page.read_text())
 ]
 
 
@@ -35,12 +37,27 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
             pytest.skip(f"{library} is not installed")
     program = tmp_path / "page.py"
     program.write_text("\n".join(_BLOCK.findall(page.read_text())))
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "HOME": str(tmp_path)}
-    ran = subprocess.run([sys.executable, program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "HOME": str(tmp_path),
+    }
+    ran = subprocess.run(
+        [sys.executable, program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert ran.returncode == 0, f"{page.name}:\n{program.read_text()}\n{ran.stdout}{ran.stderr}"
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "adr").glob("*.md"))], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "adr").glob("*.md"))],
+    ids=lambda p: p.name,
+)
 def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     """Every relative link of a page names a file that exists."""
     for target in _LINK.findall(page.read_text()):
@@ -48,7 +65,9 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))], ids=lambda p: p.name
+    "page",
+    [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))],
+    ids=lambda p: p.name,
 )
 def test_the_tests_that_a_page_names_are_there(page: Path) -> None:
     """Evidence can be found."""

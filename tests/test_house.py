@@ -21,10 +21,26 @@ CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 # What is put into a file, and the contract that has to notice it.
 UPWARD = {
-    "a room above": ("multihost/spec.py", "import holdfast.checkpoint.manager", "A room imports only the rooms below it"),
-    "a room beside": ("launch/view.py", "from holdfast.checkpoint import save", "A room imports only the rooms below it"),
-    "a wing above": ("checkpoint/storage/local.py", "from ..saving.plan import Plan", "Inside checkpoint imports point downwards"),
-    "a wing above, as a module": ("checkpoint/storage/local.py", "from .. import saving", "Inside checkpoint imports point downwards"),
+    "a room above": (
+        "multihost/spec.py",
+        "import holdfast.checkpoint.manager",
+        "A room imports only the rooms below it",
+    ),
+    "a room beside": (
+        "launch/view.py",
+        "from holdfast.checkpoint import save",
+        "A room imports only the rooms below it",
+    ),
+    "a wing above": (
+        "checkpoint/storage/local.py",
+        "from ..saving.plan import Plan",
+        "Inside checkpoint imports point downwards",
+    ),
+    "a wing above, as a module": (
+        "checkpoint/storage/local.py",
+        "from .. import saving",
+        "Inside checkpoint imports point downwards",
+    ),
     "a wing above, inside a function": (
         "coordination/core/keys.py",
         "def late():\n    from ..client import client as client\n",
@@ -35,13 +51,37 @@ UPWARD = {
         "import holdfast.checkpoint.saving.plan as plan",
         "Inside checkpoint imports point downwards",
     ),
-    "a file beside wings": ("checkpoint/policy.py", "from .options import Options", "Inside checkpoint imports point downwards"),
-    "the face, from inside": ("multihost/group/ids.py", "from holdfast.multihost import Solo", "Inside multihost imports point downwards"),
-    "the face, from below, in compat": ("compat/orbax/args.py", "from . import items", "Inside compat imports point downwards"),
-    "a cycle in a wing": ("launch/supervisor/job.py", "from .decide import decide", "No cycles, at any depth"),
-    "jax in coordination": ("coordination/core/keys.py", "import jax", "coordination starts without jax"),
+    "a file beside wings": (
+        "checkpoint/policy.py",
+        "from .options import Options",
+        "Inside checkpoint imports point downwards",
+    ),
+    "the face, from inside": (
+        "multihost/group/ids.py",
+        "from holdfast.multihost import Solo",
+        "Inside multihost imports point downwards",
+    ),
+    "the face, from below, in compat": (
+        "compat/orbax/args.py",
+        "from . import items",
+        "Inside compat imports point downwards",
+    ),
+    "a cycle in a wing": (
+        "launch/supervisor/job.py",
+        "from .decide import decide",
+        "No cycles, at any depth",
+    ),
+    "jax in coordination": (
+        "coordination/core/keys.py",
+        "import jax",
+        "coordination starts without jax",
+    ),
     "a bare folder name": ("checkpoint/manager.py", "import multihost", "No bare folder names"),
-    "a file that no floor names": ("multihost/news.py", "", "Inside multihost imports point downwards"),
+    "a file that no floor names": (
+        "multihost/news.py",
+        "",
+        "Inside multihost imports point downwards",
+    ),
 }
 
 
@@ -50,15 +90,25 @@ def _sources(folder: str) -> list[Path]:
 
 
 def _lint_imports(tree: Path) -> subprocess.CompletedProcess[str]:
-    command = [Path(sys.executable).parent / "lint-imports", "--no-logo", "--no-cache", "--config", ROOT / "pyproject.toml"]
+    command = [
+        Path(sys.executable).parent / "lint-imports",
+        "--no-logo",
+        "--no-cache",
+        "--config",
+        ROOT / "pyproject.toml",
+    ]
     environment = os.environ | {"PYTHONPATH": str(tree)}
-    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        command, cwd=tree, env=environment, capture_output=True, text=True, timeout=60
+    )
 
 
 def _laid_out(tree: Path) -> Path:
     """Copies the rooms to where they are imported from."""
     for room in ROOMS:
-        shutil.copytree(ROOT / room, tree / "holdfast" / room, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / room, tree / "holdfast" / room, ignore=shutil.ignore_patterns("__pycache__")
+        )
     return tree
 
 
@@ -75,7 +125,9 @@ def test_an_upward_import_is_noticed(kind: str, tmp_path: Path) -> None:
     path = _laid_out(tmp_path) / "holdfast" / file
     path.write_text((path.read_text() if path.exists() else "") + f"\n{line}\n")
     ran = _lint_imports(tmp_path)
-    assert ran.returncode == 1 and re.search(rf"^{re.escape(contract)}.* BROKEN$", ran.stdout, re.MULTILINE), ran.stdout + ran.stderr
+    assert ran.returncode == 1 and re.search(
+        rf"^{re.escape(contract)}.* BROKEN$", ran.stdout, re.MULTILINE
+    ), ran.stdout + ran.stderr
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -84,7 +136,9 @@ def test_relative_imports_stay_in_their_room(room: str) -> None:
     for path in _sources(room):
         depth = len(path.relative_to(ROOT / room).parts)
         for node in ast.walk(ast.parse(path.read_text())):
-            assert not isinstance(node, ast.ImportFrom) or node.level <= depth, f"{path}: a relative import may not leave the room"
+            assert not isinstance(node, ast.ImportFrom) or node.level <= depth, (
+                f"{path}: a relative import may not leave the room"
+            )
 
 
 def test_coordination_never_imports_jax() -> None:
@@ -96,7 +150,11 @@ def test_coordination_never_imports_jax() -> None:
 def test_every_folder_is_a_listed_package() -> None:
     """A folder missing from `packages` would be silently missing from the wheel."""
     listed = {name.removeprefix("holdfast.") for name in CONFIG["tool"]["setuptools"]["packages"]}
-    on_disk = {".".join(path.parent.relative_to(ROOT).parts) for room in ROOMS for path in (ROOT / room).rglob("__init__.py")}
+    on_disk = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for room in ROOMS
+        for path in (ROOT / room).rglob("__init__.py")
+    }
     assert listed == on_disk
     assert {name for name in listed if "." not in name} == set(ROOMS)
     assert all((ROOT / room / "py.typed").exists() for room in ROOMS)
@@ -112,7 +170,10 @@ TESTED_ELSEWHERE = {
     "compat/orbax/face.py": "tests/compat/orbax/test_modules.py",
     "compat/orbax/handlers.py": "tests/compat/orbax/test_checkpointers.py",
     "compat/orbax/startup/sitecustomize.py": "tests/compat/orbax/test_installation.py",
-    **{f"compat/orbax/v1/{name}.py": "tests/compat/orbax/v1/test_checkpoints.py" for name in ("options", "results")},
+    **{
+        f"compat/orbax/v1/{name}.py": "tests/compat/orbax/v1/test_checkpoints.py"
+        for name in ("options", "results")
+    },
     "compat/orbax/v1/modules.py": "tests/compat/orbax/test_modules.py",
     "coordination/server/main.py": "tests/coordination/process/test_spawn.py",
     "coordination/server/transport_aio.py": "tests/coordination/server/test_transports.py",
@@ -130,7 +191,9 @@ def test_tests_mirror_the_tree() -> None:
             name = path.relative_to(ROOT)
             if not path.name.startswith("__"):
                 mirrored = Path("tests") / name.parent / f"test_{name.name}"
-                assert (ROOT / TESTED_ELSEWHERE.get(str(name), mirrored)).exists(), f"{name} has no {mirrored}"
+                assert (ROOT / TESTED_ELSEWHERE.get(str(name), mirrored)).exists(), (
+                    f"{name} has no {mirrored}"
+                )
 
 
 def test_no_wing_is_crowded_and_none_says_more_than_its_purpose() -> None:
@@ -145,12 +208,18 @@ def test_no_wing_is_crowded_and_none_says_more_than_its_purpose() -> None:
             if room == "compat":
                 continue
             (only,) = ast.parse(init.read_text()).body
-            assert isinstance(only, ast.Expr) and isinstance(only.value, ast.Constant), f"{init}: a docstring and nothing else"
+            assert isinstance(only, ast.Expr) and isinstance(only.value, ast.Constant), (
+                f"{init}: a docstring and nothing else"
+            )
 
 
 def test_generated_code_is_fresh(tmp_path: Path) -> None:
     """proto/*_pb2.py and .pyi are what protoc makes of the .proto files."""
-    subprocess.run([sys.executable, ROOT / "scripts" / "generate_proto.py", tmp_path], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, ROOT / "scripts" / "generate_proto.py", tmp_path],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     fresh = {path.name: path.read_text() for path in tmp_path.iterdir()}
     kept = {path.name: path.read_text() for path in (ROOT / "proto").glob("*_pb2.py*")}
     assert fresh == kept, "run `make proto`"
@@ -158,14 +227,26 @@ def test_generated_code_is_fresh(tmp_path: Path) -> None:
 
 def test_the_picture_of_the_architecture_is_fresh(tmp_path: Path) -> None:
     """docs/architecture.svg shows today's wings and imports."""
-    subprocess.run([sys.executable, ROOT / "scripts" / "draw_architecture.py", tmp_path / "a.svg"], check=True, stdout=subprocess.DEVNULL)
-    assert (tmp_path / "a.svg").read_text() == (ROOT / "docs" / "architecture.svg").read_text(), "run python scripts/draw_architecture.py"
+    subprocess.run(
+        [sys.executable, ROOT / "scripts" / "draw_architecture.py", tmp_path / "a.svg"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    assert (tmp_path / "a.svg").read_text() == (ROOT / "docs" / "architecture.svg").read_text(), (
+        "run python scripts/draw_architecture.py"
+    )
 
 
 @pytest.mark.parametrize("room", ["coordination", "multihost", "checkpoint", "launch"])
 def test_the_face_of_a_room_lists_what_it_offers(room: str) -> None:
     """Every name of `__all__` exists and is public, and no module or wing of the room bears it."""
     code = f"import holdfast.{room} as m; assert all(not n.startswith('_') and hasattr(m, n) for n in m.__all__); print(*m.__all__)"
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True, text=True)
-    modules = {path.stem for path in (ROOT / room).iterdir() if path.is_dir() or path.suffix == ".py"}
-    assert not modules & set(ran.stdout.split()), "importing such a module would put it in the place of the public name"
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True, text=True
+    )
+    modules = {
+        path.stem for path in (ROOT / room).iterdir() if path.is_dir() or path.suffix == ".py"
+    }
+    assert not modules & set(ran.stdout.split()), (
+        "importing such a module would put it in the place of the public name"
+    )

@@ -30,8 +30,25 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     # A copy, because setuptools leaves build/lib behind, and the next wheel would hold what has been deleted since.
     source = folder / "source"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".venv", ".git", "build", "demo-run", "__pycache__", "*.egg-info"))
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", "-w", folder, source]
+    shutil.copytree(
+        ROOT,
+        source,
+        ignore=shutil.ignore_patterns(
+            ".venv", ".git", "build", "demo-run", "__pycache__", "*.egg-info"
+        ),
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "-w",
+        folder,
+        source,
+    ]
     subprocess.run(command, check=True, timeout=110)
     return next(folder.glob("holdfast-*.whl"))
 
@@ -48,12 +65,23 @@ def test_a_wheel_is_not_shadowed_and_shadows_nothing(wheel: Path, tmp_path: Path
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         archive.extractall(tmp_path / "site")
-    assert {name.split("/")[0] for name in names} == {"holdfast", next(n.split("/")[0] for n in names if ".dist-info" in n)}
+    assert {name.split("/")[0] for name in names} == {
+        "holdfast",
+        next(n.split("/")[0] for n in names if ".dist-info" in n),
+    }
     assert "holdfast/__init__.py" not in names, "holdfast is a namespace"
     assert {"holdfast/checkpoint/py.typed", "holdfast/proto/coordination.proto"} <= set(names)
     folder = _hostile_folder(tmp_path / "user")
     code = "import sys, holdfast.checkpoint as c; assert c.__file__.startswith(sys.argv[1]), c.__file__"
     # The interpreter below the virtual environment reads no .pth file there, so the editable install is out of sight.
-    environment = {"PYTHONPATH": f"{tmp_path / 'site'}:{sysconfig.get_path('purelib')}", "PATH": os.environ["PATH"]}
+    environment = {
+        "PYTHONPATH": f"{tmp_path / 'site'}:{sysconfig.get_path('purelib')}",
+        "PATH": os.environ["PATH"],
+    }
     base = getattr(sys, "_base_executable", sys.executable)
-    subprocess.run([base, "-W", "ignore", "-c", code, tmp_path / "site"], cwd=folder, env=environment, check=True)
+    subprocess.run(
+        [base, "-W", "ignore", "-c", code, tmp_path / "site"],
+        cwd=folder,
+        env=environment,
+        check=True,
+    )

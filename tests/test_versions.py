@@ -39,7 +39,11 @@ ENDS = {
 def _python(version: str) -> str:
     """Finds a Python of this version that runs: on PATH, as the Makefile does, or among pyenv's. Without one it skips, and in CI fails."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    places = [sys.executable, f"python{version}", *map(str, sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True))]
+    places = [
+        sys.executable,
+        f"python{version}",
+        *map(str, sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True)),
+    ]
     check = f"import sys, venv, ensurepip; sys.exit('%d.%d' % sys.version_info[:2] != '{version}')"
     for place in filter(shutil.which, places):
         if subprocess.run([place, "-c", check], capture_output=True, check=False).returncode == 0:
@@ -77,10 +81,16 @@ def _tests_of(room: str) -> list[str]:
 def test_the_ends_are_those_that_are_promised() -> None:
     """Every lower bound in pyproject.toml is pinned at the lowest end; the Pythons of the ends are the first and the last that it names."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    bounds = {name: f"=={bound}" for name, bound in (text.split(">=") for text in project["dependencies"])}
+    bounds = {
+        name: f"=={bound}" for name, bound in (text.split(">=") for text in project["dependencies"])
+    }
     pins = dict(re.fullmatch(r"([\w-]+)(==.*)", pin).groups() for pin in LOWEST)  # type: ignore[union-attr]
-    assert {name for name, bound in bounds.items() if not f"{pins[name]}.".startswith(f"{bound}.")} == set()
-    named = [text.rpartition(" ")[2] for text in project["classifiers"] if re.search(r":: 3\.\d+$", text)]
+    assert {
+        name for name, bound in bounds.items() if not f"{pins[name]}.".startswith(f"{bound}.")
+    } == set()
+    named = [
+        text.rpartition(" ")[2] for text in project["classifiers"] if re.search(r":: 3\.\d+$", text)
+    ]
     assert project["requires-python"] == f">={named[0]}"
     assert (ENDS["lowest"][0], ENDS["newest"][0]) == (named[0], named[-1])
 
@@ -93,13 +103,17 @@ def test_an_end_is_what_its_name_says(end: str) -> None:
     version, pins = ENDS[end]
     code = "import sys, importlib.metadata as m; print('%d.%d' % sys.version_info[:2], *map(m.version, sys.argv[1:]))"
     names = [re.split("[=>]", pin)[0] for pin in pins]
-    ran = subprocess.run([_environment(end), "-c", code, *names], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [_environment(end), "-c", code, *names], capture_output=True, text=True, check=True
+    )
     python, *found = ran.stdout.split()
     assert python == version
     if end == "lowest":
         assert [f"{name}=={number}" for name, number in zip(names, found, strict=True)] == pins
     else:
-        assert (int(found[0].split(".")[1]) >= 12) if end == "newest" else found[0].startswith("0.11.")
+        assert (
+            (int(found[0].split(".")[1]) >= 12) if end == "newest" else found[0].startswith("0.11.")
+        )
 
 
 @pytest.mark.slow
@@ -108,14 +122,30 @@ def test_an_end_is_what_its_name_says(end: str) -> None:
 @pytest.mark.parametrize("end", ENDS)
 def test_the_fast_tests_pass_at_both_ends(end: str, room: str) -> None:
     """The fast tests of a room pass at this end."""
-    command = [_environment(end), "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *_tests_of(room)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=850)
+    command = [
+        _environment(end),
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "not slow",
+        "-p",
+        "no:cacheprovider",
+        *_tests_of(room),
+    ]
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")
+    }
+    ran = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=850
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 @pytest.mark.parametrize("end", ["lowest", "newest"])
-def test_a_python_that_is_missing_is_an_error_in_ci(end: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_python_that_is_missing_is_an_error_in_ci(
+    end: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Where nobody looks at skips an end that cannot be tested fails; elsewhere it is skipped, and the reason says what was looked at."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
@@ -139,7 +169,9 @@ def _make(folder: Path, pythons: dict[str, str], *arguments: str) -> str:
         (folder / "bin" / name).chmod(0o755)
     (folder / "pyproject.toml").touch()
     command = [make, "-C", folder, "-f", ROOT / "Makefile", *arguments]
-    ran = subprocess.run(command, env={"PATH": str(folder / "bin")}, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        command, env={"PATH": str(folder / "bin")}, capture_output=True, text=True, check=False
+    )
     return ran.stdout + ran.stderr
 
 
@@ -150,24 +182,35 @@ RUNS, SHIM = f'exec {sys.executable} "$@"', "echo 'pyenv: command not found' >&2
     ("pythons", "chosen"),
     [
         ({"python3.13": RUNS, "python3.12": RUNS, "python3": SHIM}, "python3.13"),
-        ({"python3.13": SHIM, "python3.12": SHIM, "python3.11": RUNS, "python3": RUNS}, "python3.11"),
+        (
+            {"python3.13": SHIM, "python3.12": SHIM, "python3.11": RUNS, "python3": RUNS},
+            "python3.11",
+        ),
         ({"python3.13": SHIM, "python3.14": RUNS, "python3": RUNS}, "python3"),
     ],
 )
-def test_make_takes_the_newest_python_that_runs(pythons: dict[str, str], chosen: str, tmp_path: Path) -> None:
+def test_make_takes_the_newest_python_that_runs(
+    pythons: dict[str, str], chosen: str, tmp_path: Path
+) -> None:
     """A name on PATH that only fails, as pyenv's shims do, is passed over."""
     assert f"\n{chosen} -m venv " in _make(tmp_path, pythons, "-n", "setup")
 
 
 def test_make_takes_the_python_that_it_is_told(tmp_path: Path) -> None:
     """PYTHON= beats the newest."""
-    assert "\nmine -m venv " in _make(tmp_path, {"python3.13": RUNS, "mine": RUNS}, "-n", "setup", "PYTHON=mine")
+    assert "\nmine -m venv " in _make(
+        tmp_path, {"python3.13": RUNS, "mine": RUNS}, "-n", "setup", "PYTHON=mine"
+    )
 
 
 def test_make_says_what_it_looked_for(tmp_path: Path) -> None:
     """Without a Python it stops before it makes anything, and says what it looked for and what to do."""
     said = _make(tmp_path, {"python3.13": SHIM, "python3": SHIM}, "setup")
-    assert "no Python 3.11 to 3.13 that runs" in said and "Looked on PATH for python3.13" in said and "make PYTHON=" in said
+    assert (
+        "no Python 3.11 to 3.13 that runs" in said
+        and "Looked on PATH for python3.13" in said
+        and "make PYTHON=" in said
+    )
     assert not (tmp_path / ".venv").exists()
 
 
@@ -177,4 +220,6 @@ def test_make_uses_no_other_python_than_asked_for(tmp_path: Path) -> None:
     (tmp_path / ".venv" / "bin" / "python").write_text("#!/bin/sh\necho 3.10\n")
     (tmp_path / ".venv" / "bin" / "python").chmod(0o755)
     said = _make(tmp_path, {"mine": RUNS}, "setup", "PYTHON=mine")
-    assert ".venv is not of PYTHON=mine, but of Python 3.10: leave out PYTHON, or remove .venv" in said
+    assert (
+        ".venv is not of PYTHON=mine, but of Python 3.10: leave out PYTHON, or remove .venv" in said
+    )

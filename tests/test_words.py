@@ -21,7 +21,9 @@ _GIVEN_UP = """
     lanes part sub cells tag Coming Leaving Looks Roster Refusal Reply Link Broken Wire Channel Turn epoch needs Found Seat News
     left used knob _Stream _left _late _gone _await
 """
-_MODULES_GIVEN_UP = "keeping explaining bundle spread stores own cleaner become guard call looks coming leaving"
+_MODULES_GIVEN_UP = (
+    "keeping explaining bundle spread stores own cleaner become guard call looks coming leaving"
+)
 GIVEN_UP, MODULES_GIVEN_UP = frozenset(_GIVEN_UP.split()), frozenset(_MODULES_GIVEN_UP.split())
 KEPT = {
     ("multihost/preemption/sources.py", "Source"),  # public: a source of notices
@@ -77,11 +79,18 @@ def _names(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             yield node.name
-            yield from (line.target.id for line in node.body if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name))
+            yield from (
+                line.target.id
+                for line in node.body
+                if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+            )
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name
             arguments = node.args
-            yield from (argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
+            yield from (
+                argument.arg
+                for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+            )
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -90,7 +99,11 @@ def test_names_that_were_given_up_do_not_come_back(room: str) -> None:
     for path in sorted((ROOT / room).rglob("*.py")):
         where = str(path.relative_to(ROOT))
         assert path.stem not in MODULES_GIVEN_UP, where
-        found = {name for name in _names(ast.parse(path.read_text())) if name in GIVEN_UP and (where, name) not in KEPT}
+        found = {
+            name
+            for name in _names(ast.parse(path.read_text()))
+            if name in GIVEN_UP and (where, name) not in KEPT
+        }
         assert not found, f"{where} has {sorted(found)}"
 
 
@@ -101,13 +114,21 @@ def test_no_docstring_begins_with_is(room: str) -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node) or ""
-                assert not text.startswith("Is "), f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+                assert not text.startswith("Is "), (
+                    f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+                )
 
 
-@pytest.mark.parametrize("page", sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md")}), ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md")}), ids=lambda page: page.name
+)
 def test_pages_use_todays_names(page: Path) -> None:
     """No page names a class that was given up, nor a private module."""
-    classes = "|".join(name for name in GIVEN_UP if name[0].isupper() and name not in ("Source", "Save", "Own", "How"))
+    classes = "|".join(
+        name
+        for name in GIVEN_UP
+        if name[0].isupper() and name not in ("Source", "Save", "Own", "How")
+    )
     text = page.read_text()
     assert not re.findall(rf"`(?:{classes})[`(.]", text)
     assert not re.findall(r"(?:coordination|multihost|checkpoint|launch|cli)/_\w+\.py", text)
@@ -117,5 +138,7 @@ def test_pages_use_todays_names(page: Path) -> None:
 def test_the_face_of_a_room_is_pinned(room: str) -> None:
     """What a room offers changes only together with this list."""
     code = f"import holdfast.{room} as m; print(*m.__all__)"
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True, text=True
+    )
     assert ran.stdout.split() == PUBLIC[room].split()

@@ -37,7 +37,9 @@ class Feed:
     threads of the feed.
     """
 
-    def __init__(self, find: Callable[[], CoordinatorAddress | None], publish: Callable[[str], None]) -> None:
+    def __init__(
+        self, find: Callable[[], CoordinatorAddress | None], publish: Callable[[str], None]
+    ) -> None:
         self._find, self._publish = find, publish
         self._closed = threading.Event()
         self._lock = threading.Lock()
@@ -47,7 +49,9 @@ class Feed:
         self._findings: list[Finding] = []
         self._curve = StepCurve()
         self._wanted = threading.Event()  # stacks
-        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._watch, self._explain)]
+        self._threads = [
+            threading.Thread(target=run, daemon=True) for run in (self._watch, self._explain)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -77,7 +81,9 @@ class Feed:
         wait_s = 0.0
         while not self._closed.wait(wait_s):
             gone = self._ask()
-            shown = snapshot(self._status, self._findings, self._curve.samples(), unix_s=time.time(), gone=gone)
+            shown = snapshot(
+                self._status, self._findings, self._curve.samples(), unix_s=time.time(), gone=gone
+            )
             self._publish(encode(shown))
             count = self._status.num_processes if self._status is not None else 0
             wait_s = max(_INTERVAL_S, count / _PROCESSES_PER_S)
@@ -103,7 +109,11 @@ class Feed:
         return ""
 
     def _reach(self, target: CoordinatorAddress | None) -> None:
-        client = None if target is None else StatusClient(target.address, target.credentials, timeout_s=5.0)
+        client = (
+            None
+            if target is None
+            else StatusClient(target.address, target.credentials, timeout_s=5.0)
+        )
         with self._lock:
             old, self._client, self._target = self._client, client, target
         if old is not None:

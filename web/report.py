@@ -22,15 +22,23 @@ def write_report(status_file: Path, report_file: Path) -> None:
         kept = json.loads(status_file.read_text())
         status = ParseDict(kept["status"], session_pb2.StatusResponse(), ignore_unknown_fields=True)
         samples = [Sample(*each) for each in kept.get("samples", [])]
-        shown = snapshot(status, (), samples, unix_s=float(kept["unix_s"]), gone=str(kept["outcome"]))
+        shown = snapshot(
+            status, (), samples, unix_s=float(kept["unix_s"]), gone=str(kept["outcome"])
+        )
     except (KeyError, TypeError, ValueError, ParseError) as error:
-        raise ValueError(f"{status_file}: expected the status that `holdfast run` leaves, found {type(error).__name__}: {error}") from None
+        raise ValueError(
+            f"{status_file}: expected the status that `holdfast run` leaves, found {type(error).__name__}: {error}"
+        ) from None
     report_file.write_text(_standing_still(shown), encoding="utf-8")
 
 
 def _standing_still(shown: dict[str, Any]) -> str:
     """Returns the page with its style, its script and its data in itself."""
-    html, css, script = ((_PAGE / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js"))
+    html, css, script = (
+        (_PAGE / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")
+    )
     data = f'<script type="application/json" id="data">{encode(shown)}</script>'
     html = html.replace('<link rel="stylesheet" href="page.css">', f"<style>{css}</style>")
-    return html.replace('<script src="page.js" defer></script>', "").replace("</body>", f"{data}\n<script>{script}</script>\n</body>")
+    return html.replace('<script src="page.js" defer></script>', "").replace(
+        "</body>", f"{data}\n<script>{script}</script>\n</body>"
+    )

@@ -19,7 +19,11 @@ from .feed import CoordinatorAddress, Feed
 PAGE = Path(__file__).parent / "page"
 MOST_VIEWERS = 200
 _KEEP_ALIVE_S = 15.0
-_FILES = {"": ("page.html", "text/html"), "page.css": ("page.css", "text/css"), "page.js": ("page.js", "text/javascript")}
+_FILES = {
+    "": ("page.html", "text/html"),
+    "page.css": ("page.css", "text/css"),
+    "page.js": ("page.js", "text/javascript"),
+}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'",
@@ -81,9 +85,17 @@ def make_app(hub: Hub, token: str, hosts: frozenset[str], stacks: Callable[[int]
     def refusal(request: Request) -> Response | None:
         host = request.headers.get("host", "")
         if host not in hosts:
-            return PlainTextResponse(f"asked for as {host!r}; expected one of {', '.join(sorted(hosts))}\n", 421, _HEADERS)
+            return PlainTextResponse(
+                f"asked for as {host!r}; expected one of {', '.join(sorted(hosts))}\n",
+                421,
+                _HEADERS,
+            )
         if not secrets.compare_digest(request.path_params["token"].encode(), token.encode()):
-            return PlainTextResponse("wrong token; use the URL that `holdfast web` or `holdfast run --web` printed\n", 403, _HEADERS)
+            return PlainTextResponse(
+                "wrong token; use the URL that `holdfast web` or `holdfast run --web` printed\n",
+                403,
+                _HEADERS,
+            )
         return None
 
     async def file(request: Request) -> Response:
@@ -98,13 +110,17 @@ def make_app(hub: Hub, token: str, hosts: frozenset[str], stacks: Callable[[int]
         if refused := refusal(request):
             return refused
         if hub.viewers >= MOST_VIEWERS:
-            return PlainTextResponse(f"{MOST_VIEWERS} viewers are here already; close one\n", 503, _HEADERS)
+            return PlainTextResponse(
+                f"{MOST_VIEWERS} viewers are here already; close one\n", 503, _HEADERS
+            )
         return StreamingResponse(hub.stream(), media_type="text/event-stream", headers=_HEADERS)
 
     async def process_stacks(request: Request) -> Response:
         if refused := refusal(request):
             return refused
-        return PlainTextResponse(await run_in_threadpool(stacks, request.path_params["process"]), headers=_HEADERS)
+        return PlainTextResponse(
+            await run_in_threadpool(stacks, request.path_params["process"]), headers=_HEADERS
+        )
 
     routes = [
         Route("/{token}/events", events),
@@ -132,7 +148,9 @@ def serve_page(
     try:
         import uvicorn
     except ImportError:
-        raise ImportError("the page needs starlette and uvicorn: pip install 'holdfast[web]'") from None
+        raise ImportError(
+            "the page needs starlette and uvicorn: pip install 'holdfast[web]'"
+        ) from None
     token = token or secrets.token_urlsafe(24)
     with _listening(host, port) as listener:
         hosts = _names(host, listener.getsockname()[1])
@@ -141,7 +159,9 @@ def serve_page(
 
 def _listening(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host.strip("[]"), port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return socket.create_server(
+            (host.strip("[]"), port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
     except OSError as error:
         raise OSError(
             f"cannot listen at {host}:{port}: {os.strerror(error.errno or 0)}; choose another --port, or 0 for a free one"
@@ -151,7 +171,11 @@ def _listening(host: str, port: int) -> socket.socket:
 def _names(host: str, port: int) -> frozenset[str]:
     """Returns how a browser may ask for this server. A page elsewhere whose name was pointed here asks under its own name."""
     loopback = {"127.0.0.1", "localhost", "[::1]"}
-    own = {host, socket.gethostname()} if host in ("0.0.0.0", "::") else {f"[{host}]" if ":" in host and host[0] != "[" else host}
+    own = (
+        {host, socket.gethostname()}
+        if host in ("0.0.0.0", "::")
+        else {f"[{host}]" if ":" in host and host[0] != "[" else host}
+    )
     return frozenset(f"{name}:{port}" for name in loopback | own)
 
 
@@ -172,13 +196,22 @@ async def _serve(
 
     with Feed(find, publish) as feed:
         app = make_app(hub, token, hosts, feed.stacks)
-        config = uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False, timeout_graceful_shutdown=1, ws="none")
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            lifespan="off",
+            access_log=False,
+            timeout_graceful_shutdown=1,
+            ws="none",
+        )
         server = uvicorn.Server(config)
         shutdown = server.shutdown
 
         async def end_streams_first(sockets: list[socket.socket] | None = None) -> None:
             hub.close()
-            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a viewer that does not read is cut off, and that is meant
+            logging.getLogger("uvicorn.error").setLevel(
+                logging.CRITICAL
+            )  # a viewer that does not read is cut off, and that is meant
             await shutdown(sockets)
 
         server.shutdown = end_streams_first

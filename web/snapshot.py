@@ -37,9 +37,15 @@ def snapshot(
         "goodput_s": {part: round(seconds, 1) for part, seconds in status.goodput_s.items()},
         "findings": [finding.as_json() for finding in findings],
         "processes": [_row(status, task) for task in status.tasks],
-        "root": next((_root(task.progress.root) for task in status.tasks if task.progress.HasField("root")), None),
+        "root": next(
+            (_root(task.progress.root) for task in status.tasks if task.progress.HasField("root")),
+            None,
+        ),
         "barriers": [_barrier(barrier) for barrier in status.barriers],
-        "events": [{"unix_s": round(event.unix_s, 1), "kind": event.kind, "text": event.text} for event in status.events[-MOST_EVENTS:]],
+        "events": [
+            {"unix_s": round(event.unix_s, 1), "kind": event.kind, "text": event.text}
+            for event in status.events[-MOST_EVENTS:]
+        ],
         "samples": [list(each) for each in samples],
     }
 
@@ -71,7 +77,11 @@ def _row(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> di
 
 def _root(root: session_pb2.CheckpointRoot) -> dict[str, Any]:
     steps = [
-        {name: getattr(step, name) for name in ("step", "bytes", "incremental", "local", "damaged", "survives")} for step in root.steps
+        {
+            name: getattr(step, name)
+            for name in ("step", "bytes", "incremental", "local", "damaged", "survives")
+        }
+        for step in root.steps
     ]
     return {"path": root.path, "num_steps": root.num_steps, "steps": steps}
 

@@ -47,7 +47,11 @@ def checkpoint_page(shown: Mapping[str, Any]) -> str:
     total = sum(leaf["bytes"] for leaf in arrays)
     step = f"step {shown['step']} of " if shown["step"] is not None else ""
     title = escape(f"{step}{shown['path']} ({shown['layout']})")
-    facts = "".join(f"<p>{name}: {escape(str(shown[name]))}</p>" for name in ("metrics", "metadata") if shown[name])
+    facts = "".join(
+        f"<p>{name}: {escape(str(shown[name]))}</p>"
+        for name in ("metrics", "metadata")
+        if shown[name]
+    )
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title><style>{_STYLE}</style>'
     return (
         f'<!doctype html><html lang="en"><head>{head}</head><body><main><h1>{title}</h1>'
@@ -56,7 +60,9 @@ def checkpoint_page(shown: Mapping[str, Any]) -> str:
     )
 
 
-def squarify(sizes: Sequence[float], x: float, y: float, width: float, height: float) -> Iterator[Cell]:
+def squarify(
+    sizes: Sequence[float], x: float, y: float, width: float, height: float
+) -> Iterator[Cell]:
     """Yields a rectangle for each of `sizes`, which fall and are above 0: together they fill the given one, each as square as can be."""
     scale = width * height / sum(sizes) if sizes else 0.0
     areas = [size * scale for size in sizes]
@@ -64,15 +70,25 @@ def squarify(sizes: Sequence[float], x: float, y: float, width: float, height: f
     while first < len(areas):
         side = min(width, height)
         last = first + 1
-        while last < len(areas) and _worst(areas[first : last + 1], side) <= _worst(areas[first:last], side):
+        while last < len(areas) and _worst(areas[first : last + 1], side) <= _worst(
+            areas[first:last], side
+        ):
             last += 1
         row = areas[first:last]
-        depth = min(sum(row) / side, max(width, height)) if side else 0.0  # a rounding must not leave the place
+        depth = (
+            min(sum(row) / side, max(width, height)) if side else 0.0
+        )  # a rounding must not leave the place
         at = 0.0
         for offset, area in enumerate(row):
             length = side * area / sum(row)
             down = width >= height  # the row is a column at the left
-            yield Cell(x if down else x + at, y + at if down else y, depth if down else length, length if down else depth, first + offset)
+            yield Cell(
+                x if down else x + at,
+                y + at if down else y,
+                depth if down else length,
+                length if down else depth,
+                first + offset,
+            )
             at += length
         if width >= height:
             x, width = x + depth, max(0.0, width - depth)
@@ -83,7 +99,11 @@ def squarify(sizes: Sequence[float], x: float, y: float, width: float, height: f
 
 def _worst(areas: Sequence[float], side: float) -> float:
     total = sum(areas)
-    return max(side * side * max(areas) / total**2, total**2 / (side * side * min(areas))) if side and total else 0.0
+    return (
+        max(side * side * max(areas) / total**2, total**2 / (side * side * min(areas)))
+        if side and total
+        else 0.0
+    )
 
 
 def _treemap(arrays: Sequence[Mapping[str, Any]]) -> str:
@@ -91,9 +111,20 @@ def _treemap(arrays: Sequence[Mapping[str, Any]]) -> str:
     shown, rest = leaves[:MOST_CELLS], leaves[MOST_CELLS:]
     labels = [(f"{leaf['item']}/{leaf['path']}", leaf["bytes"]) for leaf in shown]
     if rest:
-        labels = sorted([*labels, (f"{len(rest)} smaller leaves", sum(leaf["bytes"] for leaf in rest))], key=lambda label: -label[1])
-    groups = {name: number for number, name in enumerate(dict.fromkeys(label.rpartition(".")[0] for label, _ in labels))}
-    drawn = [_cell(cell, *labels[cell.number], groups) for cell in squarify([size for _, size in labels], 0, 0, WIDTH, HEIGHT)]
+        labels = sorted(
+            [*labels, (f"{len(rest)} smaller leaves", sum(leaf["bytes"] for leaf in rest))],
+            key=lambda label: -label[1],
+        )
+    groups = {
+        name: number
+        for number, name in enumerate(
+            dict.fromkeys(label.rpartition(".")[0] for label, _ in labels)
+        )
+    }
+    drawn = [
+        _cell(cell, *labels[cell.number], groups)
+        for cell in squarify([size for _, size in labels], 0, 0, WIDTH, HEIGHT)
+    ]
     return (
         f'<svg class="map" viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img" aria-label="Sizes of the leaves; the table below says them">'
         f"{''.join(drawn)}</svg>"
@@ -112,13 +143,17 @@ def _cell(cell: Cell, label: str, size: int, groups: Mapping[str, int]) -> str:
 
 def _table(leaves: Sequence[Mapping[str, Any]]) -> str:
     counted = any(leaf.get("stats") for leaf in leaves)
-    columns = ("item", "path", "type", "shape", "size", "sharding") + (("min", "max", "mean", "NaN", "values") if counted else ())
+    columns = ("item", "path", "type", "shape", "size", "sharding") + (
+        ("min", "max", "mean", "NaN", "values") if counted else ()
+    )
     head = "".join(f'<th scope="col">{column}</th>' for column in columns)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(_row(leaf, counted) for leaf in leaves)}</tbody></table>"
 
 
 def _row(leaf: Mapping[str, Any], counted: bool) -> str:
-    cells = [f"<td>{escape(str(text))}</td>" for text in (leaf["item"], leaf["path"], leaf["dtype"])]
+    cells = [
+        f"<td>{escape(str(text))}</td>" for text in (leaf["item"], leaf["path"], leaf["dtype"])
+    ]
     if leaf.get("bytes") is None:
         cells.append(f'<td colspan="3">{escape(repr(leaf.get("value"))[:200])}</td>')
     else:
@@ -147,8 +182,15 @@ def _shards(counts: Sequence[int]) -> str:
 def _values(stats: Mapping[str, Any] | None) -> list[str]:
     if not stats:
         return ["<td></td>"] * 5
-    numbers = [f'<td class="number">{stats[name]:.4g}</td>' if stats[name] is not None else "<td></td>" for name in ("min", "max", "mean")]
-    return [*numbers, f'<td class="number">{stats["nan"] or ""}</td>', f"<td>{_bars(stats['bins'])}</td>"]
+    numbers = [
+        f'<td class="number">{stats[name]:.4g}</td>' if stats[name] is not None else "<td></td>"
+        for name in ("min", "max", "mean")
+    ]
+    return [
+        *numbers,
+        f'<td class="number">{stats["nan"] or ""}</td>',
+        f"<td>{_bars(stats['bins'])}</td>",
+    ]
 
 
 def _bars(counts: Sequence[int]) -> str:
@@ -156,7 +198,8 @@ def _bars(counts: Sequence[int]) -> str:
     if not most:
         return ""
     bars = [
-        f'<rect x="{8 * n}" y="{30 - 30 * count / most:.1f}" width="7" height="{30 * count / most:.1f}"/>' for n, count in enumerate(counts)
+        f'<rect x="{8 * n}" y="{30 - 30 * count / most:.1f}" width="7" height="{30 * count / most:.1f}"/>'
+        for n, count in enumerate(counts)
     ]
     label = f"histogram: {', '.join(map(str, counts))}"
     return f'<svg class="bars" width="{8 * len(counts)}" height="30" role="img" aria-label="{label}">{"".join(bars)}</svg>'

@@ -47,10 +47,18 @@ _AS_BYTES = (
 
 def _resolve(name: str) -> np.dtype[Any] | None:
     found = getattr(ml_dtypes, name, None)
-    return np.dtype(found if found is not None else name) if found is not None or name in np.sctypeDict else None
+    return (
+        np.dtype(found if found is not None else name)
+        if found is not None or name in np.sctypeDict
+        else None
+    )
 
 
-_BY_NAME = {name: dtype for name in (*SAFETENSORS_NAMES, *_AS_BYTES) if (dtype := _resolve(name)) is not None}
+_BY_NAME = {
+    name: dtype
+    for name in (*SAFETENSORS_NAMES, *_AS_BYTES)
+    if (dtype := _resolve(name)) is not None
+}
 
 
 def dtype_named(name: str) -> np.dtype[Any] | None:

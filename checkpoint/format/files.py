@@ -61,18 +61,35 @@ class ItemReport:
     def to_json(self) -> dict[str, Any]:
         """Returns what `from_json` takes: JSON types only, to be put into a larger message."""
         files = [[file.name, file.size, file.head, file.crc] for file in self.files]
-        body = {"process": self.process, "plan": self.plan, "files": files, "local": list(self.local), "values": [*map(list, self.values)]}
+        body = {
+            "process": self.process,
+            "plan": self.plan,
+            "files": files,
+            "local": list(self.local),
+            "values": [*map(list, self.values)],
+        }
         body |= {} if self.where is None else {"where": [*map(list, self.where)]}
-        return body if self.names is None else body | {"names": list(self.names), "per_process": self.per_process}
+        return (
+            body
+            if self.names is None
+            else body | {"names": list(self.names), "per_process": self.per_process}
+        )
 
     @classmethod
     def from_json(cls, data: Any) -> ItemReport:
         """Returns the report; raises ValueError when `data` is not one."""
         try:
-            files = tuple(FileReport(str(name), int(size), int(head), int(crc)) for name, size, head, crc in data["files"])
+            files = tuple(
+                FileReport(str(name), int(size), int(head), int(crc))
+                for name, size, head, crc in data["files"]
+            )
             values = tuple((str(kind), str(text)) for kind, text in data["values"])
             runs = data.get("where")
-            where = None if runs is None else tuple((int(first), int(step), int(count)) for first, step, count in runs)
+            where = (
+                None
+                if runs is None
+                else tuple((int(first), int(step), int(count)) for first, step, count in runs)
+            )
             return cls(
                 int(data["process"]),
                 str(data["plan"]),
@@ -170,7 +187,11 @@ class StepNames:
 
     def check(self) -> StepNames:
         """Returns itself. Raises ValueError for what no reader takes."""
-        if not _STEP_PREFIX.fullmatch(self.prefix) or self.prefix.startswith(".") or not 1 <= self.width <= 18:
+        if (
+            not _STEP_PREFIX.fullmatch(self.prefix)
+            or self.prefix.startswith(".")
+            or not 1 <= self.width <= 18
+        ):
             raise ValueError(f"prefix {self.prefix!r}, width {self.width!r}")
         return self
 
@@ -206,7 +227,9 @@ def read_step_names(storage: Storage) -> StepNames:
     except (FileNotFoundError, NotADirectoryError):
         return PLAIN_NAMES
     except Corrupt:
-        if not _is_listed(storage, STEP_NAMES):  # it is not the file that is no file, but a folder above it
+        if not _is_listed(
+            storage, STEP_NAMES
+        ):  # it is not the file that is no file, but a folder above it
             return PLAIN_NAMES
         raise
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -232,7 +255,9 @@ def step_folders(storage: Storage, names: StepNames | None = None) -> dict[int, 
     """Returns all folders that are named as the root's steps are, by their numbers, which ascend; `names` where they are known already."""
     folders = [entry.name[:-1] for entry in storage.list("") if entry.name.endswith("/")]
     names = names or read_step_names(storage)
-    return dict(sorted((step, name) for name in folders if (step := names.step_of(name)) is not None))
+    return dict(
+        sorted((step, name) for name in folders if (step := names.step_of(name)) is not None)
+    )
 
 
 def has_record(storage: Storage, folder: str) -> bool:
@@ -255,7 +280,11 @@ def list_steps(storage: Storage, names: StepNames | None = None) -> list[int]:
     folders: dict[int, str] = {}
     for _ in range(LOOKS):
         before, folders = folders, step_folders(storage, names)
-        there = run_side_by_side(lambda folder: has_record(storage, folder), list(folders.values()), storage.max_concurrency)
+        there = run_side_by_side(
+            lambda folder: has_record(storage, folder),
+            list(folders.values()),
+            storage.max_concurrency,
+        )
         steps = [step for step, is_there in zip(folders, there, strict=True) if is_there]
         if steps or folders == before:
             return steps

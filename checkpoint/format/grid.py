@@ -26,7 +26,9 @@ class Grid:
     @cached_property
     def counts(self) -> tuple[int, ...]:
         cuts = zip(self.shape, self.shard_shape, self.chunk_shape, strict=True)
-        return tuple(size // shard * -(-shard // chunk) if size else 1 for size, shard, chunk in cuts)
+        return tuple(
+            size // shard * -(-shard // chunk) if size else 1 for size, shard, chunk in cuts
+        )
 
     @property
     def num_chunks(self) -> int:
@@ -38,7 +40,9 @@ class Grid:
         if not size:
             return np.zeros(2, np.int64)
         inner = np.arange(0, shard, chunk, dtype=np.int64)
-        return np.append((np.arange(0, size, shard, dtype=np.int64)[:, None] + inner).reshape(-1), size)
+        return np.append(
+            (np.arange(0, size, shard, dtype=np.int64)[:, None] + inner).reshape(-1), size
+        )
 
     def region(self, index: int) -> tuple[tuple[int, int], ...]:
         """Returns the (start, stop) of a chunk along each axis."""
@@ -68,8 +72,12 @@ class Grid:
         chunks = np.arange(self.num_chunks)
         shards = np.zeros_like(chunks)
         indices = np.unravel_index(chunks, self.counts) if self.counts else ()
-        for index, size, shard, chunk in zip(indices, self.shape, self.shard_shape, self.chunk_shape, strict=True):
-            shards = shards * (size // shard if size else 1) + (index // -(-shard // chunk) if size else 0)
+        for index, size, shard, chunk in zip(
+            indices, self.shape, self.shard_shape, self.chunk_shape, strict=True
+        ):
+            shards = shards * (size // shard if size else 1) + (
+                index // -(-shard // chunk) if size else 0
+            )
         return shards
 
 

@@ -80,11 +80,15 @@ def encode(value: Any, path: str) -> Any:
         if array.dtype.hasobject:
             raise _unsupported(path, value)
         data = base64.b64encode(array.tobytes()).decode()
-        return {"$array": [array.dtype.name, list(array.shape), data, isinstance(value, np.generic)]}
+        return {
+            "$array": [array.dtype.name, list(array.shape), data, isinstance(value, np.generic)]
+        }
     if isinstance(value, list):
         return [encode(element, f"{path}[{index}]") for index, element in enumerate(value)]
     if isinstance(value, tuple):
-        return {"$tuple": [encode(element, f"{path}[{index}]") for index, element in enumerate(value)]}
+        return {
+            "$tuple": [encode(element, f"{path}[{index}]") for index, element in enumerate(value)]
+        }
     if isinstance(value, dict):
         return _encode_dict(value, path)
     raise _unsupported(path, value)
@@ -93,7 +97,12 @@ def encode(value: Any, path: str) -> Any:
 def _encode_dict(value: dict[Any, Any], path: str) -> Any:
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
         return {key: encode(member, f"{path}.{key}") for key, member in value.items()}
-    return {"$dict": [[encode(key, f"{path} (key)"), encode(member, f"{path}.{key}")] for key, member in value.items()]}
+    return {
+        "$dict": [
+            [encode(key, f"{path} (key)"), encode(member, f"{path}.{key}")]
+            for key, member in value.items()
+        ]
+    }
 
 
 def decode(value: Any) -> Any:
@@ -108,7 +117,9 @@ def decode(value: Any) -> Any:
     try:
         return _DECODERS[kind](value[kind])
     except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"an iterator's state holds {kind!r}, which does not read: {error}") from error
+        raise CheckpointError(
+            f"an iterator's state holds {kind!r}, which does not read: {error}"
+        ) from error
 
 
 def _decode_array(fields: Any) -> Any:

@@ -30,7 +30,11 @@ _by_name: dict[str, _LeafType] = {}
 
 
 def register_leaf_type(
-    cls: type[T], to_fields: Callable[[T], Mapping[str, Any]], from_fields: Callable[[dict[str, Any]], T], *, name: str = ""
+    cls: type[T],
+    to_fields: Callable[[T], Mapping[str, Any]],
+    from_fields: Callable[[dict[str, Any]], T],
+    *,
+    name: str = "",
 ) -> None:
     """Registers a class whose instances jax takes for leaves, for saves and restores of this process. Thread-safe.
 
@@ -40,7 +44,9 @@ def register_leaf_type(
     """
     known = _LeafType(name or type_name(cls), to_fields, from_fields)
     if any(other is not cls and found.name == known.name for other, found in _by_class.items()):
-        raise ValueError(f"register_leaf_type: the name {known.name!r} is another class's; give one of its own: name=...")
+        raise ValueError(
+            f"register_leaf_type: the name {known.name!r} is another class's; give one of its own: name=..."
+        )
     _by_class[cls] = _by_name[known.name] = known
 
 
@@ -51,7 +57,9 @@ def encode_leaf_types(tree: Any) -> Any:
     leaves, treedef = flatten(tree)
     if not any(type(leaf) in _by_class for leaf in leaves):
         return tree
-    return treedef.unflatten([_encode(leaf, path) for leaf, path in zip(leaves, describe(tree)[1], strict=True)])
+    return treedef.unflatten(
+        [_encode(leaf, path) for leaf, path in zip(leaves, describe(tree)[1], strict=True)]
+    )
 
 
 def _encode(leaf: Any, path: str) -> Any:
@@ -59,7 +67,10 @@ def _encode(leaf: Any, path: str) -> Any:
     if known is None:
         return leaf
     try:
-        return Node(known.name, {str(key): encode_leaf_types(value) for key, value in known.to_fields(leaf).items()})
+        return Node(
+            known.name,
+            {str(key): encode_leaf_types(value) for key, value in known.to_fields(leaf).items()},
+        )
     except Exception as error:
         message = f"the leaf {path!r} is a {type_name(type(leaf))}, whose to_fields failed: {error_text(error)}"
         raise UnsupportedLeaf(message, leaf=path, found=type_name(type(leaf))) from error
@@ -79,7 +90,9 @@ def _is_registered(node: Any) -> bool:
 def _decode(node: Any) -> Any:
     if not _is_registered(node):
         return node
-    return make_leaf(node.type_name, {str(key): decode_leaf_types(value) for key, value in node.items()})
+    return make_leaf(
+        node.type_name, {str(key): decode_leaf_types(value) for key, value in node.items()}
+    )
 
 
 def leaf_makers() -> Mapping[str, Callable[[dict[str, Any]], Any]]:

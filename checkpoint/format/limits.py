@@ -8,7 +8,9 @@ import re
 from typing import Any
 
 STEP_LIMIT = 10**18
-JSON_LIMIT_BYTES = 100_000_000  # of a JSON item, of a user's metadata, and of a tree's Python values
+JSON_LIMIT_BYTES = (
+    100_000_000  # of a JSON item, of a user's metadata, and of a tree's Python values
+)
 HEADER_LIMIT_BYTES = 100_000_000  # of a pack, as in the safetensors library
 RECORD_LIMIT_BYTES = 256 << 20
 ITEM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -37,7 +39,9 @@ def check_item_name(name: Any) -> str:
 def encode_json(value: Any, what: str) -> bytes:
     """Returns a user's value as JSON; `what` names it in errors. Raises TypeError or ValueError for what no JSON reader would take back."""
     try:
-        data = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode()
+        data = json.dumps(
+            value, separators=(",", ":"), allow_nan=False, ensure_ascii=False
+        ).encode()
     except UnicodeEncodeError as error:
         raise ValueError(
             f"{what} cannot be saved as JSON: a string in it is not valid UTF-8: {error.object[error.start : error.end]!r}"
@@ -45,7 +49,9 @@ def encode_json(value: Any, what: str) -> bytes:
     except (TypeError, ValueError, RecursionError) as error:
         raise type(error)(f"{what} cannot be saved as JSON: {error}") from error
     if len(data) > JSON_LIMIT_BYTES:
-        raise ValueError(f"{what} has {len(data):,} bytes as JSON, a reader takes {JSON_LIMIT_BYTES:,}; put large values into an array")
+        raise ValueError(
+            f"{what} has {len(data):,} bytes as JSON, a reader takes {JSON_LIMIT_BYTES:,}; put large values into an array"
+        )
     return data
 
 

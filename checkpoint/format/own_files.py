@@ -68,7 +68,9 @@ def stage_files(files: Files, *, writes: bool, max_file_bytes: int | None) -> St
         sizes = {name: (folder / name).stat().st_size for name in own_names(folder)}
         for name, size in sizes.items():
             if max_file_bytes is not None and size > max_file_bytes:
-                raise ValueError(f"the file {name!r} has {size:,} bytes, and this store takes {max_file_bytes:,}; expected several files")
+                raise ValueError(
+                    f"the file {name!r} has {size:,} bytes, and this store takes {max_file_bytes:,}; expected several files"
+                )
         return StagedFiles(folder, tuple(sizes), files.per_process, sum(sizes.values()))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -83,7 +85,9 @@ def give_files(like: Any, files: Iterable[tuple[str, Iterable[memoryview]]], whe
     if not isinstance(like, Files):
         return {name: _join(name, pieces, where) for name, pieces in files}
     if like.read is None:
-        raise ValueError("a `like` of an item of files expects a `read`: Files(read=load_tokenizer)")
+        raise ValueError(
+            "a `like` of an item of files expects a `read`: Files(read=load_tokenizer)"
+        )
     with scratch_folder() as folder:
         put_files(folder, files, where)
         return like.read(folder)
@@ -111,7 +115,12 @@ def scratch_folder() -> Iterator[Path]:
 
 def is_own_name(name: Any) -> bool:
     """Says whether a name may stand in a record: it names a file below a folder, whoever makes a path of it."""
-    if type(name) is not str or not 0 < len(name) <= OWN_NAME_LIMIT or not name.isprintable() or "\\" in name:
+    if (
+        type(name) is not str
+        or not 0 < len(name) <= OWN_NAME_LIMIT
+        or not name.isprintable()
+        or "\\" in name
+    ):
         return False
     return not {"", ".", ".."} & set(name.split("/"))
 
@@ -122,13 +131,19 @@ def own_names(folder: Path) -> list[str]:
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
-            raise ValueError(f"{name!r} is no file and no folder; expected files, copied instead of linked")
+            raise ValueError(
+                f"{name!r} is no file and no folder; expected files, copied instead of linked"
+            )
         if not is_own_name(name):
-            raise ValueError(f"{name!r} is no name for a file: expected printable characters, at most {OWN_NAME_LIMIT}, and no backslash")
+            raise ValueError(
+                f"{name!r} is no name for a file: expected printable characters, at most {OWN_NAME_LIMIT}, and no backslash"
+            )
         if path.is_file():
             found.append(name)
     if len(found) > MAX_FILES:
-        raise ValueError(f"{len(found):,} files; expected at most {MAX_FILES:,} of a process in an item: pack them into archives")
+        raise ValueError(
+            f"{len(found):,} files; expected at most {MAX_FILES:,} of a process in an item: pack them into archives"
+        )
     return found
 
 
@@ -140,7 +155,10 @@ def put_files(folder: Path, files: Iterable[tuple[str, Iterable[memoryview]]], w
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("xb")
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-            raise HostileCheckpoint(f"{where}: {name!r} cannot be there beside the other files: {error.strerror}", path=where) from error
+            raise HostileCheckpoint(
+                f"{where}: {name!r} cannot be there beside the other files: {error.strerror}",
+                path=where,
+            ) from error
         with file:
             for piece in pieces:
                 file.write(piece)

@@ -16,7 +16,9 @@ import numpy as np
 from ..errors import Corrupt, HostileCheckpoint
 
 ALIGN_BYTES = 64
-HEADER_BYTES = 16 << 20  # left for the header where a store bounds its files: more than a file of that size needs
+HEADER_BYTES = (
+    16 << 20
+)  # left for the header where a store bounds its files: more than a file of that size needs
 PREFIX_BYTES = 256 << 10
 LARGE_BYTES = 1 << 20  # chunks from here on have checksums of prefixes: smaller ones are read whole
 
@@ -46,17 +48,33 @@ class HeaderFrame(NamedTuple):
         texts, offset = [], 0
         for name, dtype, shape, nbytes in entries:
             begin, offset = offset, offset + nbytes
-            texts.append(f',{json.dumps(name)}:{{"dtype":"{dtype}","shape":{json.dumps(shape)},"data_offsets":[{begin},{offset}]}}')
+            texts.append(
+                f',{json.dumps(name)}:{{"dtype":"{dtype}","shape":{json.dumps(shape)},"data_offsets":[{begin},{offset}]}}'
+            )
         start, end = b'{"__metadata__":{"crc32c":"', ('"}' + "".join(texts) + "}").encode()
         num_prefixes = sum(count_prefixes(nbytes) for *_, nbytes in entries)
-        length = len(start) + len(_checksum_text([0] * len(entries), bytes(4 * num_prefixes))) + len(end)
+        length = (
+            len(start) + len(_checksum_text([0] * len(entries), bytes(4 * num_prefixes))) + len(end)
+        )
         padding = -(8 + length) % ALIGN_BYTES
-        return cls((length + padding).to_bytes(8, "little") + start, end + b" " * padding, 8 + length + padding)
+        return cls(
+            (length + padding).to_bytes(8, "little") + start,
+            end + b" " * padding,
+            8 + length + padding,
+        )
 
     def join(self, checksums: Sequence[ChunkChecksum]) -> bytes:
         """Returns a pack's first bytes: its length and its header."""
-        prefixes = np.array([crc for checksum in checksums for crc in checksum.prefixes], "<u4").tobytes()
-        return b"".join((self.start, _checksum_text([checksum.crc for checksum in checksums], prefixes), self.end))
+        prefixes = np.array(
+            [crc for checksum in checksums for crc in checksum.prefixes], "<u4"
+        ).tobytes()
+        return b"".join(
+            (
+                self.start,
+                _checksum_text([checksum.crc for checksum in checksums], prefixes),
+                self.end,
+            )
+        )
 
 
 def _checksum_text(crcs: Sequence[int], prefixes: bytes) -> bytes:
@@ -91,25 +109,47 @@ def parse_header(data: bytes, size: int, path: str) -> dict[str, ChunkEntry]:
         header = json.loads(data[8:])
         metadata = header.pop("__metadata__")
         crcs, prefixes = metadata["crc32c"], _parse_prefixes(metadata.get("crc32c_prefixes"))
-        entries = sorted((*entry["data_offsets"], name, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items())
+        entries = sorted(
+            (*entry["data_offsets"], name, entry["dtype"], tuple(entry["shape"]))
+            for name, entry in header.items()
+        )
         found = {}
         at = taken = 0
         for index, (start, stop, name, dtype, shape) in enumerate(entries):
             if type(start) is not int or type(stop) is not int or start != at or stop < start:
-                raise HostileCheckpoint(f"{path}: chunk {name!r} lies at {start}:{stop}, where {at} was expected", path=path, file=path)
+                raise HostileCheckpoint(
+                    f"{path}: chunk {name!r} lies at {start}:{stop}, where {at} was expected",
+                    path=path,
+                    file=path,
+                )
             count = 0 if prefixes is None else count_prefixes(stop - start)
-            checksum = ChunkChecksum(int(crcs[8 * index : 8 * index + 8], 16), tuple(prefixes[taken : taken + count]) if prefixes else ())
+            checksum = ChunkChecksum(
+                int(crcs[8 * index : 8 * index + 8], 16),
+                tuple(prefixes[taken : taken + count]) if prefixes else (),
+            )
             found[name] = ChunkEntry(str(dtype), shape, len(data) + start, stop - start, checksum)
             at, taken = stop, taken + count
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise Corrupt(f"{path}: the header of this pack cannot be read: {error!r}", path=path, file=path) from error
+        raise Corrupt(
+            f"{path}: the header of this pack cannot be read: {error!r}", path=path, file=path
+        ) from error
     if len(data) + at != size or len(crcs) != 8 * len(found):
-        raise HostileCheckpoint(f"{path}: the header describes {len(data) + at} bytes, the file has {size}", path=path, file=path)
+        raise HostileCheckpoint(
+            f"{path}: the header describes {len(data) + at} bytes, the file has {size}",
+            path=path,
+            file=path,
+        )
     if prefixes is not None and taken != len(prefixes):
-        message = f"{path}: the header has checksums of {len(prefixes)} prefixes, its chunks have {taken}"
+        message = (
+            f"{path}: the header has checksums of {len(prefixes)} prefixes, its chunks have {taken}"
+        )
         raise HostileCheckpoint(message, path=path, file=path)
     return found
 
 
 def _parse_prefixes(text: str | None) -> list[int] | None:
-    return None if text is None else np.frombuffer(base64.b64decode(text, validate=True), "<u4").tolist()
+    return (
+        None
+        if text is None
+        else np.frombuffer(base64.b64decode(text, validate=True), "<u4").tolist()
+    )

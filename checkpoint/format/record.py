@@ -126,7 +126,9 @@ def parse_fetched(data: bytes, storage: Storage, step_dir: str) -> Record:
     number = other_step(record.step, join(storage.root, step_dir))
     if number is not None:
         message = f"{path}: this is the record of step {record.step}, in the folder of step {number}; call the folder {record.step} again"
-        raise Corrupt(f"{message}, or by a name that is no number", path=path, file=path, step=number)
+        raise Corrupt(
+            f"{message}, or by a name that is no number", path=path, file=path, step=number
+        )
     return record
 
 
@@ -136,7 +138,10 @@ def fetch_record(storage: Storage, step_dir: str) -> bytes:
     try:
         return storage.fetch(join(step_dir, RECORD_NAME), RECORD_LIMIT_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise StepNotFound(f"there is no checkpoint at {join(storage.root, step_dir)}: {path} is missing", path=path) from error
+        raise StepNotFound(
+            f"there is no checkpoint at {join(storage.root, step_dir)}: {path} is missing",
+            path=path,
+        ) from error
     except IsADirectoryError as error:
         raise Corrupt(f"{path}: the record is a folder", path=path, file=path) from error
     except OverflowError as error:
@@ -154,7 +159,9 @@ def check_record_size(data: bytes, path: str) -> None:
     """Raises HostileCheckpoint for a record that is longer than readers take."""
     if len(data) > RECORD_LIMIT_BYTES:
         message = f"{path}: its record would have {len(data):,} bytes, and readers take at most {RECORD_LIMIT_BYTES:,}"
-        raise HostileCheckpoint(f"{message}; save fewer leaves, or shorter names, values and metadata", path=path)
+        raise HostileCheckpoint(
+            f"{message}; save fewer leaves, or shorter names, values and metadata", path=path
+        )
 
 
 def find_item(record: Record, item: str) -> ItemRecord:
@@ -184,11 +191,18 @@ def expand_runs(table: Any, files: int, limit: int = MAX_CHUNKS) -> list[Ints]:
 
     Raises ValueError where there is no such file, or more chunks than `limit`.
     """
-    if sum(whole(count) for runs in table for _, _, count in runs) > limit or any(count < 1 for runs in table for _, _, count in runs):
+    if sum(whole(count) for runs in table for _, _, count in runs) > limit or any(
+        count < 1 for runs in table for _, _, count in runs
+    ):
         raise ValueError(f"the runs of chunks do not add up to at most {limit}")
     expanded = []
     for runs in table:
-        found = np.concatenate([whole(first) + int(step) * np.arange(count, dtype=np.int64) for first, step, count in runs])
+        found = np.concatenate(
+            [
+                whole(first) + int(step) * np.arange(count, dtype=np.int64)
+                for first, step, count in runs
+            ]
+        )
         if found.min() < 0 or found.max() >= files:
             raise ValueError("a chunk lies in a file that is not there")
         expanded.append(found)
@@ -204,14 +218,27 @@ def parse_record(data: bytes, path: str) -> Record:
     """Parses and validates a record; raises Corrupt (checksum, syntax) or HostileCheckpoint (names, bounds), naming `path`."""
     if not is_sealed(data):
         raise Corrupt(
-            f"{path}: the record's checksum does not fit its bytes; the file was damaged after it was written", path=path, file=path
+            f"{path}: the record's checksum does not fit its bytes; the file was damaged after it was written",
+            path=path,
+            file=path,
         )
     try:
         return _parse(json.loads(data), path)
     except (HostileCheckpoint, Corrupt):
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError, MemoryError) as error:
-        raise HostileCheckpoint(f"{path}: this is not a record that holdfast writes: {error!r}", path=path, file=path) from error
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        OverflowError,
+        RecursionError,
+        MemoryError,
+    ) as error:
+        raise HostileCheckpoint(
+            f"{path}: this is not a record that holdfast writes: {error!r}", path=path, file=path
+        ) from error
 
 
 def _parse(data: dict[str, Any], path: str) -> Record:
@@ -227,7 +254,10 @@ def _parse(data: dict[str, Any], path: str) -> Record:
         started_s=float(data["started_s"]),
         finished_s=float(data["finished_s"]),
         items=items,
-        metrics={name: float(value) if isinstance(value, str) else value for name, value in data["metrics"].items()},
+        metrics={
+            name: float(value) if isinstance(value, str) else value
+            for name, value in data["metrics"].items()
+        },
         metadata=data["metadata"],
         versions=dict(data["versions"]),
         opening=whole(data["opening"]) if "opening" in data else None,
@@ -249,16 +279,29 @@ def _parse_item(name: str, data: dict[str, Any], path: str) -> ItemRecord:
     if data["kind"] == "json":
         return ItemRecord(name, "json", files)
     if data["kind"] == "files":
-        return ItemRecord(name, "files", files, names=_parse_own_names(data["names"], len(files)), per_process=_is_per_process(data))
+        return ItemRecord(
+            name,
+            "files",
+            files,
+            names=_parse_own_names(data["names"], len(files)),
+            per_process=_is_per_process(data),
+        )
     if data["kind"] != "tree":
         raise ValueError(f"no item of kind {data['kind']!r}")
     values = iter(data["values"])
     room = sum(min(file.head, HEADER_LIMIT_BYTES) for file in files) // MIN_ENTRY_BYTES
-    parser = _LeafParser(expand_runs(data["cells"], len(files), min(room, MAX_CHUNKS)), data["shardings"])
-    leaves = tuple(_parse_value(leaf, values) if leaf["kind"] in _VALUE_KINDS else parser.parse(leaf) for leaf in data["leaves"])
+    parser = _LeafParser(
+        expand_runs(data["cells"], len(files), min(room, MAX_CHUNKS)), data["shardings"]
+    )
+    leaves = tuple(
+        _parse_value(leaf, values) if leaf["kind"] in _VALUE_KINDS else parser.parse(leaf)
+        for leaf in data["leaves"]
+    )
     claimed = sum(len(leaf.files) for leaf in leaves if leaf.files is not None)
     if claimed > room:
-        raise ValueError(f"the leaves have {claimed} chunks, and the headers of the files have room for {room}")
+        raise ValueError(
+            f"the leaves have {claimed} chunks, and the headers of the files have room for {room}"
+        )
     if next(values, None) is not None or len({leaf.path for leaf in leaves}) != len(leaves):
         raise ValueError("leaves and values do not belong together")
     check_description(data["tree"], len(leaves), path)
@@ -278,7 +321,9 @@ def _parse_file(item: str, name: str, size: Any, head: Any, crc: Any, *, path: s
     """Checks a file's name, here and nowhere else: it lies in its item's folder and is one that a writer makes."""
     folder, _, base = name.partition("/")
     if folder != item or not _FILE_NAME.fullmatch(base):
-        raise HostileCheckpoint(f"{path}: {name!r} is not a name of a file in this step", path=path, file=path)
+        raise HostileCheckpoint(
+            f"{path}: {name!r} is not a name of a file in this step", path=path, file=path
+        )
     return FileReport(name, whole(size), whole(head, whole(size)), whole(crc, 0xFFFFFFFF))
 
 
@@ -312,7 +357,10 @@ class _LeafParser:
     """Parses the arrays of an item; what they share is checked once."""
 
     def __init__(self, chunk_files: list[Ints], shardings: list[Any]) -> None:
-        self._chunk_files, self._shardings = chunk_files, [parse_sharding(description) for description in shardings]
+        self._chunk_files, self._shardings = (
+            chunk_files,
+            [parse_sharding(description) for description in shardings],
+        )
         self._known: dict[tuple[Any, ...], tuple[tuple[int, ...], Grid, Ints]] = {}
 
     def parse(self, data: dict[str, Any]) -> LeafRecord:
@@ -321,21 +369,36 @@ class _LeafParser:
             raise ValueError(f"leaf {path!r} is of kind {kind!r}")
         key = (data["dtype"], *data["shape"], *shard_shape, *chunk_shape, data["cells"])
         if key not in self._known:
-            self._known[key] = self._check(data["dtype"], data["shape"], shard_shape, chunk_shape, data["cells"])
+            self._known[key] = self._check(
+                data["dtype"], data["shape"], shard_shape, chunk_shape, data["cells"]
+            )
         shape, grid, files = self._known[key]
         impl, sharding = str(data.get("impl", "")), self._shardings[whole(data["sharding"])]
         per_process = "per_process" in data and _is_per_process(data)
         if per_process and not shape:
             raise ValueError(f"leaf {path!r} is kept per process, and has no axis for them")
-        return LeafRecord(path, kind, data["dtype"], shape, impl, sharding, grid, files, per_process=per_process)
+        return LeafRecord(
+            path, kind, data["dtype"], shape, impl, sharding, grid, files, per_process=per_process
+        )
 
-    def _check(self, name: str, sizes: Any, shard_shape: Any, chunk_shape: Any, run: Any) -> tuple[tuple[int, ...], Grid, Ints]:
+    def _check(
+        self, name: str, sizes: Any, shard_shape: Any, chunk_shape: Any, run: Any
+    ) -> tuple[tuple[int, ...], Grid, Ints]:
         dtype, shape = dtype_named(name), tuple(map(whole, sizes))
-        if dtype is None or len(shape) > _MAX_RANK or math.prod(shape) * dtype.itemsize > _MAX_BYTES:
+        if (
+            dtype is None
+            or len(shape) > _MAX_RANK
+            or math.prod(shape) * dtype.itemsize > _MAX_BYTES
+        ):
             raise ValueError(f"an array has dtype {name!r} and shape {shape}")
-        grid, files = _parse_grid(shape, shard_shape, chunk_shape, dtype.itemsize), self._chunk_files[whole(run)]
+        grid, files = (
+            _parse_grid(shape, shard_shape, chunk_shape, dtype.itemsize),
+            self._chunk_files[whole(run)],
+        )
         if grid.num_chunks != len(files):
-            raise ValueError(f"a grid has {grid.num_chunks} chunks, and the record lists {len(files)}")
+            raise ValueError(
+                f"a grid has {grid.num_chunks} chunks, and the record lists {len(files)}"
+            )
         return shape, grid, files
 
 
@@ -346,6 +409,9 @@ def _parse_grid(shape: tuple[int, ...], shard_sizes: Any, chunk_sizes: Any, item
     if not math.prod(shape):
         if shard_shape != shape or chunk_shape != shape:
             raise ValueError("an array without elements has a grid")
-    elif any(not 1 <= chunk <= shard or size % shard for size, shard, chunk in zip(shape, shard_shape, chunk_shape, strict=True)):
+    elif any(
+        not 1 <= chunk <= shard or size % shard
+        for size, shard, chunk in zip(shape, shard_shape, chunk_shape, strict=True)
+    ):
         raise ValueError(f"the grid {shard_shape}, {chunk_shape} does not fit the shape {shape}")
     return Grid(shape, shard_shape, chunk_shape, itemsize)

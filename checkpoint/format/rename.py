@@ -50,7 +50,9 @@ def rename_all(names: Names, old: Iterable[str]) -> dict[str, str]:
     for name in old:
         new = rename(name)
         if new in taken:
-            raise ValueError(f"the renaming gives '{taken[new]}' and '{name}' the same name '{new}'; change one of its rules")
+            raise ValueError(
+                f"the renaming gives '{taken[new]}' and '{name}' the same name '{new}'; change one of its rules"
+            )
         found[name] = new
         taken[new] = name
     return found

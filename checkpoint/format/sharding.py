@@ -17,7 +17,10 @@ def show_sharding(description: Any) -> str:
         return str(description.get("other", description))
     spec = ", ".join("+".join(axes) if axes else "-" for axes in description["spec"])
     spec = f"({spec})" if any(description["spec"]) else "replicated"
-    return f"{spec} on " + " ".join(f"{axis}={size}" for axis, size in zip(description["axes"], description["sizes"], strict=True))
+    return f"{spec} on " + " ".join(
+        f"{axis}={size}"
+        for axis, size in zip(description["axes"], description["sizes"], strict=True)
+    )
 
 
 def axes_of(entry: Any) -> tuple[str, ...]:
@@ -46,8 +49,12 @@ def describe_sharding(sharding: Sharding) -> Any:
 
 def parse_sharding(description: Any) -> Any:
     """Returns a description if it is one that `describe_sharding` makes, None included; raises ValueError for another."""
-    if description is None or (isinstance(description, dict) and (set(description) in ({"device"}, {"other"}))):
+    if description is None or (
+        isinstance(description, dict) and (set(description) in ({"device"}, {"other"}))
+    ):
         return description
-    if set(description) != {"axes", "sizes", "devices", "spec"} or not all(isinstance(description[key], list) for key in description):
+    if set(description) != {"axes", "sizes", "devices", "spec"} or not all(
+        isinstance(description[key], list) for key in description
+    ):
         raise ValueError("a sharding is not one that holdfast writes")
     return description

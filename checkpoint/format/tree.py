@@ -27,13 +27,30 @@ Maker: TypeAlias = Callable[[dict[str, Any]], Any]
 MAX_DEPTH = 200  # of nodes within nodes; Python and JSON parsers recurse
 VALUE_TYPES = (bool, int, float, complex, str, bytes)
 
-_LEAF_TYPES = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic, bool, int, float, complex, str, bytes)
+_LEAF_TYPES = (
+    jax.Array,
+    jax.ShapeDtypeStruct,
+    np.ndarray,
+    np.generic,
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+)
 _seen_leaf_types: set[type] = set()
-_MAPPINGS = {dict: "dict", collections.OrderedDict: "OrderedDict", collections.defaultdict: "defaultdict"}
+_MAPPINGS = {
+    dict: "dict",
+    collections.OrderedDict: "OrderedDict",
+    collections.defaultdict: "defaultdict",
+}
 _MAPPING_KINDS = frozenset(_MAPPINGS.values())
 _KEYED, _KEY_TYPES = _MAPPING_KINDS | {"namedtuple", "object"}, frozenset({str, int})
 _SEQUENCE, _MAPPING = {"kind", "nodes"}, {"kind", "nodes", "keys"}  # what a node's description has
-_ESCAPED = {ord(char): f"\\{char}" for char in "\\.[]"} | {code: f"\\x{code:02x}" for code in (*range(32), 127)}
+_ESCAPED = {ord(char): f"\\{char}" for char in "\\.[]"} | {
+    code: f"\\x{code:02x}" for code in (*range(32), 127)
+}
 
 
 @dataclass(frozen=True)
@@ -56,11 +73,20 @@ class Node(Mapping[str | int, Any]):
         return len(self.fields)
 
 
-def _flatten_node(node: Node) -> tuple[list[tuple[DictKey, Any]], tuple[str, tuple[str | int, ...]]]:
-    return [(DictKey(key), value) for key, value in node.fields.items()], (node.type_name, tuple(node.fields))
+def _flatten_node(
+    node: Node,
+) -> tuple[list[tuple[DictKey, Any]], tuple[str, tuple[str | int, ...]]]:
+    return [(DictKey(key), value) for key, value in node.fields.items()], (
+        node.type_name,
+        tuple(node.fields),
+    )
 
 
-jax.tree_util.register_pytree_with_keys(Node, _flatten_node, lambda aux, children: Node(aux[0], dict(zip(aux[1], children, strict=True))))
+jax.tree_util.register_pytree_with_keys(
+    Node,
+    _flatten_node,
+    lambda aux, children: Node(aux[0], dict(zip(aux[1], children, strict=True))),
+)
 
 
 @contextmanager
@@ -116,7 +142,10 @@ def escape(key: str | int) -> str:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise UnsupportedLeaf(f"the key {text!r} is not valid UTF-8 and cannot be saved; rename it", leaf=repr(text)) from None
+            raise UnsupportedLeaf(
+                f"the key {text!r} is not valid UTF-8 and cannot be saved; rename it",
+                leaf=repr(text),
+            ) from None
         text = text.translate(_ESCAPED)
     if text == "__metadata__":
         return "\\__metadata__"
@@ -154,7 +183,11 @@ def _describe(tree: Any, path: str, depth: int, paths: list[str]) -> Any:
         paths.append(path or "\\r")
         return len(paths) - 1
     if depth >= MAX_DEPTH:
-        raise UnsupportedLeaf(f"the tree at {path!r} is nested deeper than {MAX_DEPTH}; flatten it", leaf=path, found=type(tree).__name__)
+        raise UnsupportedLeaf(
+            f"the tree at {path!r} is nested deeper than {MAX_DEPTH}; flatten it",
+            leaf=path,
+            found=type(tree).__name__,
+        )
     nodes = [_describe(child, join_path(path, key), depth + 1, paths) for key, child in children]
     return _kind(tree, [key for key, _ in children], path) | {"nodes": nodes}
 
@@ -207,7 +240,11 @@ def _kind(tree: Any, keys: list[Any], path: str) -> dict[str, Any]:
         return {"kind": "namedtuple", "type": type_name(type(tree)), "keys": list(tree._fields)}
     if isinstance(tree, Node):
         return {"kind": "object", "type": tree.type_name, "keys": keys}
-    return {"kind": "object", "type": type_name(type(tree)), "keys": [key if type(key) is int else str(key) for key in keys]}
+    return {
+        "kind": "object",
+        "type": type_name(type(tree)),
+        "keys": [key if type(key) is int else str(key) for key in keys],
+    }
 
 
 def type_name(cls: type) -> str:
@@ -215,16 +252,29 @@ def type_name(cls: type) -> str:
 
 
 def rebuild(
-    description: Any, leaves: Sequence[Any], types: Sequence[type] = (), *, plain: bool = False, makers: Mapping[str, Maker] | None = None
+    description: Any,
+    leaves: Sequence[Any],
+    types: Sequence[type] = (),
+    *,
+    plain: bool = False,
+    makers: Mapping[str, Maker] | None = None,
 ) -> Any:
     """Returns the tree of a checked description: classes in `types` are called with their fields by name, others become Nodes.
 
     With `plain` others, namedtuples too, become dicts of their fields, or lists where these are numbered. `makers` are for leaf types.
     """
-    return _rebuild(description, leaves, {type_name(cls): cls for cls in types}, plain, makers or {})
+    return _rebuild(
+        description, leaves, {type_name(cls): cls for cls in types}, plain, makers or {}
+    )
 
 
-def _rebuild(node: Any, leaves: Sequence[Any], types: Mapping[str, type], plain: bool, makers: Mapping[str, Maker]) -> Any:
+def _rebuild(
+    node: Any,
+    leaves: Sequence[Any],
+    types: Mapping[str, type],
+    plain: bool,
+    makers: Mapping[str, Maker],
+) -> Any:
     if node is None:
         return None
     if isinstance(node, int):
@@ -248,7 +298,9 @@ def _rebuild(node: Any, leaves: Sequence[Any], types: Mapping[str, type], plain:
         numbered = node["keys"] and node["keys"] == list(range(len(children)))
         return children if numbered else dict(zip(node["keys"], children, strict=True))
     if node["kind"] == "namedtuple":
-        return _namedtuple(node["type"].rpartition(":")[2].rpartition(".")[2], tuple(node["keys"]))(*children)
+        return _namedtuple(node["type"].rpartition(":")[2].rpartition(".")[2], tuple(node["keys"]))(
+            *children
+        )
     return Node(node["type"], dict(zip(node["keys"], children, strict=True)))
 
 
@@ -270,7 +322,11 @@ def _namedtuple(name: str, fields: tuple[str, ...]) -> type:
 def check_description(node: Any, leaf_count: int, path: str) -> None:
     """Raises HostileCheckpoint unless this is a description that `describe` can have made, with each leaf once and in order."""
     if _check(node, 0, 0, path) != leaf_count:
-        raise HostileCheckpoint(f"{path}: the tree and its list of {leaf_count} leaves do not belong together", path=path, file=path)
+        raise HostileCheckpoint(
+            f"{path}: the tree and its list of {leaf_count} leaves do not belong together",
+            path=path,
+            file=path,
+        )
 
 
 def _check(node: Any, done: int, depth: int, path: str) -> int:
@@ -278,8 +334,15 @@ def _check(node: Any, done: int, depth: int, path: str) -> int:
         return done
     if type(node) is int and node == done:
         return done + 1
-    if depth > MAX_DEPTH or not isinstance(node, dict) or not isinstance(node.get("nodes"), list) or not _check_kind(node):
-        raise HostileCheckpoint(f"{path}: the tree's description is not one that holdfast writes", path=path, file=path)
+    if (
+        depth > MAX_DEPTH
+        or not isinstance(node, dict)
+        or not isinstance(node.get("nodes"), list)
+        or not _check_kind(node)
+    ):
+        raise HostileCheckpoint(
+            f"{path}: the tree's description is not one that holdfast writes", path=path, file=path
+        )
     for child in node["nodes"]:
         done = _check(child, done, depth + 1, path)
     return done
@@ -293,4 +356,8 @@ def _check_kind(node: dict[str, Any]) -> bool:
         return False
     if not _KEY_TYPES.issuperset(map(type, keys)) or len(set(keys)) != len(keys):
         return False
-    return node.keys() == _MAPPING if kind in _MAPPING_KINDS else isinstance(node.get("type"), str) and len(node) == 4
+    return (
+        node.keys() == _MAPPING
+        if kind in _MAPPING_KINDS
+        else isinstance(node.get("type"), str) and len(node) == 4
+    )

@@ -64,7 +64,9 @@ class CheckpointReader(Protocol):
     def json(self, name: str, process: int = 0) -> Any:
         """Returns the value of an item of kind "json": the one that `process` keeps, where each keeps its own."""
 
-    def files(self, name: str, selection: PerProcessSelection | None = None) -> Iterator[tuple[str, Iterator[memoryview]]]:
+    def files(
+        self, name: str, selection: PerProcessSelection | None = None
+    ) -> Iterator[tuple[str, Iterator[memoryview]]]:
         """Yields the files of an item of kind "files": each one's name below the item, and its bytes in pieces."""
 
     def verify(self) -> VerifyReport:
@@ -90,7 +92,9 @@ def find_named(info: CheckpointInfo, items: Mapping[str, Any], name: str) -> Any
     """Returns items[name]; raises StepNotFound saying which items there are."""
     if name not in items:
         known = ", ".join(sorted(info.items)) or "none"
-        raise StepNotFound(f"{info.path} has no item '{name}'; it has: {known}", path=info.path, step=info.step)
+        raise StepNotFound(
+            f"{info.path} has no item '{name}'; it has: {known}", path=info.path, step=info.step
+        )
     return items[name]
 
 
@@ -111,13 +115,23 @@ def array_record(
     """
     shard_shape = shape if shard_shape is None else shard_shape
     return LeafRecord(
-        path, kind, dtype, shape, impl, sharding, Grid(shape, shard_shape, shard_shape if chunk_shape is None else chunk_shape)
+        path,
+        kind,
+        dtype,
+        shape,
+        impl,
+        sharding,
+        Grid(shape, shard_shape, shard_shape if chunk_shape is None else chunk_shape),
     )
 
 
 def leaves_below(item: ItemRecord, path: str) -> list[LeafRecord]:
     """Returns the leaf at `path` and those below it; "" is all of them."""
-    return [leaf for leaf in item.leaves if not path or leaf.path == path or leaf.path.startswith(f"{path}.")]
+    return [
+        leaf
+        for leaf in item.leaves
+        if not path or leaf.path == path or leaf.path.startswith(f"{path}.")
+    ]
 
 
 def arrays_of(item: ItemRecord) -> list[LeafRecord]:
@@ -127,11 +141,20 @@ def arrays_of(item: ItemRecord) -> list[LeafRecord]:
 
 def total_bytes(checkpoint: CheckpointReader) -> int:
     """Returns the bytes of all arrays of a checkpoint."""
-    return sum(leaf.nbytes for name, kind in checkpoint.info.items.items() if kind == "tree" for leaf in checkpoint.item(name).leaves)
+    return sum(
+        leaf.nbytes
+        for name, kind in checkpoint.info.items.items()
+        if kind == "tree"
+        for leaf in checkpoint.item(name).leaves
+    )
 
 
 def read_leaves(
-    reader: ArrayReader, leaves: Sequence[LeafRecord], *, batch_bytes: int = BATCH_BYTES, allocate: Allocate | None = None
+    reader: ArrayReader,
+    leaves: Sequence[LeafRecord],
+    *,
+    batch_bytes: int = BATCH_BYTES,
+    allocate: Allocate | None = None,
 ) -> Iterator[tuple[LeafRecord, np.ndarray[Any, Any]]]:
     """Yields the arrays of leaves, read in batches: one leaf at a time is in memory, or several of `batch_bytes` in all."""
     batch: list[ReadRequest] = []
@@ -163,7 +186,9 @@ def verify_by_reading(checkpoint: CheckpointReader, files: int) -> VerifyReport:
         if kind != "tree":
             continue
         item = checkpoint.item(name)
-        arrays = read_leaves(checkpoint.reader(name), arrays_of(item), batch_bytes=VERIFY_BATCH_BYTES)
+        arrays = read_leaves(
+            checkpoint.reader(name), arrays_of(item), batch_bytes=VERIFY_BATCH_BYTES
+        )
         total += sum(array.nbytes for _, array in arrays)
         leaves += len(item.leaves)
     return VerifyReport(checkpoint.info.path, checkpoint.info.step or 0, files, leaves, total)

@@ -71,7 +71,9 @@ def find_foreign_steps(storage: Storage, ours: Collection[int] = ()) -> dict[int
     return dict(sorted((step, name) for step, name, layout in found if layout.name != "holdfast"))
 
 
-def _finished_steps(storage: Storage, names: StepNames, known: Collection[str] = ()) -> Iterator[tuple[int, str, CheckpointLayout]]:
+def _finished_steps(
+    storage: Storage, names: StepNames, known: Collection[str] = ()
+) -> Iterator[tuple[int, str, CheckpointLayout]]:
     for name in _numbered_folders(storage):
         if name in known:
             continue
@@ -100,7 +102,11 @@ def _latest_of(storage: Storage, numbers: Mapping[str, int]) -> tuple[str, Check
         if best is not None and numbers[name] != numbers[best[0]]:
             break
         layout = layout_of(StorePath(storage, name))
-        if layout is not None and _step_in(name, layout, names) is not None and (best is None or layout.name == "holdfast"):
+        if (
+            layout is not None
+            and _step_in(name, layout, names) is not None
+            and (best is None or layout.name == "holdfast")
+        ):
             best = (name, layout)
     return best
 
@@ -124,12 +130,19 @@ class ForeignSteps:
     def open(self, step: int) -> CheckpointReader:
         """Opens one; raises StepNotFound, or StepGone where it was there before."""
         if step not in self._folders:
-            raise StepNotFound(f"there is no step {step} in {self._storage.root}", path=self._storage.root, step=step)
+            raise StepNotFound(
+                f"there is no step {step} in {self._storage.root}",
+                path=self._storage.root,
+                step=step,
+            )
         return open_found(StorePath(self._storage, self._folders[step]))
 
 
 def open_checkpoint(
-    path: str | os.PathLike[str], step: int | None = None, *, wrap: Callable[[Storage], Storage] = lambda storage: storage
+    path: str | os.PathLike[str],
+    step: int | None = None,
+    *,
+    wrap: Callable[[Storage], Storage] = lambda storage: storage,
 ) -> CheckpointReader:
     """Opens the checkpoint in the folder `path`, or, where that is a root, its step `step` (None: the latest).
 
@@ -170,7 +183,12 @@ def find_checkpoint(storage: Storage) -> tuple[StorePath, CheckpointLayout]:
         latest = _latest_of(storage, numbers)
         if latest is not None:
             folder = StorePath(storage, latest[0])
-            log.info("%s is a root of %d steps: taking the latest, %s", storage.root, len(numbers), folder)
+            log.info(
+                "%s is a root of %d steps: taking the latest, %s",
+                storage.root,
+                len(numbers),
+                folder,
+            )
             return folder, latest[1]
         if numbers == before:
             break
@@ -184,14 +202,20 @@ def _open_latest(storage: Storage) -> CheckpointReader:
             return layout.open(folder)
         except StepNotFound:  # deleted in between
             continue
-    raise StepGone(f"{folder} was deleted while it was being opened, and so were {LOOKS - 1} steps before it", path=str(folder))
+    raise StepGone(
+        f"{folder} was deleted while it was being opened, and so were {LOOKS - 1} steps before it",
+        path=str(folder),
+    )
 
 
 def open_found(folder: StorePath) -> CheckpointReader:
     """Opens the checkpoint in a folder where one was found before, by another process too; raises StepGone where it is gone."""
     checkpoint = open_if_finished(folder)
     if checkpoint is None:
-        raise StepGone(f"{folder} was there when the root was listed and is gone; list it again", path=str(folder))
+        raise StepGone(
+            f"{folder} was there when the root was listed and is gone; list it again",
+            path=str(folder),
+        )
     return checkpoint
 
 
@@ -205,7 +229,9 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
     if not entries:
         exists = "://" not in storage.root and os.path.isdir(storage.root)
         return (
-            f"{storage.root} is empty: no checkpoint was saved there" if exists else f"there is nothing at {storage.root}{_above(storage)}"
+            f"{storage.root} is empty: no checkpoint was saved there"
+            if exists
+            else f"there is nothing at {storage.root}{_above(storage)}"
         )
     tmp = [entry.name for entry in entries if ".orbax-checkpoint-tmp" in entry.name]
     if tmp:
@@ -237,7 +263,9 @@ def pick_item(info: CheckpointInfo, item: str) -> str:
     if len(trees) == 1:
         return trees[0]
     known = ", ".join(info.items) or "none"
-    raise StepNotFound(f"{info.path} has no item '{item}'; it has: {known}. Name one with item=...", path=info.path)
+    raise StepNotFound(
+        f"{info.path} has no item '{item}'; it has: {known}. Name one with item=...", path=info.path
+    )
 
 
 def restore_checkpoint(
@@ -256,7 +284,11 @@ def restore_checkpoint(
         check_files_like(checkpoint.info.path, item, kind, like)
         return give_files(like, checkpoint.files(item, options.per_process), checkpoint.info.path)
     if kind == "json":
-        return checkpoint.value(item, like, options) if isinstance(checkpoint, HoldfastCheckpoint) else checkpoint.json(item)
+        return (
+            checkpoint.value(item, like, options)
+            if isinstance(checkpoint, HoldfastCheckpoint)
+            else checkpoint.json(item)
+        )
     original = found = checkpoint.item(item)
     if options.rename is not None:
         found = renamed(found, options.rename)
@@ -272,15 +304,25 @@ def restore_checkpoint(
         raise
 
 
-def _give_grain_state(like: Any, checkpoint: CheckpointReader, item: str, selection: PerProcessSelection | None) -> Any:
+def _give_grain_state(
+    like: Any, checkpoint: CheckpointReader, item: str, selection: PerProcessSelection | None
+) -> Any:
     """Gives an iterator the state that grain's handler wrote for a process, in a file for each; returns the iterator."""
     files = {name: b"".join(pieces) for name, pieces in checkpoint.files(item)}
     process, count = (0, None) if selection is None else selection
-    found = [name for name in files if re.fullmatch(rf"process_{process}-of-{count or '[0-9]+'}\.json", name)]
+    found = [
+        name
+        for name in files
+        if re.fullmatch(rf"process_{process}-of-{count or '[0-9]+'}\.json", name)
+    ]
     if not found:
         message = f"{checkpoint.info.path}: the item {item!r} has {_some(sorted(files)) or 'no files'}, and none is process {process}'s"
         expected = f"process_{process}-of-{count or 'N'}.json"
-        raise TreeMismatch(f"{message}; expected {expected}; process=... takes another one's", leaf=item, expected=expected)
+        raise TreeMismatch(
+            f"{message}; expected {expected}; process=... takes another one's",
+            leaf=item,
+            expected=expected,
+        )
     text = files[found[0]].decode()
     like.set_state(text.encode() if isinstance(like.get_state(), bytes) else json.loads(text))
     return like
@@ -290,5 +332,7 @@ def _spelled_like(item: ItemRecord, like: Any) -> ItemRecord:
     """Lets flat names with dots match a flat `like` too, whose paths have the dots escaped."""
     wanted = set(describe(like)[1])
     spelled = tuple(replace(leaf, path=escape(leaf.path)) for leaf in item.leaves)
-    fits = sum(leaf.path in wanted for leaf in item.leaves) >= sum(leaf.path in wanted for leaf in spelled)
+    fits = sum(leaf.path in wanted for leaf in item.leaves) >= sum(
+        leaf.path in wanted for leaf in spelled
+    )
     return item if fits else replace(item, leaves=spelled)

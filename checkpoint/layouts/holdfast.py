@@ -9,7 +9,14 @@ from ..format.files import step_of
 from ..format.record import ItemRecord, Record, read_record
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.reader import ArrayReader, ItemReader
-from ..restoring.restore import RestoreOptions, VerifyReport, open_files, read_json, restore_any, verify_step
+from ..restoring.restore import (
+    RestoreOptions,
+    VerifyReport,
+    open_files,
+    read_json,
+    restore_any,
+    verify_step,
+)
 from ..storage.base import Entry
 from ..storage.path import StorePath, join
 from ..storage.tombstone import RECORD_NAME
@@ -41,8 +48,14 @@ class HoldfastCheckpoint:
         record = self.record
         times, user = (record.started_s, record.finished_s), (record.metrics, record.metadata)
         owners = {name: record.processes for name, item in record.items.items() if item.per_process}
-        owners |= {name: len(item.files) for name, item in record.items.items() if item.kind == "json" and len(item.files) > 1}
-        self.info = CheckpointInfo("holdfast", str(folder), items, record.step, *times, *user, record.writer_id, owners)
+        owners |= {
+            name: len(item.files)
+            for name, item in record.items.items()
+            if item.kind == "json" and len(item.files) > 1
+        }
+        self.info = CheckpointInfo(
+            "holdfast", str(folder), items, record.step, *times, *user, record.writer_id, owners
+        )
 
     def item(self, name: str) -> ItemRecord:
         found: ItemRecord = find_named(self.info, self.record.items, name)
@@ -53,17 +66,24 @@ class HoldfastCheckpoint:
 
     def value(self, name: str, like: Any, options: RestoreOptions) -> Any:
         """Restores an item of JSON, or the state of an iterator, which is `like`: see `restore_any`."""
-        return restore_any(self._folder.storage, self._folder.name, self.record, name, like, options)
+        return restore_any(
+            self._folder.storage, self._folder.name, self.record, name, like, options
+        )
 
     def json(self, name: str, process: int = 0) -> Any:
         return read_json(self._folder.storage, self._folder.name, self.record, name, process)
 
-    def files(self, name: str, selection: PerProcessSelection | None = None) -> Iterator[tuple[str, Iterator[memoryview]]]:
+    def files(
+        self, name: str, selection: PerProcessSelection | None = None
+    ) -> Iterator[tuple[str, Iterator[memoryview]]]:
         return open_files(self._folder.storage, self._folder.name, self.record, name, selection)
 
     def misfits(self) -> list[str]:
         """Returns what the folder's listing shows to be wrong: files that are missing or, where it has sizes, of another size."""
-        there = {entry.name: entry.size for entry in self._folder.storage.list(self._folder.name, recursive=True)}
+        there = {
+            entry.name: entry.size
+            for entry in self._folder.storage.list(self._folder.name, recursive=True)
+        }
         found = []
         for item in self.record.items.values():
             for file in item.files:

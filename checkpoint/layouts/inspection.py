@@ -48,20 +48,40 @@ def structure_of(checkpoint: CheckpointReader) -> Structure:
     """Returns the structure of an opened checkpoint; reads metadata alone. Raises Corrupt naming a file of it that is damaged."""
     info = checkpoint.info
     with paused_gc():
-        items = {name: _tree_item(checkpoint.item(name)) if kind == "tree" else ItemStructure(kind) for name, kind in info.items.items()}
-    return Structure(info.path, info.layout, items, info.step, info.started_s, info.finished_s, info.metrics, info.metadata)
+        items = {
+            name: _tree_item(checkpoint.item(name)) if kind == "tree" else ItemStructure(kind)
+            for name, kind in info.items.items()
+        }
+    return Structure(
+        info.path,
+        info.layout,
+        items,
+        info.step,
+        info.started_s,
+        info.finished_s,
+        info.metrics,
+        info.metadata,
+    )
 
 
 def _tree_item(item: ItemRecord) -> ItemStructure:
     if any(leaf.per_process for leaf in item.leaves):
-        item = leaves_of_process(item, PerProcessSelection(jax.process_index(), jax.process_count()))
+        item = leaves_of_process(
+            item, PerProcessSelection(jax.process_index(), jax.process_count())
+        )
     shardings: dict[int, Any] = {}  # by the description's identity: leaves share them
     structs: dict[Any, tuple[Any, int]] = {}
     described = [_describe(leaf, shardings, structs) for leaf in item.leaves]
-    return ItemStructure("tree", rebuild(item.tree, [struct for struct, _ in described]), sum(nbytes for _, nbytes in described))
+    return ItemStructure(
+        "tree",
+        rebuild(item.tree, [struct for struct, _ in described]),
+        sum(nbytes for _, nbytes in described),
+    )
 
 
-def _describe(leaf: LeafRecord, shardings: dict[int, Any], structs: dict[Any, tuple[Any, int]]) -> tuple[Any, int]:
+def _describe(
+    leaf: LeafRecord, shardings: dict[int, Any], structs: dict[Any, tuple[Any, int]]
+) -> tuple[Any, int]:
     """Returns the description of an array and its size; equal ones are one object."""
     if leaf.grid is None:
         return leaf.value, 0
@@ -73,7 +93,9 @@ def _describe(leaf: LeafRecord, shardings: dict[int, Any], structs: dict[Any, tu
 
 def _make_struct(leaf: LeafRecord, shardings: dict[int, Any]) -> Any:
     dtype = leaf.numpy_dtype
-    if leaf.kind in ("numpy", "scalar") or jax.dtypes.canonicalize_dtype(dtype) != dtype:  # jax would narrow 64 bits
+    if (
+        leaf.kind in ("numpy", "scalar") or jax.dtypes.canonicalize_dtype(dtype) != dtype
+    ):  # jax would narrow 64 bits
         return HostShapeDtypeStruct(leaf.shape, dtype)  # type: ignore[no-untyped-call]
     if id(leaf.sharding) not in shardings:
         shardings[id(leaf.sharding)] = _sharding_here(leaf)

@@ -37,8 +37,14 @@ RANGE_BYTES = 16 << 20  # the most that one thread reads at once
 THREADS = 4
 
 DTYPES: Mapping[str, np.dtype[Any]] = {
-    **{name: dtype for stored, name in SAFETENSORS_NAMES.items() if (dtype := dtype_named(stored)) is not None},
-    "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),  # of later versions: our own packs have these as bytes
+    **{
+        name: dtype
+        for stored, name in SAFETENSORS_NAMES.items()
+        if (dtype := dtype_named(stored)) is not None
+    },
+    "F8_E4M3FNUZ": np.dtype(
+        ml_dtypes.float8_e4m3fnuz
+    ),  # of later versions: our own packs have these as bytes
     "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
@@ -102,9 +108,14 @@ class SafetensorsCheckpoint:
         sizes = folder.names()
         for name in [file] if file else _files_of(folder, sizes):
             if name not in sizes:
-                raise Corrupt(f"{folder}/{name} is missing: {INDEX} says that tensors are in it", file=f"{folder}/{name}")
+                raise Corrupt(
+                    f"{folder}/{name} is missing: {INDEX} says that tensors are in it",
+                    file=f"{folder}/{name}",
+                )
             self._add(name, sizes[name].size)
-        self.info = CheckpointInfo("safetensors", str(folder), {"state": "tree"}, metadata=self._metadata or None)
+        self.info = CheckpointInfo(
+            "safetensors", str(folder), {"state": "tree"}, metadata=self._metadata or None
+        )
 
     def _add(self, name: str, size: int | None) -> None:
         tensors, metadata = read_header(self._folder, name, size)
@@ -121,7 +132,13 @@ class SafetensorsCheckpoint:
         names = sorted(self._tensors)
         tensors = [self._tensors[name] for name in names]
         leaves = tuple(_leaf(name, t) for name, t in zip(names, tensors, strict=True))
-        return ItemRecord("state", "tree", (), {"kind": "dict", "keys": names, "nodes": list(range(len(names)))}, leaves)
+        return ItemRecord(
+            "state",
+            "tree",
+            (),
+            {"kind": "dict", "keys": names, "nodes": list(range(len(names)))},
+            leaves,
+        )
 
     def reader(self, name: str) -> SafetensorsArrays:
         find_named(self.info, self.info.items, name)
@@ -130,7 +147,9 @@ class SafetensorsCheckpoint:
     def json(self, name: str, process: int = 0) -> Any:
         raise StepNotFound(f"{self._folder} has no JSON item '{name}'", path=str(self._folder))
 
-    def files(self, name: str, selection: PerProcessSelection | None = None) -> Iterator[tuple[str, Iterator[memoryview]]]:
+    def files(
+        self, name: str, selection: PerProcessSelection | None = None
+    ) -> Iterator[tuple[str, Iterator[memoryview]]]:
         raise StepNotFound(f"{self._folder} has no item of files '{name}'", path=str(self._folder))
 
     def verify(self) -> VerifyReport:
@@ -140,7 +159,9 @@ class SafetensorsCheckpoint:
         """Does reads side by side; raises Corrupt naming file and leaf when a file ends early."""
         self.counter.calls += len(ranges)
         self.counter.bytes += sum(len(each.buffer) for each in ranges)
-        run_side_by_side(self._read_all, [ranges[first::THREADS] for first in range(THREADS)], THREADS)
+        run_side_by_side(
+            self._read_all, [ranges[first::THREADS] for first in range(THREADS)], THREADS
+        )
 
     def _read_all(self, ranges: Sequence[RangeRead]) -> None:
         for each in ranges:
@@ -152,7 +173,13 @@ class SafetensorsCheckpoint:
 
 
 def _leaf(name: str, tensor: Tensor) -> LeafRecord:
-    return array_record(name, "array", tensor.shape, tensor.dtype.name, chunk_shape=tuple(min(1, size) for size in tensor.shape))
+    return array_record(
+        name,
+        "array",
+        tensor.shape,
+        tensor.dtype.name,
+        chunk_shape=tuple(min(1, size) for size in tensor.shape),
+    )
 
 
 class SafetensorsArrays:
@@ -169,10 +196,19 @@ class SafetensorsArrays:
             memory = allocate(read.nbytes)
             read.array = memory.view(tensor.dtype).reshape(read.shape)
             flat, done = memory.data, 0
-            for start, length in runs(tensor.shape, read.region, tensor.dtype.itemsize) if read.nbytes else ():
+            for start, length in (
+                runs(tensor.shape, read.region, tensor.dtype.itemsize) if read.nbytes else ()
+            ):
                 for at in range(0, length, RANGE_BYTES):
                     size = min(RANGE_BYTES, length - at)
-                    ranges.append(RangeRead(read.leaf.path, tensor.file, tensor.start + start + at, flat[done : done + size]))
+                    ranges.append(
+                        RangeRead(
+                            read.leaf.path,
+                            tensor.file,
+                            tensor.start + start + at,
+                            flat[done : done + size],
+                        )
+                    )
                     done += size
         self._checkpoint.read(ranges)
 
@@ -185,12 +221,16 @@ def _files_of(folder: StorePath, names: Mapping[str, Entry]) -> list[str]:
     path = f"{folder}/{index}"
     with _damaged(path):
         found = sorted(set(json.loads(folder.fetch(index))["weight_map"].values()))
-        if any(not isinstance(name, str) or "/" in name or name in ("", ".", "..") for name in found):
+        if any(
+            not isinstance(name, str) or "/" in name or name in ("", ".", "..") for name in found
+        ):
             raise HostileCheckpoint(f"{path} names files that are not in its own folder", file=path)
     return found
 
 
-def read_header(folder: StorePath, name: str, size: int | None) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_header(
+    folder: StorePath, name: str, size: int | None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Reads and checks the header of one file of `size` bytes (None: not known); returns its tensors and its `__metadata__`.
 
     Raises Corrupt for a file that is cut off or no safetensors, HostileCheckpoint for one that no writer makes.
@@ -201,28 +241,53 @@ def read_header(folder: StorePath, name: str, size: int | None) -> tuple[dict[st
         raise Corrupt(f"{path} is no safetensors file: it has less than 8 bytes", file=path)
     (length,) = struct.unpack("<Q", head)
     if length > HEADER_LIMIT_BYTES:
-        raise HostileCheckpoint(f"{path} claims a header of {length} bytes; at most {HEADER_LIMIT_BYTES} are read", file=path)
+        raise HostileCheckpoint(
+            f"{path} claims a header of {length} bytes; at most {HEADER_LIMIT_BYTES} are read",
+            file=path,
+        )
     if size is not None and 8 + length > size:
-        raise Corrupt(f"{path} is cut off: its header alone takes {8 + length} bytes, the file has {size}", file=path)
+        raise Corrupt(
+            f"{path} is cut off: its header alone takes {8 + length} bytes, the file has {size}",
+            file=path,
+        )
     data = bytearray(length)
     folder.read(name, 8, [memoryview(data)])
     with _damaged(path):
         header = json.loads(bytes(data))
-        metadata = {str(key): str(value) for key, value in (header.pop("__metadata__", None) or {}).items()}
-        tensors = {key: _tensor(path, key, value, name, 8 + length, size) for key, value in header.items()}
+        metadata = {
+            str(key): str(value) for key, value in (header.pop("__metadata__", None) or {}).items()
+        }
+        tensors = {
+            key: _tensor(path, key, value, name, 8 + length, size) for key, value in header.items()
+        }
     return tensors, metadata
 
 
 def _tensor(path: str, key: str, value: Any, file: str, base: int, size: int | None) -> Tensor:
     name = value["dtype"]
     if name not in DTYPES:
-        raise Corrupt(f"{path} has '{key}' as {name}, a dtype that numpy and jax do not have", file=path, leaf=key)
+        raise Corrupt(
+            f"{path} has '{key}' as {name}, a dtype that numpy and jax do not have",
+            file=path,
+            leaf=key,
+        )
     shape = tuple(int(n) for n in value["shape"])
     begin, end = (int(n) for n in value["data_offsets"])
-    if len(shape) > MAX_RANK or min(shape, default=0) < 0 or begin < 0 or end - begin != math.prod(shape) * DTYPES[name].itemsize:
-        raise HostileCheckpoint(f"{path} gives '{key}' {end - begin} bytes for the shape {shape} of {name}", file=path)
+    if (
+        len(shape) > MAX_RANK
+        or min(shape, default=0) < 0
+        or begin < 0
+        or end - begin != math.prod(shape) * DTYPES[name].itemsize
+    ):
+        raise HostileCheckpoint(
+            f"{path} gives '{key}' {end - begin} bytes for the shape {shape} of {name}", file=path
+        )
     if size is not None and base + end > size:
-        raise Corrupt(f"{path} is cut off: '{key}' ends at byte {base + end}, the file has {size}", file=path, leaf=key)
+        raise Corrupt(
+            f"{path} is cut off: '{key}' ends at byte {base + end}, the file has {size}",
+            file=path,
+            leaf=key,
+        )
     return Tensor(file, base + begin, shape, DTYPES[name])
 
 
@@ -232,10 +297,15 @@ def _damaged(path: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Corrupt(f"{path} is damaged: what should describe its tensors does not ({error!r:.200})", file=path) from None
+        raise Corrupt(
+            f"{path} is damaged: what should describe its tensors does not ({error!r:.200})",
+            file=path,
+        ) from None
 
 
-def runs(shape: Sequence[int], region: Sequence[tuple[int, int]], itemsize: int) -> Iterator[tuple[int, int]]:
+def runs(
+    shape: Sequence[int], region: Sequence[tuple[int, int]], itemsize: int
+) -> Iterator[tuple[int, int]]:
     """Yields (offset, length) in bytes of each contiguous run of a region of a C-ordered array, in the region's own order."""
     strides = [itemsize] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
@@ -248,12 +318,16 @@ def runs(shape: Sequence[int], region: Sequence[tuple[int, int]], itemsize: int)
         return
     first, stop = region[inner - 1]
     for position in np.ndindex(*(stop - start for start, stop in region[: inner - 1])):
-        outer = sum((at + start) * stride for at, (start, _), stride in zip(position, region, strides, strict=False))
+        outer = sum(
+            (at + start) * stride
+            for at, (start, _), stride in zip(position, region, strides, strict=False)
+        )
         yield outer + first * strides[inner - 1], (stop - first) * strides[inner - 1]
 
 
 def header_of(
-    tensors: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]], metadata: Mapping[str, str] | None = None
+    tensors: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]],
+    metadata: Mapping[str, str] | None = None,
 ) -> tuple[bytes, list[str]]:
     """Returns the head of a file (its length included) and the order of the data: by falling item size, then by name."""
     order = sorted(tensors, key=lambda name: (-tensors[name][1].itemsize, name))
@@ -262,7 +336,11 @@ def header_of(
     for name in order:
         shape, dtype = tensors[name]
         size = math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [offset, offset + size]}
+        header[name] = {
+            "dtype": NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [offset, offset + size],
+        }
         offset += size
     data = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     data += b" " * (-(8 + len(data)) % ALIGN_BYTES)

@@ -23,7 +23,14 @@ from ..format.files import FileReport
 from ..format.limits import HEADER_LIMIT_BYTES
 from ..format.pack_header import parse_header
 from ..storage import base
-from ..storage.local import LocalStorage, create_file, in_folder, make_folders, sync_folder, write_all
+from ..storage.local import (
+    LocalStorage,
+    create_file,
+    in_folder,
+    make_folders,
+    sync_folder,
+    write_all,
+)
 from .parts import LocalKey, Part, parse_folder
 
 _log = logging.getLogger(__name__)
@@ -66,7 +73,9 @@ class HostStorage(LocalStorage):
     def open_to_write(self, name: str, size: int) -> int:
         """Returns the descriptor of a new file, which may be a spare one under a new name, with bytes in it."""
         path = self._to_change(name)
-        return in_folder(path, lambda: self._take(path, size) or create_file(path), self.folder_mode)
+        return in_folder(
+            path, lambda: self._take(path, size) or create_file(path), self.folder_mode
+        )
 
     def spare(self, names: Iterable[str]) -> None:
         """Lets files be written over. Nobody may read them for what they are any more."""
@@ -179,21 +188,29 @@ class HostFolder:
         data = self.storage.fetch(str(path.relative_to(self.path)), PART_LIMIT_BYTES)
         part = Part.from_bytes(data, str(path))
         if part.run != self.run or path != self.path / part.key.part_name(part.process):
-            raise ValueError(f"it is process {part.process}'s part of {part.key} of run {part.run}, under another name")
+            raise ValueError(
+                f"it is process {part.process}'s part of {part.key} of run {part.run}, under another name"
+            )
         for name, size in part.files.items():
             if self.storage.size(name) != size:
                 raise ValueError(f"{name} has not the {size} bytes that it was written with")
         return part
 
     def _folders(self) -> list[Path]:
-        return [path for path in sorted(self.path.glob("*/*-*")) if parse_folder(f"{path.parent.name}/{path.name}") and _is_folder(path)]
+        return [
+            path
+            for path in sorted(self.path.glob("*/*-*"))
+            if parse_folder(f"{path.parent.name}/{path.name}") and _is_folder(path)
+        ]
 
     def prune(self, opening: int, writer: str, stay: Collection[LocalKey]) -> None:
         """Deletes local saves of earlier attempts, and what they left unfinished, but for those that stay.
 
         Nothing of a later opening than `opening` is touched, nor of this one's `writer`: there the processes of this attempt are at work.
         """
-        self.delete(lambda found, save_id: found <= opening and not save_id.startswith(writer), stay)
+        self.delete(
+            lambda found, save_id: found <= opening and not save_id.startswith(writer), stay
+        )
 
     def delete(self, goes: Callable[[int, str], bool], stay: Collection[LocalKey]) -> list[str]:
         """Deletes the local saves that go by opening and save id, but for those that stay; returns the names of their folders."""
@@ -216,7 +233,10 @@ class HostFolder:
 
 
 def read_checked(
-    read: Callable[[int, memoryview], int], report: FileReport, where: str, done: Callable[[int, memoryview], None] = lambda *_: None
+    read: Callable[[int, memoryview], int],
+    report: FileReport,
+    where: str,
+    done: Callable[[int, memoryview], None] = lambda *_: None,
 ) -> None:
     """Reads a file of a part from its beginning to its end, checks every chunk, and hands each piece on, checked or not, to `done`.
 
@@ -225,17 +245,31 @@ def read_checked(
 
     def fill(offset: int, buffer: memoryview) -> None:
         if read(offset, buffer) != buffer.nbytes:
-            raise Corrupt(f"{where}: it ends before byte {offset + buffer.nbytes} of {report.size}", path=where, file=where)
+            raise Corrupt(
+                f"{where}: it ends before byte {offset + buffer.nbytes} of {report.size}",
+                path=where,
+                file=where,
+            )
 
     if report.head > HEADER_LIMIT_BYTES:
-        raise HostileCheckpoint(f"{where}: a header of {report.head} bytes is not one that holdfast writes", path=where, file=where)
+        raise HostileCheckpoint(
+            f"{where}: a header of {report.head} bytes is not one that holdfast writes",
+            path=where,
+            file=where,
+        )
     head = memoryview(bytearray(report.head))
     fill(0, head)
     if report.head and crc32c(head) != report.crc:
-        raise Corrupt(f"{where}: the checksum of its beginning does not fit", path=where, file=where)
+        raise Corrupt(
+            f"{where}: the checksum of its beginning does not fit", path=where, file=where
+        )
     chunks = parse_header(bytes(head), report.size, where).values() if report.head else ()
-    entries = sorted((chunk.start, chunk.nbytes, chunk.checksum.crc) for chunk in chunks if chunk.nbytes)
-    entries = entries if report.head else [(0, report.size, report.crc)]  # a file without a header is checked whole
+    entries = sorted(
+        (chunk.start, chunk.nbytes, chunk.checksum.crc) for chunk in chunks if chunk.nbytes
+    )
+    entries = (
+        entries if report.head else [(0, report.size, report.crc)]
+    )  # a file without a header is checked whole
     done(0, head)
     memory, checked, crc = memoryview(bytearray(min(PIECE_BYTES, report.size - len(head)))), 0, 0
     for at in range(len(head), report.size, PIECE_BYTES):
@@ -247,7 +281,11 @@ def read_checked(
             if start + nbytes > at + piece.nbytes:
                 break
             if crc != expected:
-                raise Corrupt(f"{where}: the checksum of what begins at byte {start} does not fit", path=where, file=where)
+                raise Corrupt(
+                    f"{where}: the checksum of what begins at byte {start} does not fit",
+                    path=where,
+                    file=where,
+                )
             checked, crc = checked + 1, 0
         done(at, piece)
 

@@ -34,7 +34,11 @@ def open_host(root: Storage, path: str) -> tuple[HostFolder, list[Opening]]:
     openings = read_openings(root)
     run = run_of(openings)
     if not run or not (Path(path) / run).is_dir():
-        found = f"the run of {root.root} is {run}" if run else f"{root.root} was never used with a local tier"
+        found = (
+            f"the run of {root.root} is {run}"
+            if run
+            else f"{root.root} was never used with a local tier"
+        )
         raise StepNotFound(f"there is nothing of {root.root} in {path}: {found}", path=path)
     return HostFolder(Path(path), run), openings
 
@@ -45,7 +49,9 @@ def list_host_steps(root: Storage, path: str) -> list[HostStep]:
     found: dict[LocalKey, list[Part]] = {}
     for part in folder.scan():
         found.setdefault(part.key, []).append(part)
-    return [HostStep(key, tuple(parts), why_dead(key, openings)) for key, parts in sorted(found.items())]
+    return [
+        HostStep(key, tuple(parts), why_dead(key, openings)) for key, parts in sorted(found.items())
+    ]
 
 
 def verify_host_step(root: Storage, path: str, step: HostStep) -> int:
@@ -55,7 +61,11 @@ def verify_host_step(root: Storage, path: str, step: HostStep) -> int:
         for item, report in part.items.items():
             for file in report.files:
                 name = f"{step.key.folder}/{item}/{file.name}"
-                read_checked(lambda offset, buffer, name=name: folder.storage.read(name, offset, [buffer]), file, str(folder.path / name))  # type: ignore[misc]
+                read_checked(
+                    lambda offset, buffer, name=name: folder.storage.read(name, offset, [buffer]),
+                    file,
+                    str(folder.path / name),
+                )  # type: ignore[misc]
                 files += 1
     return files
 
@@ -69,4 +79,7 @@ def sweep_host(root: Storage, path: str) -> list[str]:
     standing = open_claims(root).standing()
     stay = [step.key for step in list_host_steps(root, path) if not step.dead]
     newest = max(opening.number for opening in openings)
-    return folder.delete(lambda opening, save_id: opening <= newest and save_id[:_WRITER_DIGITS] not in standing, stay)
+    return folder.delete(
+        lambda opening, save_id: opening <= newest and save_id[:_WRITER_DIGITS] not in standing,
+        stay,
+    )

@@ -10,7 +10,11 @@ class Pace:
     """Lets at most `rate_bytes_s` go, on the average since it last stood idle. For one thread."""
 
     def __init__(
-        self, rate_bytes_s: float, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+        self,
+        rate_bytes_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._rate_bytes_s, self._clock, self._sleep = rate_bytes_s, clock, sleep
         self._free_s = clock()  # when what went before is paid for

@@ -34,7 +34,9 @@ from .peer_tls import BadTlsFiles, PeerTls
 _log = logging.getLogger(__name__)
 MAGIC = b"holdfast-part/1\n"
 PROOF_BYTES = NONCE_BYTES = 32
-REQUEST = struct.Struct("!BHQQ")  # what is asked, the bytes of the name, offset (of WAIT: milliseconds), size
+REQUEST = struct.Struct(
+    "!BHQQ"
+)  # what is asked, the bytes of the name, offset (of WAIT: milliseconds), size
 ANSWER = struct.Struct("!BQ")  # how it went, the bytes that follow
 WAIT, GET = 1, 2
 THERE, ABSENT, LATE = 0, 1, 2
@@ -119,7 +121,11 @@ class PartServer:
     def withdraw(self, folder: str) -> None:
         """Serves nothing of a local save any more."""
         with self._changed:
-            self._parts = {name: part for name, part in self._parts.items() if not name.startswith(f"{folder}/")}
+            self._parts = {
+                name: part
+                for name, part in self._parts.items()
+                if not name.startswith(f"{folder}/")
+            }
             self._files = {name for name in self._files if not name.startswith(f"{folder}/")}
 
     def statistics(self) -> dict[str, int]:
@@ -137,7 +143,9 @@ class PartServer:
             except OSError as error:
                 if self._is_closed:
                     return
-                _log.warning("the part server at %s could not take a connection: %s", self.address, error)
+                _log.warning(
+                    "the part server at %s could not take a connection: %s", self.address, error
+                )
                 time.sleep(0.1)  # out of descriptors: they come back as others close
                 continue
             with self._changed:
@@ -186,8 +194,12 @@ class PartServer:
         connection.sendall(MAGIC + nonce)
         answer = receive_bytes(connection, NONCE_BYTES + PROOF_BYTES, GREETING_S)
         nonces = nonce + answer[:NONCE_BYTES]
-        if not hmac.compare_digest(answer[NONCE_BYTES:], proof(self._secret, b"client", nonces, fingerprint)):
-            raise UnfitRequest("who connected does not know this job's secret: it is of another attempt, or a stranger")
+        if not hmac.compare_digest(
+            answer[NONCE_BYTES:], proof(self._secret, b"client", nonces, fingerprint)
+        ):
+            raise UnfitRequest(
+                "who connected does not know this job's secret: it is of another attempt, or a stranger"
+            )
         connection.sendall(proof(self._secret, b"server", nonces, fingerprint))
 
     def _answer(self, connection: socket.socket) -> None:
@@ -204,7 +216,9 @@ class PartServer:
 
     def _wait(self, name: str, timeout_s: float) -> tuple[int, bytes]:
         with self._changed:
-            if not self._changed.wait_for(lambda: self._is_closed or name in self._parts, timeout_s):
+            if not self._changed.wait_for(
+                lambda: self._is_closed or name in self._parts, timeout_s
+            ):
                 return LATE, b""
             path = self._path_of(name)
         try:
@@ -213,7 +227,11 @@ class PartServer:
             return ABSENT, b""
 
     def _path_of(self, name: str) -> Path | None:
-        return self._folder / name if name in self._files or self._parts.get(name) is not None else None
+        return (
+            self._folder / name
+            if name in self._files or self._parts.get(name) is not None
+            else None
+        )
 
     def _send_file(self, connection: socket.socket, name: str, offset: int, size: int) -> None:
         with self._changed:
@@ -248,12 +266,19 @@ class PartServer:
         self._listener.close()
         for connection in connections:
             with contextlib.suppress(OSError):
-                socket.socket.shutdown(connection, socket.SHUT_RDWR)  # TLS's own would have what is sent next go in the clear
+                socket.socket.shutdown(
+                    connection, socket.SHUT_RDWR
+                )  # TLS's own would have what is sent next go in the clear
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def __del__(self, warn: Any = warnings.warn) -> None:
@@ -269,7 +294,9 @@ def _shake_hands(connection: ssl.SSLSocket) -> None:
     except ssl.SSLEOFError:  # it went
         raise
     except ssl.SSLError as error:
-        raise UnfitRequest(f"who connected did not show a certificate of this job's authority by TLS: {error}") from error
+        raise UnfitRequest(
+            f"who connected did not show a certificate of this job's authority by TLS: {error}"
+        ) from error
 
 
 def _send_range(connection: socket.socket, file: BinaryIO, offset: int, size: int) -> int:

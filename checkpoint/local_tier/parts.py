@@ -73,23 +73,40 @@ class Part:
     def files(self) -> dict[str, int]:
         """The files that belong to it, below the folder of the run, with their sizes."""
         reports = self.items.items()
-        return {f"{self.key.folder}/{item}/{file.name}": file.size for item, report in reports for file in report.files}
+        return {
+            f"{self.key.folder}/{item}/{file.name}": file.size
+            for item, report in reports
+            for file in report.files
+        }
 
     def to_bytes(self) -> bytes:
         """Returns the text of part-<rank>.json, which ends in its own checksum as a record does."""
         head = None if self.head is None else asdict(self.head)
-        body = {"format": FORMAT, "run": self.run, "key": self.key, "process": self.process, "head": head, "items": _items_of(self.items)}
+        body = {
+            "format": FORMAT,
+            "run": self.run,
+            "key": self.key,
+            "process": self.process,
+            "head": head,
+            "items": _items_of(self.items),
+        }
         return sealed(json.dumps(body, separators=(",", ":")).encode()[:-1])
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> Part:
         """Parses a part. Raises Corrupt where its bytes are not what was written, HostileCheckpoint for what no process of ours writes."""
         if data != sealed(body_of(data)):
-            raise Corrupt(f"{path}: the part's checksum does not fit its bytes; it was damaged after it was written", path=path, file=path)
+            raise Corrupt(
+                f"{path}: the part's checksum does not fit its bytes; it was damaged after it was written",
+                path=path,
+                file=path,
+            )
         try:
             return _parse_part(json.loads(data))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise HostileCheckpoint(f"{path}: this is not a part that holdfast writes: {error!r}", path=path, file=path) from error
+            raise HostileCheckpoint(
+                f"{path}: this is not a part that holdfast writes: {error!r}", path=path, file=path
+            ) from error
 
     def summary(self) -> list[Any]:
         """Returns what an inventory says of the part, in JSON types."""
@@ -104,9 +121,17 @@ def _parse_part(data: dict[str, Any]) -> Part:
     key = LocalKey(*data["key"])
     process, run = whole(data["process"]), data["run"]
     whole(key.step), whole(key.opening), whole(key.processes)
-    if data["format"] != FORMAT or not RUN_ID.fullmatch(run) or not _SAVE_ID.fullmatch(key.save_id) or process >= key.processes:
+    if (
+        data["format"] != FORMAT
+        or not RUN_ID.fullmatch(run)
+        or not _SAVE_ID.fullmatch(key.save_id)
+        or process >= key.processes
+    ):
         raise ValueError(f"{data['format']!r}, run {run!r}, {key}, process {process}")
-    items = {name: _parse_report(name, report, process, key.save_id) for name, report in data["items"].items()}
+    items = {
+        name: _parse_report(name, report, process, key.save_id)
+        for name, report in data["items"].items()
+    }
     head = data["head"]
     if (head is None) != (process != 0):
         raise ValueError(f"process {process} has the head {head!r:.100}")
@@ -119,17 +144,33 @@ def _parse_report(item: str, data: Any, process: int, save_id: str) -> ItemRepor
         whole(file.crc, 0xFFFFFFFF), whole(file.head, whole(file.size))
         if not is_file_of(file.name, process, save_id):
             raise ValueError(f"{file.name!r} is no file of process {process}")
-    if not ITEM_NAME.fullmatch(item) or report.process != process or len({file.name for file in report.files}) != len(report.files):
+    if (
+        not ITEM_NAME.fullmatch(item)
+        or report.process != process
+        or len({file.name for file in report.files}) != len(report.files)
+    ):
         raise ValueError(f"item {item!r} of process {report.process}")
     return report
 
 
 def _parse_head(data: dict[str, Any]) -> StepHead:
     trees = {
-        str(name): TreeText(str(tree["plan"]), str(tree["text"]), whole(tree["files"]), tuple(tree["values"]), tuple(tree["names"]))
+        str(name): TreeText(
+            str(tree["plan"]),
+            str(tree["text"]),
+            whole(tree["files"]),
+            tuple(tree["values"]),
+            tuple(tree["names"]),
+        )
         for name, tree in data["trees"].items()
     }
-    return StepHead(trees, float(data["started_s"]), float(data["finished_s"]), dict(data["metrics"]), data["metadata"])
+    return StepHead(
+        trees,
+        float(data["started_s"]),
+        float(data["finished_s"]),
+        dict(data["metrics"]),
+        data["metadata"],
+    )
 
 
 def parse_folder(name: str) -> tuple[int, int, str] | None:
@@ -165,7 +206,11 @@ def find_whole(inventories: Sequence[bytes]) -> list[FoundStep]:
                 known[1].append(rank)
     whole_ones = [(key, parts) for key, parts in found.items() if len(parts) == key.processes]
     return [
-        FoundStep(key, [parts[process][0] for process in range(key.processes)], [parts[process][1] for process in range(key.processes)])
+        FoundStep(
+            key,
+            [parts[process][0] for process in range(key.processes)],
+            [parts[process][1] for process in range(key.processes)],
+        )
         for key, parts in whole_ones
     ]
 
@@ -175,10 +220,21 @@ def why_dead(key: LocalKey, openings: Collection[Opening]) -> str:
     own = next((opening for opening in openings if opening.number == key.opening), None)
     if own is None or not key.save_id.startswith(own.writer):
         return f"opening {key.opening} of writer {key.save_id[:8]} is not known to the root"
-    later = next((opening for opening in openings if opening.number > key.opening and opening.base < key.step), None)
+    later = next(
+        (
+            opening
+            for opening in openings
+            if opening.number > key.opening and opening.base < key.step
+        ),
+        None,
+    )
     if later is None:
         return ""
-    return f"opening {later.number} went on from " + (f"step {later.base}" if later.base >= 0 else "no step") + ", without it"
+    return (
+        f"opening {later.number} went on from "
+        + (f"step {later.base}" if later.base >= 0 else "no step")
+        + ", without it"
+    )
 
 
 def living_steps(inventories: Sequence[bytes], openings: Collection[Opening]) -> list[FoundStep]:
@@ -190,11 +246,16 @@ def living_steps(inventories: Sequence[bytes], openings: Collection[Opening]) ->
 def record_of(found: FoundStep, head: StepHead) -> bytes:
     """Returns the record of a local step. Raises SaveFailed where the reports do not fit together, as at a commit; HostileCheckpoint."""
     key = found.key
-    shares = [{name: ItemReport.from_json(report) for name, report in json.loads(text).items()} for text in found.reports]
+    shares = [
+        {name: ItemReport.from_json(report) for name, report in json.loads(text).items()}
+        for text in found.reports
+    ]
     items: dict[str, tuple[TreeText | None, list[ItemReport]]] = {}
     for process, share in enumerate(shares):
         if set(share) != set(shares[0]) or not set(head.trees) <= set(share):
-            raise SaveFailed(f"local step {key.step}: process {process} saved the items {sorted(share)}, others {sorted(shares[0])}")
+            raise SaveFailed(
+                f"local step {key.step}: process {process} saved the items {sorted(share)}, others {sorted(shares[0])}"
+            )
     for name in shares[0]:
         tree, reports = head.trees.get(name), [share[name] for share in shares]
         _check_item(name, tree, reports)
@@ -226,5 +287,7 @@ def _check_item(name: str, tree: TreeText | None, reports: Sequence[ItemReport])
         or (len(reports) > 1 and len(reports[0].local) != len(tree.names))
         or any(report.where is not None for report in reports)
     ):
-        raise HostileCheckpoint(f"item {name!r} of a local step: the reports of its parts are not what its plan asks for")
+        raise HostileCheckpoint(
+            f"item {name!r} of a local step: the reports of its parts are not what its plan asks for"
+        )
     check_shares(name, tree.plan, tree.names, reports)

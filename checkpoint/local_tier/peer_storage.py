@@ -51,12 +51,21 @@ class PeerConnection:
     Raises PeerFailed where the peer cannot be reached, is silent for longer than `timeout_s` allows, or lies.
     """
 
-    def __init__(self, address: str, secret: bytes, tls: PeerTls | None = None, *, timeout_s: float = CONNECT_S) -> None:
+    def __init__(
+        self,
+        address: str,
+        secret: bytes,
+        tls: PeerTls | None = None,
+        *,
+        timeout_s: float = CONNECT_S,
+    ) -> None:
         self.address = address
         host, _, port = address.rpartition(":")
         self._end = time.monotonic() + timeout_s
         with self._errors("be reached"):
-            self._socket: socket.socket = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
+            self._socket: socket.socket = socket.create_connection(
+                (host.strip("[]"), int(port)), timeout=timeout_s
+            )
         try:
             with self._errors("prove itself"):
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -79,7 +88,10 @@ class PeerConnection:
         nonce = secrets.token_bytes(NONCE_BYTES)
         nonces = hello[len(MAGIC) :] + nonce
         self._socket.sendall(nonce + proof(secret, b"client", nonces, fingerprint))
-        if not hmac.compare_digest(receive_bytes(self._socket, PROOF_BYTES, self._left_s), proof(secret, b"server", nonces, fingerprint)):
+        if not hmac.compare_digest(
+            receive_bytes(self._socket, PROOF_BYTES, self._left_s),
+            proof(secret, b"server", nonces, fingerprint),
+        ):
             raise ValueError("it does not know this job's secret")
 
     def wait(self, name: str, timeout_s: float) -> bytes:
@@ -112,13 +124,17 @@ class PeerConnection:
         self._socket.sendall(REQUEST.pack(kind, len(encoded), offset, size) + encoded)
 
     def _answer(self, limit_bytes: int) -> int:
-        status, size = map(int, ANSWER.unpack(receive_bytes(self._socket, ANSWER.size, self._left_s)))
+        status, size = map(
+            int, ANSWER.unpack(receive_bytes(self._socket, ANSWER.size, self._left_s))
+        )
         if status == LATE:
             raise OSError("it was not published in time")
         if status == ABSENT and not size:
             raise FileNotFoundError(errno.ENOENT, "it has no such part or file")
         if status != THERE or size > limit_bytes:
-            raise ValueError(f"it answers {status} with {size} bytes, where at most {limit_bytes} were asked for")
+            raise ValueError(
+                f"it answers {status} with {size} bytes, where at most {limit_bytes} were asked for"
+            )
         return size
 
     @contextlib.contextmanager
@@ -129,7 +145,9 @@ class PeerConnection:
             raise
         except (OSError, ValueError) as error:
             why = "it was silent for too long" if isinstance(error, TimeoutError) else str(error)
-            raise PeerFailed(errno.EIO, f"the part server at {self.address} could not {what}: {why}") from error
+            raise PeerFailed(
+                errno.EIO, f"the part server at {self.address} could not {what}: {why}"
+            ) from error
 
     def close(self) -> None:
         """Closes the connection. Idempotent."""
@@ -138,15 +156,31 @@ class PeerConnection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
 class Peers:
     """The part servers of a job by rank, with connections that are kept for the next call. A context manager. Thread-safe."""
 
-    def __init__(self, addresses: Mapping[int, str], secret: bytes, timeout_s: float, tls: PeerTls | None = None) -> None:
-        self._addresses, self._secret, self._timeout_s, self._tls = addresses, secret, timeout_s, tls
+    def __init__(
+        self,
+        addresses: Mapping[int, str],
+        secret: bytes,
+        timeout_s: float,
+        tls: PeerTls | None = None,
+    ) -> None:
+        self._addresses, self._secret, self._timeout_s, self._tls = (
+            addresses,
+            secret,
+            timeout_s,
+            tls,
+        )
         self._idle: dict[int, list[PeerConnection]] = {}
         self._lock = threading.Lock()
 
@@ -156,7 +190,12 @@ class Peers:
         with self._lock:
             idle = self._idle.get(rank)
             found = idle.pop() if idle else None
-        found = found or PeerConnection(self._addresses[rank], self._secret, self._tls, timeout_s=min(CONNECT_S, self._timeout_s))
+        found = found or PeerConnection(
+            self._addresses[rank],
+            self._secret,
+            self._tls,
+            timeout_s=min(CONNECT_S, self._timeout_s),
+        )
         try:
             yield found
         except FileNotFoundError:  # an answer like any other
@@ -186,7 +225,12 @@ class Peers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -201,9 +245,21 @@ class PeerStorage:
     max_concurrency: int = 4
 
     def __init__(
-        self, own_folder: LocalStorage, folder: str, record: bytes, holders: Sequence[Sequence[int]], own: frozenset[int], peers: Peers
+        self,
+        own_folder: LocalStorage,
+        folder: str,
+        record: bytes,
+        holders: Sequence[Sequence[int]],
+        own: frozenset[int],
+        peers: Peers,
     ) -> None:
-        self._own_folder, self._folder, self._record, self._peers, self._own = own_folder, folder, record, peers, own
+        self._own_folder, self._folder, self._record, self._peers, self._own = (
+            own_folder,
+            folder,
+            record,
+            peers,
+            own,
+        )
         self._holders = [sorted(ranks, key=lambda rank: rank not in own) for ranks in holders]
         self._damaged: dict[str, set[int]] = {}  # by file: the ranks whose copy is
         self._last: dict[str, int] = {}  # by file: the rank that it was read from
@@ -229,11 +285,17 @@ class PeerStorage:
                 if not isinstance(failed, FileNotFoundError) and rank not in self._own:
                     with self._lock:
                         self._silent.add(rank)
-        raise error or FileNotFoundError(errno.ENOENT, "no host that is there has a copy", join(self.root, name))
+        raise error or FileNotFoundError(
+            errno.ENOENT, "no host that is there has a copy", join(self.root, name)
+        )
 
     def _sources(self, name: str) -> list[int]:
         head = name.removeprefix(f"{self._folder}/").rpartition("/")[2].partition("-")[0]
-        if not name.startswith(f"{self._folder}/") or not head.isdecimal() or int(head) >= len(self._holders):
+        if (
+            not name.startswith(f"{self._folder}/")
+            or not head.isdecimal()
+            or int(head) >= len(self._holders)
+        ):
             return []
         with self._lock:
             bad = self._silent | self._damaged.get(name, set())
@@ -253,7 +315,11 @@ class PeerStorage:
 
     def size(self, name: str) -> int:
         """Raises OSError: nobody asks for the size of a file whose record is known."""
-        raise OSError(errno.ENOTSUP, "the sizes of a local step's files are in its record", join(self.root, name))
+        raise OSError(
+            errno.ENOTSUP,
+            "the sizes of a local step's files are in its record",
+            join(self.root, name),
+        )
 
     def fetch(self, name: str, limit_bytes: int) -> bytes:
         """Returns the record; no other file is small."""
@@ -269,7 +335,9 @@ class PeerStorage:
         """Raises OSError."""
         raise OSError(errno.EROFS, "a local step is only read here", join(self.root, name))
 
-    def list(self, folder: str, *, recursive: bool = False, names_only: bool = False) -> list[Entry]:
+    def list(
+        self, folder: str, *, recursive: bool = False, names_only: bool = False
+    ) -> list[Entry]:
         """Lists nothing: the record says what there is."""
         return []
 

@@ -37,7 +37,9 @@ class PeerTls:
     def check(self) -> None:
         """Shows the certificate to itself, in both roles: peers would refuse what does not pass."""
         to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-        server = self._context(ssl.PROTOCOL_TLS_SERVER).wrap_bio(to_server, to_client, server_side=True)
+        server = self._context(ssl.PROTOCOL_TLS_SERVER).wrap_bio(
+            to_server, to_client, server_side=True
+        )
         client = self._context(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(to_client, to_server)
         try:
             for side in (client, server, client, server):
@@ -51,10 +53,14 @@ class PeerTls:
         context = self._context(ssl.PROTOCOL_TLS_SERVER)
         try:
             found = _CERTIFICATE.search(Path(self.cert).read_text())
-            fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(found[0]) if found else b"").digest()
+            fingerprint = hashlib.sha256(
+                ssl.PEM_cert_to_DER_cert(found[0]) if found else b""
+            ).digest()
         except (OSError, ValueError) as error:  # it is being renewed
             raise self._error(error) from error
-        return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), fingerprint
+        return context.wrap_socket(
+            connection, server_side=True, do_handshake_on_connect=False
+        ), fingerprint
 
     def connected(self, connection: socket.socket) -> tuple[ssl.SSLSocket, bytes]:
         """Returns a connection to a server, after its handshake, and the fingerprint of the server's certificate.
@@ -69,14 +75,20 @@ class PeerTls:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an intermediate authority may be the root of trust, as for the coordinator
+        context.verify_flags |= (
+            ssl.VERIFY_X509_PARTIAL_CHAIN
+        )  # an intermediate authority may be the root of trust, as for the coordinator
         try:
             context.load_verify_locations(self.ca)
-            context.load_cert_chain(self.cert, self.key, password="")  # an encrypted key is an error, and no question at a terminal
+            context.load_cert_chain(
+                self.cert, self.key, password=""
+            )  # an encrypted key is an error, and no question at a terminal
         except OSError as error:
             raise self._error(error) from error
         return context
 
     def _error(self, error: Exception) -> BadTlsFiles:
         files = f"the certificate {self.cert} with the key {self.key} does not pass for one of {self.ca}"
-        return BadTlsFiles(f"{files}: {error_text(error)}; expected one that is valid now, for servers and for clients")
+        return BadTlsFiles(
+            f"{files}: {error_text(error)}; expected one that is valid now, for servers and for clients"
+        )

@@ -32,7 +32,12 @@ def group_hosts(members: Sequence[Member], replicas: int) -> list[list[str]]:
     if len(blocks) == 1:
         ends = [len(hosts) * block // (replicas + 1) for block in range(replicas + 2)]
         blocks = [hosts[first:end] for first, end in pairwise(ends)]
-    dealt = [block[place].host for place in range(max(map(len, blocks), default=0)) for block in blocks if place < len(block)]
+    dealt = [
+        block[place].host
+        for place in range(max(map(len, blocks), default=0))
+        for block in blocks
+        if place < len(block)
+    ]
     count = max(1, len(dealt) // (replicas + 1))
     starts = [(replicas + 1) * number for number in range(count)]
     return [dealt[start:end] for start, end in zip(starts, [*starts[1:], len(dealt)], strict=True)]
@@ -46,7 +51,9 @@ def place_copies(members: Sequence[Member], replicas: int) -> list[list[int]]:
     copies: list[list[int]] = [[] for _ in members]
     for ring in group_hosts(members, replicas):
         for at, host in enumerate(ring):
-            others = [ring[(at + turn) % len(ring)] for turn in range(1, min(replicas + 1, len(ring)))]
+            others = [
+                ring[(at + turn) % len(ring)] for turn in range(1, min(replicas + 1, len(ring)))
+            ]
             for place, rank in enumerate(ranks[host]):
                 copies[rank] = [ranks[other][place % len(ranks[other])] for other in others]
     return copies

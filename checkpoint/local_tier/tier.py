@@ -28,7 +28,16 @@ from typing import Any, NamedTuple, TypeVar
 from holdfast.multihost import Group, current_spec
 from holdfast.multihost.group.runtime import host_address, tls_files
 
-from ..errors import CheckpointError, Corrupt, SaveCancelled, SaveFailed, StepNotFound, error_text, failure_of, naming_path
+from ..errors import (
+    CheckpointError,
+    Corrupt,
+    SaveCancelled,
+    SaveFailed,
+    StepNotFound,
+    error_text,
+    failure_of,
+    naming_path,
+)
 from ..format.files import FileReport
 from ..format.limits import RECORD_LIMIT_BYTES
 from ..format.record import Record, parse_record
@@ -106,12 +115,26 @@ class Local:
     ) -> None:
         if replicas < 0:
             raise ValueError(f"Local: replicas={replicas!r}: expected 0 or more")
-        bounds = {"keep": keep, "timeout_s": timeout_s, "max_bytes": max_bytes, "rate_bytes_s": rate_bytes_s}
+        bounds = {
+            "keep": keep,
+            "timeout_s": timeout_s,
+            "max_bytes": max_bytes,
+            "rate_bytes_s": rate_bytes_s,
+        }
         for name, bound in bounds.items():
             if bound is not None and not bound > 0:
                 raise ValueError(f"Local: {name}={bound!r}: expected a number above 0")
-        values: dict[str, Any] = {"path": os.path.abspath(os.fspath(path)), "save_policy": save_policy, "replicas": replicas} | bounds
-        values |= {"sync": sync, "strict": strict, "address": address, "failure_domain": failure_domain}
+        values: dict[str, Any] = {
+            "path": os.path.abspath(os.fspath(path)),
+            "save_policy": save_policy,
+            "replicas": replicas,
+        } | bounds
+        values |= {
+            "sync": sync,
+            "strict": strict,
+            "address": address,
+            "failure_domain": failure_domain,
+        }
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -143,10 +166,25 @@ class LocalTier:
     Methods are for the manager's thread; saves run on a thread of their own. `close()` waits for the save in flight.
     """
 
-    def __init__(self, local: Local, storage: Storage, group: Group, options: Options, writer_id: str, lineage: Lineage | None) -> None:
-        self._local, self.storage, self._group, self._lineage = local, HostStorage(local.path), group, lineage
+    def __init__(
+        self,
+        local: Local,
+        storage: Storage,
+        group: Group,
+        options: Options,
+        writer_id: str,
+        lineage: Lineage | None,
+    ) -> None:
+        self._local, self.storage, self._group, self._lineage = (
+            local,
+            HostStorage(local.path),
+            group,
+            lineage,
+        )
         self._root = storage
-        self.options = replace(options, progress=None, check_free_space=False, save_timeout_s=local.timeout_s)
+        self.options = replace(
+            options, progress=None, check_free_space=False, save_timeout_s=local.timeout_s
+        )
         self._writer_id, self._messages = writer_id, f"checkpoint/{writer_id}/local"
         self._path = Path(local.path)
         self._pace = Pace(local.rate_bytes_s or math.inf)
@@ -154,10 +192,23 @@ class LocalTier:
         self._saver = AsyncSaver(self)
         self._folder: HostFolder | None = None
         self._server: PartServer | None = None
-        self._found: list[FoundStep] = []  # what may come back, best first; with reports at the primary alone
+        self._found: list[
+            FoundStep
+        ] = []  # what may come back, best first; with reports at the primary alone
         self._passed_over: set[LocalKey] = set()
         self._lock = threading.Lock()
-        self._counts = dict.fromkeys(("saves", "saves_failed", "save_s", "save_bytes", "copied_bytes", "restores", "restores_failed"), 0.0)
+        self._counts = dict.fromkeys(
+            (
+                "saves",
+                "saves_failed",
+                "save_s",
+                "save_bytes",
+                "copied_bytes",
+                "restores",
+                "restores_failed",
+            ),
+            0.0,
+        )
         self._off = self._error = ""
         self._mark = ""
         files = tls_files()
@@ -166,19 +217,27 @@ class LocalTier:
         self._scheduler: SaveScheduler | None = None
         try:
             self._peers, self._secret = self._meet()
-            members = [Member(rank, peer.host, peer.slice_id) for rank, peer in enumerate(self._peers)]
+            members = [
+                Member(rank, peer.host, peer.slice_id) for rank, peer in enumerate(self._peers)
+            ]
             self._copies = place_copies(members, local.replicas)
             self._wards = wards_of(self._copies, group.index)
             firsts: dict[str, int] = {}
-            self._keepers = [firsts.setdefault(peer.folder, rank) for rank, peer in enumerate(self._peers)]
+            self._keepers = [
+                firsts.setdefault(peer.folder, rank) for rank, peer in enumerate(self._peers)
+            ]
             self._check_alone_in_folder()
             self.survey()
             if self._off and local.strict:
-                raise CheckpointError(f"the local tier of {storage.root} cannot be used: {self._off}", path=local.path)
+                raise CheckpointError(
+                    f"the local tier of {storage.root} cannot be used: {self._off}", path=local.path
+                )
         except BaseException:
             self.close(0.0)
             raise
-        self._scheduler = SaveScheduler(local.save_policy, group, f"{self._messages}/soon", skips=True)
+        self._scheduler = SaveScheduler(
+            local.save_policy, group, f"{self._messages}/soon", skips=True
+        )
         if self._off and group.index == 0:
             _log.warning("the local tier of %s is off: %s", storage.root, self._off)
 
@@ -192,17 +251,30 @@ class LocalTier:
             message = secret.hex().encode()
             self._group.broadcast(f"{name}/secret", message, timeout_s=timeout_s)
         else:
-            secret = bytes.fromhex(self._group.broadcast(f"{name}/secret", None, timeout_s=timeout_s).decode())
-        gathered = self._group.gather(f"{name}/peers", json.dumps(self._introduce(secret)).encode(), timeout_s=timeout_s)
+            secret = bytes.fromhex(
+                self._group.broadcast(f"{name}/secret", None, timeout_s=timeout_s).decode()
+            )
+        gathered = self._group.gather(
+            f"{name}/peers", json.dumps(self._introduce(secret)).encode(), timeout_s=timeout_s
+        )
         told = None if gathered is None else zlib.compress(b"[" + b",".join(gathered) + b"]", 1)
-        peers = json.loads(zlib.decompress(self._group.broadcast(f"{name}/all", told, timeout_s=timeout_s)))
+        peers = json.loads(
+            zlib.decompress(self._group.broadcast(f"{name}/all", told, timeout_s=timeout_s))
+        )
         return [_Peer(*peer) for peer in peers], secret
 
     def _introduce(self, secret: bytes) -> _Peer:
         """Makes the folder and the part server, and says who this process is; what it cannot make is its error."""
         spec, machine = current_spec(), _boot_id()
         host = self._local.failure_domain or machine
-        peer = _Peer(host, machine, 0 if spec is None else spec.slice_id, "", f"{host} {self._group.index}", "")
+        peer = _Peer(
+            host,
+            machine,
+            0 if spec is None else spec.slice_id,
+            "",
+            f"{host} {self._group.index}",
+            "",
+        )
         try:
             device, inode = self._make_folder(host)
             peer = peer._replace(folder=f"{host} {device} {inode}", mark=self._mark)
@@ -216,7 +288,9 @@ class LocalTier:
     def _make_folder(self, host: str) -> tuple[int, int]:
         """Makes this host's folder and a mark in it; returns which folder it is."""
         if self._path.is_symlink():
-            raise CheckpointError(f"{self._path} is a link; expected a folder of this host, or none")
+            raise CheckpointError(
+                f"{self._path} is a link; expected a folder of this host, or none"
+            )
         try:
             make_folders(self._path.parent, None)
             self._path.mkdir(mode=0o700, exist_ok=True)
@@ -237,20 +311,33 @@ class LocalTier:
         try:
             return PartServer(address, secret, self._tls)
         except OSError as error:
-            why = f"{error.strerror or error}; expected an address of this host in Local(address=...)"
+            why = (
+                f"{error.strerror or error}; expected an address of this host in Local(address=...)"
+            )
             raise CheckpointError(f"peers cannot be served at {address}: {why}") from error
 
     def _check_alone_in_folder(self) -> None:
         """Notes the first error of all, and where another host writes into this folder: copies there would be none."""
-        self._off = next((peer.error for peer in self._peers if peer.error), "") or _why_unreachable(self._peers)
-        own, marks = self._peers[self._group.index], {peer.mark: peer for peer in self._peers if peer.mark}
+        self._off = next(
+            (peer.error for peer in self._peers if peer.error), ""
+        ) or _why_unreachable(self._peers)
+        own, marks = (
+            self._peers[self._group.index],
+            {peer.mark: peer for peer in self._peers if peer.mark},
+        )
         try:
             there = list(self._path.glob("mark-*"))
-            strangers = [marks[path.name] for path in there if path.name in marks and marks[path.name].host != own.host]
+            strangers = [
+                marks[path.name]
+                for path in there
+                if path.name in marks and marks[path.name].host != own.host
+            ]
             if strangers:
                 self._error = f"{self._path} is shared by the hosts {own.host} and {strangers[0].host}; expected a folder of one host"
             for path in there if self._is_keeper else ():
-                with contextlib.suppress(FileNotFoundError):  # a younger one may be of another job that opens here now
+                with contextlib.suppress(
+                    FileNotFoundError
+                ):  # a younger one may be of another job that opens here now
                     if path.name not in marks and time.time() - path.stat().st_mtime > OLD_MARK_S:
                         path.unlink()
         except OSError as error:
@@ -267,23 +354,39 @@ class LocalTier:
         """Finds out which local steps may come back, from all that is there now; every process calls it. Blocks."""
         name, timeout_s = f"{self._messages}/survey", self.options.restore_timeout_s
         self._saver.join(timeout_s)
-        openings: list[list[Any]] = ask_primary(self._group, f"{name}/run", self._read_openings, timeout_s)
+        openings: list[list[Any]] = ask_primary(
+            self._group, f"{name}/run", self._read_openings, timeout_s
+        )
         run = run_of([Opening(*opening) for opening in openings])
         inventory = json.dumps(self._error or self._list(run)).encode()
         gathered = self._group.gather(f"{name}/parts", inventory, timeout_s=timeout_s)
         told = None
         if gathered is not None:
             wrong = next((json.loads(data) for data in gathered if data.startswith(b'"')), "")
-            self._found = [] if wrong or self._off else living_steps(gathered, [Opening(*each) for each in openings])[:MOST_FOUND]
-            told = zlib.compress(json.dumps([wrong, [[*found.key, found.holders] for found in self._found]]).encode(), 1)
-        wrong, found = json.loads(zlib.decompress(self._group.broadcast(f"{name}/found", told, timeout_s=timeout_s)))
+            self._found = (
+                []
+                if wrong or self._off
+                else living_steps(gathered, [Opening(*each) for each in openings])[:MOST_FOUND]
+            )
+            told = zlib.compress(
+                json.dumps(
+                    [wrong, [[*found.key, found.holders] for found in self._found]]
+                ).encode(),
+                1,
+            )
+        wrong, found = json.loads(
+            zlib.decompress(self._group.broadcast(f"{name}/found", told, timeout_s=timeout_s))
+        )
         self._off = self._off or wrong
         if self._group.index:
             self._found = [FoundStep(LocalKey(*key), [], holders) for *key, holders in found]
 
     def _read_openings(self) -> list[list[Any]]:
         with naming_path(self._root.root):
-            return [[each.run, each.number, each.writer, each.base] for each in read_openings(self._root)]
+            return [
+                [each.run, each.number, each.writer, each.base]
+                for each in read_openings(self._root)
+            ]
 
     def _list(self, run: str) -> list[Any]:
         """Returns the inventory of this process's folder, where it is the one that lists it, and serves what is in it."""
@@ -324,7 +427,10 @@ class LocalTier:
     def copies(self) -> dict[int, HostCopies]:
         """Returns where the parts of each of these steps are, as of the last survey or save."""
         hosts = [peer.host for peer in self._peers]
-        return {each.key.step: HostCopies(each.survives(hosts), each.holders) for each in reversed(self._restorable())}
+        return {
+            each.key.step: HostCopies(each.survives(hosts), each.holders)
+            for each in reversed(self._restorable())
+        }
 
     def pass_over(self, key: LocalKey) -> None:
         """Notes that a local step could not be restored."""
@@ -350,12 +456,19 @@ class LocalTier:
             self._scheduler.started(step)
 
     def save(
-        self, step: int, items: Mapping[str, Any], metrics: Mapping[str, Any] | None, metadata: Any, dtype: SaveDtype = None
+        self,
+        step: int,
+        items: Mapping[str, Any],
+        metrics: Mapping[str, Any] | None,
+        metadata: Any,
+        dtype: SaveDtype = None,
     ) -> SaveHandle:
         """Starts a local save. Returns when the caller may donate or overwrite its arrays. Raises as staging does."""
         self._saver.join()
         self._counter += 1
-        save_id = f"{self._writer_id}{1 << 31 | self._counter:08x}"  # the durable lane counts from 1
+        save_id = (
+            f"{self._writer_id}{1 << 31 | self._counter:08x}"  # the durable lane counts from 1
+        )
         request = SaveRequest(self._counter, step, save_id)
         self.started(step)
         with self._saver.preparing(request, self._group):
@@ -373,18 +486,35 @@ class LocalTier:
         finally:
             request.release()
         if result.error is None:
-            self._count(saves=1, save_s=time.monotonic() - request.began, save_bytes=request.own_bytes)
+            self._count(
+                saves=1, save_s=time.monotonic() - request.began, save_bytes=request.own_bytes
+            )
         else:
             self._count(saves_failed=1)
-            _log.warning("the local save of step %d failed; durable saves go on: %s", request.step, result.error)
+            _log.warning(
+                "the local save of step %d failed; durable saves go on: %s",
+                request.step,
+                result.error,
+            )
         return result
 
     def _save_together(self, request: SaveRequest) -> SaveResult:
         group, messages = self._group, f"{self._messages}/{request.counter % MESSAGE_NAMES}"
-        opening = Opening(*ask_primary(group, f"{messages}/begin", self._begin, self._local.timeout_s))
+        opening = Opening(
+            *ask_primary(group, f"{messages}/begin", self._begin, self._local.timeout_s)
+        )
         key = LocalKey(request.step, opening.number, request.save_id, group.count)
         folder = self._open_folder(opening.run)
-        target = SaveTarget(folder.storage, group, request.key, key.folder, "", messages, self._local.timeout_s, began=request.began)
+        target = SaveTarget(
+            folder.storage,
+            group,
+            request.key,
+            key.folder,
+            "",
+            messages,
+            self._local.timeout_s,
+            began=request.began,
+        )
         work = SnapshotWork(request, target, self.options)
         try:
             self._make_room(folder, opening, request)
@@ -393,7 +523,9 @@ class LocalTier:
                 try:
                     self._copy_part(ward, key, folder, target)
                 except PeerFailed as error:
-                    raise PeerFailed(errno.EIO, f"process {ward}'s part was not copied: {error.strerror}") from error
+                    raise PeerFailed(
+                        errno.EIO, f"process {ward}'s part was not copied: {error.strerror}"
+                    ) from error
             report = SaveReport(group.index, request.key, part.items)
         except Exception as error:
             report = SaveReport.of_error(group.index, request.key, error)
@@ -417,9 +549,16 @@ class LocalTier:
     def _make_room(self, folder: HostFolder, opening: Opening, request: SaveRequest) -> None:
         """Deletes what is dead by now, and refuses a save that there is no room for."""
         if self._is_keeper:
-            folder.prune(opening.number, self._writer_id, [key for key in self.found() if key.step <= opening.base][: self._local.keep])
+            folder.prune(
+                opening.number,
+                self._writer_id,
+                [key for key in self.found() if key.step <= opening.base][: self._local.keep],
+            )
         need = request.own_bytes * (1 + len(self._wards))
-        if self._local.max_bytes is not None and need * (self._local.keep + 1) > self._local.max_bytes:
+        if (
+            self._local.max_bytes is not None
+            and need * (self._local.keep + 1) > self._local.max_bytes
+        ):
             raise TierTooLarge(
                 f"{self._local.keep + 1} local steps with the copies of {len(self._wards)} other processes need "
                 f"{need * (self._local.keep + 1):,} bytes here, above max_bytes={self._local.max_bytes:,}; raise it, or lower replicas or "
@@ -427,18 +566,30 @@ class LocalTier:
             )
         free = shutil.disk_usage(self._path).free + folder.storage.spare_bytes()
         if need > free:
-            others = [path.name for path in self._path.iterdir() if path.is_dir() and path.name != folder.run]
-            held = f"; folders of other runs hold some: {', '.join(sorted(others)[:4])}" if others else ""
+            others = [
+                path.name
+                for path in self._path.iterdir()
+                if path.is_dir() and path.name != folder.run
+            ]
+            held = (
+                f"; folders of other runs hold some: {', '.join(sorted(others)[:4])}"
+                if others
+                else ""
+            )
             why = f"a local step and its copies need {need:,} bytes here, {free:,} are free{held}; make room, or name another folder"
             raise OSError(errno.ENOSPC, why, str(self._path))
 
-    def _write(self, request: SaveRequest, key: LocalKey, folder: HostFolder, work: SnapshotWork) -> Part:
+    def _write(
+        self, request: SaveRequest, key: LocalKey, folder: HostFolder, work: SnapshotWork
+    ) -> Part:
         """Writes this process's part and serves it."""
         items = work.write()
         head = None
         if not self._group.index:
             trees = {name: tree_text(plan) for name, plan in work.plans().items()}
-            head = StepHead(trees, request.started_s, time.time(), request.metrics, request.metadata)
+            head = StepHead(
+                trees, request.started_s, time.time(), request.metrics, request.metadata
+            )
         part = Part(folder.run, key, self._group.index, items, head)
         folder.publish(part, part.to_bytes())
         self._serve(part)
@@ -446,21 +597,36 @@ class LocalTier:
 
     def _copy_part(self, ward: int, key: LocalKey, folder: HostFolder, target: SaveTarget) -> None:
         """Copies a ward's part, each byte checked, and serves it too."""
-        with PeerConnection(self._peers[ward].address, self._secret, self._tls, timeout_s=target.remaining_s or 0.001) as peer:
+        with PeerConnection(
+            self._peers[ward].address,
+            self._secret,
+            self._tls,
+            timeout_s=target.remaining_s or 0.001,
+        ) as peer:
             try:
                 data = peer.wait(key.part_name(ward), target.remaining_s or 0.001)
             except FileNotFoundError:
-                raise PartGivenUp(f"process {ward} has given its part of step {key.step} up") from None
+                raise PartGivenUp(
+                    f"process {ward} has given its part of step {key.step} up"
+                ) from None
             part = Part.from_bytes(data, f"{peer.address}: {key.part_name(ward)}")
             if (part.run, part.key, part.process) != (folder.run, key, ward):
                 raise PeerFailed(
-                    errno.EIO, f"process {ward} gave process {part.process}'s part of {part.key}, where its own of {key} was asked for"
+                    errno.EIO,
+                    f"process {ward} gave process {part.process}'s part of {part.key}, where its own of {key} was asked for",
                 )
             self._check_rate(sum(part.files.values()), target)
             try:
                 for item, report in part.items.items():
                     for file in report.files:
-                        copy_file(peer, f"{key.folder}/{item}", file, folder, lambda: target.remaining_s or 0.001, self._pace.take)
+                        copy_file(
+                            peer,
+                            f"{key.folder}/{item}",
+                            file,
+                            folder,
+                            lambda: target.remaining_s or 0.001,
+                            self._pace.take,
+                        )
             except BaseException:
                 folder.storage.spare(part.files)
                 raise
@@ -477,7 +643,9 @@ class LocalTier:
                 f"timeout_s={self._local.timeout_s:g}; expected a rate that suffices"
             )
 
-    def _settle(self, report: SaveReport, work: SnapshotWork, target: SaveTarget, request: SaveRequest) -> SaveResult:
+    def _settle(
+        self, report: SaveReport, work: SnapshotWork, target: SaveTarget, request: SaveRequest
+    ) -> SaveResult:
         """Returns how the save ended, alike on all processes."""
         timeout_s = target.remaining_s + 1.0
         if self._group.index and not report.error:
@@ -485,16 +653,26 @@ class LocalTier:
                 request.cancellation.close(request.step, self._group.index)
             except SaveCancelled as error:
                 report = SaveReport.of_error(self._group.index, request.key, error)
-        gathered = self._group.gather(f"{target.messages}/report", report.to_bytes(), timeout_s=timeout_s)
+        gathered = self._group.gather(
+            f"{target.messages}/report", report.to_bytes(), timeout_s=timeout_s
+        )
         told = None
         if gathered is not None:
             reports = [SaveReport.from_bytes(data) for data in gathered]
-            self._off = next((each.error for each in reports if each.kind == TierTooLarge.__name__), self._off)
-            told = json.dumps([self._off, self._judge(work, reports, request).to_bytes().decode()]).encode()
-        self._off, result = json.loads(self._group.broadcast(f"{target.messages}/outcome", told, timeout_s=timeout_s))
+            self._off = next(
+                (each.error for each in reports if each.kind == TierTooLarge.__name__), self._off
+            )
+            told = json.dumps(
+                [self._off, self._judge(work, reports, request).to_bytes().decode()]
+            ).encode()
+        self._off, result = json.loads(
+            self._group.broadcast(f"{target.messages}/outcome", told, timeout_s=timeout_s)
+        )
         return SaveResult.from_bytes(result.encode())
 
-    def _judge(self, work: SnapshotWork, reports: Sequence[SaveReport], request: SaveRequest) -> SaveResult:
+    def _judge(
+        self, work: SnapshotWork, reports: Sequence[SaveReport], request: SaveRequest
+    ) -> SaveResult:
         """Returns the result, at the primary: the reports have to fit together as at a commit."""
         try:
             causes_first = sorted(reports, key=lambda report: report.kind == PartGivenUp.__name__)
@@ -507,7 +685,10 @@ class LocalTier:
 
     def _committed(self, key: LocalKey, folder: HostFolder) -> None:
         """Knows the new step, and lets the oldest go."""
-        holders = [sorted({self._keepers[rank] for rank in [rank, *self._copies[rank]]}) for rank in range(self._group.count)]
+        holders = [
+            sorted({self._keepers[rank] for rank in [rank, *self._copies[rank]]})
+            for rank in range(self._group.count)
+        ]
         with self._lock:
             kept = [found for found in self._found if found.key.save_id.startswith(self._writer_id)]
             self._found = [FoundStep(key, [], holders), *kept][: self._local.keep]
@@ -547,7 +728,9 @@ class LocalTier:
         peers = Peers(addresses, self._secret, self._local.timeout_s, self._tls)
         own = frozenset({self._keepers[self._group.index]})
         turn = self._group.index
-        holders = [[*ranks[turn % len(ranks) :], *ranks[: turn % len(ranks)]] for ranks in found.holders]  # not all ask the same first
+        holders = [
+            [*ranks[turn % len(ranks) :], *ranks[: turn % len(ranks)]] for ranks in found.holders
+        ]  # not all ask the same first
         return PeerStorage(self._folder.storage, found.key.folder, record, holders, own, peers)
 
     def head(self, step: int) -> StepHead:
@@ -571,15 +754,24 @@ class LocalTier:
         """Reads process 0's part, from whoever has it as its inventory said."""
         assert self._folder is not None
         name, failures = found.key.part_name(0), list[str]()
-        for rank in sorted(found.holders[0], key=lambda rank: rank != self._keepers[self._group.index]):
+        for rank in sorted(
+            found.holders[0], key=lambda rank: rank != self._keepers[self._group.index]
+        ):
             try:
                 part = Part.from_bytes(self._part_text(rank, name), name)
-                if part.key == found.key and part.head is not None and (not found.reports or part.summary()[-1] == found.reports[0]):
+                if (
+                    part.key == found.key
+                    and part.head is not None
+                    and (not found.reports or part.summary()[-1] == found.reports[0])
+                ):
                     return part.head
                 failures.append(f"process {rank} gave another part")
             except (OSError, CheckpointError) as error:
                 failures.append(f"process {rank}: {error_text(error)}")
-        raise Corrupt(f"local step {found.key.step}: the part of process 0 cannot be read: {'; '.join(failures)}", step=found.key.step)
+        raise Corrupt(
+            f"local step {found.key.step}: the part of process 0 cannot be read: {'; '.join(failures)}",
+            step=found.key.step,
+        )
 
     def _part_text(self, rank: int, name: str) -> bytes:
         assert self._folder is not None
@@ -616,7 +808,10 @@ class LocalTier:
         `local_survives` is how many hosts may be lost before the newest local step is.
         """
         with self._lock:
-            counts = {f"local_{name}": amount if name.endswith("_s") else int(amount) for name, amount in self._counts.items()}
+            counts = {
+                f"local_{name}": amount if name.endswith("_s") else int(amount)
+                for name, amount in self._counts.items()
+            }
             newest = self._found[0] if self._found else None
         survives = 0 if newest is None else newest.survives([peer.host for peer in self._peers])
         return counts | {"local_survives": survives, "local_off": self._off}
@@ -657,7 +852,11 @@ def _why_unreachable(peers: Sequence[_Peer]) -> str:
     if others:
         with_tls, without = (0, others[0]) if peers[0].has_tls else (others[0], 0)
         return f"process {with_tls} has the files of TLS, and process {without} has none: set them for all, or for none"
-    inside = [(rank, peer) for rank, peer in enumerate(peers) if peer.address.startswith(("127.", "[::1]"))]
+    inside = [
+        (rank, peer)
+        for rank, peer in enumerate(peers)
+        if peer.address.startswith(("127.", "[::1]"))
+    ]
     if inside and len({peer.machine for peer in peers}) > 1:
         found = f"process {inside[0][0]} has the address {inside[0][1].address}, which other hosts cannot reach"
         return f"{found}: pass Local(address=...), or give its host's name another address than loopback"
@@ -694,7 +893,9 @@ def _own_address() -> str:
     """Returns the address of this host for its peers. Raises CheckpointError where that is not known."""
     address = host_address()
     if address is None:
-        raise CheckpointError("which address of this host its peers reach is not known, since no coordinator is: pass Local(address=...)")
+        raise CheckpointError(
+            "which address of this host its peers reach is not known, since no coordinator is: pass Local(address=...)"
+        )
     return address
 
 

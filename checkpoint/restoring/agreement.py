@@ -13,10 +13,22 @@ from typing import Any, NamedTuple, TypeVar
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
 
-from ..errors import CheckpointError, Corrupt, HostileCheckpoint, StepGone, StepNotFound, TreeMismatch, error_to_message, naming_path
+from ..errors import (
+    CheckpointError,
+    Corrupt,
+    HostileCheckpoint,
+    StepGone,
+    StepNotFound,
+    TreeMismatch,
+    error_to_message,
+    naming_path,
+)
 
 T = TypeVar("T")
-_KINDS = {kind.__name__: kind for kind in (CheckpointError, Corrupt, HostileCheckpoint, StepGone, StepNotFound, TreeMismatch)}
+_KINDS = {
+    kind.__name__: kind
+    for kind in (CheckpointError, Corrupt, HostileCheckpoint, StepGone, StepNotFound, TreeMismatch)
+}
 
 
 def wanted_items(item: str, like: Any, items: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -24,7 +36,9 @@ def wanted_items(item: str, like: Any, items: Mapping[str, Any] | None) -> dict[
     if items is None:
         return {item: like}
     if like is not None or item != "state":
-        raise ValueError("restore: give either `item` and `like`, or `items`, a dict of each item's name and its `like`")
+        raise ValueError(
+            "restore: give either `item` and `like`, or `items`, a dict of each item's name and its `like`"
+        )
     return dict(items)
 
 
@@ -92,14 +106,18 @@ class RestoreAgreement:
         if self._group.count == 1:
             return Verdict(error, is_mistake)
         call = f"{self._call}, {place}"
-        report = RestoreReport(call, self._save_id, None if error is None else _to_message(error), is_mistake)
+        report = RestoreReport(
+            call, self._save_id, None if error is None else _to_message(error), is_mistake
+        )
         try:
             found = self._exchange(report)
         except Exception as failed:
             if error is None:
                 failed.add_note(f"it came up while all processes were to agree on {call}")
             else:
-                error.add_note(f"besides, it could not be agreed on with the other processes: {failed}")
+                error.add_note(
+                    f"besides, it could not be agreed on with the other processes: {failed}"
+                )
             return Verdict(error or failed, is_mistake=True)
         if found is None:
             return Verdict()
@@ -107,12 +125,18 @@ class RestoreAgreement:
         return Verdict(_error_here(process, message, error, self._group.index), is_mistake)
 
     def _exchange(self, report: RestoreReport) -> tuple[int, list[Any], bool] | None:
-        gathered = self._group.gather(f"{self._name}/report", json.dumps(report).encode(), timeout_s=self._timeout_s)
+        gathered = self._group.gather(
+            f"{self._name}/report", json.dumps(report).encode(), timeout_s=self._timeout_s
+        )
         found = None
         if gathered is not None:
-            found = json.dumps(judge([RestoreReport(*json.loads(data)) for data in gathered])).encode()
+            found = json.dumps(
+                judge([RestoreReport(*json.loads(data)) for data in gathered])
+            ).encode()
         verdict: tuple[int, list[Any], bool] | None
-        verdict = json.loads(self._group.broadcast(f"{self._name}/verdict", found, timeout_s=self._timeout_s))
+        verdict = json.loads(
+            self._group.broadcast(f"{self._name}/verdict", found, timeout_s=self._timeout_s)
+        )
         return verdict
 
 
@@ -121,7 +145,11 @@ def judge(reports: Sequence[RestoreReport]) -> tuple[int, list[Any], bool] | Non
 
     A mistaken caller comes before damage, the lower process before the higher.
     """
-    failed = [(not report.is_mistake, process, report) for process, report in enumerate(reports) if report.error is not None]
+    failed = [
+        (not report.is_mistake, process, report)
+        for process, report in enumerate(reports)
+        if report.error is not None
+    ]
     if failed:
         _, process, report = min(failed, key=lambda each: each[:2])
         assert report.error is not None
@@ -151,7 +179,9 @@ def ask_primary(group: Group, name: str, answer: Callable[[], Any], timeout_s: f
     try:
         found = answer()
     except Exception as error:
-        group.broadcast(name, json.dumps({"error": _to_message(error)}).encode(), timeout_s=timeout_s)
+        group.broadcast(
+            name, json.dumps({"error": _to_message(error)}).encode(), timeout_s=timeout_s
+        )
         raise
     group.broadcast(name, json.dumps({"answer": found}).encode(), timeout_s=timeout_s)
     return found
@@ -159,11 +189,19 @@ def ask_primary(group: Group, name: str, answer: Callable[[], Any], timeout_s: f
 
 def _is_mistake(error: Exception, *, is_open: bool) -> bool:
     """Says whether the caller is mistaken: another tree, an item that a step which was opened does not have, any error that is not ours."""
-    return isinstance(error, TreeMismatch) or not isinstance(error, CheckpointError) or (isinstance(error, StepNotFound) and is_open)
+    return (
+        isinstance(error, TreeMismatch)
+        or not isinstance(error, CheckpointError)
+        or (isinstance(error, StepNotFound) and is_open)
+    )
 
 
 def _to_message(error: Exception) -> list[Any]:
-    return error_to_message(error) if isinstance(error, HoldfastError) else [type(error).__name__, str(error), {}]
+    return (
+        error_to_message(error)
+        if isinstance(error, HoldfastError)
+        else [type(error).__name__, str(error), {}]
+    )
 
 
 def _error_here(process: int, message: list[Any], own: Exception | None, index: int) -> Exception:
@@ -174,7 +212,13 @@ def _error_here(process: int, message: list[Any], own: Exception | None, index: 
             own.process = index
         return own
     made = _KINDS.get(kind, CheckpointError)
-    sentence = f"process {process}: {text}" if kind in _KINDS else f"process {process}: {kind}: {text}"
-    error = made(sentence, **{name: value for name, value in facts.items() if hasattr(made, name)} | {"process": process})
+    sentence = (
+        f"process {process}: {text}" if kind in _KINDS else f"process {process}: {kind}: {text}"
+    )
+    error = made(
+        sentence,
+        **{name: value for name, value in facts.items() if hasattr(made, name)}
+        | {"process": process},
+    )
     error.__cause__ = own
     return error

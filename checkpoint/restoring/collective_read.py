@@ -43,17 +43,23 @@ def read_once(
     All that may fail for one process alone, above all the reading, comes before `before_collective`, which is called once.
     """
     bundles = list(_bundles(requests))
-    bundled = [_read_bundle(reader, [requests[index] for index in bundle], allocate) for bundle in bundles]
+    bundled = [
+        _read_bundle(reader, [requests[index] for index in bundle], allocate) for bundle in bundles
+    ]
     found_in = {index for bundle in bundles for index in bundle}
     rest = [index for index in range(len(requests)) if index not in found_in]
     routed = [requests[index] for index in rest]
-    load: dict[tuple[Any, ...], Ints] = {}  # of the rows, on each mesh and set of axes: the work is shared evenly
+    load: dict[
+        tuple[Any, ...], Ints
+    ] = {}  # of the rows, on each mesh and set of axes: the work is shared evenly
     routes = [_route(request, load) for request in routed]
     found = read(_RouteReader(reader, routed, routes), [route.request for route in routes])
     before_collective()
     values: dict[int, Any] = {}
     for bundle, rows in zip(bundles, bundled, strict=True):
-        values.update(zip(bundle, _spread(rows, [requests[index] for index in bundle]), strict=True))
+        values.update(
+            zip(bundle, _spread(rows, [requests[index] for index in bundle]), strict=True)
+        )
     values.update(zip(rest, _move_all(found, routes, routed), strict=True))
     return [values[index] for index in range(len(requests))]
 
@@ -63,7 +69,11 @@ def _bundles(requests: Sequence[LeafRequest]) -> Iterator[list[int]]:
     found: dict[tuple[Any, ...], list[list[int]]] = {}
     held: dict[tuple[Any, ...], int] = {}
     for index, (leaf, _, _, sharding) in enumerate(requests):
-        if leaf.kind != "array" or not isinstance(sharding, NamedSharding) or not sharding.is_fully_replicated:
+        if (
+            leaf.kind != "array"
+            or not isinstance(sharding, NamedSharding)
+            or not sharding.is_fully_replicated
+        ):
             continue
         if sharding.is_fully_addressable or not 0 < leaf.nbytes <= BUNDLED_BYTES:
             continue
@@ -92,20 +102,28 @@ def _read_bundle(reader: ArrayReader, requests: Sequence[LeafRequest], allocate:
     sharding = requests[0].sharding
     assert isinstance(sharding, NamedSharding)
     devices = list(sharding.mesh.devices.flat)
-    sizes = np.array([-(-request.leaf.nbytes // ALIGN_BYTES) * ALIGN_BYTES for request in requests], np.int64)
+    sizes = np.array(
+        [-(-request.leaf.nbytes // ALIGN_BYTES) * ALIGN_BYTES for request in requests], np.int64
+    )
     rows, starts, width = _share_bytes(sizes, len(devices))
-    mine = [row for row, device in enumerate(devices) if device.process_index == jax.process_index()]
+    mine = [
+        row for row, device in enumerate(devices) if device.process_index == jax.process_index()
+    ]
     if not mine:
         return _Rows(devices, rows, starts, width, None)
     memory = {row: allocate(width) for row in mine}
     reads = {
-        index: ReadRequest(requests[index].leaf, tuple((0, size) for size in requests[index].leaf.shape))
+        index: ReadRequest(
+            requests[index].leaf, tuple((0, size) for size in requests[index].leaf.shape)
+        )
         for index in np.flatnonzero(np.isin(rows, mine)).tolist()
     }
     reader.fill(list(reads.values()), allocate)
     for index, read in reads.items():
         data: Any = read.array
-        memory[int(rows[index])][starts[index] : starts[index] + data.nbytes] = data.reshape(-1).view(np.uint8)
+        memory[int(rows[index])][starts[index] : starts[index] + data.nbytes] = data.reshape(
+            -1
+        ).view(np.uint8)
     return _Rows(devices, rows, starts, width, memory)
 
 
@@ -116,7 +134,11 @@ def _spread(bundle: _Rows, requests: Sequence[LeafRequest]) -> list[jax.Array]:
         return _put_all(requests, [np.zeros(0)] * len(requests))
     everywhere = np.asarray(_gather(devices, width, memory).addressable_data(0))
     return _put_all(
-        requests, [everywhere[row, start : start + request.leaf.nbytes] for request, row, start in zip(requests, rows, starts, strict=True)]
+        requests,
+        [
+            everywhere[row, start : start + request.leaf.nbytes]
+            for request, row, start in zip(requests, rows, starts, strict=True)
+        ],
     )
 
 
@@ -136,8 +158,12 @@ def _gather(devices: list[Any], width: int, memory: dict[int, np.ndarray[Any, An
     def row_of(index: Any) -> Any:
         return memory[index[0].start or 0][None]
 
-    array = jax.make_array_from_callback((len(devices), width), NamedSharding(mesh, divided), row_of, dtype=np.uint8)
-    gathered: jax.Array = jax.jit(lambda array: array, out_shardings=NamedSharding(mesh, whole))(array)
+    array = jax.make_array_from_callback(
+        (len(devices), width), NamedSharding(mesh, divided), row_of, dtype=np.uint8
+    )
+    gathered: jax.Array = jax.jit(lambda array: array, out_shardings=NamedSharding(mesh, whole))(
+        array
+    )
     return gathered
 
 
@@ -151,7 +177,10 @@ def _put_all(requests: Sequence[LeafRequest], data: Sequence[Any]) -> list[jax.A
         if key not in placements:
             placements[key] = DevicePlacement(*key)
         regions = placements[key].regions  # none where the mesh has no device of this process
-        value = {region: raw.view(leaf.numpy_dtype).reshape(leaf.shape).astype(dtype, copy=True) for region in regions}
+        value = {
+            region: raw.view(leaf.numpy_dtype).reshape(leaf.shape).astype(dtype, copy=True)
+            for region in regions
+        }
         arrays.append(placements[key].put(value))
     return arrays
 
@@ -165,28 +194,51 @@ class _Route(NamedTuple):
 
 def _route(request: LeafRequest, load: dict[tuple[Any, ...], Ints]) -> _Route:
     leaf, sharding = request.leaf, request.sharding
-    if leaf.kind != "array" or not isinstance(sharding, NamedSharding) or sharding.is_fully_addressable or 0 in leaf.shape:
+    if (
+        leaf.kind != "array"
+        or not isinstance(sharding, NamedSharding)
+        or sharding.is_fully_addressable
+        or 0 in leaf.shape
+    ):
         return _Route(request)
     sizes = dict(zip(sharding.mesh.axis_names, sharding.mesh.devices.shape, strict=True))
-    spec = [list(axes_of(entry)) for entry in sharding.spec] + [[] for _ in range(len(leaf.shape) - len(sharding.spec))]
+    spec = [list(axes_of(entry)) for entry in sharding.spec] + [
+        [] for _ in range(len(leaf.shape) - len(sharding.spec))
+    ]
     sharded_over = {name for axes in spec for name in axes}
     stacked_over: list[str] = []
     for name in sorted(_crossing(sharding.mesh) - sharded_over):
-        divided = next((axis for axis in range(len(spec)) if _divides(leaf, axis, spec[axis], name, sizes)), None)
+        divided = next(
+            (axis for axis in range(len(spec)) if _divides(leaf, axis, spec[axis], name, sizes)),
+            None,
+        )
         (stacked_over if divided is None else spec[divided]).append(name)
     if not stacked_over:
         return _Route(request._replace(sharding=_sharding(sharding, spec)))
     count = math.prod(sizes[name] for name in stacked_over)
-    stacked = replace(leaf, shape=(count, *leaf.shape), grid=Grid((count, *leaf.shape), (1, *leaf.shape), (1, *leaf.shape)))
-    rows = _share_chunks(leaf, load.setdefault((sharding.mesh, *stacked_over), np.zeros(count, np.int64)))
-    return _Route(LeafRequest(stacked, request.form, request.dtype, _sharding(sharding, [stacked_over, *spec])), rows)
+    stacked = replace(
+        leaf,
+        shape=(count, *leaf.shape),
+        grid=Grid((count, *leaf.shape), (1, *leaf.shape), (1, *leaf.shape)),
+    )
+    rows = _share_chunks(
+        leaf, load.setdefault((sharding.mesh, *stacked_over), np.zeros(count, np.int64))
+    )
+    return _Route(
+        LeafRequest(
+            stacked, request.form, request.dtype, _sharding(sharding, [stacked_over, *spec])
+        ),
+        rows,
+    )
 
 
 @functools.lru_cache(maxsize=64)
 def _crossing(mesh: Mesh) -> frozenset[str]:
     """Returns the axes of a mesh along which the process changes: a process reads for its own devices once anyway."""
     processes = np.vectorize(lambda device: device.process_index, otypes=[np.int64])(mesh.devices)
-    return frozenset(name for axis, name in enumerate(mesh.axis_names) if np.diff(processes, axis=axis).any())
+    return frozenset(
+        name for axis, name in enumerate(mesh.axis_names) if np.diff(processes, axis=axis).any()
+    )
 
 
 def _share_chunks(leaf: LeafRecord, load: Ints) -> Ints:
@@ -198,11 +250,15 @@ def _share_chunks(leaf: LeafRecord, load: Ints) -> Ints:
     return rows
 
 
-def _divides(leaf: LeafRecord, axis: int, axes: Sequence[str], name: str, sizes: dict[str, int]) -> bool:
+def _divides(
+    leaf: LeafRecord, axis: int, axes: Sequence[str], name: str, sizes: dict[str, int]
+) -> bool:
     """Returns whether an axis of a leaf may be divided by one more mesh axis without cutting a chunk."""
     count = math.prod(sizes[other] for other in axes) * sizes[name]
     assert leaf.grid is not None
-    return leaf.shape[axis] % count == 0 and bool(np.isin(np.arange(count) * (leaf.shape[axis] // count), leaf.grid.starts(axis)).all())
+    return leaf.shape[axis] % count == 0 and bool(
+        np.isin(np.arange(count) * (leaf.shape[axis] // count), leaf.grid.starts(axis)).all()
+    )
 
 
 def _sharding(like: NamedSharding, spec: Sequence[Sequence[str]]) -> NamedSharding:
@@ -213,7 +269,9 @@ def _sharding(like: NamedSharding, spec: Sequence[Sequence[str]]) -> NamedShardi
 class _RouteReader:
     """Reads leaves by their routes. Of a stack of replicas each row has its own chunks, and zeros elsewhere."""
 
-    def __init__(self, reader: ArrayReader, requests: Sequence[LeafRequest], routes: Sequence[_Route]) -> None:
+    def __init__(
+        self, reader: ArrayReader, requests: Sequence[LeafRequest], routes: Sequence[_Route]
+    ) -> None:
         self._reader = reader
         self._stacked = {
             id(route.request.leaf): (request.leaf, route.rows)
@@ -228,7 +286,14 @@ class _RouteReader:
         for read in reads:
             if id(read.leaf) in self._stacked:
                 leaf, rows = self._stacked[id(read.leaf)]
-                stacked.append((read, _chunks_within(leaf, np.flatnonzero(rows == read.region[0][0]), read.region[1:])))
+                stacked.append(
+                    (
+                        read,
+                        _chunks_within(
+                            leaf, np.flatnonzero(rows == read.region[0][0]), read.region[1:]
+                        ),
+                    )
+                )
                 inner += stacked[-1][1]
             else:
                 inner.append(read)
@@ -249,7 +314,9 @@ def _chunks_within(leaf: LeafRecord, chunks: Ints, region: Region) -> list[ReadR
     return found
 
 
-def _row_of(read: ReadRequest, chunks: Sequence[ReadRequest], allocate: Allocate) -> np.ndarray[Any, Any]:
+def _row_of(
+    read: ReadRequest, chunks: Sequence[ReadRequest], allocate: Allocate
+) -> np.ndarray[Any, Any]:
     if len(chunks) == 1 and chunks[0].shape == read.shape[1:]:
         assert chunks[0].array is not None
         return chunks[0].array[None]
@@ -258,12 +325,17 @@ def _row_of(read: ReadRequest, chunks: Sequence[ReadRequest], allocate: Allocate
     row = memory.view(read.leaf.numpy_dtype).reshape(read.shape)
     for chunk in chunks:
         bounds = zip(chunk.region, read.region[1:], strict=True)
-        index: Any = (0, *(slice(start - first, stop - first) for (start, stop), (first, _) in bounds))
+        index: Any = (
+            0,
+            *(slice(start - first, stop - first) for (start, stop), (first, _) in bounds),
+        )
         row[index] = chunk.array
     return row
 
 
-def _move_all(values: Sequence[Any], routes: Sequence[_Route], requests: Sequence[LeafRequest]) -> list[Any]:
+def _move_all(
+    values: Sequence[Any], routes: Sequence[_Route], requests: Sequence[LeafRequest]
+) -> list[Any]:
     """Returns the values in their own shardings."""
     result = list(values)
     groups: dict[tuple[Any, ...], list[int]] = {}  # one computation runs on one list of devices
@@ -273,18 +345,27 @@ def _move_all(values: Sequence[Any], routes: Sequence[_Route], requests: Sequenc
             groups.setdefault(tuple(request.sharding.mesh.devices.flat), []).append(index)
     for moved in groups.values():
         stacked = [routes[index].rows is not None for index in moved]
-        arrays = _move([values[index] for index in moved], stacked, [requests[index] for index in moved])
+        arrays = _move(
+            [values[index] for index in moved], stacked, [requests[index] for index in moved]
+        )
         for index, array in zip(moved, arrays, strict=True):
             result[index] = array
     return result
 
 
-def _move(arrays: Sequence[jax.Array], stacked: Sequence[bool], requests: Sequence[LeafRequest]) -> Sequence[jax.Array]:
+def _move(
+    arrays: Sequence[jax.Array], stacked: Sequence[bool], requests: Sequence[LeafRequest]
+) -> Sequence[jax.Array]:
     shardings: list[Any] = [request.sharding for request in requests]
     if not any(array.addressable_shards for array in arrays):  # nothing of it is on this process
         pairs = zip(arrays, requests, shardings, strict=True)
-        return [DevicePlacement(sharding, request.leaf.shape, array.dtype).put({}) for array, request, sharding in pairs]
-    move = jax.jit(lambda arrays: list(map(_moved, arrays, stacked, shardings)), out_shardings=shardings)
+        return [
+            DevicePlacement(sharding, request.leaf.shape, array.dtype).put({})
+            for array, request, sharding in pairs
+        ]
+    move = jax.jit(
+        lambda arrays: list(map(_moved, arrays, stacked, shardings)), out_shardings=shardings
+    )
     moved: list[jax.Array] = move(list(arrays))
     for array in moved:
         array.block_until_ready()  # collectives of meshes that share devices run one after the other
@@ -300,7 +381,9 @@ def _moved(array: Any, stacked: bool, sharding: Any) -> Any:
     raw = lax.optimization_barrier(_to_bits(array))
     if stacked:
         raw = jnp.sum(raw, 0, dtype=raw.dtype)
-    return _from_bits(lax.optimization_barrier(lax.with_sharding_constraint(raw, sharding)), array.dtype)
+    return _from_bits(
+        lax.optimization_barrier(lax.with_sharding_constraint(raw, sharding)), array.dtype
+    )
 
 
 def _to_bits(array: Any) -> Any:
@@ -321,7 +404,9 @@ def _from_bits(array: Any, dtype: Any) -> Any:
     lax: Any = jax.lax
     if jnp.issubdtype(dtype, jnp.complexfloating):
         component = np.finfo(dtype).dtype
-        return lax.complex(_from_bits(array[..., 0], component), _from_bits(array[..., 1], component))
+        return lax.complex(
+            _from_bits(array[..., 0], component), _from_bits(array[..., 1], component)
+        )
     if jnp.issubdtype(dtype, jnp.floating):
         return lax.bitcast_convert_type(array.astype(f"uint{_float_bits(dtype)}"), dtype)
     return array.astype(dtype)

@@ -14,7 +14,10 @@ Region = tuple[tuple[int, int], ...]
 
 def region_of(index: Sequence[slice], shape: Sequence[int]) -> Region:
     """Returns an index of slices as (start, stop) an axis."""
-    return tuple((cut.start or 0, size if cut.stop is None else cut.stop) for cut, size in zip(index, shape, strict=True))
+    return tuple(
+        (cut.start or 0, size if cut.stop is None else cut.stop)
+        for cut, size in zip(index, shape, strict=True)
+    )
 
 
 class DevicePlacement:
@@ -37,7 +40,9 @@ class DevicePlacement:
         if self._make is not None:
             return self._make([arrays[region] for region in self._device_regions])
         shape = self._shape
-        return jax.make_array_from_callback(shape, self._sharding, lambda index: arrays[region_of(index or (), shape)])
+        return jax.make_array_from_callback(
+            shape, self._sharding, lambda index: arrays[region_of(index or (), shape)]
+        )
 
 
 def _batched_put(

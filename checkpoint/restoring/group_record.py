@@ -15,12 +15,16 @@ from ..storage.base import Storage
 from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME
 
-MESSAGE_BYTES = 256 << 10  # of a compressed record: 1 GB from the primary's service to 4,096 processes
+MESSAGE_BYTES = (
+    256 << 10
+)  # of a compressed record: 1 GB from the primary's service to 4,096 processes
 
 _RECORD, _CHECKSUM, _NOTHING = b"record", b"checksum", b"nothing"  # kinds of messages
 
 
-def read_record_together(storage: Storage, step_dir: str, group: Group, name: str, *, timeout_s: float) -> Record:
+def read_record_together(
+    storage: Storage, step_dir: str, group: Group, name: str, *, timeout_s: float
+) -> Record:
     """Returns a step's record on every process of a group, which all call it alike; `name` is that of its message. Blocks.
 
     The primary reads it and sends it on, compressed. Where that is more than MESSAGE_BYTES, each reads it from the store, and raises
@@ -38,17 +42,26 @@ def read_record_together(storage: Storage, step_dir: str, group: Group, name: st
     else:
         data = fetch_record(storage, step_dir)
         if kind == _CHECKSUM and crc32c(data) != int(body):
-            raise StepGone(f"{path}: the step was overwritten while it was being read; restore it again", path=path)
+            raise StepGone(
+                f"{path}: the step was overwritten while it was being read; restore it again",
+                path=path,
+            )
     return parse_fetched(data, storage, step_dir)
 
 
-def _read_and_send(storage: Storage, step_dir: str, group: Group, name: str, timeout_s: float) -> Record:
+def _read_and_send(
+    storage: Storage, step_dir: str, group: Group, name: str, timeout_s: float
+) -> Record:
     message = _NOTHING
     try:
         data = fetch_record(storage, step_dir)
         record = parse_fetched(data, storage, step_dir)
         packed = zlib.compress(data, 1)
-        message = _RECORD + b":" + packed if len(packed) <= MESSAGE_BYTES else b"%s:%d" % (_CHECKSUM, crc32c(data))
+        message = (
+            _RECORD + b":" + packed
+            if len(packed) <= MESSAGE_BYTES
+            else b"%s:%d" % (_CHECKSUM, crc32c(data))
+        )
         return record
     finally:
         group.broadcast(name, message, timeout_s=timeout_s)

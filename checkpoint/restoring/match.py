@@ -52,15 +52,26 @@ def check_paths(item: ItemRecord, wanted: Sequence[str], *, strict: bool) -> Non
     if missing:
         lines.append(f"{_count(missing)} of `like` not in the checkpoint: {_listed(missing)}")
     if unexpected:
-        lines.append(f"{_count(unexpected)} of the checkpoint not in `like`: {_listed(unexpected)} (partial=True leaves them out)")
+        lines.append(
+            f"{_count(unexpected)} of the checkpoint not in `like`: {_listed(unexpected)} (partial=True leaves them out)"
+        )
     expected, found = ("a leaf", "none") if missing else ("none", "a leaf")
-    raise TreeMismatch(f"item {item.name!r}: " + "; ".join(lines), leaf=(missing or unexpected)[0], expected=expected, found=found)
+    raise TreeMismatch(
+        f"item {item.name!r}: " + "; ".join(lines),
+        leaf=(missing or unexpected)[0],
+        expected=expected,
+        found=found,
+    )
 
 
 def check_leaf_types(found: ItemRecord, leaves: Sequence[Any], paths: Sequence[str]) -> None:
     """Raises TreeMismatch where a leaf of `like` is of a class that was a leaf type to whoever saved, and is not registered here."""
     for leaf, path in zip(leaves, paths, strict=True):
-        if type(leaf) in VALUE_TYPES or hasattr(leaf, "dtype") or not any(saved.path.startswith(f"{path}.") for saved in found.leaves):
+        if (
+            type(leaf) in VALUE_TYPES
+            or hasattr(leaf, "dtype")
+            or not any(saved.path.startswith(f"{path}.") for saved in found.leaves)
+        ):
             continue
         message = (
             f"item {found.name!r}: the leaf {path!r} of `like` is a {type_name(type(leaf))}, and saved as a tree; register its class as it "
@@ -74,7 +85,9 @@ def _count(paths: Sequence[str]) -> str:
 
 
 def _listed(paths: Sequence[str]) -> str:
-    return ", ".join(map(repr, paths[:LISTED])) + (f" and {len(paths) - LISTED} more" if len(paths) > LISTED else "")
+    return ", ".join(map(repr, paths[:LISTED])) + (
+        f" and {len(paths) - LISTED} more" if len(paths) > LISTED else ""
+    )
 
 
 def request_as_saved(leaf: LeafRecord, *, on_devices: bool) -> LeafRequest:
@@ -90,7 +103,12 @@ def request_as_saved(leaf: LeafRecord, *, on_devices: bool) -> LeafRequest:
 
 def _check_is_there(leaf: LeafRecord) -> None:
     if leaf.refusal:
-        raise TreeMismatch(leaf.refusal, leaf=leaf.path, expected="this process's copy", found="copies of other processes")
+        raise TreeMismatch(
+            leaf.refusal,
+            leaf=leaf.path,
+            expected="this process's copy",
+            found="copies of other processes",
+        )
 
 
 def _check_width(leaf: LeafRecord, dtype: np.dtype[Any]) -> None:
@@ -108,7 +126,9 @@ def saved_sharding(leaf: LeafRecord) -> Sharding | None:
     try:
         if "device" in description:
             return SingleDeviceSharding(devices[description["device"]])
-        chosen = np.array([devices[number] for number in description["devices"]], object).reshape(description["sizes"])
+        chosen = np.array([devices[number] for number in description["devices"]], object).reshape(
+            description["sizes"]
+        )
         spec: Any = PartitionSpec(*(tuple(axes) or None for axes in description["spec"]))  # type: ignore[no-untyped-call]
         return NamedSharding(Mesh(chosen, description["axes"]), spec)
     except (KeyError, TypeError, ValueError) as error:
@@ -132,9 +152,17 @@ def match_leaf(leaf: LeafRecord, like: Any, cast: bool) -> LeafRequest:
     dtype = np.dtype(dtype)
     name = name_of(dtype)
     if leaf.grid is None:
-        if shape or leaf.kind not in ("bool", "int", "float", "complex") or not np.can_cast(type(leaf.value), dtype, "same_kind"):
+        if (
+            shape
+            or leaf.kind not in ("bool", "int", "float", "complex")
+            or not np.can_cast(type(leaf.value), dtype, "same_kind")
+        ):
             refuse(leaf, f"{name}{list(shape)}")
-    elif leaf.kind == "key" or shape != leaf.shape or (leaf.dtype != name and not (cast and _can_cast(leaf, dtype))):
+    elif (
+        leaf.kind == "key"
+        or shape != leaf.shape
+        or (leaf.dtype != name and not (cast and _can_cast(leaf, dtype)))
+    ):
         refuse(leaf, f"{name}{list(shape)}")
     if leaf.grid is None and not _holds(dtype, leaf.value):
         refuse(leaf, f"{name}[], which cannot hold it")
@@ -173,7 +201,11 @@ def _match_value(leaf: LeafRecord, like: Any) -> LeafRequest:
     if leaf.grid is None:
         fits = leaf.kind == kind.__name__
     else:
-        fits = leaf.shape == () and leaf.kind != "key" and _PYTHON_KINDS.get(leaf.numpy_dtype.kind, float) is kind
+        fits = (
+            leaf.shape == ()
+            and leaf.kind != "key"
+            and _PYTHON_KINDS.get(leaf.numpy_dtype.kind, float) is kind
+        )
     if not fits:
         refuse(leaf, f"a Python {kind.__name__}")
     return LeafRequest(leaf, "value")
@@ -183,7 +215,11 @@ def _match_key(leaf: LeafRecord, like: Any) -> LeafRequest:
     impl = str(jax.random.key_impl(like)) if isinstance(like, jax.Array) else like.dtype._impl.name
     if leaf.kind != "key" or leaf.impl != impl or leaf.shape[:-1] != tuple(like.shape):
         refuse(leaf, f"key<{impl}>{list(like.shape)}")
-    return LeafRequest(leaf, "jax", sharding=_sharding_of(jax.random.key_data(like) if isinstance(like, jax.Array) else like))
+    return LeafRequest(
+        leaf,
+        "jax",
+        sharding=_sharding_of(jax.random.key_data(like) if isinstance(like, jax.Array) else like),
+    )
 
 
 def _sharding_of(like: Any) -> Sharding | None:
@@ -206,4 +242,8 @@ def show_leaf(leaf: LeafRecord) -> str:
     """Returns dtype and shape, or the type of a value, for people."""
     if leaf.grid is None:
         return f"a Python {leaf.kind}"
-    return f"key<{leaf.impl}>{list(leaf.shape[:-1])}" if leaf.kind == "key" else f"{leaf.dtype}{list(leaf.shape)}"
+    return (
+        f"key<{leaf.impl}>{list(leaf.shape[:-1])}"
+        if leaf.kind == "key"
+        else f"{leaf.dtype}{list(leaf.shape)}"
+    )

@@ -25,7 +25,12 @@ class _Block:
     def __init__(self, pool: MemoryPool, mapping: mmap.mmap) -> None:
         self._pool, self._mapping = pool, mapping
         address = np.frombuffer(mapping, np.uint8).ctypes.data
-        self.__array_interface__ = {"data": (address, False), "shape": (len(mapping),), "typestr": "|u1", "version": 3}
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": (len(mapping),),
+            "typestr": "|u1",
+            "version": 3,
+        }
 
     def __del__(self) -> None:
         self._pool.give_back(self._mapping)

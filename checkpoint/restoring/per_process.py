@@ -24,34 +24,61 @@ class PerProcessSelection(NamedTuple):
 
 def leaves_of_process(item: ItemRecord, selection: PerProcessSelection) -> ItemRecord:
     """Returns an item as one process sees it; a leaf that it has no copy of says so when it is wanted."""
-    return replace(item, leaves=tuple(_leaf_of_process(leaf, selection) if leaf.per_process else leaf for leaf in item.leaves))
+    return replace(
+        item,
+        leaves=tuple(
+            _leaf_of_process(leaf, selection) if leaf.per_process else leaf for leaf in item.leaves
+        ),
+    )
 
 
 def _leaf_of_process(leaf: LeafRecord, selection: PerProcessSelection) -> LeafRecord:
     count, shape = len(leaf.value) if leaf.grid is None else leaf.shape[0], leaf.shape[1:]
     refusal = ""
     if selection.process >= count or selection.processes not in (None, count):
-        wanted = f"of process {selection.process}" if selection.processes is None else f"for each of {selection.processes} processes"
+        wanted = (
+            f"of process {selection.process}"
+            if selection.processes is None
+            else f"for each of {selection.processes} processes"
+        )
         refusal = (
             f"the leaf {leaf.path!r} was kept per process and is there for {count} processes, not {wanted}; to take the copy of one of "
             f"them, pass process=0 to {count - 1}; to leave it out, a `partial` that says no to it"
         )
     value = None if leaf.grid is not None or refusal else leaf.value[selection.process]
     grid = None if leaf.grid is None else Grid(shape, shape, shape, leaf.grid.itemsize)
-    return LeafRecord(leaf.path, leaf.kind, leaf.dtype, shape, leaf.impl, leaf.sharding, grid, None, value, True, refusal)
+    return LeafRecord(
+        leaf.path,
+        leaf.kind,
+        leaf.dtype,
+        shape,
+        leaf.impl,
+        leaf.sharding,
+        grid,
+        None,
+        value,
+        True,
+        refusal,
+    )
 
 
 class PerProcessReader:
     """Reads one process's rows of what `reader` has of `item`."""
 
-    def __init__(self, reader: ArrayReader, item: ItemRecord, selection: PerProcessSelection) -> None:
+    def __init__(
+        self, reader: ArrayReader, item: ItemRecord, selection: PerProcessSelection
+    ) -> None:
         self._reader, self._process = reader, selection.process
         self._whole = {leaf.path: leaf for leaf in item.leaves if leaf.per_process}
 
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""
         row = (self._process, self._process + 1)
-        rows = {id(read): ReadRequest(self._whole[read.leaf.path], (row, *read.region)) for read in reads if read.leaf.per_process}
+        rows = {
+            id(read): ReadRequest(self._whole[read.leaf.path], (row, *read.region))
+            for read in reads
+            if read.leaf.per_process
+        }
         self._reader.fill([rows.get(id(read), read) for read in reads], allocate)
         for read in reads:
             if id(read) in rows:

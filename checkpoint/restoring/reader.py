@@ -32,7 +32,9 @@ GAP_BYTES = 64 << 10  # read over rather than asking twice
 STEP_BYTES = 16 * PREFIX_BYTES  # of a large chunk, read and checksummed in turn
 
 
-Allocate: TypeAlias = Callable[[int], np.ndarray[Any, Any]]  # makes 64-aligned memory of so many bytes
+Allocate: TypeAlias = Callable[
+    [int], np.ndarray[Any, Any]
+]  # makes 64-aligned memory of so many bytes
 
 
 @dataclass(eq=False, slots=True)
@@ -74,7 +76,9 @@ class ChunkRead:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(stop - start for start, stop in self.region) * self.leaf.numpy_dtype.itemsize
+        return (
+            math.prod(stop - start for start, stop in self.region) * self.leaf.numpy_dtype.itemsize
+        )
 
     @property
     def is_whole(self) -> bool:
@@ -102,12 +106,22 @@ class ItemReader:
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""
         chunks = self._chunks_of(reads)
-        brought = {id(chunk.reads[0]) for found in chunks.values() for chunk in found if chunk.is_whole and chunk.is_small}
+        brought = {
+            id(chunk.reads[0])
+            for found in chunks.values()
+            for chunk in found
+            if chunk.is_whole and chunk.is_small
+        }
         for read in reads:
             if id(read) not in brought:
                 read.array = _as_array(read, self._allocate(read, allocate))
-        groups = [(file, group) for file, found in sorted(chunks.items()) for group in _groups(found)]
-        work = [(file, group, allocate(_span(group)) if group[0].is_small else None) for file, group in groups]
+        groups = [
+            (file, group) for file, found in sorted(chunks.items()) for group in _groups(found)
+        ]
+        work = [
+            (file, group, allocate(_span(group)) if group[0].is_small else None)
+            for file, group in groups
+        ]
         run_side_by_side(lambda args: self._read(*args), work, self._storage.max_concurrency)
 
     def _allocate(self, read: ReadRequest, allocate: Allocate) -> np.ndarray[Any, Any]:
@@ -116,7 +130,9 @@ class ItemReader:
         except MemoryError as error:
             path = join(self._storage.root, self._step_dir)
             message = f"{path}: there is no memory for the {read.nbytes:,} bytes of {read.leaf.path!r} that this process is to have"
-            raise CheckpointError(f"{message}; restore it divided over more processes", path=path) from error
+            raise CheckpointError(
+                f"{message}; restore it divided over more processes", path=path
+            ) from error
 
     def _chunks_of(self, reads: Iterable[ReadRequest]) -> dict[int, list[ChunkRead]]:
         """Returns what must be read, by file, in the order of the file.
@@ -133,19 +149,31 @@ class ItemReader:
                 chunk = needed.get((id(read.leaf), index))
                 if chunk is None:
                     file = int(read.leaf.files[index])
-                    chunk = needed[id(read.leaf), index] = self.chunk_read(read.leaf, index, file, [])
+                    chunk = needed[id(read.leaf), index] = self.chunk_read(
+                        read.leaf, index, file, []
+                    )
                     found.setdefault(file, []).append(chunk)
                 chunk.reads.append(read)
-        return {file: sorted((part for chunk in chunks for part in _parts(chunk)), key=_position) for file, chunks in found.items()}
+        return {
+            file: sorted((part for chunk in chunks for part in _parts(chunk)), key=_position)
+            for file, chunks in found.items()
+        }
 
-    def chunk_read(self, leaf: LeafRecord, index: int, file: int, reads: list[ReadRequest]) -> ChunkRead:
+    def chunk_read(
+        self, leaf: LeafRecord, index: int, file: int, reads: list[ReadRequest]
+    ) -> ChunkRead:
         """Returns one chunk, having checked that the pack describes it as the record does."""
         shape = self._shape(leaf, index)
         entry = self._headers[file].get(leaf.path + shape.suffix)
         if entry is None or (entry.dtype, entry.shape, entry.nbytes) != shape.expected:
             path, name = self._path(self._item.files[file]), leaf.path + shape.suffix
             if entry is None:
-                raise Corrupt(f"{path}: the chunk {name!r} is not in this pack", path=path, file=path, leaf=leaf.path)
+                raise Corrupt(
+                    f"{path}: the chunk {name!r} is not in this pack",
+                    path=path,
+                    file=path,
+                    leaf=leaf.path,
+                )
             dtype, sizes, _ = shape.expected
             message = f"{path}: the chunk {name!r} is {entry.dtype}{list(entry.shape)}, the record says {dtype}{list(sizes)}"
             raise HostileCheckpoint(message, path=path, file=path)
@@ -160,7 +188,9 @@ class ItemReader:
             region, dtype = leaf.grid.region(index), leaf.numpy_dtype
             shape = tuple(stop - start for start, stop in region)
             expected = (*stored_as(dtype, shape), math.prod(shape) * dtype.itemsize)
-            found = self._shapes[key] = _ChunkShape(region, chunk_name("", region, leaf.shape), expected)
+            found = self._shapes[key] = _ChunkShape(
+                region, chunk_name("", region, leaf.shape), expected
+            )
         return found
 
     def check_all(self) -> None:
@@ -172,9 +202,17 @@ class ItemReader:
                 chunks.setdefault(int(file), []).append(self.chunk_read(leaf, index, int(file), []))
         for found in chunks.values():
             found.sort(key=_position)
-        groups = [(file, group) for file, found in sorted(chunks.items()) for group in _groups(found)]
-        scratch = threading.local()  # one buffer a thread, used again: fresh memory costs more than the checksum
-        run_side_by_side(lambda group: self._check_group(group[0], group[1], scratch), groups, self._storage.max_concurrency)
+        groups = [
+            (file, group) for file, found in sorted(chunks.items()) for group in _groups(found)
+        ]
+        scratch = (
+            threading.local()
+        )  # one buffer a thread, used again: fresh memory costs more than the checksum
+        run_side_by_side(
+            lambda group: self._check_group(group[0], group[1], scratch),
+            groups,
+            self._storage.max_concurrency,
+        )
 
     def _check_group(self, file: int, group: Sequence[ChunkRead], scratch: threading.local) -> None:
         report, chunk = self._item.files[file], group[0]
@@ -182,27 +220,46 @@ class ItemReader:
             scratch.memory = memoryview(bytearray(RANGE_BYTES + LARGE_BYTES))
         memory: memoryview = scratch.memory
         if not chunk.is_small:
-            self._read_steps(report, chunk, 0, chunk.entry.nbytes, lambda start, stop: [memory[: stop - start]])
+            self._read_steps(
+                report, chunk, 0, chunk.entry.nbytes, lambda start, stop: [memory[: stop - start]]
+            )
             return
         first = chunk.entry.start
         self.read_range(report, first, [memory[: _end(group[-1]) - first]], chunk.leaf.path)
         for each in group:
-            self._check(report, each, crc32c(memory[each.entry.start - first : _end(each) - first]), each.entry.checksum.crc)
+            self._check(
+                report,
+                each,
+                crc32c(memory[each.entry.start - first : _end(each) - first]),
+                each.entry.checksum.crc,
+            )
 
     def load_headers(self, files: Iterable[int]) -> dict[int, dict[str, ChunkEntry]]:
         """Reads and checks the headers of packs that are not known yet; returns all that are."""
         missing = [file for file in sorted(files) if file not in self._headers]
-        self._headers.update(zip(missing, run_side_by_side(self._header, missing, self._storage.max_concurrency), strict=True))
+        self._headers.update(
+            zip(
+                missing,
+                run_side_by_side(self._header, missing, self._storage.max_concurrency),
+                strict=True,
+            )
+        )
         return self._headers
 
     def _header(self, index: int) -> dict[str, ChunkEntry]:
         file = self._item.files[index]
         path = self._path(file)
         if not 10 <= file.head <= HEADER_LIMIT_BYTES:
-            raise HostileCheckpoint(f"{path}: a header of {file.head} bytes is not one that holdfast writes", path=path, file=path)
+            raise HostileCheckpoint(
+                f"{path}: a header of {file.head} bytes is not one that holdfast writes",
+                path=path,
+                file=path,
+            )
         data = self.read_checked(file, file.head)
         if int.from_bytes(data[:8], "little") != file.head - 8:
-            raise HostileCheckpoint(f"{path}: the header's length is not what the record says", path=path, file=path)
+            raise HostileCheckpoint(
+                f"{path}: the header's length is not what the record says", path=path, file=path
+            )
         return parse_header(data, file.size, path)
 
     def read_checked(self, file: FileReport, size: int) -> bytes:
@@ -232,26 +289,46 @@ class ItemReader:
         path = self._path(file)
         if crc != file.crc:
             what = "header" if file.head else "file"
-            raise Corrupt(f"{path}: the checksum of the {what} does not fit; its bytes are not what was written", path=path, file=path)
+            raise Corrupt(
+                f"{path}: the checksum of the {what} does not fit; its bytes are not what was written",
+                path=path,
+                file=path,
+            )
         if self._try_read(file, file.size, [memoryview(bytearray(1))]):
-            raise Corrupt(f"{path}: the file is longer than the {file.size} bytes that were written", path=path, file=path)
+            raise Corrupt(
+                f"{path}: the file is longer than the {file.size} bytes that were written",
+                path=path,
+                file=path,
+            )
         if file.size and not self._try_read(file, file.size - 1, [memoryview(bytearray(1))]):
-            raise Corrupt(f"{path}: the file is shorter than the {file.size} bytes that were written", path=path, file=path)
+            raise Corrupt(
+                f"{path}: the file is shorter than the {file.size} bytes that were written",
+                path=path,
+                file=path,
+            )
 
     def read_whole(self, file: FileReport) -> bytes:
         """Returns a file that has no header, checked."""
         if file.size > HEADER_LIMIT_BYTES:
             path = self._path(file)
-            raise HostileCheckpoint(f"{path}: a file of {file.size} bytes is not read whole, at most 100,000,000 are", path=path, file=path)
+            raise HostileCheckpoint(
+                f"{path}: a file of {file.size} bytes is not read whole, at most 100,000,000 are",
+                path=path,
+                file=path,
+            )
         return self.read_checked(file, file.size)
 
-    def read_range(self, file: FileReport, offset: int, buffers: Sequence[memoryview], leaf: str = "") -> None:
+    def read_range(
+        self, file: FileReport, offset: int, buffers: Sequence[memoryview], leaf: str = ""
+    ) -> None:
         """Fills the buffers from a file, or raises Corrupt where it ends before."""
         wanted = sum(buffer.nbytes for buffer in buffers)
         got = self._try_read(file, offset, buffers)
         if got != wanted:
             path = self._path(file)
-            message = f"{path}: the file ends at {offset + got} of {file.size} bytes" + (f", within the leaf {leaf!r}" if leaf else "")
+            message = f"{path}: the file ends at {offset + got} of {file.size} bytes" + (
+                f", within the leaf {leaf!r}" if leaf else ""
+            )
             raise Corrupt(message, path=path, file=path, leaf=leaf)
 
     def _try_read(self, file: FileReport, offset: int, buffers: Sequence[memoryview]) -> int:
@@ -262,13 +339,22 @@ class ItemReader:
             try:
                 record = self._storage.fetch(join(self._step_dir, RECORD_NAME), 1 << 30)
             except FileNotFoundError:
-                raise StepGone(f"{path}: the step was deleted while it was being read", path=path) from error
+                raise StepGone(
+                    f"{path}: the step was deleted while it was being read", path=path
+                ) from error
             if f'"{file.name}"'.encode() not in record:
-                raise StepGone(f"{path}: the step was overwritten while it was being read; restore it again", path=path) from error
-            raise Corrupt(f"{path}: the file is missing, and the record names it", path=path, file=path) from error
+                raise StepGone(
+                    f"{path}: the step was overwritten while it was being read; restore it again",
+                    path=path,
+                ) from error
+            raise Corrupt(
+                f"{path}: the file is missing, and the record names it", path=path, file=path
+            ) from error
         except (IsADirectoryError, NotADirectoryError) as error:
             path = self._path(file)
-            raise Corrupt(f"{path}: this is not a file: {error.strerror}", path=path, file=path) from error
+            raise Corrupt(
+                f"{path}: this is not a file: {error.strerror}", path=path, file=path
+            ) from error
         except OSError as error:
             error.filename = error.filename or self._path(file)
             raise
@@ -276,7 +362,9 @@ class ItemReader:
     def _path(self, file: FileReport) -> str:
         return join(self._storage.root, self._step_dir, file.name)
 
-    def _read(self, file: int, group: Sequence[ChunkRead], memory: np.ndarray[Any, Any] | None) -> None:
+    def _read(
+        self, file: int, group: Sequence[ChunkRead], memory: np.ndarray[Any, Any] | None
+    ) -> None:
         if memory is not None:
             self._read_small(self._item.files[file], group, memory)
         else:
@@ -289,11 +377,18 @@ class ItemReader:
         start, stop = _checked_range(chunk)
         lead, tail = bytearray(chunk.first - start), bytearray(stop - chunk.first - data.nbytes)
         buffers = _Joined([memoryview(lead), memoryview(data), memoryview(tail)])
-        self._read_steps(report, chunk, start, stop, lambda begin, end: buffers.range(begin - start, end - start))
+        self._read_steps(
+            report, chunk, start, stop, lambda begin, end: buffers.range(begin - start, end - start)
+        )
         _deliver(chunk, data, skip_straight=straight is not None)
 
     def _read_steps(
-        self, file: FileReport, chunk: ChunkRead, start: int, stop: int, buffers_of: Callable[[int, int], Sequence[memoryview]]
+        self,
+        file: FileReport,
+        chunk: ChunkRead,
+        start: int,
+        stop: int,
+        buffers_of: Callable[[int, int], Sequence[memoryview]],
     ) -> None:
         """Reads a range of a chunk in steps, each checked at once where its end has a checksum."""
         crc = chunk.entry.crc_until(start)
@@ -335,7 +430,9 @@ def _files_of(read: ReadRequest) -> list[int]:
     """Returns the files in which what a request touches lies."""
     files = read.leaf.files
     assert files is not None
-    found: list[int] = [int(files[0])] if len(files) == 1 else np.unique(files[_chunk_indices(read)]).tolist()
+    found: list[int] = (
+        [int(files[0])] if len(files) == 1 else np.unique(files[_chunk_indices(read)]).tolist()
+    )
     return found
 
 
@@ -348,7 +445,9 @@ def _chunk_indices(read: ReadRequest) -> Ints:
     indices = _ONLY
     for axis, (start, stop) in enumerate(read.region):
         starts = grid.starts(axis)
-        along = np.arange(np.searchsorted(starts, start, "right") - 1, np.searchsorted(starts, stop, "left"))
+        along = np.arange(
+            np.searchsorted(starts, start, "right") - 1, np.searchsorted(starts, stop, "left")
+        )
         indices = (indices[:, None] * grid.counts[axis] + along).reshape(-1)
     return indices
 
@@ -365,7 +464,9 @@ def _parts(chunk: ChunkRead) -> Iterable[ChunkRead]:
         yield replace(chunk, region=region, reads=reads, first=first * itemsize)
 
 
-def _rows_of(region: Region, reads: Sequence[ReadRequest], itemsize: int) -> Iterable[tuple[Region, list[ReadRequest]]]:
+def _rows_of(
+    region: Region, reads: Sequence[ReadRequest], itemsize: int
+) -> Iterable[tuple[Region, list[ReadRequest]]]:
     """Yields stretches of a region that are needed, along its first axis of several rows (within a single row, along the next one).
 
     Those between which less than two prefixes end are one, so that no byte is read twice.
@@ -397,7 +498,9 @@ def _checked_range(chunk: ChunkRead) -> tuple[int, int]:
     if not chunk.entry.checksum.prefixes:
         return 0, chunk.entry.nbytes
     start = chunk.first // PREFIX_BYTES * PREFIX_BYTES
-    return start, min(-(-(chunk.first + chunk.nbytes) // PREFIX_BYTES) * PREFIX_BYTES, chunk.entry.nbytes)
+    return start, min(
+        -(-(chunk.first + chunk.nbytes) // PREFIX_BYTES) * PREFIX_BYTES, chunk.entry.nbytes
+    )
 
 
 class _Joined:
@@ -423,7 +526,10 @@ def _groups(chunks: Sequence[ChunkRead]) -> Iterable[list[ChunkRead]]:
         if not chunk.is_small:
             yield [chunk]
             continue
-        if group and (chunk.entry.start - _end(group[-1]) > GAP_BYTES or _end(chunk) - group[0].entry.start > RANGE_BYTES):
+        if group and (
+            chunk.entry.start - _end(group[-1]) > GAP_BYTES
+            or _end(chunk) - group[0].entry.start > RANGE_BYTES
+        ):
             yield group
             group = []
         group.append(chunk)
@@ -470,15 +576,25 @@ def _offset_in(region: Region, whole: Region) -> int | None:
 
 def _deliver(chunk: ChunkRead, data: np.ndarray[Any, Any], *, skip_straight: bool = False) -> None:
     """Copies what each request needs of a chunk."""
-    array = data.view(chunk.leaf.numpy_dtype).reshape([stop - start for start, stop in chunk.region])
+    array = data.view(chunk.leaf.numpy_dtype).reshape(
+        [stop - start for start, stop in chunk.region]
+    )
     for read in chunk.reads:
         if skip_straight and _offset_in(chunk.region, read.region) is not None:
             skip_straight = False
             continue
         assert read.array is not None
-        bounds = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(chunk.region, read.region, strict=True)]
-        into = tuple(slice(start - first, stop - first) for (start, stop), (first, _) in zip(bounds, read.region, strict=True))
-        of = tuple(slice(start - first, stop - first) for (start, stop), (first, _) in zip(bounds, chunk.region, strict=True))
+        bounds = [
+            (max(a, c), min(b, d)) for (a, b), (c, d) in zip(chunk.region, read.region, strict=True)
+        ]
+        into = tuple(
+            slice(start - first, stop - first)
+            for (start, stop), (first, _) in zip(bounds, read.region, strict=True)
+        )
+        of = tuple(
+            slice(start - first, stop - first)
+            for (start, stop), (first, _) in zip(bounds, chunk.region, strict=True)
+        )
         read.array[into] = array[of]
 
 

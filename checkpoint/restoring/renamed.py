@@ -15,7 +15,9 @@ class RenamedReader:
 
     def __init__(self, reader: ArrayReader, renamed: ItemRecord, original: ItemRecord) -> None:
         self._reader = reader
-        self._original = {new.path: old for new, old in zip(renamed.leaves, original.leaves, strict=True)}
+        self._original = {
+            new.path: old for new, old in zip(renamed.leaves, original.leaves, strict=True)
+        }
 
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""

@@ -22,7 +22,15 @@ from ..storage.base import Storage
 from ..storage.path import join
 from .collective_read import read_once
 from .devices import DevicePlacement, Region
-from .match import SAVED, LeafRequest, check_leaf_types, check_paths, match_leaf, refuse, request_as_saved
+from .match import (
+    SAVED,
+    LeafRequest,
+    check_leaf_types,
+    check_paths,
+    match_leaf,
+    refuse,
+    request_as_saved,
+)
 from .memory_pool import POOL
 from .per_process import PerProcessReader, PerProcessSelection, leaves_of_process
 from .reader import ArrayReader, ItemReader, ReadRequest
@@ -90,7 +98,9 @@ def restore_item(
     if found.kind == "json":
         return read_json(storage, step_dir, record, item)
     if found.kind == "files":
-        return restore_files(storage, step_dir, record, item, like, None if options is None else options.per_process)
+        return restore_files(
+            storage, step_dir, record, item, like, None if options is None else options.per_process
+        )
     return restore_tree(ItemReader(storage, step_dir, found), found, like, options)
 
 
@@ -99,7 +109,9 @@ def allocate(nbytes: int) -> np.ndarray[Any, Any]:
     return POOL.take(nbytes)
 
 
-def restore_tree(reader: ArrayReader, found: ItemRecord, like: Any = None, options: RestoreOptions | None = None) -> Any:
+def restore_tree(
+    reader: ArrayReader, found: ItemRecord, like: Any = None, options: RestoreOptions | None = None
+) -> Any:
     """Restores a tree item through any reader; the arguments are those of `restore_item`."""
     options = options or RestoreOptions()
     options.check_like(like)
@@ -108,39 +120,68 @@ def restore_tree(reader: ArrayReader, found: ItemRecord, like: Any = None, optio
         original, found = found, renamed(found, options.rename)
         reader = RenamedReader(reader, found, original)
     if options.per_process is not None and any(leaf.per_process for leaf in found.leaves):
-        reader, found = PerProcessReader(reader, found, options.per_process), leaves_of_process(found, options.per_process)
-    gc.collect(0)  # jax lets go of memory that dead arrays were made of when the collector runs: it is used again here
+        reader, found = (
+            PerProcessReader(reader, found, options.per_process),
+            leaves_of_process(found, options.per_process),
+        )
+    gc.collect(
+        0
+    )  # jax lets go of memory that dead arrays were made of when the collector runs: it is used again here
     with paused_gc():
         if like is None or like is SAVED:
             chosen = [not callable(partial) or partial(leaf.path) for leaf in found.leaves]
-            requests = [request_as_saved(leaf, on_devices=like is SAVED) for leaf, read in zip(found.leaves, chosen, strict=True) if read]
+            requests = [
+                request_as_saved(leaf, on_devices=like is SAVED)
+                for leaf, read in zip(found.leaves, chosen, strict=True)
+                if read
+            ]
             values = iter(_read_all(reader, requests, options))
             leaves = [next(values) if read else None for read in chosen]
-            return rebuild(found.tree, leaves, options.types, plain=options.plain, makers=leaf_makers())
+            return rebuild(
+                found.tree, leaves, options.types, plain=options.plain, makers=leaf_makers()
+            )
         like = encode_leaf_types(like)
         leaves, treedef = flatten(like)
         paths = describe(like)[1]
         chosen = [not callable(partial) or partial(path) for path in paths]
         try:
-            check_paths(found, [path for path, read in zip(paths, chosen, strict=True) if read], strict=partial is False)
+            check_paths(
+                found,
+                [path for path, read in zip(paths, chosen, strict=True) if read],
+                strict=partial is False,
+            )
         except TreeMismatch:
             check_leaf_types(found, leaves, paths)
             raise
         saved = {leaf.path: leaf for leaf in found.leaves}
-        requests = [match_leaf(saved[path], leaf, options.cast) for path, leaf, read in zip(paths, leaves, chosen, strict=True) if read]
+        requests = [
+            match_leaf(saved[path], leaf, options.cast)
+            for path, leaf, read in zip(paths, leaves, chosen, strict=True)
+            if read
+        ]
         values = iter(_read_all(reader, requests, options))
-        restored = [next(values) if read else leaf for leaf, read in zip(leaves, chosen, strict=True)]
+        restored = [
+            next(values) if read else leaf for leaf, read in zip(leaves, chosen, strict=True)
+        ]
         return decode_leaf_types(jax.tree_util.tree_unflatten(treedef, restored))
 
 
-def _read_all(reader: ArrayReader, requests: Sequence[LeafRequest], options: RestoreOptions) -> list[Any]:
+def _read_all(
+    reader: ArrayReader, requests: Sequence[LeafRequest], options: RestoreOptions
+) -> list[Any]:
     def read(reader: ArrayReader, requests: Sequence[LeafRequest]) -> list[Any]:
         return _read(reader, requests, options.host_memory_bytes)
 
-    return read_once(reader, requests, read, allocate, options.before_collective) if options.read_once else read(reader, requests)
+    return (
+        read_once(reader, requests, read, allocate, options.before_collective)
+        if options.read_once
+        else read(reader, requests)
+    )
 
 
-def _read(reader: ArrayReader, requests: Sequence[LeafRequest], host_memory_bytes: int | None) -> list[Any]:
+def _read(
+    reader: ArrayReader, requests: Sequence[LeafRequest], host_memory_bytes: int | None
+) -> list[Any]:
     """Returns the values. Where devices have memory of their own they are read in waves, the next one while one is put."""
     placements: dict[Any, DevicePlacement] = {}
     placed = [(request, _placement_of(request, placements)) for request in requests]
@@ -183,7 +224,9 @@ def _read_wave(reader: ArrayReader, placed: Sequence[_Placed]) -> list[Any]:
     return _assemble(placed, reads)
 
 
-def _placement_of(request: LeafRequest, placements: dict[Any, DevicePlacement]) -> DevicePlacement | None:
+def _placement_of(
+    request: LeafRequest, placements: dict[Any, DevicePlacement]
+) -> DevicePlacement | None:
     if request.sharding is None or request.leaf.grid is None:
         return None
     leaf = request.leaf
@@ -191,7 +234,9 @@ def _placement_of(request: LeafRequest, placements: dict[Any, DevicePlacement]) 
     placement = placements.get(key)
     if placement is None:
         try:
-            placement = placements[key] = DevicePlacement(request.sharding, leaf.shape, request.dtype or leaf.numpy_dtype)
+            placement = placements[key] = DevicePlacement(
+                request.sharding, leaf.shape, request.dtype or leaf.numpy_dtype
+            )
         except ValueError as error:
             refuse(leaf, f"an array that {request.sharding} can divide ({error})")
     return placement
@@ -201,7 +246,9 @@ def _reads_of(request: LeafRequest, placement: DevicePlacement | None) -> list[R
     leaf = request.leaf
     if leaf.grid is None:
         return []
-    regions: list[Region] = [tuple((0, size) for size in leaf.shape)] if placement is None else placement.regions
+    regions: list[Region] = (
+        [tuple((0, size) for size in leaf.shape)] if placement is None else placement.regions
+    )
     return [ReadRequest(leaf, region) for region in regions]
 
 
@@ -212,9 +259,13 @@ def _assemble(placed: Sequence[_Placed], reads: Sequence[list[ReadRequest]]) -> 
         if placement is not None:
             values[index] = placement.put({read.region: _cast(read, request) for read in found})
         elif request.form == "jax":
-            anywhere[index] = _cast(found[0], request) if found else np.asarray(request.leaf.value, request.dtype)
+            anywhere[index] = (
+                _cast(found[0], request) if found else np.asarray(request.leaf.value, request.dtype)
+            )
         else:
-            values[index] = _on_host(request, _cast(found[0], request) if found else request.leaf.value)
+            values[index] = _on_host(
+                request, _cast(found[0], request) if found else request.leaf.value
+            )
     for index, array in zip(anywhere, jax.device_put(list(anywhere.values())), strict=True):
         values[index] = array
     for index, (request, _) in enumerate(placed):
@@ -246,12 +297,23 @@ def read_json(storage: Storage, step_dir: str, record: Record, item: str, proces
             try:
                 return json.loads(data)
             except (ValueError, RecursionError) as error:
-                raise HostileCheckpoint(f"{record.path}: {file.name} is not JSON", path=record.path, file=file.name) from error
-    raise StepNotFound(f"{record.path}: process {process} wrote nothing for the item {item!r}", path=record.path, step=record.step)
+                raise HostileCheckpoint(
+                    f"{record.path}: {file.name} is not JSON", path=record.path, file=file.name
+                ) from error
+    raise StepNotFound(
+        f"{record.path}: process {process} wrote nothing for the item {item!r}",
+        path=record.path,
+        step=record.step,
+    )
 
 
 def restore_files(
-    storage: Storage, step_dir: str, record: Record, item: str, like: Any = None, selection: PerProcessSelection | None = None
+    storage: Storage,
+    step_dir: str,
+    record: Record,
+    item: str,
+    like: Any = None,
+    selection: PerProcessSelection | None = None,
 ) -> Any:
     """Restores an item of files: by the `read` of a `like` that is Files, else as a dict of the files by their own names; each is checked.
 
@@ -271,7 +333,11 @@ def check_files_like(path: str, item: str, kind: str, like: Any) -> None:
 
 
 def open_files(
-    storage: Storage, step_dir: str, record: Record, item: str, selection: PerProcessSelection | None
+    storage: Storage,
+    step_dir: str,
+    record: Record,
+    item: str,
+    selection: PerProcessSelection | None,
 ) -> Iterator[tuple[str, Iterator[memoryview]]]:
     """Yields the files of an item of files: each one's own name, and its bytes in pieces, which are checked after the last."""
     found = find_item(record, item)
@@ -295,17 +361,30 @@ def verify_step(storage: Storage, step_dir: str, record: Record) -> VerifyReport
             leaves += len(item.leaves)
             reader.check_all()
         total += sum(file.size for file in item.files)
-    return VerifyReport(join(storage.root, step_dir), record.step, len(record.file_names()), leaves, total)
+    return VerifyReport(
+        join(storage.root, step_dir), record.step, len(record.file_names()), leaves, total
+    )
 
 
-def restore_any(storage: Storage, step_dir: str, record: Record, item: str, like: Any, options: RestoreOptions) -> Any:
+def restore_any(
+    storage: Storage, step_dir: str, record: Record, item: str, like: Any, options: RestoreOptions
+) -> Any:
     """Restores an item of any kind: a tree, a JSON value, or the state of an iterator, which `like` takes back and is returned."""
     if isinstance(like, Files):
         return restore_files(storage, step_dir, record, item, like, options.per_process)
     if is_iterator(like):
-        return give_state(like, read_json(storage, step_dir, record, item, _state_owner(record, item, options.per_process)))
+        return give_state(
+            like,
+            read_json(
+                storage, step_dir, record, item, _state_owner(record, item, options.per_process)
+            ),
+        )
     if item in record.items and record.items[item].kind == "json":
-        chosen = options.per_process.process if options.per_process is not None and options.per_process.processes is None else 0
+        chosen = (
+            options.per_process.process
+            if options.per_process is not None and options.per_process.processes is None
+            else 0
+        )
         return read_json(storage, step_dir, record, item, chosen)
     return restore_item(storage, step_dir, record, item, like, options)
 
@@ -318,4 +397,9 @@ def _state_owner(record: Record, item: str, own: PerProcessSelection | None) -> 
         f"{record.path}: the item {item!r} has a state for each of {record.processes} processes, and this job has {own.processes}; to take "
         f"that of one of them, pass process=0 to {record.processes - 1}"
     )
-    raise TreeMismatch(message, leaf=item, expected=f"states of {own.processes} processes", found=f"states of {record.processes}")
+    raise TreeMismatch(
+        message,
+        leaf=item,
+        expected=f"states of {own.processes} processes",
+        found=f"states of {record.processes}",
+    )

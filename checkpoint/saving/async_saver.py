@@ -43,7 +43,9 @@ class SaveHandle:
     Nobody needs to keep it: a save goes on without, and the manager raises its error at a later call, unless `wait` has raised it.
     """
 
-    def __init__(self, step: int, request: SaveRequest | None = None, context: SaveRunner | None = None) -> None:
+    def __init__(
+        self, step: int, request: SaveRequest | None = None, context: SaveRunner | None = None
+    ) -> None:
         self.step = step
         self._request, self._context = request, context
         self._ended = Latch()
@@ -59,7 +61,15 @@ class SaveHandle:
         return self._request is not None
 
     def __repr__(self) -> str:
-        state = "skipped" if not self else "in flight" if not self.done() else "failed" if self._error() else "committed"
+        state = (
+            "skipped"
+            if not self
+            else "in flight"
+            if not self.done()
+            else "failed"
+            if self._error()
+            else "committed"
+        )
         return f"<SaveHandle of step {self.step}: {state}>"
 
     def done(self) -> bool:
@@ -73,7 +83,9 @@ class SaveHandle:
         bound. For a save that was skipped it returns at once.
         """
         if self._thread_id == threading.get_ident():
-            raise RuntimeError(f"what was given to on_commit waits for its own save, of step {self.step}, which ends when it returns")
+            raise RuntimeError(
+                f"what was given to on_commit waits for its own save, of step {self.step}, which ends when it returns"
+            )
         self._join(timeout_s)
         self._is_unread = False
         if (error := self._error()) is not None:
@@ -105,7 +117,11 @@ class SaveHandle:
             try:
                 self._callbacks.popleft()(self.step)
             except Exception as error:
-                _log.warning("what was given to on_commit of step %d failed: %s", self.step, error_text(error))
+                _log.warning(
+                    "what was given to on_commit of step %d failed: %s",
+                    self.step,
+                    error_text(error),
+                )
 
     def _error(self) -> BaseException | None:
         return self._defect or (None if self._result is None else self._result.error)
@@ -134,9 +150,14 @@ class SaveHandle:
         if self._ended.wait(bound_s if timeout_s is None else timeout_s):
             return
         if timeout_s is not None:
-            raise TimeoutError(f"the save of step {self.step} is still in flight after {timeout_s:g} s")
+            raise TimeoutError(
+                f"the save of step {self.step} is still in flight after {timeout_s:g} s"
+            )
         root = self._context.storage.root
-        raise SaveFailed(f"the save of step {self.step} hangs in the store {root} for over {bound_s:g} s", step=self.step)
+        raise SaveFailed(
+            f"the save of step {self.step} hangs in the store {root} for over {bound_s:g} s",
+            step=self.step,
+        )
 
     def _wait_for_snapshots(self) -> None:
         """Blocks until the caller may donate or overwrite the arrays of the save."""
@@ -154,7 +175,9 @@ class SaveHandle:
             raise self._defect
         assert self._result is not None and self._request is not None
         error = self._result.error
-        was_raised = self._request.broken is not None or (self._is_cancelled_here and isinstance(error, SaveCancelled))
+        was_raised = self._request.broken is not None or (
+            self._is_cancelled_here and isinstance(error, SaveCancelled)
+        )
         return None if was_raised else error
 
 
@@ -187,7 +210,11 @@ class AsyncSaver:
             yield
         except BaseException as error:
             if group.count > 1:
-                broken = error if isinstance(error, Exception) else SaveFailed(f"it was interrupted: {error!r}", step=request.step)
+                broken = (
+                    error
+                    if isinstance(error, Exception)
+                    else SaveFailed(f"it was interrupted: {error!r}", step=request.step)
+                )
                 self.start(replace(request, broken=broken))
             raise
 

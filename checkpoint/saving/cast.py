@@ -23,16 +23,24 @@ def cast_tree(tree: Any, dtype: SaveDtype) -> Any:
         return tree
     chosen = (lambda path: dtype) if isinstance(dtype, type | np.dtype | str) else dtype
     leaves, treedef = flatten(tree)
-    return treedef.unflatten([_cast(leaf, path, chosen) for leaf, path in zip(leaves, describe(tree)[1], strict=True)])
+    return treedef.unflatten(
+        [_cast(leaf, path, chosen) for leaf, path in zip(leaves, describe(tree)[1], strict=True)]
+    )
 
 
 def _cast(leaf: Any, path: str, chosen: Callable[[str], Any]) -> Any:
-    if not hasattr(leaf, "astype") or not jnp.issubdtype(leaf.dtype, jnp.floating) or (wanted := chosen(path)) is None:
+    if (
+        not hasattr(leaf, "astype")
+        or not jnp.issubdtype(leaf.dtype, jnp.floating)
+        or (wanted := chosen(path)) is None
+    ):
         return leaf
     try:
         dtype = jnp.dtype(wanted)
     except TypeError:
         dtype = np.dtype(object)
     if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"save: dtype={wanted!r} for the leaf {path!r}: expected a floating-point dtype, as jnp.bfloat16, or None")
+        raise ValueError(
+            f"save: dtype={wanted!r} for the leaf {path!r}: expected a floating-point dtype, as jnp.bfloat16, or None"
+        )
     return leaf if leaf.dtype == dtype else leaf.astype(dtype)

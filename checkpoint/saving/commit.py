@@ -15,7 +15,14 @@ from holdfast.coordination import BarrierTimeout, Fenced, ProcessLost
 from holdfast.multihost import Group
 from holdfast.multihost.group.group import SaveStage, runtime_indices
 
-from ..errors import CheckpointError, SaveCancelled, SaveFailed, StepExists, StepNotFound, failure_of
+from ..errors import (
+    CheckpointError,
+    SaveCancelled,
+    SaveFailed,
+    StepExists,
+    StepNotFound,
+    failure_of,
+)
 from ..format.files import ItemReport
 from ..format.record import parse_record, read_record
 from ..steps.garbage import BackgroundWorker, delete_files
@@ -78,7 +85,9 @@ class Cancellation:
     def check(self, step: int, process: int) -> None:
         """Raises SaveCancelled where the save was called off."""
         if self._first.get(None) == "cancelled":
-            message = f"step {step} was not saved: process {process} called it off; nothing of it stays"
+            message = (
+                f"step {step} was not saved: process {process} called it off; nothing of it stays"
+            )
             raise SaveCancelled(message, step=step, process=process)
 
     def close(self, step: int, process: int) -> None:
@@ -104,7 +113,9 @@ class SaveTarget:
     timeout_s: float
     overwrite: bool = False
     reports_step: bool = False  # to the launcher, once it is saved
-    worker: BackgroundWorker | None = None  # for files that cannot be deleted yet; without it they are left to a sweep
+    worker: BackgroundWorker | None = (
+        None  # for files that cannot be deleted yet; without it they are left to a sweep
+    )
     began: float = field(default_factory=time.monotonic)
     cancellation: Cancellation = field(default_factory=Cancellation)
 
@@ -159,15 +170,24 @@ def run_protocol(target: SaveTarget, work: SaveWork) -> SaveResult:
         return result
     finally:
         is_saved = target.reports_step and result is not None and result.error is None
-        saved: dict[str, int | str] = {"saved_step": target.key.step, "trouble": ""} if is_saved else {}
-        target.report(SaveStage.SETTLED, **saved)  # in one report: a launcher may end a process that is settled
+        saved: dict[str, int | str] = (
+            {"saved_step": target.key.step, "trouble": ""} if is_saved else {}
+        )
+        target.report(
+            SaveStage.SETTLED, **saved
+        )  # in one report: a launcher may end a process that is settled
 
 
 def _run(performer: _Part, target: SaveTarget) -> SaveResult:
     group = target.group
     writers = range(group.count)
     try:
-        result = drive(lead(target.key, writers) if group.index == 0 else follow(target.key, group.index, writers), performer.perform)
+        result = drive(
+            lead(target.key, writers)
+            if group.index == 0
+            else follow(target.key, group.index, writers),
+            performer.perform,
+        )
     except BaseException:
         if not performer.reported:  # nobody can commit without it
             performer.delete_own()
@@ -199,8 +219,12 @@ class _Part:
                 return Unclear(error)
             if isinstance(effect, ReadRecord):
                 return RecordUnreadable()
-            if isinstance(effect, Tell | DecideSuperfluous):  # the step is saved all the same, or not
-                _log.warning("after the save of %s: %s: %s", self._target.where, type(effect).__name__, error)
+            if isinstance(
+                effect, Tell | DecideSuperfluous
+            ):  # the step is saved all the same, or not
+                _log.warning(
+                    "after the save of %s: %s: %s", self._target.where, type(effect).__name__, error
+                )
             return Failed(error)
 
     def _perform(self, effect: Effect) -> Event:
@@ -222,10 +246,21 @@ class _Part:
             case DecideSuperfluous(list_steps):
                 return self._work.superfluous(list_steps=list_steps)
             case Tell(result):
-                self._target.group.broadcast(f"{self._target.messages}/outcome", result.to_bytes(), timeout_s=self._result_wait_s)
+                self._target.group.broadcast(
+                    f"{self._target.messages}/outcome",
+                    result.to_bytes(),
+                    timeout_s=self._result_wait_s,
+                )
                 return None
             case Hear():
-                return Heard(receive_result(self._target.group, self._target.messages, self._work.plans(), self._result_wait_s))
+                return Heard(
+                    receive_result(
+                        self._target.group,
+                        self._target.messages,
+                        self._work.plans(),
+                        self._result_wait_s,
+                    )
+                )
 
     def _prepare(self) -> Event:
         target, items = self._target, self._work.write()
@@ -239,33 +274,57 @@ class _Part:
 
     def _gather(self, report: SaveReport) -> Event:
         self.reported = True
-        self._target.report(SaveStage.REPORTED)  # before it is: a launcher may end those that wait for one which has not
+        self._target.report(
+            SaveStage.REPORTED
+        )  # before it is: a launcher may end those that wait for one which has not
         timeout_s = self._target.remaining_s or 0.001
         try:
-            gathered = self._target.group.gather(f"{self._target.messages}/report", report.to_bytes(), timeout_s=timeout_s)
+            gathered = self._target.group.gather(
+                f"{self._target.messages}/report", report.to_bytes(), timeout_s=timeout_s
+            )
         except (BarrierTimeout, ProcessLost) as error:
             if self._target.group.index:  # the primary may have all reports nevertheless
                 raise
             raise self._with_lost_leaves(error) from error
-        return Sent() if gathered is None else Gathered([SaveReport.from_bytes(data) for data in gathered])
+        return (
+            Sent()
+            if gathered is None
+            else Gathered([SaveReport.from_bytes(data) for data in gathered])
+        )
 
     def _with_lost_leaves(self, error: BarrierTimeout | ProcessLost) -> Exception:
         """Returns the failure of the save, with the leaves that went with the processes that did not report, for all to hear."""
         group, failure = self._target.group, failure_of(error, self._target.key.step, 0)
         missing = error.missing if isinstance(error, BarrierTimeout) else (error.process,)
         ranks = [rank for rank, process in enumerate(runtime_indices(group)) if process in missing]
-        lost = sorted({path for plan in self._work.plans().values() for rank in ranks for path in plan.held_only_by(rank)})
+        lost = sorted(
+            {
+                path
+                for plan in self._work.plans().values()
+                for rank in ranks
+                for path in plan.held_only_by(rank)
+            }
+        )
         if not lost:
             return failure
         more = f" and {len(lost) - NAMED_LEAVES} more" if len(lost) > NAMED_LEAVES else ""
         message = f"{failure}; nobody else held all of {', '.join(lost[:NAMED_LEAVES])}{more}"
-        return SaveFailed(message, step=self._target.key.step, process=getattr(failure, "process", None))
+        return SaveFailed(
+            message, step=self._target.key.step, process=getattr(failure, "process", None)
+        )
 
     def _build(self, reports: Sequence[SaveReport]) -> Event:
         try:
             return Built(self._work.build(reports))
         except PlansDiffer as error:
-            return Failed(explain(self._target.group, self._target.messages, error, self._work.plans().get(error.item)))
+            return Failed(
+                explain(
+                    self._target.group,
+                    self._target.messages,
+                    error,
+                    self._work.plans().get(error.item),
+                )
+            )
 
     def _commit(self, record: bytes) -> Event:
         """Makes the step exist, in one atomic operation."""
@@ -316,9 +375,15 @@ class _Part:
         try:
             delete()
         except OSError as error:
-            _log.warning("the files of the failed save of %s could not be deleted yet: %s", target.where, error)
+            _log.warning(
+                "the files of the failed save of %s could not be deleted yet: %s",
+                target.where,
+                error,
+            )
             if target.worker is not None:
-                target.worker.put(f"deleting what is left of the failed save of {target.where}", delete)
+                target.worker.put(
+                    f"deleting what is left of the failed save of {target.where}", delete
+                )
 
 
 def _named_files(target: SaveTarget) -> list[str]:

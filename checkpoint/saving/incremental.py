@@ -34,7 +34,9 @@ def load_digest() -> ModuleType:
     try:
         import xxhash
     except ImportError as error:
-        raise ImportError("Options(incremental=True) needs xxhash: pip install 'holdfast[incremental]'") from error
+        raise ImportError(
+            "Options(incremental=True) needs xxhash: pip install 'holdfast[incremental]'"
+        ) from error
     return xxhash
 
 
@@ -94,7 +96,9 @@ class PackHistory:
     crcs: tuple[int, ...]
 
 
-def choose_links(history: PackHistory, unchanged: Sequence[bool], sizes: Sequence[int]) -> list[int]:
+def choose_links(
+    history: PackHistory, unchanged: Sequence[bool], sizes: Sequence[int]
+) -> list[int]:
     """Returns which files of a pack get a second name, from oldest to newest: half alive at least, and those with the most living bytes.
 
     `unchanged` and `sizes` (bytes) are of the pack's chunks.
@@ -102,7 +106,11 @@ def choose_links(history: PackHistory, unchanged: Sequence[bool], sizes: Sequenc
     living = [0] * len(history.files)
     for file, same, size in zip(history.where, unchanged, sizes, strict=True):
         living[file] += size if same else 0
-    worth = [file for file, known in enumerate(history.files) if living[file] and 2 * living[file] >= known.nbytes]
+    worth = [
+        file
+        for file, known in enumerate(history.files)
+        if living[file] and 2 * living[file] >= known.nbytes
+    ]
     return sorted(sorted(worth, key=lambda file: -living[file])[:MAX_LINKS])
 
 
@@ -117,7 +125,9 @@ class _SavedItem(NamedTuple):
 
 def never_changes(leaf: Any) -> bool:
     """Says whether a leaf that is the same object has the same values; one on the CPU may be a view of what numpy changes."""
-    return isinstance(leaf, jax.Array) and all(device.platform != "cpu" for device in leaf.devices())
+    return isinstance(leaf, jax.Array) and all(
+        device.platform != "cpu" for device in leaf.devices()
+    )
 
 
 def references(leaves: Sequence[Any]) -> Arrays:
@@ -137,27 +147,55 @@ class Unmoved(NamedTuple):
 
 
 def link_unmoved(
-    history: SaveHistory, plan: Plan, leaves: Sequence[Any], storage: LocalStorage, folder: str, item: str, save_id: str
+    history: SaveHistory,
+    plan: Plan,
+    leaves: Sequence[Any],
+    storage: LocalStorage,
+    folder: str,
+    item: str,
+    save_id: str,
 ) -> Unmoved:
     """Links, in the caller's thread, the files that leaves of the last save keep alive. A file that cannot be linked is left out."""
-    unmoved, files, found = history.unmoved(item, leaves), dict[int, set[int]](), set[tuple[int, int]]()
+    unmoved, files, found = (
+        history.unmoved(item, leaves),
+        dict[int, set[int]](),
+        set[tuple[int, int]](),
+    )
     for pack, old in history.of(item, plan).items() if unmoved else ():
         chunks = plan.own[pack]
         same = [chunk.leaf in unmoved for chunk in chunks]
         for file in choose_links(old, same, [chunk.nbytes for chunk in chunks]):
             known = old.files[file]
             with contextlib.suppress(OSError):
-                storage.link(known.name, join(folder, item, link_name(plan, pack, file, save_id)), known.report.size)
+                storage.link(
+                    known.name,
+                    join(folder, item, link_name(plan, pack, file, save_id)),
+                    known.report.size,
+                )
                 files.setdefault(pack, set()).add(file)
-                found |= {(pack, place) for place, is_same in enumerate(same) if is_same and old.where[place] == file}
+                found |= {
+                    (pack, place)
+                    for place, is_same in enumerate(same)
+                    if is_same and old.where[place] == file
+                }
     return Unmoved(files, found, references(leaves))
 
 
-def unlink(unmoved: Unmoved, plan: Plan, storage: LocalStorage, folder: str, item: str, save_id: str) -> None:
+def unlink(
+    unmoved: Unmoved, plan: Plan, storage: LocalStorage, folder: str, item: str, save_id: str
+) -> None:
     """Deletes what `link_unmoved` linked for a save that does not begin; what cannot be deleted is left to a sweep."""
     with contextlib.suppress(OSError):
-        names = [link_name(plan, pack, file, save_id) for pack, files in unmoved.files.items() for file in files]
-        storage.delete([*(join(folder, item, name) for name in names), f"{join(folder, item)}/", f"{folder}/"] if names else [])
+        names = [
+            link_name(plan, pack, file, save_id)
+            for pack, files in unmoved.files.items()
+            for file in files
+        ]
+        storage.delete(
+            [*(join(folder, item, name) for name in names), f"{join(folder, item)}/", f"{folder}/"]
+            if names
+            else []
+        )
 
 
 def link_name(plan: Plan, pack: int, file: int, save_id: str) -> str:
@@ -192,9 +230,21 @@ class SaveHistory:
     def unmoved(self, item: str, leaves: Sequence[Any]) -> set[int]:
         """Returns the leaves that are the very objects of the last committed save: jax.Arrays, whose values cannot change."""
         saved = self._saved.get(item)
-        return set() if saved is None else {index for index, array in saved.arrays.items() if array() is leaves[index]}
+        return (
+            set()
+            if saved is None
+            else {index for index, array in saved.arrays.items() if array() is leaves[index]}
+        )
 
-    def begin(self, item: str, plan: Plan, packs: Mapping[int, PackHistory], arrays: Arrays, *, linked: bool) -> None:
+    def begin(
+        self,
+        item: str,
+        plan: Plan,
+        packs: Mapping[int, PackHistory],
+        arrays: Arrays,
+        *,
+        linked: bool,
+    ) -> None:
         """Notes what a save wrote of an item, and whether any of it was linked, until it is known how the save ended."""
         self._begun[item] = _SavedItem(plan.hash, packs, arrays)
         self._linked = self._linked or linked

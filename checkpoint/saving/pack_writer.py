@@ -19,7 +19,13 @@ from ..format.dtypes import dtype_named, stored_as
 from ..format.files import FileReport, ItemReport, bin_name, encode_value, json_name, pack_name
 from ..format.grid import Chunk
 from ..format.own_files import StagedFiles
-from ..format.pack_header import LARGE_BYTES, PREFIX_BYTES, ChunkChecksum, HeaderFrame, count_prefixes
+from ..format.pack_header import (
+    LARGE_BYTES,
+    PREFIX_BYTES,
+    ChunkChecksum,
+    HeaderFrame,
+    count_prefixes,
+)
 from ..format.record import chunk_runs
 from ..options import Statistics
 from ..storage.base import Part, Storage, count_parts, run_side_by_side
@@ -64,15 +70,28 @@ class PackTarget(NamedTuple):
     progress: Callable[[int], None] | None
 
     def write(
-        self, plan: Plan, number: int, planned: PackPlan, shards: list[Any], digests: list[ChunkDigest] | None = None
+        self,
+        plan: Plan,
+        number: int,
+        planned: PackPlan,
+        shards: list[Any],
+        digests: list[ChunkDigest] | None = None,
     ) -> tuple[WrittenFile, list[int]]:
         """Writes chunks as pack `number`, durably; returns the file, and the CRC of each chunk; appends their digests."""
         found, name = list[ChunkChecksum](), pack_name(plan.process, number, self.save_id)
         parts = pack_parts(planned, shards, found, digests)
         path = join(self.folder, name)
-        self.storage.write(path, planned.size, parts if self.progress is None else count_parts(parts, self.progress))
-        report = FileReport(name, planned.size, planned.frame.nbytes, crc32c(planned.frame.join(found)))
-        return WrittenFile(path, report, planned.size - planned.frame.nbytes), [each.crc for each in found]
+        self.storage.write(
+            path,
+            planned.size,
+            parts if self.progress is None else count_parts(parts, self.progress),
+        )
+        report = FileReport(
+            name, planned.size, planned.frame.nbytes, crc32c(planned.frame.join(found))
+        )
+        return WrittenFile(path, report, planned.size - planned.frame.nbytes), [
+            each.crc for each in found
+        ]
 
     def link(self, known: WrittenFile, name: str) -> bool:
         """Gives a file of the last save a second name; says whether it could."""
@@ -80,7 +99,13 @@ class PackTarget(NamedTuple):
         try:
             self.storage.link(known.name, join(self.folder, name), known.report.size)
         except OSError as error:
-            _log.debug("%s/%s is written anew, since %s cannot be linked: %s", self.folder, name, known.name, error)
+            _log.debug(
+                "%s/%s is written anew, since %s cannot be linked: %s",
+                self.folder,
+                name,
+                known.name,
+                error,
+            )
             return False
         return True
 
@@ -108,12 +133,26 @@ def write_snapshot(
     def write(pack: int) -> WrittenPack:
         planned, shards = plan_pack(plan, pack), snapshot.take_pack(pack)
         if history is not None:
-            return _write_changed(plan, pack, planned, shards, previous.get(pack), snapshot.unmoved.files.get(pack, set()), target)
+            return _write_changed(
+                plan,
+                pack,
+                planned,
+                shards,
+                previous.get(pack),
+                snapshot.unmoved.files.get(pack, set()),
+                target,
+            )
         file, crcs = target.write(plan, pack, planned, shards)
         return WrittenPack((file,), (0,) * len(crcs), tuple(crcs), written_bytes=file.report.size)
 
     try:
-        packs = dict(zip(plan.own, run_side_by_side(write, list(plan.own), storage.max_concurrency), strict=True))
+        packs = dict(
+            zip(
+                plan.own,
+                run_side_by_side(write, list(plan.own), storage.max_concurrency),
+                strict=True,
+            )
+        )
         linked_bytes = sum(pack.linked_bytes for pack in packs.values())
         if linked_bytes and isinstance(storage, LocalStorage):
             make_durable(storage, target.folder)
@@ -127,14 +166,29 @@ def write_snapshot(
     finally:
         snapshot.release()
     if statistics is not None:
-        statistics.add(save_written_bytes=sum(pack.written_bytes for pack in packs.values()), save_linked_bytes=linked_bytes)
+        statistics.add(
+            save_written_bytes=sum(pack.written_bytes for pack in packs.values()),
+            save_linked_bytes=linked_bytes,
+        )
     if history is not None:
-        known = {pack: PackHistory(found.files, found.where, found.digests, found.crcs) for pack, found in packs.items()}
+        known = {
+            pack: PackHistory(found.files, found.where, found.digests, found.crcs)
+            for pack, found in packs.items()
+        }
         history.begin(item, plan, known, snapshot.unmoved.arrays, linked=linked_bytes > 0)
     own = zip(snapshot.values, plan.value_leaves, strict=True)
-    values = tuple(encode_value(value) for value, leaf in own if plan.process == 0 or leaf.per_process)
+    values = tuple(
+        encode_value(value) for value, leaf in own if plan.process == 0 or leaf.per_process
+    )
     files = tuple(file.report for pack in packs.values() for file in pack.files)
-    return ItemReport(plan.process, plan.hash, files, local, values, None if history is None else _runs(list(packs.values())))
+    return ItemReport(
+        plan.process,
+        plan.hash,
+        files,
+        local,
+        values,
+        None if history is None else _runs(list(packs.values())),
+    )
 
 
 def _runs(packs: Sequence[WrittenPack]) -> tuple[tuple[int, int, int], ...]:
@@ -147,7 +201,13 @@ def _runs(packs: Sequence[WrittenPack]) -> tuple[tuple[int, int, int], ...]:
 
 
 def _write_changed(
-    plan: Plan, pack: int, planned: PackPlan, shards: list[Any], old: PackHistory | None, linked: set[int], target: PackTarget
+    plan: Plan,
+    pack: int,
+    planned: PackPlan,
+    shards: list[Any],
+    old: PackHistory | None,
+    linked: set[int],
+    target: PackTarget,
 ) -> WrittenPack:
     """Links the files of the last save that are worth it, and writes all other chunks as one more pack.
 
@@ -161,24 +221,37 @@ def _write_changed(
         known if known is None or shard is None else digest_chunk(chunk_bytes(shard, chunk), known)
         for shard, chunk, known in zip(shards, planned.chunks, known_digests, strict=True)
     ]
-    unchanged = [found is not None and found == known for found, known in zip(digests, known_digests, strict=True)]
+    unchanged = [
+        found is not None and found == known
+        for found, known in zip(digests, known_digests, strict=True)
+    ]
     files, where, crcs = list[WrittenFile](), [-1] * len(digests), [0] * len(digests)
     worth = choose_links(old, unchanged, sizes)[: MAX_LINKS - len(linked)] if old.files else []
     for file in sorted({*linked, *worth}):
         known, name = old.files[file], link_name(plan, pack, file, target.save_id)
         if file not in linked and not target.link(known, name):
             continue
-        for index in [index for index, same in enumerate(unchanged) if same and old.where[index] == file]:
+        for index in [
+            index for index, same in enumerate(unchanged) if same and old.where[index] == file
+        ]:
             where[index], crcs[index], shards[index] = len(files), old.crcs[index], None
-        files.append(replace(known, name=join(target.folder, name), report=replace(known.report, name=name)))
+        files.append(
+            replace(known, name=join(target.folder, name), report=replace(known.report, name=name))
+        )
     changed, written_bytes = [index for index, file in enumerate(where) if file < 0], 0
     linked_bytes = sum(sizes) - sum(sizes[index] for index in changed)
     if target.progress is not None and linked_bytes:
         target.progress(linked_bytes)
     if changed:
-        some = planned if not files else _plan_pack(plan, tuple(planned.chunks[index] for index in changed))
+        some = (
+            planned
+            if not files
+            else _plan_pack(plan, tuple(planned.chunks[index] for index in changed))
+        )
         made = list[ChunkDigest]()
-        written, found = target.write(plan, pack * NAMES + len(old.files), some, [shards[index] for index in changed], made)
+        written, found = target.write(
+            plan, pack * NAMES + len(old.files), some, [shards[index] for index in changed], made
+        )
         for index, crc, digest in zip(changed, found, made, strict=True):
             where[index], crcs[index], digests[index], shards[index] = len(files), crc, digest, None
         files.append(written)
@@ -196,18 +269,32 @@ def _local_crcs(snapshot: Snapshot, written: dict[tuple[int, str], int]) -> tupl
     for position, leaf in enumerate(plan.local_leaves):
         crc = 0
         for chunk in local_chunks(plan, leaf):
-            found = written[leaf, chunk.name] if plan.process == 0 else crc32c(chunk_bytes(snapshot.local[position], chunk))
+            found = (
+                written[leaf, chunk.name]
+                if plan.process == 0
+                else crc32c(chunk_bytes(snapshot.local[position], chunk))
+            )
             crc = crc32c(found.to_bytes(4, "little"), crc)
         crcs.append(crc)
     values = zip(snapshot.values, plan.value_leaves, strict=True)
-    return (*crcs, *(0 if leaf.per_process else crc32c(repr(encode_value(value)).encode()) for value, leaf in values))
+    return (
+        *crcs,
+        *(
+            0 if leaf.per_process else crc32c(repr(encode_value(value)).encode())
+            for value, leaf in values
+        ),
+    )
 
 
-def write_json(storage: Storage, step_dir: str, item: str, save_id: str, process: int, data: bytes) -> ItemReport:
+def write_json(
+    storage: Storage, step_dir: str, item: str, save_id: str, process: int, data: bytes
+) -> ItemReport:
     """Writes JSON as `<item>/<process>-j-<save id>.json`, durably, and reports it."""
     name = json_name(process, save_id)
     storage.write(join(step_dir, item, name), len(data), [(0, [memoryview(data)])])
-    return replace(report_json(process, data), files=(FileReport(name, len(data), 0, crc32c(data)),))
+    return replace(
+        report_json(process, data), files=(FileReport(name, len(data), 0, crc32c(data)),)
+    )
 
 
 def report_json(process: int, data: bytes) -> ItemReport:
@@ -216,7 +303,13 @@ def report_json(process: int, data: bytes) -> ItemReport:
 
 
 def write_files(
-    storage: Storage, step_dir: str, item: str, save_id: str, process: int, staged: StagedFiles, progress: Callable[[int], None]
+    storage: Storage,
+    step_dir: str,
+    item: str,
+    save_id: str,
+    process: int,
+    staged: StagedFiles,
+    progress: Callable[[int], None],
 ) -> ItemReport:
     """Writes files from a scratch folder as `<item>/<process>-<number>-<save id>.bin`, durably, and reports them with their own names."""
 
@@ -225,12 +318,20 @@ def write_files(
         name, crcs = bin_name(process, number, save_id), [0]
         with open(staged.folder / own, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            storage.write(join(step_dir, item, name), size, count_parts(_file_parts(file, crcs), progress))
+            storage.write(
+                join(step_dir, item, name), size, count_parts(_file_parts(file, crcs), progress)
+            )
         return FileReport(name, size, 0, crcs[0])
 
     reports = run_side_by_side(write, list(enumerate(staged.names)), storage.max_concurrency)
     prefix = f"{process:05d}/" if staged.per_process else ""
-    return ItemReport(process, "", tuple(reports), names=tuple(f"{prefix}{own}" for own in staged.names), per_process=staged.per_process)
+    return ItemReport(
+        process,
+        "",
+        tuple(reports),
+        names=tuple(f"{prefix}{own}" for own in staged.names),
+        per_process=staged.per_process,
+    )
 
 
 def _file_parts(file: BinaryIO, crcs: list[int]) -> Iterator[Part]:
@@ -276,7 +377,10 @@ def _plan_pack(plan: Plan, chunks: tuple[Chunk, ...]) -> PackPlan:
 
 
 def pack_parts(
-    pack: PackPlan, shards: list[Any], checksums: list[ChunkChecksum], digests: list[ChunkDigest] | None = None
+    pack: PackPlan,
+    shards: list[Any],
+    checksums: list[ChunkChecksum],
+    digests: list[ChunkDigest] | None = None,
 ) -> Iterator[Part]:
     """Yields the file's parts, each checksummed just before; appends those of the chunks to `checksums`; the header comes last.
 
@@ -310,7 +414,9 @@ def pack_parts(
                 yield offset + start, [piece]
             if digests is not None and digesting is not None:
                 digests.append(digesting.result())
-            checksums.append(ChunkChecksum(crcs[-1], tuple(crcs[1 : 1 + count_prefixes(data.nbytes)])))
+            checksums.append(
+                ChunkChecksum(crcs[-1], tuple(crcs[1 : 1 + count_prefixes(data.nbytes)]))
+            )
             offset += data.nbytes
     if batch:
         yield offset, batch

@@ -62,7 +62,9 @@ class ShardPlacement:
         first[:, 1:] &= ranks[:, 1:] != ranks[:, :-1]
         order = np.argsort(~first, axis=1, kind="stable")
         counts = first.sum(axis=1)
-        return np.take_along_axis(ranks, order, axis=1)[:, : max(1, int(counts.max(initial=1)))], counts
+        return np.take_along_axis(ranks, order, axis=1)[
+            :, : max(1, int(counts.max(initial=1)))
+        ], counts
 
     def without(self, leaving: Collection[int]) -> ShardPlacement:
         """Returns the placement in which ranks that leave hold nothing that one which stays holds too."""
@@ -136,7 +138,11 @@ class Plan:
 
     def held_only_by(self, rank: int) -> list[str]:
         """Returns the paths of the leaves that are lost, in whole or in part, with one rank: no other holds what it holds of them."""
-        return [leaf.path for leaf in self.leaves if leaf.placement is not None and leaf.placement.is_only_holder(rank)]
+        return [
+            leaf.path
+            for leaf in self.leaves
+            if leaf.placement is not None and leaf.placement.is_only_holder(rank)
+        ]
 
     @cached_property
     def value_leaves(self) -> tuple[Leaf, ...]:
@@ -146,10 +152,21 @@ class Plan:
     @cached_property
     def local_leaves(self) -> tuple[int, ...]:
         """The indices of the arrays that every process has a copy of and rank 0 writes."""
-        return tuple(index for index, leaf in enumerate(self.leaves) if not leaf.is_value and leaf.placement is None)
+        return tuple(
+            index
+            for index, leaf in enumerate(self.leaves)
+            if not leaf.is_value and leaf.placement is None
+        )
 
 
-def make_plan(tree: Any, leaves: Sequence[Leaf], rank: int = 0, count: int = 1, *, max_file_bytes: int | None = None) -> Plan:
+def make_plan(
+    tree: Any,
+    leaves: Sequence[Leaf],
+    rank: int = 0,
+    count: int = 1,
+    *,
+    max_file_bytes: int | None = None,
+) -> Plan:
     """Returns the plan of leaves whose tree is described by `tree`; ranks are 0 to count - 1."""
     grids = _grids(leaves)
     cut = [(leaf, grid) for leaf, grid in zip(leaves, grids, strict=True) if grid is not None]
@@ -195,8 +212,13 @@ def _grid(leaf: Leaf) -> Grid:
     shard_shape = tuple(size // count for size, count in zip(shape, shards_per_axis, strict=True))
     limit_bytes = CHUNK_BYTES
     if leaf.placement is not None and (holders := leaf.placement.holders[0].shape[1]) > 1:
-        limit_bytes = min(limit_bytes, max(SHARED_CHUNK_BYTES, -(-math.prod(shard_shape) * leaf.itemsize // holders)))
-    return Grid(shape, shard_shape, _chunk_shape(shard_shape, leaf.itemsize, limit_bytes), leaf.itemsize)
+        limit_bytes = min(
+            limit_bytes,
+            max(SHARED_CHUNK_BYTES, -(-math.prod(shard_shape) * leaf.itemsize // holders)),
+        )
+    return Grid(
+        shape, shard_shape, _chunk_shape(shard_shape, leaf.itemsize, limit_bytes), leaf.itemsize
+    )
 
 
 def _chunk_shape(shard_shape: tuple[int, ...], itemsize: int, limit_bytes: int) -> tuple[int, ...]:
@@ -222,7 +244,11 @@ def _writers(arrays: Sequence[tuple[Leaf, Grid]], count: int) -> list[Ints]:
         if leaf.placement is not None and leaf.placement.holders[0].shape[1] > 1:
             shared.append(index)
             continue
-        writers[index] = np.zeros(grid.num_chunks, np.int64) if leaf.placement is None else leaf.placement.holders[0][grid.shards, 0]
+        writers[index] = (
+            np.zeros(grid.num_chunks, np.int64)
+            if leaf.placement is None
+            else leaf.placement.holders[0][grid.shards, 0]
+        )
         load += np.bincount(writers[index], weights=grid.sizes, minlength=count).astype(np.int64)
     most = max(1, -(-sum(arrays[index][0].nbytes for index in shared) // SHARE_BYTES))
     rotation = 0
@@ -234,12 +260,16 @@ def _writers(arrays: Sequence[tuple[Leaf, Grid]], count: int) -> list[Ints]:
     return writers
 
 
-def _writers_of_replicated(placement: ShardPlacement, grid: Grid, most: int, load: Ints, rotation: int) -> Ints:
+def _writers_of_replicated(
+    placement: ShardPlacement, grid: Grid, most: int, load: Ints, rotation: int
+) -> Ints:
     """Returns the writer of each chunk of one replicated leaf, and adds the chunks to `load`."""
     holders, counts = placement.holders
     holders, counts = holders[grid.shards], np.minimum(counts[grid.shards], most)
     if grid.num_chunks > FEW_CHUNKS:
-        writers: Ints = holders[np.arange(grid.num_chunks), (rotation + np.arange(grid.num_chunks)) % counts]
+        writers: Ints = holders[
+            np.arange(grid.num_chunks), (rotation + np.arange(grid.num_chunks)) % counts
+        ]
         load += np.bincount(writers, weights=grid.sizes, minlength=len(load)).astype(np.int64)
         return writers
     chosen = []
@@ -255,7 +285,9 @@ def _packs(writers: Ints, sizes: Ints, count: int, max_file_bytes: int | None) -
     weights = sizes + CHUNK_WEIGHT
     load = np.bincount(writers, weights=weights, minlength=count).astype(np.int64)
     packs = np.minimum(PACKS, load // PACK_BYTES)
-    packs = np.maximum(packs, np.maximum(1, -(-np.bincount(writers, minlength=count) // PACK_CHUNKS)))
+    packs = np.maximum(
+        packs, np.maximum(1, -(-np.bincount(writers, minlength=count) // PACK_CHUNKS))
+    )
     if max_file_bytes is not None:
         packs = np.maximum(packs, -(-load // (max_file_bytes - CHUNK_BYTES - HEADER_BYTES)))
     order = np.argsort(writers.astype(np.uint16) if count < 1 << 16 else writers, kind="stable")
@@ -263,17 +295,23 @@ def _packs(writers: Ints, sizes: Ints, count: int, max_file_bytes: int | None) -
     before[order] = np.cumsum(weights[order]) - weights[order]
     before -= (np.cumsum(load) - load)[writers]
     middle = before + weights // 2
-    found: Ints = np.minimum(middle * packs[writers] // np.maximum(load[writers], 1), packs[writers] - 1)
+    found: Ints = np.minimum(
+        middle * packs[writers] // np.maximum(load[writers], 1), packs[writers] - 1
+    )
     return found
 
 
-def _own_chunks(leaves: Sequence[Leaf], arrays: Sequence[LeafPlan | None], rank: int) -> dict[int, tuple[Chunk, ...]]:
+def _own_chunks(
+    leaves: Sequence[Leaf], arrays: Sequence[LeafPlan | None], rank: int
+) -> dict[int, tuple[Chunk, ...]]:
     found: dict[int, list[Chunk]] = {}
     for index, array in enumerate(arrays):
         if array is None:
             continue
         for position in np.flatnonzero(array.writers == rank).tolist():
-            found.setdefault(int(array.packs[position]), []).append(_chunk(index, array, position, rank))
+            found.setdefault(int(array.packs[position]), []).append(
+                _chunk(index, array, position, rank)
+            )
     return {pack: tuple(sorted(chunks, key=_file_order)) for pack, chunks in sorted(found.items())}
 
 
@@ -292,7 +330,8 @@ def _chunk(index: int, array: LeafPlan, position: int, rank: int) -> Chunk:
         slot = int(leaf.placement.slots[shard][leaf.placement.ranks[shard] == rank][0])
     if shape != grid.shard_shape:
         inside = tuple(
-            slice(start % along, start % along + size) for (start, _), along, size in zip(region, grid.shard_shape, shape, strict=True)
+            slice(start % along, start % along + size)
+            for (start, _), along, size in zip(region, grid.shard_shape, shape, strict=True)
         )
     name = chunk_name(leaf.path, region, leaf.shape)
     return Chunk(index, slot, inside, name, shape, math.prod(shape) * leaf.itemsize, leaf.itemsize)
@@ -307,15 +346,30 @@ def local_chunks(plan: Plan, leaf: int) -> list[Chunk]:
 
 def _files(writers: Ints, packs: Ints) -> tuple[tuple[int, int], ...]:
     width = int(packs.max(initial=0)) + 1
-    return tuple(divmod(key, width) for key in np.flatnonzero(np.bincount(writers * width + packs)).tolist())
+    return tuple(
+        divmod(key, width) for key in np.flatnonzero(np.bincount(writers * width + packs)).tolist()
+    )
 
 
-def _digest(about: Any, leaves: Sequence[Leaf], grids: Sequence[Grid], writers: Ints, packs: Ints) -> str:
+def _digest(
+    about: Any, leaves: Sequence[Leaf], grids: Sequence[Grid], writers: Ints, packs: Ints
+) -> str:
     shardings: dict[int, int] = {}  # equal ones are one object, whose text may be long
     for leaf in leaves:
         shardings.setdefault(id(leaf.sharding), len(shardings))
     unique = list({id(leaf.sharding): leaf.sharding for leaf in leaves}.values())
-    rows = [(leaf.path, leaf.kind, leaf.dtype, leaf.shape, leaf.impl, leaf.per_process, shardings[id(leaf.sharding)]) for leaf in leaves]
+    rows = [
+        (
+            leaf.path,
+            leaf.kind,
+            leaf.dtype,
+            leaf.shape,
+            leaf.impl,
+            leaf.per_process,
+            shardings[id(leaf.sharding)],
+        )
+        for leaf in leaves
+    ]
     cuts = [(grid.shard_shape, grid.chunk_shape) for grid in grids]
     digest = hashlib.sha256(json.dumps([about, unique, rows, cuts], sort_keys=True).encode())
     digest.update(writers.astype("<i8").tobytes())

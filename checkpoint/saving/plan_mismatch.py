@@ -31,7 +31,9 @@ def check_reports(item: str, plan: Plan, reports: Sequence[ItemReport]) -> None:
 
     Its message names the leaf and the processes that differ; `process` is the first of them.
     """
-    names = [plan.leaves[index].path for index in plan.local_leaves] + [leaf.path for leaf in plan.value_leaves]
+    names = [plan.leaves[index].path for index in plan.local_leaves] + [
+        leaf.path for leaf in plan.value_leaves
+    ]
     check_shares(item, plan.hash, names, reports)
 
 
@@ -45,7 +47,11 @@ def check_shares(item: str, plan: str, names: Sequence[str], reports: Sequence[I
         )
         raise PlansDiffer(message, process=others[0], item=item)
     for position, name in enumerate(names if len(reports) > 1 else []):
-        others = [report.process for report in reports if report.local[position] != reports[0].local[position]]
+        others = [
+            report.process
+            for report in reports
+            if report.local[position] != reports[0].local[position]
+        ]
         if others:
             message = (
                 f"item {item!r}: the leaf {name!r} is local to each process and differs on processes {others} from process 0; "
@@ -90,38 +96,62 @@ def explain(group: Group, name: str, error: PlansDiffer, plan: Plan | None) -> S
     """
     message, leaf, asked = error.message, "", error.process or 0
     try:
-        group.broadcast(f"{name}/outcome", QUESTION + json.dumps([asked, error.item]).encode(), timeout_s=ANSWER_S)
+        group.broadcast(
+            f"{name}/outcome",
+            QUESTION + json.dumps([asked, error.item]).encode(),
+            timeout_s=ANSWER_S,
+        )
         answers = group.gather(f"{name}/leaves", b"", timeout_s=ANSWER_S)
         assert answers is not None
-        leaf, difference = first_difference(_shown_leaves(plan), json.loads(zlib.decompress(answers[asked])), asked)
+        leaf, difference = first_difference(
+            _shown_leaves(plan), json.loads(zlib.decompress(answers[asked])), asked
+        )
         message = f"{message}. {difference}" if leaf else message
     except HoldfastError as lost:
         message = f"{message} (which leaf it is could not be asked: {lost})"
     return SaveFailed(message, process=error.process, leaf=leaf)
 
 
-def receive_result(group: Group, name: str, plans: Mapping[str, Plan], timeout_s: float) -> SaveResult:
+def receive_result(
+    group: Group, name: str, plans: Mapping[str, Plan], timeout_s: float
+) -> SaveResult:
     """Does the part of the others: returns the result, having answered the question if there was one."""
     message = group.broadcast(f"{name}/outcome", None, timeout_s=timeout_s)
     if message.startswith(QUESTION):
         asked, item = json.loads(message.removeprefix(QUESTION))
-        answer = zlib.compress(json.dumps(_shown_leaves(plans.get(item))).encode()) if group.index == asked else b""
+        answer = (
+            zlib.compress(json.dumps(_shown_leaves(plans.get(item))).encode())
+            if group.index == asked
+            else b""
+        )
         group.gather(f"{name}/leaves", answer, timeout_s=ANSWER_S)
         message = group.broadcast(f"{name}/outcome", None, timeout_s=2 * ANSWER_S)
     return SaveResult.from_bytes(message)
 
 
-ShownLeaves: TypeAlias = Sequence[Sequence[Any]]  # (path, how it is shown, description of its sharding) of each leaf
+ShownLeaves: TypeAlias = Sequence[
+    Sequence[Any]
+]  # (path, how it is shown, description of its sharding) of each leaf
 
 
 def _shown_leaves(plan: Plan | None) -> ShownLeaves:
-    return [(leaf.path, _shown(leaf), leaf.sharding) for leaf in plan.leaves] if plan is not None else []
+    return (
+        [(leaf.path, _shown(leaf), leaf.sharding) for leaf in plan.leaves]
+        if plan is not None
+        else []
+    )
 
 
 def _shown(leaf: Leaf) -> str:
     if leaf.is_value:
         return f"a Python {leaf.kind}"
-    kept = ", kept per process" if leaf.per_process else ", a value of each host" if leaf.placement is None else ""
+    kept = (
+        ", kept per process"
+        if leaf.per_process
+        else ", a value of each host"
+        if leaf.placement is None
+        else ""
+    )
     sharding = f", {show_sharding(leaf.sharding)}" if leaf.sharding is not None else kept
     return f"{leaf.dtype}{list(leaf.shape)} ({leaf.kind}{sharding})"
 
@@ -138,6 +168,12 @@ def first_difference(ours: ShownLeaves, theirs: ShownLeaves, process: int) -> tu
         here_sharding, there_sharding = json.dumps(first[path][1]), json.dumps(other[path][1])
         if (here_shown, here_sharding) != (there_shown, there_sharding):
             if here_shown == there_shown:
-                here_shown, there_shown = f"{here_shown} {here_sharding}", f"{there_shown} {there_sharding}"
-            return path, f"The leaf {path!r} is {here_shown} on process 0 and {there_shown} on process {process}"
+                here_shown, there_shown = (
+                    f"{here_shown} {here_sharding}",
+                    f"{there_shown} {there_sharding}",
+                )
+            return (
+                path,
+                f"The leaf {path!r} is {here_shown} on process 0 and {there_shown} on process {process}",
+            )
     return "", ""

@@ -47,18 +47,34 @@ class Planner:
         max_file_bytes: int | None = None,
         per_process: Callable[[str], bool] | None = None,
     ) -> None:
-        self._index, self._count, self._max_file_bytes, self._per_process = index, count, max_file_bytes, per_process
+        self._index, self._count, self._max_file_bytes, self._per_process = (
+            index,
+            count,
+            max_file_bytes,
+            per_process,
+        )
         self._rows: dict[int, ShardPlacement] = {}
-        self._ranks = {process: rank for rank, process in enumerate(processes if processes is not None else range(count))}
+        self._ranks = {
+            process: rank
+            for rank, process in enumerate(processes if processes is not None else range(count))
+        }
         self._cached: list[_CachedPlan] = []
         self._placements: dict[tuple[Sharding, tuple[int, ...]], tuple[ShardPlacement, Any]] = {}
         self._described: dict[Sharding, Any] = {}
         self._leaving: frozenset[int] = frozenset()
 
     @classmethod
-    def of_group(cls, group: Group, *, max_file_bytes: int | None, per_process: Callable[[str], bool] | None) -> Self:
+    def of_group(
+        cls, group: Group, *, max_file_bytes: int | None, per_process: Callable[[str], bool] | None
+    ) -> Self:
         """Returns the planner of one process of a group."""
-        return cls(group.index, group.count, processes=runtime_indices(group), max_file_bytes=max_file_bytes, per_process=per_process)
+        return cls(
+            group.index,
+            group.count,
+            processes=runtime_indices(group),
+            max_file_bytes=max_file_bytes,
+            per_process=per_process,
+        )
 
     def plan(self, tree: Any, leaving: Collection[int] = ()) -> Plan:
         """Returns the plan of a tree; raises UnsupportedLeaf naming the leaf's path and what to do.
@@ -67,12 +83,19 @@ class Planner:
         """
         leaves, treedef = flatten(tree)
         for cached in self._cached:
-            if cached.treedef == treedef and cached.leaving == set(leaving) and _same(cached.signatures, leaves):
+            if (
+                cached.treedef == treedef
+                and cached.leaving == set(leaving)
+                and _same(cached.signatures, leaves)
+            ):
                 return cached.plan
         with paused_gc():
             plan = self._make(tree, leaves, frozenset(leaving))
             signatures = [_signature(leaf) for leaf in leaves]
-            self._cached = [_CachedPlan(treedef, signatures, frozenset(leaving), plan), *self._cached[: CACHED_PLANS - 1]]
+            self._cached = [
+                _CachedPlan(treedef, signatures, frozenset(leaving), plan),
+                *self._cached[: CACHED_PLANS - 1],
+            ]
         return plan
 
     def _make(self, tree: Any, leaves: Sequence[Any], leaving: frozenset[int]) -> Plan:
@@ -80,14 +103,20 @@ class Planner:
         description, paths = describe(tree)
         assert len(paths) == len(leaves)
         described = [self._leaf(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
-        plan = make_plan(description, described, self._index, self._count, max_file_bytes=self._max_file_bytes)
+        plan = make_plan(
+            description, described, self._index, self._count, max_file_bytes=self._max_file_bytes
+        )
         check_plan(plan)
         return plan
 
     def _leaf(self, path: str, leaf: Any) -> Leaf:
         per_process = self._per_process is not None and self._per_process(path)
         local = per_process or self._count > 1
-        described = self._jax_leaf(path, leaf, local=local) if isinstance(leaf, jax.Array) else _host_leaf(path, leaf)
+        described = (
+            self._jax_leaf(path, leaf, local=local)
+            if isinstance(leaf, jax.Array)
+            else _host_leaf(path, leaf)
+        )
         return self._kept_per_process(described) if per_process else described
 
     def _kept_per_process(self, leaf: Leaf) -> Leaf:
@@ -95,18 +124,24 @@ class Planner:
         if leaf.is_value:
             return replace(leaf, per_process=True)
         if leaf.placement is not None:
-            message = (
-                f"the leaf {leaf.path!r} is one array of several processes, and cannot be kept per process; leave it out of per_process"
-            )
+            message = f"the leaf {leaf.path!r} is one array of several processes, and cannot be kept per process; leave it out of per_process"
             raise UnsupportedLeaf(message, leaf=leaf.path, found=str(leaf.sharding))
         rows = self._rows.setdefault(len(leaf.shape), row_placement(self._count, len(leaf.shape)))
         return replace(leaf, shape=(self._count, *leaf.shape), placement=rows, per_process=True)
 
     def _jax_leaf(self, path: str, leaf: jax.Array, *, local: bool) -> Leaf:
         if isinstance(leaf, jax.core.Tracer):
-            raise UnsupportedLeaf(f"the leaf {path!r} is a tracer: save outside of jit and grad", leaf=path, found="tracer")
+            raise UnsupportedLeaf(
+                f"the leaf {path!r} is a tracer: save outside of jit and grad",
+                leaf=path,
+                found="tracer",
+            )
         if leaf.is_deleted():
-            raise UnsupportedLeaf(f"the leaf {path!r} was deleted or donated: save it before that", leaf=path, found="deleted array")
+            raise UnsupportedLeaf(
+                f"the leaf {path!r} was deleted or donated: save it before that",
+                leaf=path,
+                found="deleted array",
+            )
         kind, impl = "array", ""
         if is_key(leaf):
             kind, impl = "key", str(jax.random.key_impl(leaf))
@@ -116,7 +151,9 @@ class Planner:
         if local and leaf.is_fully_addressable:
             return Leaf(path, kind, dtype.name, leaf.shape, dtype.itemsize, impl=impl)
         placement, sharding = self._placement(path, leaf)
-        return Leaf(path, kind, name_of(dtype), leaf.shape, dtype.itemsize, placement, sharding, impl)
+        return Leaf(
+            path, kind, name_of(dtype), leaf.shape, dtype.itemsize, placement, sharding, impl
+        )
 
     def _placement(self, path: str, leaf: jax.Array) -> tuple[ShardPlacement, Any]:
         """Returns the placement and the description of a leaf's sharding, made once for all leaves of that shape and sharding."""
@@ -127,7 +164,10 @@ class Planner:
                 message = f"shards of the leaf {path!r} are on processes outside of this group; save it with a group that holds all of it"
                 raise UnsupportedLeaf(message, leaf=path, found=str(leaf.sharding))
             placement = placement.without(self._leaving) if self._leaving else placement
-            self._placements[key] = placement, self._described.setdefault(leaf.sharding, describe_sharding(leaf.sharding))
+            self._placements[key] = (
+                placement,
+                self._described.setdefault(leaf.sharding, describe_sharding(leaf.sharding)),
+            )
         return self._placements[key]
 
 
@@ -188,7 +228,9 @@ def placement_of(array: jax.Array, ranks: dict[int, int]) -> ShardPlacement:
     else:
         shards_per_axis, devices = _general_shards(sharding, shape)
     flat = devices.reshape(-1).tolist()
-    held = np.array([ranks.get(device.process_index, -1) for device in flat], np.int64).reshape(devices.shape)
+    held = np.array([ranks.get(device.process_index, -1) for device in flat], np.int64).reshape(
+        devices.shape
+    )
     slot = np.array([slots.get(device, -1) for device in flat], np.int64).reshape(devices.shape)
     return ShardPlacement(shards_per_axis, held, slot)
 
@@ -197,19 +239,30 @@ def _named_shards(sharding: NamedSharding, rank: int) -> tuple[tuple[int, ...], 
     """Returns the number of shards along each axis, and the devices as [shards, replicas]."""
     mesh, names = sharding.mesh, list(sharding.mesh.axis_names)
     sizes = dict(zip(names, mesh.devices.shape, strict=True))
-    axes_used = [axes_of(entry) for entry in tuple(sharding.spec) + (None,) * (rank - len(sharding.spec))]
+    axes_used = [
+        axes_of(entry) for entry in tuple(sharding.spec) + (None,) * (rank - len(sharding.spec))
+    ]
     order = [names.index(name) for axes in axes_used for name in axes]
     order += [axis for axis in range(len(names)) if axis not in order]
-    shards_per_axis = tuple(int(np.prod([sizes[name] for name in axes], dtype=int)) for axes in axes_used)
-    return shards_per_axis, mesh.devices.transpose(order).reshape(int(np.prod(shards_per_axis, dtype=int)), -1)
+    shards_per_axis = tuple(
+        int(np.prod([sizes[name] for name in axes], dtype=int)) for axes in axes_used
+    )
+    return shards_per_axis, mesh.devices.transpose(order).reshape(
+        int(np.prod(shards_per_axis, dtype=int)), -1
+    )
 
 
 def _general_shards(sharding: Sharding, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Any]:
     shard_shape = sharding.shard_shape(shape)
-    shards_per_axis = tuple(size // along if along else 1 for size, along in zip(shape, shard_shape, strict=True))
+    shards_per_axis = tuple(
+        size // along if along else 1 for size, along in zip(shape, shard_shape, strict=True)
+    )
     holders: list[list[Any]] = [[] for _ in range(int(np.prod(shards_per_axis, dtype=int)))]
     for device, index in sharding.devices_indices_map(shape).items():
-        starts = [(cut.start or 0) // along if along else 0 for cut, along in zip(index or (), shard_shape, strict=False)]
+        starts = [
+            (cut.start or 0) // along if along else 0
+            for cut, along in zip(index or (), shard_shape, strict=False)
+        ]
         holders[int(np.ravel_multi_index(starts, shards_per_axis)) if starts else 0].append(device)
     devices = np.empty((len(holders), len(holders[0])), object)
     for shard, replicas in enumerate(holders):

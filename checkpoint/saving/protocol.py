@@ -31,7 +31,16 @@ from typing import Any, TypeAlias, TypeGuard
 
 from holdfast.coordination import Fenced, HoldfastError
 
-from ..errors import CommitUnknown, SaveCancelled, SaveFailed, StepExists, error_from_message, error_text, error_to_message, failure_of
+from ..errors import (
+    CommitUnknown,
+    SaveCancelled,
+    SaveFailed,
+    StepExists,
+    error_from_message,
+    error_text,
+    error_to_message,
+    failure_of,
+)
 from ..format.files import ItemReport
 
 READ_TRIES = 3  # of a record that settles what is not known
@@ -70,7 +79,11 @@ class SaveReport:
     @classmethod
     def of_error(cls, process: int, key: SaveKey, error: Exception) -> SaveReport:
         """Returns the report of a process that cannot save; where it has no share in what is wrong, the message says it all."""
-        text = error.message if isinstance(error, StepExists | Fenced | SaveCancelled) else error_text(error)
+        text = (
+            error.message
+            if isinstance(error, StepExists | Fenced | SaveCancelled)
+            else error_text(error)
+        )
         return cls(process, key, error=text, kind=type(error).__name__)
 
     def to_bytes(self) -> bytes:
@@ -104,14 +117,22 @@ class SaveResult:
     def to_bytes(self) -> bytes:
         """Returns compact JSON."""
         error = None if self.error is None else error_to_message(self.error)
-        return json.dumps([self.key.to_json(), error, self.deletable, self.superfluous, self.steps]).encode()
+        return json.dumps(
+            [self.key.to_json(), error, self.deletable, self.superfluous, self.steps]
+        ).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SaveResult:
         """Reads what `to_bytes` wrote."""
         key, error, deletable, superfluous, steps = json.loads(data)
         known = None if steps is None else tuple(steps)
-        return cls(SaveKey.from_json(key), None if error is None else error_from_message(*error), deletable, tuple(superfluous), known)
+        return cls(
+            SaveKey.from_json(key),
+            None if error is None else error_from_message(*error),
+            deletable,
+            tuple(superfluous),
+            known,
+        )
 
 
 # --- what a process asks of its surroundings; each says which event answers it
@@ -174,7 +195,17 @@ class Hear:
     """Wait for the primary's result: Heard or Failed."""
 
 
-Effect: TypeAlias = Prepare | Gather | BuildRecord | ParseRecord | Commit | ReadRecord | DecideSuperfluous | Tell | Hear
+Effect: TypeAlias = (
+    Prepare
+    | Gather
+    | BuildRecord
+    | ParseRecord
+    | Commit
+    | ReadRecord
+    | DecideSuperfluous
+    | Tell
+    | Hear
+)
 
 # --- what comes back
 
@@ -271,7 +302,21 @@ class Failed:
 
 
 Found: TypeAlias = RecordFound | RecordAbsent | RecordUnreadable
-Event: TypeAlias = Prepared | Gathered | Sent | Built | Parsed | Committed | Refused | Unclear | Found | Superfluous | Heard | Failed | None
+Event: TypeAlias = (
+    Prepared
+    | Gathered
+    | Sent
+    | Built
+    | Parsed
+    | Committed
+    | Refused
+    | Unclear
+    | Found
+    | Superfluous
+    | Heard
+    | Failed
+    | None
+)
 Saving: TypeAlias = Generator[Effect, Event, SaveResult]
 
 
@@ -295,7 +340,11 @@ def lead(key: SaveKey, writers: Collection[int]) -> Saving:
     own = yield from _report(key, 0)
     gathered = yield Gather(own)
     reports = gathered.reports if isinstance(gathered, Gathered) else []
-    result = (yield from _commit(key, reports, writers)) if isinstance(gathered, Gathered) else _not_committed(key, _error(gathered))
+    result = (
+        (yield from _commit(key, reports, writers))
+        if isinstance(gathered, Gathered)
+        else _not_committed(key, _error(gathered))
+    )
     if result.error is None:
         decided = yield DecideSuperfluous(any(report.steps != own.steps for report in reports))
         if isinstance(decided, Superfluous):
@@ -327,13 +376,20 @@ def _commit(key: SaveKey, reports: Sequence[SaveReport], writers: Collection[int
 def settle(key: SaveKey, answer: Unclear, found: Found) -> SaveResult:
     """Returns what the primary knows after an unclear answer and a look at the record. Nothing may be deleted, whatever it is."""
     if not is_ours(found, key):
-        return _unknown(key, f"whether its record is there, or will be, is not known after: {answer.error}")
+        return _unknown(
+            key, f"whether its record is there, or will be, is not known after: {answer.error}"
+        )
     if not found.durable:
-        return _unknown(key, f"its record is there, but whether that is durable is not known after: {answer.error}")
+        return _unknown(
+            key,
+            f"its record is there, but whether that is durable is not known after: {answer.error}",
+        )
     return SaveResult(key)
 
 
-def check_save_reports(reports: Sequence[SaveReport], key: SaveKey, writers: Collection[int]) -> None:
+def check_save_reports(
+    reports: Sequence[SaveReport], key: SaveKey, writers: Collection[int]
+) -> None:
     """Raises the save's error when a process that writes failed, or is at another save, step or set of items than the primary (rank 0)."""
     for report in reports:
         if not fits(report.key, key):
@@ -373,7 +429,11 @@ def reported_error(report: SaveReport) -> HoldfastError:
             return Fenced(report.error)
         case "SaveCancelled":
             return SaveCancelled(report.error, step=step, process=process)
-    return SaveFailed(f"step {step} was not saved: process {process} failed: {report.error}", step=step, process=process)
+    return SaveFailed(
+        f"step {step} was not saved: process {process} failed: {report.error}",
+        step=step,
+        process=process,
+    )
 
 
 # --- the others
@@ -388,7 +448,10 @@ def follow(key: SaveKey, process: int, writers: Collection[int]) -> Saving:
         return heard.result
     if knows_failure(report, writers):
         return _not_committed(key, reported_error(report))
-    why = next((event.error for event in (sent, heard) if isinstance(event, Failed)), "what came was of another save")
+    why = next(
+        (event.error for event in (sent, heard) if isinstance(event, Failed)),
+        "what came was of another save",
+    )
     return unheard(key, (yield from _read()), f"process {process} was not told how it ended: {why}")
 
 

@@ -26,7 +26,9 @@ from .plan import Plan
 
 FILE_BYTES = 220  # of a file's entry in a record, at most: names of items are short
 ENTRY_BYTES = 200  # of a chunk's entry in a header, at most, besides six for each character of its name and what its prefixes take
-_EXAMPLES = {kind.__name__: encode_value(kind()) for kind in (bool, int, float, complex, str, bytes)}
+_EXAMPLES = {
+    kind.__name__: encode_value(kind()) for kind in (bool, int, float, complex, str, bytes)
+}
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,16 @@ def build_record(
         "started_s": started_s,
         "finished_s": finished_s,
         "versions": _versions(),
-        "metrics": {name: value if math.isfinite(value) else repr(float(value)) for name, value in (metrics or {}).items()},
+        "metrics": {
+            name: value if math.isfinite(value) else repr(float(value))
+            for name, value in (metrics or {}).items()
+        },
     }
     head |= {} if opening is None else {"opening": opening}
-    bodies = [f"{json.dumps(name)}:{_item_text(name, plan, reports)}" for name, (plan, reports) in items.items()]
+    bodies = [
+        f"{json.dumps(name)}:{_item_text(name, plan, reports)}"
+        for name, (plan, reports) in items.items()
+    ]
     body = f'{_dump(head)[:-1]},"metadata":{_metadata_text(metadata)},"items":{{{",".join(bodies)}}}'.encode()
     return sealed(body)
 
@@ -82,7 +90,10 @@ def check_plan(plan: Plan) -> None:
     The record is read as readers will, with stand-ins for what a plan does not say. Cheap beside making the plan; once a plan.
     """
     for pack, chunks in plan.own.items():
-        if sum(6 * len(chunk.name) + ENTRY_BYTES + (chunk.nbytes >> 15) for chunk in chunks) > HEADER_LIMIT_BYTES:
+        if (
+            sum(6 * len(chunk.name) + ENTRY_BYTES + (chunk.nbytes >> 15) for chunk in chunks)
+            > HEADER_LIMIT_BYTES
+        ):
             nbytes = plan_pack(plan, pack).frame.nbytes
             if nbytes > HEADER_LIMIT_BYTES:
                 longest = max(chunks, key=lambda chunk: len(chunk.name))
@@ -95,22 +106,38 @@ def check_plan(plan: Plan) -> None:
         try:
             check_record(_draft(plan), "the tree")
         except CheckpointError as error:
-            raise UnsupportedLeaf(f"the tree cannot be saved, no reader would take its record: {error}") from error
+            raise UnsupportedLeaf(
+                f"the tree cannot be saved, no reader would take its record: {error}"
+            ) from error
 
 
 def _draft(plan: Plan) -> bytes:
     """Returns a record of a plan with files and values that stand for any."""
     files: dict[int, list[FileReport]] = {rank: [] for rank in range(plan.process_count)}
     for rank, pack in plan.files:
-        files[rank].append(FileReport(pack_name(rank, pack, "0" * 16), HEADER_LIMIT_BYTES, HEADER_LIMIT_BYTES, 0))
+        files[rank].append(
+            FileReport(pack_name(rank, pack, "0" * 16), HEADER_LIMIT_BYTES, HEADER_LIMIT_BYTES, 0)
+        )
     values = [(leaf.per_process, _EXAMPLES[leaf.kind]) for leaf in plan.value_leaves]
     own = tuple(value for per_process, value in values if per_process)
     everything = tuple(value for _, value in values)
-    reports = [ItemReport(rank, plan.hash, tuple(found), (), own if rank else everything) for rank, found in files.items()]
-    return build_record(0, {"state": (plan, reports)}, writer="0" * 16, processes=plan.process_count, started_s=0, finished_s=0)
+    reports = [
+        ItemReport(rank, plan.hash, tuple(found), (), own if rank else everything)
+        for rank, found in files.items()
+    ]
+    return build_record(
+        0,
+        {"state": (plan, reports)},
+        writer="0" * 16,
+        processes=plan.process_count,
+        started_s=0,
+        finished_s=0,
+    )
 
 
-def check_sizes(trees: Mapping[str, tuple[Plan, Sequence[Any]]], json_items: int, metadata: Any) -> None:
+def check_sizes(
+    trees: Mapping[str, tuple[Plan, Sequence[Any]]], json_items: int, metadata: Any
+) -> None:
     """Raises UnsupportedLeaf where a tree's Python values are too large, ValueError where the record is, as this process knows it.
 
     `trees` has each tree's plan and Python values. What the values of other processes add is known when the record is built.
@@ -119,14 +146,18 @@ def check_sizes(trees: Mapping[str, tuple[Plan, Sequence[Any]]], json_items: int
     for name, (plan, values) in trees.items():
         sizes = [count_value_bytes(value) for value in values]
         if sum(sizes) > JSON_LIMIT_BYTES:
-            largest, nbytes = max(zip(plan.value_leaves, sizes, strict=True), key=lambda pair: pair[1])
+            largest, nbytes = max(
+                zip(plan.value_leaves, sizes, strict=True), key=lambda pair: pair[1]
+            )
             raise UnsupportedLeaf(
                 f"the Python values of the item {name!r} have {sum(sizes):,} bytes in the record, a reader takes {JSON_LIMIT_BYTES:,}; the "
                 f"largest is {largest.path!r} with {nbytes:,}: put it into an array",
                 leaf=largest.path,
             )
         parts[f"the Python values of the item {name!r}"] = sum(sizes)
-        parts[f"the tree of the item {name!r}"] = len(plan.cache.get("record", "")) + FILE_BYTES * len(plan.files)
+        parts[f"the tree of the item {name!r}"] = len(
+            plan.cache.get("record", "")
+        ) + FILE_BYTES * len(plan.files)
         parts["the names of JSON items"] = FILE_BYTES * json_items * plan.process_count
     if sum(parts.values()) > RECORD_LIMIT_BYTES:
         largest_part = max(parts, key=lambda part: parts[part])
@@ -137,7 +168,9 @@ def check_sizes(trees: Mapping[str, tuple[Plan, Sequence[Any]]], json_items: int
 
 
 def _metadata_text(metadata: Any) -> str:
-    return json.dumps(metadata, separators=(",", ":"), ensure_ascii=False)  # as it was measured when it was taken
+    return json.dumps(
+        metadata, separators=(",", ":"), ensure_ascii=False
+    )  # as it was measured when it was taken
 
 
 def _dump(value: Any) -> str:
@@ -147,20 +180,35 @@ def _dump(value: Any) -> str:
 @functools.cache  # finding them takes longer than committing
 def _versions() -> Mapping[str, str]:
     names = ("holdfast", "jax", "numpy")
-    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
+    return {"python": platform.python_version()} | {
+        name: importlib.metadata.version(name) for name in names
+    }
 
 
 def _item_text(name: str, plan: Plan | TreeText | None, reports: Sequence[ItemReport]) -> str:
-    files = [[f"{name}/{file.name}", file.size, file.head, file.crc] for report in reports for file in report.files]
+    files = [
+        [f"{name}/{file.name}", file.size, file.head, file.crc]
+        for report in reports
+        for file in report.files
+    ]
     if plan is None:
         names = [report.names for report in reports if report.names is not None]
         if not names:
             return _dump({"kind": "json", "files": files})
         owners = {"per_process": True} if reports[0].per_process else {}
-        return _dump({"kind": "files", "names": [own for each in names for own in each], **owners, "files": files})
+        return _dump(
+            {
+                "kind": "files",
+                "names": [own for each in names for own in each],
+                **owners,
+                "files": files,
+            }
+        )
     if all(report.where is None for report in reports):
         tree = plan if isinstance(plan, TreeText) else tree_text(plan)
-        assert len(files) == tree.files, f"item {name}: {len(files)} files were reported, {tree.files} planned"
+        assert len(files) == tree.files, (
+            f"item {name}: {len(files)} files were reported, {tree.files} planned"
+        )
         text, kept = tree.text, tree.values
     else:
         assert isinstance(plan, Plan)
@@ -176,8 +224,13 @@ def tree_text(plan: Plan) -> TreeText:
     """Returns what a record says of a tree whose files are as planned; made once a plan."""
     if "record" not in plan.cache:
         plan.cache["record"] = _static_text(plan, _planned_files(plan))
-    names = (*(plan.leaves[index].path for index in plan.local_leaves), *(leaf.path for leaf in plan.value_leaves))
-    return TreeText(plan.hash, plan.cache["record"], len(plan.files), _kept_per_process(plan), names)
+    names = (
+        *(plan.leaves[index].path for index in plan.local_leaves),
+        *(leaf.path for leaf in plan.value_leaves),
+    )
+    return TreeText(
+        plan.hash, plan.cache["record"], len(plan.files), _kept_per_process(plan), names
+    )
 
 
 def _kept_per_process(plan: Plan) -> tuple[bool, ...]:
@@ -187,7 +240,11 @@ def _kept_per_process(plan: Plan) -> tuple[bool, ...]:
 def _planned_files(plan: Plan) -> list[Ints]:
     """Returns the file of each chunk of each array: a file a pack."""
     files = np.array([rank << 32 | pack for rank, pack in plan.files], np.int64)
-    return [np.searchsorted(files, array.writers << 32 | array.packs) for array in plan.arrays if array is not None]
+    return [
+        np.searchsorted(files, array.writers << 32 | array.packs)
+        for array in plan.arrays
+        if array is not None
+    ]
 
 
 def _reported_files(plan: Plan, reports: Sequence[ItemReport]) -> list[Ints]:
@@ -199,9 +256,16 @@ def _reported_files(plan: Plan, reports: Sequence[ItemReport]) -> list[Ints]:
     order, counts, ends = plan.cache["order"]
     first, found = 0, list[Ints]()
     for report, count in zip(reports, counts, strict=True):
-        own = expand_runs([report.where], len(report.files))[0] if report.where else np.zeros(0, np.int64)
+        own = (
+            expand_runs([report.where], len(report.files))[0]
+            if report.where
+            else np.zeros(0, np.int64)
+        )
         if len(own) != count:
-            raise SaveFailed(f"process {report.process} says where {len(own)} of its {count} chunks are", process=report.process)
+            raise SaveFailed(
+                f"process {report.process} says where {len(own)} of its {count} chunks are",
+                process=report.process,
+            )
         found.append(first + own)
         first += len(report.files)
     where = np.empty(len(order), np.int64)
@@ -212,11 +276,22 @@ def _reported_files(plan: Plan, reports: Sequence[ItemReport]) -> list[Ints]:
 def _chunk_order(plan: Plan, num_writers: int) -> tuple[Ints, list[int], Ints]:
     """Returns the order in which writers report their chunks, how many each has, and where the chunks of each array end."""
     arrays = [array for array in plan.arrays if array is not None]
-    writers, packs = np.concatenate([array.writers for array in arrays]), np.concatenate([array.packs for array in arrays])
+    writers, packs = (
+        np.concatenate([array.writers for array in arrays]),
+        np.concatenate([array.packs for array in arrays]),
+    )
     sizes = np.concatenate([array.grid.sizes for array in arrays])
-    itemsizes = np.concatenate([np.full(len(array.writers), array.leaf.itemsize) for array in arrays])
-    order = np.lexsort((-itemsizes, sizes % 64 != 0, packs, writers))  # by writer, then pack, then as they lie in the file
-    return order, np.bincount(writers, minlength=num_writers).tolist(), np.cumsum([len(array.writers) for array in arrays])
+    itemsizes = np.concatenate(
+        [np.full(len(array.writers), array.leaf.itemsize) for array in arrays]
+    )
+    order = np.lexsort(
+        (-itemsizes, sizes % 64 != 0, packs, writers)
+    )  # by writer, then pack, then as they lie in the file
+    return (
+        order,
+        np.bincount(writers, minlength=num_writers).tolist(),
+        np.cumsum([len(array.writers) for array in arrays]),
+    )
 
 
 def _values(kept_per_process: Sequence[bool], reports: Sequence[ItemReport]) -> list[Any]:
@@ -252,5 +327,11 @@ def _static_text(plan: Plan, chunk_files: Sequence[Ints]) -> str:
             entry |= {"impl": leaf.impl} if leaf.impl else {}
         entry |= {"per_process": True} if leaf.per_process else {}
         leaves.append(entry)
-    tables = {"kind": "tree", "tree": plan.tree, "leaves": leaves, "cells": runs, "shardings": [json.loads(text) for text in shardings]}
+    tables = {
+        "kind": "tree",
+        "tree": plan.tree,
+        "leaves": leaves,
+        "cells": runs,
+        "shardings": [json.loads(text) for text in shardings],
+    }
     return _dump(tables)[:-1]

@@ -38,8 +38,19 @@ SPARE_BYTES = 1 << 20  # for headers, the record and folders, when free space is
 class SnapshotWork:
     """Writes the snapshots and values of a request. `context` is the manager's, if there is one."""
 
-    def __init__(self, request: SaveRequest, target: SaveTarget, options: Options, context: SaveContext | None = None) -> None:
-        self._request, self._target, self._options, self._context = request, target, options, context
+    def __init__(
+        self,
+        request: SaveRequest,
+        target: SaveTarget,
+        options: Options,
+        context: SaveContext | None = None,
+    ) -> None:
+        self._request, self._target, self._options, self._context = (
+            request,
+            target,
+            options,
+            context,
+        )
         self._index = None if context is None else context.index
         self._process = target.group.index
         self._items: Mapping[str, tuple[Plan | None, list[ItemReport]]] = {}
@@ -51,7 +62,9 @@ class SnapshotWork:
         if request.broken is not None:
             raise request.broken
         self._check_space()
-        meter = None if listener is None else ProgressMeter(request.step, request.own_bytes, listener)
+        meter = (
+            None if listener is None else ProgressMeter(request.step, request.own_bytes, listener)
+        )
 
         def progress(nbytes: int) -> None:
             request.cancellation.check(request.step, self._process)
@@ -73,15 +86,32 @@ class SnapshotWork:
                 )
             for name, value in request.values.items():
                 if value.per_process or not self._process:
-                    items[name] = write_json(storage, self._target.folder, name, request.save_id, self._process, value.data)
+                    items[name] = write_json(
+                        storage,
+                        self._target.folder,
+                        name,
+                        request.save_id,
+                        self._process,
+                        value.data,
+                    )
                 else:
                     items[name] = report_json(self._process, value.data)
             for name, staged in request.files.items():
-                items[name] = write_files(storage, self._target.folder, name, request.save_id, self._process, staged, progress)
+                items[name] = write_files(
+                    storage,
+                    self._target.folder,
+                    name,
+                    request.save_id,
+                    self._process,
+                    staged,
+                    progress,
+                )
         except FileNotFoundError as error:
             if storage.list(self._target.claim):
                 raise
-            raise fenced(f"{storage.root}/{self._target.claim}") from error  # and what it was writing has been swept
+            raise fenced(
+                f"{storage.root}/{self._target.claim}"
+            ) from error  # and what it was writing has been swept
         return items
 
     @property
@@ -91,13 +121,23 @@ class SnapshotWork:
     def _check_space(self) -> None:
         """Refuses, at the primary and before a byte is written, a save that the disk has no room for."""
         storage = self._target.storage
-        if not self._options.check_free_space or self._process or not isinstance(storage, LocalStorage):
+        if (
+            not self._options.check_free_space
+            or self._process
+            or not isinstance(storage, LocalStorage)
+        ):
             return
-        may_link = self._history is not None and self._history.is_known  # how much will be written is known once it is
+        may_link = (
+            self._history is not None and self._history.is_known
+        )  # how much will be written is known once it is
         root, need = storage.root, SPARE_BYTES + (0 if may_link else self._request.total_bytes)
         free = shutil.disk_usage(root).free
         if need > free:
-            raise OSError(28, f"step {self._request.step} needs {need:,} bytes, {free:,} are free; delete old steps or keep fewer", root)
+            raise OSError(
+                28,
+                f"step {self._request.step} needs {need:,} bytes, {free:,} are free; delete old steps or keep fewer",
+                root,
+            )
 
     def build(self, reports: Sequence[SaveReport]) -> bytes:
         """Returns the record, at the primary. Raises SaveFailed where the reports do not fit together."""
@@ -114,7 +154,11 @@ class SnapshotWork:
                 check_own_names(name, shares)
             items[name] = (plan, shares)
         self._items = items
-        opening = None if self._context is None or self._context.lineage is None else self._context.lineage.current()
+        opening = (
+            None
+            if self._context is None or self._context.lineage is None
+            else self._context.lineage.current()
+        )
         self._opening = None if opening is None else opening.number
         return self._record(items)
 
@@ -134,13 +178,20 @@ class SnapshotWork:
 
     def check(self, record: bytes) -> None:
         """Reads the record as a reader will, but for what has been read before: what a plan alone says (see check_plan), and a layout."""
-        if unread := [plan for plan, _ in self._items.values() if plan is not None and plan.cache.get("layout is unread")]:
+        if unread := [
+            plan
+            for plan, _ in self._items.values()
+            if plan is not None and plan.cache.get("layout is unread")
+        ]:
             check_record(record, self._target.where)
             for plan in unread:
                 plan.cache["layout is unread"] = False
             return
         check_record_size(record, self._target.where)
-        check_record(self._record({name: (None, shares) for name, (_, shares) in self._items.items()}), self._target.where)
+        check_record(
+            self._record({name: (None, shares) for name, (_, shares) in self._items.items()}),
+            self._target.where,
+        )
         for _, shares in self._items.values():
             for kind, text in (value for share in shares for value in share.values):
                 decode_value(kind, text)
@@ -153,10 +204,23 @@ class SnapshotWork:
         """Returns the files that this process writes, by names relative to the step's folder."""
         save_id = self._request.save_id
         each = range(NAMES) if self._history is not None else [0]
-        numbers = [(item, pack * len(each) + more) for item, plan in self.plans().items() for pack in plan.own for more in each]
+        numbers = [
+            (item, pack * len(each) + more)
+            for item, plan in self.plans().items()
+            for pack in plan.own
+            for more in each
+        ]
         packs = [f"{item}/{pack_name(self._process, number, save_id)}" for item, number in numbers]
-        values = [item for item, value in self._request.values.items() if value.per_process or not self._process]
-        numbered = [(item, number) for item, staged in self._request.files.items() for number in range(len(staged))]
+        values = [
+            item
+            for item, value in self._request.values.items()
+            if value.per_process or not self._process
+        ]
+        numbered = [
+            (item, number)
+            for item, staged in self._request.files.items()
+            for number in range(len(staged))
+        ]
         files = [f"{item}/{bin_name(self._process, number, save_id)}" for item, number in numbered]
         return packs + files + [f"{item}/{json_name(self._process, save_id)}" for item in values]
 
@@ -172,7 +236,11 @@ class SnapshotWork:
         try:
             return Superfluous(tuple(self._index.superfluous(self._request.facts)), steps)
         except Exception as error:  # the step is saved; what should go may go after the next save
-            _log.warning("which steps to delete after step %d could not be decided: %s", self._request.step, error)
+            _log.warning(
+                "which steps to delete after step %d could not be decided: %s",
+                self._request.step,
+                error,
+            )
             return Superfluous((), steps)
 
 
@@ -230,7 +298,11 @@ def run_save(request: SaveRequest, context: SaveContext) -> SaveResult:
         request.release()
     _take_note(request, result, context)
     if result.error is None and context.root_reporter is not None:
-        context.root_reporter.saved(request.step, request.total_bytes, incremental=context.statistics.save_linked_bytes > linked_bytes)
+        context.root_reporter.saved(
+            request.step,
+            request.total_bytes,
+            incremental=context.statistics.save_linked_bytes > linked_bytes,
+        )
     return result
 
 
@@ -240,12 +312,16 @@ def _take_note(request: SaveRequest, result: SaveResult, context: SaveContext) -
         context.history.settle(committed=result.error is None)
     if result.error is not None:
         context.statistics.add(saves_failed=1)
-        if context.group.index == (getattr(result.error, "process", None) or 0):  # one speaks for all
+        if context.group.index == (
+            getattr(result.error, "process", None) or 0
+        ):  # one speaks for all
             context.group.report(trouble=str(result.error))
         if isinstance(result.error, CommitUnknown) and context.group.index == 0:
             _look_again(request, context)
         return
-    context.statistics.add(saves=1, save_s=time.monotonic() - request.began, save_bytes=request.total_bytes)
+    context.statistics.add(
+        saves=1, save_s=time.monotonic() - request.began, save_bytes=request.total_bytes
+    )
     if result.steps is not None:
         context.index.adopt(result.steps)
     context.index.add(request.facts)
@@ -254,7 +330,11 @@ def _take_note(request: SaveRequest, result: SaveResult, context: SaveContext) -
         try:
             context.claims.take(context.writer)
         except (OSError, CheckpointError) as error:
-            _log.warning("the claim on %s could not be renewed, it is tried again after the next save: %s", context.storage.root, error)
+            _log.warning(
+                "the claim on %s could not be renewed, it is tried again after the next save: %s",
+                context.storage.root,
+                error,
+            )
 
 
 def _look_again(request: SaveRequest, context: SaveContext) -> None:

@@ -22,7 +22,15 @@ _log = logging.getLogger(__name__)
 class SaveScheduler:
     """Answers `should_save` alike on every process. For the thread that trains. `last_step` is the newest that the root has."""
 
-    def __init__(self, policy: SavePolicy | None, group: Group, name: str, *, skips: bool, last_step: int | None = None) -> None:
+    def __init__(
+        self,
+        policy: SavePolicy | None,
+        group: Group,
+        name: str,
+        *,
+        skips: bool,
+        last_step: int | None = None,
+    ) -> None:
         self._policy = policy
         self._group, self._name = group, name
         self._skips = skips
@@ -59,15 +67,21 @@ class SaveScheduler:
         if self._group.count == 1 or self._preempted_step != step:
             return frozenset()
         found = json.dumps(self._noticed_ranks()).encode() if self._group.index == 0 else None
-        return frozenset(json.loads(self._group.broadcast(f"{self._name}/leaving", found, timeout_s=timeout_s)))
+        return frozenset(
+            json.loads(self._group.broadcast(f"{self._name}/leaving", found, timeout_s=timeout_s))
+        )
 
     def _noticed_ranks(self) -> list[int]:
         try:
             noticed = preempted_processes()
         except CoordinationError as error:
-            _log.warning("whose machine is taken is not known, the save is planned as ever: %s", error)
+            _log.warning(
+                "whose machine is taken is not known, the save is planned as ever: %s", error
+            )
             return []
-        ranks = [rank for rank, process in enumerate(runtime_indices(self._group)) if process in noticed]
+        ranks = [
+            rank for rank, process in enumerate(runtime_indices(self._group)) if process in noticed
+        ]
         return ranks if 2 * len(ranks) <= self._group.count else []
 
     def reason(self, step: int, *, busy: bool) -> str:
@@ -98,7 +112,10 @@ class SaveScheduler:
             self._agreement.propose("save")
             self._proposed = True
         except CoordinationError as error:
-            _log.warning("a save that is due could not be proposed, it is tried again at the next step: %s", error)
+            _log.warning(
+                "a save that is due could not be proposed, it is tried again at the next step: %s",
+                error,
+            )
 
     def close(self) -> None:
         """Leaves the agreement on a step: those who still ask go on without this process."""

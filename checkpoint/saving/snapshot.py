@@ -96,7 +96,12 @@ class Snapshot:
 
 
 def take_snapshot(
-    plan: Plan, tree: Any, *, host_memory_bytes: int | None = None, views: bool | None = None, unmoved: Unmoved | None = None
+    plan: Plan,
+    tree: Any,
+    *,
+    host_memory_bytes: int | None = None,
+    views: bool | None = None,
+    unmoved: Unmoved | None = None,
 ) -> Snapshot:
     """Starts copying this process's chunks of `tree` to the host and returns; on CPU they are views, numpy leaves are copied.
 
@@ -120,22 +125,35 @@ def take_snapshot(
                 key = chunk.leaf, chunk.slot
                 shard = shards.get(key)
                 if shard is None:
-                    shard = shards[key] = _take(plan, leaves[chunk.leaf], chunk.leaf, chunk.slot, views)
+                    shard = shards[key] = _take(
+                        plan, leaves[chunk.leaf], chunk.leaf, chunk.slot, views
+                    )
                 taken.append(shard)
         if not views:
-            sent = _send(snapshot, [shard for shard in shards.values() if isinstance(shard, jax.Array)], host_memory_bytes)
+            sent = _send(
+                snapshot,
+                [shard for shard in shards.values() if isinstance(shard, jax.Array)],
+                host_memory_bytes,
+            )
             for taken in snapshot.packs.values():
                 taken[:] = [sent.get(id(shard), shard) for shard in taken]
         if plan.process != 0:
             snapshot.local = [_host_copy(leaves[index]) for index in plan.local_leaves]
-        snapshot.values = [leaf for leaf, described in zip(leaves, plan.leaves, strict=True) if described.is_value]
+        snapshot.values = [
+            leaf for leaf, described in zip(leaves, plan.leaves, strict=True) if described.is_value
+        ]
     return snapshot
 
 
 def _may_view(plan: Plan, leaves: Sequence[Any]) -> bool:
     """Says whether all arrays lie in the host's memory; the same for all trees of one plan."""
     if "views" not in plan.cache:
-        devices: set[Any] = {device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.sharding.device_set}
+        devices: set[Any] = {
+            device
+            for leaf in leaves
+            if isinstance(leaf, jax.Array)
+            for device in leaf.sharding.device_set
+        }
         plan.cache["views"] = all(device.platform == "cpu" for device in devices)
     return bool(plan.cache["views"])
 
@@ -156,7 +174,9 @@ def _host_copy(leaf: Any) -> np.ndarray[Any, Any]:
     return np.array(leaf, order="C")
 
 
-def _send(snapshot: Snapshot, arrays: Sequence[jax.Array], limit_bytes: int | None) -> dict[int, Shard]:
+def _send(
+    snapshot: Snapshot, arrays: Sequence[jax.Array], limit_bytes: int | None
+) -> dict[int, Shard]:
     """Starts the copies that the limit allows, all together; returns the shards by the identity of their arrays."""
     sent, places, kept, held = [], [], [], 0
     limit = default_host_limit_bytes(arrays) if limit_bytes is None else limit_bytes
@@ -204,7 +224,9 @@ def host_memory_kind(device: Any) -> str | None:
     return next((kind for kind in wanted if kind in kinds), None)
 
 
-def default_host_limit_bytes(arrays: Sequence[jax.Array], environment: Mapping[str, str] = os.environ) -> float:
+def default_host_limit_bytes(
+    arrays: Sequence[jax.Array], environment: Mapping[str, str] = os.environ
+) -> float:
     """Returns what a snapshot may hold on the host unless told: on GPUs 0.8 of XLA's pool of pinned memory, beyond which copies fail.
 
     The pool has as many GiB as XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB says, 64 unless it is set (XLA's GPU client).

@@ -95,7 +95,9 @@ class SaveRequest:
 class SaveStager:
     """Plans and snapshots items; keeps a planner for each. For one thread at a time."""
 
-    def __init__(self, storage: Storage, group: Group, options: Options, history: SaveHistory | None = None) -> None:
+    def __init__(
+        self, storage: Storage, group: Group, options: Options, history: SaveHistory | None = None
+    ) -> None:
         self._history = history
         self._storage = storage
         self._group = group
@@ -118,32 +120,55 @@ class SaveStager:
         trees: dict[str, tuple[Plan, Snapshot]] = {}
         values: dict[str, JsonValue] = {}
         files: dict[str, StagedFiles] = {}
-        staged = replace(request, trees=trees, values=values, files=files, metadata=copy_json(metadata, "the metadata"))
+        staged = replace(
+            request,
+            trees=trees,
+            values=values,
+            files=files,
+            metadata=copy_json(metadata, "the metadata"),
+        )
         try:
             for name, value in items.items():
                 check_item_name(name)
                 if isinstance(value, Json):
-                    values[name] = JsonValue(encode_json(value.value, f"the item {name!r}"), value.per_process)
+                    values[name] = JsonValue(
+                        encode_json(value.value, f"the item {name!r}"), value.per_process
+                    )
                 elif isinstance(value, Files):
                     files[name] = self._stage_files(name, value)
                 elif is_iterator(value):
-                    values[name] = JsonValue(encode_json(state_of(name, value), f"the state of the iterator {name!r}"), per_process=True)
+                    values[name] = JsonValue(
+                        encode_json(state_of(name, value), f"the state of the iterator {name!r}"),
+                        per_process=True,
+                    )
                 else:
                     value = cast_tree(encode_leaf_types(value), dtype)
                     plan = self._planner(name).plan(value, leaving)
                     unmoved = self._link_unmoved(request, name, plan, value)
-                    trees[name] = (plan, take_snapshot(plan, value, host_memory_bytes=self._options.host_memory_bytes, unmoved=unmoved))
+                    trees[name] = (
+                        plan,
+                        take_snapshot(
+                            plan,
+                            value,
+                            host_memory_bytes=self._options.host_memory_bytes,
+                            unmoved=unmoved,
+                        ),
+                    )
             check_sizes(
                 {name: (plan, snapshot.values) for name, (plan, snapshot) in trees.items()},
                 len(values) + sum(map(len, files.values())),
                 staged.metadata,
             )
-            return replace(staged, metrics={name: float(value) for name, value in (metrics or {}).items()})
+            return replace(
+                staged, metrics={name: float(value) for name, value in (metrics or {}).items()}
+            )
         except BaseException:
             staged.release()
             for name, (plan, snapshot) in trees.items():
                 if isinstance(self._storage, LocalStorage):
-                    unlink(snapshot.unmoved, plan, self._storage, request.folder, name, request.save_id)
+                    unlink(
+                        snapshot.unmoved, plan, self._storage, request.folder, name, request.save_id
+                    )
             raise
 
     def _stage_files(self, item: str, value: Files) -> StagedFiles:
@@ -154,14 +179,26 @@ class SaveStager:
             message = f"the item {item!r} was not written by its handler on process {self._group.index}: {error_text(error)}"
             raise SaveFailed(message, process=self._group.index) from error
 
-    def _link_unmoved(self, request: SaveRequest, item: str, plan: Plan, tree: Any) -> Unmoved | None:
+    def _link_unmoved(
+        self, request: SaveRequest, item: str, plan: Plan, tree: Any
+    ) -> Unmoved | None:
         if self._history is None:
             return None
         assert isinstance(self._storage, LocalStorage)
-        return link_unmoved(self._history, plan, flatten(tree)[0], self._storage, request.folder, item, request.save_id)
+        return link_unmoved(
+            self._history,
+            plan,
+            flatten(tree)[0],
+            self._storage,
+            request.folder,
+            item,
+            request.save_id,
+        )
 
     def _planner(self, item: str) -> Planner:
         if item not in self._planners:
             limit, per_process = self._storage.max_file_bytes, self._options.per_process
-            self._planners[item] = Planner.of_group(self._group, max_file_bytes=limit, per_process=per_process)
+            self._planners[item] = Planner.of_group(
+                self._group, max_file_bytes=limit, per_process=per_process
+            )
         return self._planners[item]

@@ -56,7 +56,9 @@ class Writer:
 
 def this_writer(job: str = "", attempt: int = 0) -> Writer:
     """Returns a new writer for this process, with an id of its own."""
-    return Writer(secrets.token_hex(4), job, attempt, socket.gethostname(), os.getpid(), time.time())
+    return Writer(
+        secrets.token_hex(4), job, attempt, socket.gethostname(), os.getpid(), time.time()
+    )
 
 
 def may_fence(other: Writer, me: Writer, *, dead: bool) -> str:
@@ -66,7 +68,9 @@ def may_fence(other: Writer, me: Writer, *, dead: bool) -> str:
     if not me.job or other.job != me.job or other.attempt == me.attempt:
         return ""
     if other.attempt > me.attempt:
-        raise Fenced(f"attempt {other.attempt} of job {me.job!r} writes here (on {other.host}); this is attempt {me.attempt}: stop")
+        raise Fenced(
+            f"attempt {other.attempt} of job {me.job!r} writes here (on {other.host}); this is attempt {me.attempt}: stop"
+        )
     return f"writer {other.id} is attempt {other.attempt} of job {me.job!r}, which is now at attempt {me.attempt}"
 
 
@@ -109,7 +113,11 @@ class LocalClaims:
         lock: _Lock | None = None
         try:
             if self._folder.is_symlink():
-                raise OSError(errno.ELOOP, "it is a link, and nothing behind links is written", str(self._folder))
+                raise OSError(
+                    errno.ELOOP,
+                    "it is a link, and nothing behind links is written",
+                    str(self._folder),
+                )
             if self._folder_mode is not None:  # the root is for whom its steps are for
                 make_folders(self._folder, self._folder_mode)
             lock = _lock_in(made)
@@ -134,8 +142,14 @@ class LocalClaims:
 
     def others(self, me: str) -> list[tuple[Writer, bool]]:
         """Reads each other claim, and tries its lock. Where locks hold on one host alone, another host's says nothing."""
-        found = [(writer, self._folder / id / "lock") for id in sorted(self.standing() - {me}) if (writer := self._read(id))]
-        here = socket.gethostname() if found and locks_are_local(self._folder, _mountinfo()) else None
+        found = [
+            (writer, self._folder / id / "lock")
+            for id in sorted(self.standing() - {me})
+            if (writer := self._read(id))
+        ]
+        here = (
+            socket.gethostname() if found and locks_are_local(self._folder, _mountinfo()) else None
+        )
         dead = [(writer, here in (None, writer.host) and _is_free(lock)) for writer, lock in found]
         if here is not None and any(writer.host != here for writer, _ in dead):
             _log.warning(
@@ -148,7 +162,11 @@ class LocalClaims:
     def fence(self, writer_id: str) -> None:
         """Renames the claim: its writer's next commit finds no folder to link from. One's own is removed, and its lock freed anyway."""
         try:
-            if writer_id in self.standing() and (fenced := self._rename_away(writer_id)) and writer_id in self._locks:
+            if (
+                writer_id in self.standing()
+                and (fenced := self._rename_away(writer_id))
+                and writer_id in self._locks
+            ):
                 _remove(fenced)
         finally:
             if lock := self._locks.pop(writer_id, None):
@@ -156,7 +174,10 @@ class LocalClaims:
 
     def _rename_away(self, writer_id: str) -> Path | None:
         """Renames a claim so that a sweep knows it for a fenced one; returns where it is now, None where it is gone."""
-        for fenced_id in (writer_id, secrets.token_hex(4)):  # something that is no fenced claim may have the first name
+        for fenced_id in (
+            writer_id,
+            secrets.token_hex(4),
+        ):  # something that is no fenced claim may have the first name
             fenced = self._folder / f"fenced-{fenced_id}"
             try:
                 (self._folder / writer_id).rename(fenced)
@@ -170,7 +191,11 @@ class LocalClaims:
 
     def standing(self) -> set[str]:
         """Lists the claims."""
-        return {name for name in self._names() if _ID.fullmatch(name) and not (self._folder / name).is_symlink()}
+        return {
+            name
+            for name in self._names()
+            if _ID.fullmatch(name) and not (self._folder / name).is_symlink()
+        }
 
     def _names(self) -> list[str]:
         """Lists the folder of claims; nothing where it is a link or no folder: what is there is not the root's.
@@ -213,7 +238,14 @@ def parse_writer(data: bytes, writer_id: str) -> Writer:
     """Reads a claim; one that cannot be read is that of an unknown writer."""
     try:
         found: Any = json.loads(data)
-        return Writer(writer_id, str(found["job"]), int(found["attempt"]), str(found["host"]), int(found["pid"]), float(found["renewed_s"]))
+        return Writer(
+            writer_id,
+            str(found["job"]),
+            int(found["attempt"]),
+            str(found["host"]),
+            int(found["pid"]),
+            float(found["renewed_s"]),
+        )
     except (ValueError, TypeError, KeyError):
         return Writer(writer_id)
 
@@ -228,7 +260,9 @@ def locks_are_local(folder: Path, mountinfo: str) -> bool:
         before, _, after = line.partition(" - ")
         point = before.split(" ")[4].encode().decode("unicode_escape")  # a space in it is \040
         kind, _, rest = after.partition(" ")
-        if point in above and len(point) >= len(found[0]):  # of two at one point the later hides the earlier
+        if point in above and len(point) >= len(
+            found[0]
+        ):  # of two at one point the later hides the earlier
             found = point, kind, rest.rpartition(" ")[2]
     _, kind, options = found
     if kind.startswith("nfs"):
@@ -247,7 +281,15 @@ class _Lock:
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
         self._file = -1
-        self._file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o666)
+        self._file = os.open(
+            path,
+            os.O_RDWR
+            | os.O_NOFOLLOW
+            | os.O_NONBLOCK
+            | os.O_CLOEXEC
+            | (os.O_CREAT if create else 0),
+            0o666,
+        )
         _open_locks.add(self)
 
     def try_hold(self) -> bool:

@@ -37,7 +37,11 @@ def delete_files(storage: Storage, folder: str, names: Sequence[str]) -> None:
     """Deletes files of a step, by names relative to its folder ("" for the root), and then its folders where they are empty."""
     items = {name.rpartition("/")[0] for name in names} - {""}
     own = [f"{folder}/"] if folder else []
-    storage.delete([join(folder, name) for name in names] + [join(folder, item) + "/" for item in sorted(items)] + own)
+    storage.delete(
+        [join(folder, name) for name in names]
+        + [join(folder, item) + "/" for item in sorted(items)]
+        + own
+    )
 
 
 def pack_names(storage: Storage, step_dir: str) -> list[str]:
@@ -74,7 +78,9 @@ def fence_others(claims: Claims, me: Writer, *, force: bool = False) -> list[str
     """Takes the claims of others away where that is right, or with `force` all; returns why. Raises Fenced if we are the older."""
     reasons = []
     for other, dead in claims.others(me.id):
-        if reason := (f"writer {other.id} was fenced by force" if force else "") or may_fence(other, me, dead=dead):
+        if reason := (f"writer {other.id} was fenced by force" if force else "") or may_fence(
+            other, me, dead=dead
+        ):
             claims.fence(other.id)
             reasons.append(reason)
             _log.info("%s: fenced", reason)
@@ -104,7 +110,11 @@ def _sweep_packs(storage: Storage, claims: Claims, step_dir: str) -> tuple[list[
     """Returns what it has deleted, and whether no packs were there."""
     packs, has_record = _packs(storage, step_dir)
     standing = claims.standing()
-    suspects = {name: save_id[:_WRITER_DIGITS] for name, save_id in packs.items() if save_id[:_WRITER_DIGITS] not in standing}
+    suspects = {
+        name: save_id[:_WRITER_DIGITS]
+        for name, save_id in packs.items()
+        if save_id[:_WRITER_DIGITS] not in standing
+    }
     names: list[str] = []
     if suspects and not (has_record and len(set(packs.values())) == 1):
         named = _named(storage, step_dir)

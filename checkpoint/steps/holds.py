@@ -42,7 +42,9 @@ def drop_hold(storage: Storage, name: str) -> None:
     try:
         storage.delete([name])
     except OSError as error:
-        _log.warning("the hold %s of %s stays until its time is over: %s", name, storage.root, error)
+        _log.warning(
+            "the hold %s of %s stays until its time is over: %s", name, storage.root, error
+        )
 
 
 @contextlib.contextmanager

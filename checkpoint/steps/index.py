@@ -52,7 +52,9 @@ class StepIndex:
         self._worker = worker
         self._statistics = statistics
         self._deletes = deletes
-        self._facts: dict[int, StepFacts | None] = dict.fromkeys(steps)  # None: the record was not read yet
+        self._facts: dict[int, StepFacts | None] = dict.fromkeys(
+            steps
+        )  # None: the record was not read yet
         self._passed_over: set[int] = set()
         self._lock = threading.Lock()
 
@@ -121,7 +123,9 @@ class StepIndex:
 
     def remove(self, steps: Sequence[int]) -> dict[int, OSError]:
         """Forgets steps; the primary deletes their records now, and their packs in the background. Returns those that remain, and why."""
-        remaining = {step: error for step in steps if self._deletes and (error := self._delete(step))}
+        remaining = {
+            step: error for step in steps if self._deletes and (error := self._delete(step))
+        }
         with self._lock:
             for step in set(steps) - set(remaining):
                 self._facts.pop(step, None)
@@ -142,7 +146,11 @@ class StepIndex:
             if not self._is_without(folder, record):
                 raise OSError(errno.EIO, "its record does not go", record)
         except OSError as error:
-            _log.warning("step %d could not be deleted, it is tried again after the next save: %s", step, error)
+            _log.warning(
+                "step %d could not be deleted, it is tried again after the next save: %s",
+                step,
+                error,
+            )
             release()
             return error
         self._worker.put(f"closing the record of step {step}", release)

@@ -48,7 +48,11 @@ def _parse(data: bytes, number: int) -> Opening:
     """Returns an opening; one that cannot be read went on from nothing, as far as anybody knows."""
     try:
         found = json.loads(data) if data == sealed(body_of(data)) else {}
-        if RUN_ID.fullmatch(found["run"]) and found["number"] == number and isinstance(found["writer"], str):
+        if (
+            RUN_ID.fullmatch(found["run"])
+            and found["number"] == number
+            and isinstance(found["writer"], str)
+        ):
             return Opening(found["run"], number, found["writer"], whole(found["base"] + 1) - 1)
     except (ValueError, KeyError, TypeError):
         pass
@@ -68,9 +72,16 @@ def read_openings(storage: Storage) -> list[Opening]:
 
     names = (entry.name.rpartition("/")[2] for entry in storage.list(OPENINGS, names_only=True))
     numbers = sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
-    found = [opening for opening in run_side_by_side(read, numbers, storage.max_concurrency) if opening is not None]
+    found = [
+        opening
+        for opening in run_side_by_side(read, numbers, storage.max_concurrency)
+        if opening is not None
+    ]
     run = run_of(found)
-    return [opening if opening.run == run else Opening(run, opening.number, "", NOTHING) for opening in found]
+    return [
+        opening if opening.run == run else Opening(run, opening.number, "", NOTHING)
+        for opening in found
+    ]
 
 
 def run_of(openings: Sequence[Opening]) -> str:
@@ -122,15 +133,27 @@ class Lineage:
             number = known[-1].number + 1 if known else 1
             opening = Opening(run_of(known) or secrets.token_hex(16), number, self._writer_id, base)
             try:
-                self._storage.commit(f"{OPENINGS}/{number}.json", opening.to_bytes(), f"{FOLDER}/{self._writer_id}")
+                self._storage.commit(
+                    f"{OPENINGS}/{number}.json", opening.to_bytes(), f"{FOLDER}/{self._writer_id}"
+                )
             except NameTaken:
                 continue
             self._prune(known)
             return opening
-        raise NameTaken(17, f"other writers took {RACES} numbers of openings", f"{self._storage.root}/{OPENINGS}")
+        raise NameTaken(
+            17,
+            f"other writers took {RACES} numbers of openings",
+            f"{self._storage.root}/{OPENINGS}",
+        )
 
     def _prune(self, known: Sequence[Opening]) -> None:
         try:
-            self._storage.delete([f"{OPENINGS}/{opening.number}.json" for opening in known[: -KEPT_OPENINGS + 1]])
+            self._storage.delete(
+                [f"{OPENINGS}/{opening.number}.json" for opening in known[: -KEPT_OPENINGS + 1]]
+            )
         except OSError as error:
-            _log.warning("old openings of %s could not be deleted, the next one does it: %s", self._storage.root, error)
+            _log.warning(
+                "old openings of %s could not be deleted, the next one does it: %s",
+                self._storage.root,
+                error,
+            )

@@ -15,7 +15,14 @@ from ..storage.base import Storage
 from ..storage.local import LocalStorage
 from ..storage.object import ObjectStorage
 from ..storage.path import join
-from ..storage.tombstone import RECORD_NAME, TOMBSTONE, fenced_writers, marked_record, read_tombstone, tombstone
+from ..storage.tombstone import (
+    RECORD_NAME,
+    TOMBSTONE,
+    fenced_writers,
+    marked_record,
+    read_tombstone,
+    tombstone,
+)
 from .claims import FOLDER, Claims, LocalClaims, Writer, parse_writer
 
 RACES, RACERS = 3, 4  # of the probe: writes to one name that begin at the same time
@@ -80,7 +87,11 @@ class ObjectClaims:
             return
         found, generation = self._storage.get(_name(writer.id))
         if found is not None:
-            self._storage.put(_name(writer.id), json.dumps(asdict(replace(writer, renewed_s=time.time()))).encode(), generation)
+            self._storage.put(
+                _name(writer.id),
+                json.dumps(asdict(replace(writer, renewed_s=time.time()))).encode(),
+                generation,
+            )
         self._renewed = time.monotonic()
 
     def others(self, me: str) -> list[tuple[Writer, bool]]:
@@ -100,7 +111,11 @@ class ObjectClaims:
 
     def standing(self) -> set[str]:
         """Lists the claims."""
-        return {name.split("/")[1] for name in self._storage.keys(f"{FOLDER}/") if name.endswith("/claim.json")}
+        return {
+            name.split("/")[1]
+            for name in self._storage.keys(f"{FOLDER}/")
+            if name.endswith("/claim.json")
+        }
 
     def bury(self, step_dir: str, names: list[str], writers: set[str]) -> list[str]:
         """Writes a tombstone where there is no record; else the record anew, since an overwrite of it may be under way."""
@@ -115,7 +130,11 @@ class ObjectClaims:
         known = fenced_writers(found) if found is not None else set()
         if not names or (found is not None and writers <= known):
             return names
-        marked = tombstone(writers | known) if found is None or found.startswith(TOMBSTONE) else marked_record(found, writers | known)
+        marked = (
+            tombstone(writers | known)
+            if found is None or found.startswith(TOMBSTONE)
+            else marked_record(found, writers | known)
+        )
         return names if self._storage.put(name, marked, generation) else []
 
     def forget_fenced(self, step_dirs: Sequence[str] = ()) -> None:
@@ -135,7 +154,9 @@ def _name(writer_id: str) -> str:
     return f"{FOLDER}/{writer_id}/claim.json"
 
 
-def open_claims(storage: Storage, *, single_writer: bool = False, claim_age_s: float = DAY_S) -> Claims:
+def open_claims(
+    storage: Storage, *, single_writer: bool = False, claim_age_s: float = DAY_S
+) -> Claims:
     """Returns the claims of a root, by the kind of its store. Reads and writes nothing yet."""
     if isinstance(storage, ObjectStorage):
         return ObjectClaims(storage, claim_age_s=claim_age_s)

@@ -15,7 +15,15 @@ from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, ProcessSpec
 
 from ..errors import CheckpointError, error_from_message, error_text, error_to_message
-from ..format.files import PLAIN_NAMES, STEP_NAMES, StepNames, list_steps, parse_step_format, read_step_names, step_folders
+from ..format.files import (
+    PLAIN_NAMES,
+    STEP_NAMES,
+    StepNames,
+    list_steps,
+    parse_step_format,
+    read_step_names,
+    step_folders,
+)
 from ..options import Options
 from ..storage.base import NameTaken, Storage
 from .claims import FOLDER, FULL_ERRORS, Claims, Writer, this_writer
@@ -60,15 +68,29 @@ def open_root(
 
     found = _ask_primary(storage, group, name, open_it, options.save_timeout_s)
     foreign = {int(step): folder for step, folder in found["foreign"].items()}
-    return Opened(Writer(**found["writer"]), tuple(found["steps"]), foreign, found["has_claim"], StepNames(**found["step_names"]))
+    return Opened(
+        Writer(**found["writer"]),
+        tuple(found["steps"]),
+        foreign,
+        found["has_claim"],
+        StepNames(**found["step_names"]),
+    )
 
 
-def claim_root(storage: Storage, claims: Claims, writer: Writer, group: Group, options: Options) -> None:
+def claim_root(
+    storage: Storage, claims: Claims, writer: Writer, group: Group, options: Options
+) -> None:
     """Takes the claim that the disk had no room for when the root was opened; every process calls it, before its first save.
 
     Raises, on every process, what the primary ran into.
     """
-    _ask_primary(storage, group, f"checkpoint/{writer.id}/claim", lambda: claims.take(writer), options.save_timeout_s)
+    _ask_primary(
+        storage,
+        group,
+        f"checkpoint/{writer.id}/claim",
+        lambda: claims.take(writer),
+        options.save_timeout_s,
+    )
 
 
 def list_root(
@@ -80,19 +102,25 @@ def list_root(
     find_foreign: Callable[[Storage, Sequence[int]], dict[int, str]],
 ) -> tuple[list[int], dict[int, str]]:
     """Returns the steps that the primary sees in a root, ours and other people's, on every process; every process calls it."""
-    listed = _ask_primary(storage, group, name, lambda: _list(storage, find_foreign), options.save_timeout_s)
+    listed = _ask_primary(
+        storage, group, name, lambda: _list(storage, find_foreign), options.save_timeout_s
+    )
     return listed[0], {int(step): folder for step, folder in listed[1].items()}
 
 
 def _list(
-    storage: Storage, find_foreign: Callable[[Storage, Sequence[int]], dict[int, str]] | None, names: StepNames | None = None
+    storage: Storage,
+    find_foreign: Callable[[Storage, Sequence[int]], dict[int, str]] | None,
+    names: StepNames | None = None,
 ) -> tuple[list[int], dict[int, str]]:
     steps = list_steps(storage, names)
     foreign = find_foreign(storage, steps) if find_foreign is not None else {}
     return steps, {step: name for step, name in foreign.items() if step not in steps}
 
 
-def _ask_primary(storage: Storage, group: Group, name: str, work: Callable[[], Any], timeout_s: float) -> Any:
+def _ask_primary(
+    storage: Storage, group: Group, name: str, work: Callable[[], Any], timeout_s: float
+) -> Any:
     """Does work at the primary; returns its value, of JSON types, on every process, or raises its error on every one."""
     if group.index:
         value, error = json.loads(group.broadcast(name, None, timeout_s=timeout_s))
@@ -102,8 +130,14 @@ def _ask_primary(storage: Storage, group: Group, name: str, work: Callable[[], A
     try:
         value = work()
     except Exception as error:
-        failure = error if isinstance(error, HoldfastError) else CheckpointError(f"cannot open {storage.root}: {error_text(error)}")
-        group.broadcast(name, json.dumps([None, error_to_message(failure)]).encode(), timeout_s=timeout_s)
+        failure = (
+            error
+            if isinstance(error, HoldfastError)
+            else CheckpointError(f"cannot open {storage.root}: {error_text(error)}")
+        )
+        group.broadcast(
+            name, json.dumps([None, error_to_message(failure)]).encode(), timeout_s=timeout_s
+        )
         if failure is error:
             raise
         raise failure from error
@@ -137,7 +171,9 @@ def _step_names(storage: Storage, options: Options) -> StepNames:
     """Returns how the root calls its steps, or is to call them from now on. Raises CheckpointError where it calls them otherwise."""
     names = read_step_names(storage)
     wanted = names if options.step_format is None else parse_step_format(options.step_format)
-    if wanted != names and (options.read_only or names != PLAIN_NAMES or step_folders(storage, names)):
+    if wanted != names and (
+        options.read_only or names != PLAIN_NAMES or step_folders(storage, names)
+    ):
         raise _called_otherwise(storage, names, wanted)
     return wanted
 
@@ -150,7 +186,9 @@ def _called_otherwise(storage: Storage, names: StepNames, wanted: StepNames) -> 
     )
 
 
-def _settle_step_names(storage: Storage, claims: Claims, options: Options, names: StepNames, writer: Writer) -> StepNames:
+def _settle_step_names(
+    storage: Storage, claims: Claims, options: Options, names: StepNames, writer: Writer
+) -> StepNames:
     """Returns how the root calls its steps, now that others see our claim; writes it, once, where nothing says so yet.
 
     Of two writers that begin a root the first decides; one that is there already calls its steps by plain numbers.
@@ -192,7 +230,10 @@ def _claim(storage: Storage, claims: Claims, writer: Writer, needs_claim: bool) 
     except CheckpointError as error:
         if needs_claim or not _is_full(error):
             raise
-        _log.warning("opened without a claim: steps can be restored and deleted, none saved until there is room: %s", error)
+        _log.warning(
+            "opened without a claim: steps can be restored and deleted, none saved until there is room: %s",
+            error,
+        )
         return False
     return True
 
@@ -208,9 +249,13 @@ def give_up_claim(storage: Storage, claims: Claims, writer: Writer, step_dir: st
     """
     try:
         try:
-            sweep_step(storage, claims, step_dir)  # while its own claim stands: of its own packs, some may have an unclear commit
+            sweep_step(
+                storage, claims, step_dir
+            )  # while its own claim stands: of its own packs, some may have an unclear commit
         finally:
             claims.fence(writer.id)
         storage.delete([f"{FOLDER}/"])
     except OSError as error:
-        _log.warning("the claim on %s could not be removed, the next writer does it: %s", storage.root, error)
+        _log.warning(
+            "the claim on %s could not be removed, the next writer does it: %s", storage.root, error
+        )

@@ -30,7 +30,9 @@ class RootReporter:
         self._group, self._path, self._index = group, path, index
         self.local_steps: Callable[[], Mapping[int, HostCopies]] = dict
         self._lock = threading.Lock()
-        self._saved: dict[int, tuple[int, bool]] = {}  # bytes, and whether what had not changed was linked
+        self._saved: dict[
+            int, tuple[int, bool]
+        ] = {}  # bytes, and whether what had not changed was linked
 
     def saved(self, step: int, nbytes: int, *, incremental: bool) -> None:
         """Notes the size of a step that is saved, and reports."""
@@ -62,6 +64,9 @@ def root_report(
         nbytes, incremental = saved.get(step, (0, False))
         flags = {"incremental": incremental, "local": step not in steps, "damaged": step in damaged}
         copies = local[step] if step not in steps else HostCopies(0, ())
-        where = {"survives": copies.survives, "copies": [{"processes": ranks} for ranks in copies.holders]}
+        where = {
+            "survives": copies.survives,
+            "copies": [{"processes": ranks} for ranks in copies.holders],
+        }
         described.append({"step": step, "bytes": nbytes, **flags, **where})
     return {"path": path, "num_steps": len(steps), "steps": described}

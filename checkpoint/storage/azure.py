@@ -36,12 +36,18 @@ class AzureStorage(ObjectStorage):
         self._obstore = obstore
         settings: Any = dict(parse_qsl(parts.query))
         try:
-            self._store = AzureStore(parts.netloc, config=settings, client_options={"allow_http": settings.get("use_emulator") == "true"})
+            self._store = AzureStore(
+                parts.netloc,
+                config=settings,
+                client_options={"allow_http": settings.get("use_emulator") == "true"},
+            )
         except Exception as error:
             raise CheckpointError(f"cannot open {url}: {_text(error)}", path=url) from error
 
     def delete(self, names: Sequence[str]) -> None:
-        run_side_by_side(self._delete, [name for name in names if not name.endswith("/")], self.max_concurrency)
+        run_side_by_side(
+            self._delete, [name for name in names if not name.endswith("/")], self.max_concurrency
+        )
 
     def _delete(self, name: str) -> None:
         try:
@@ -53,16 +59,18 @@ class AzureStorage(ObjectStorage):
 
     def kvstore(self, folder: str) -> dict[str, Any]:
         """Raises CheckpointError: tensorstore cannot open it."""
-        message = (
-            f"{self._url}/{folder}: tensorstore, which reads and writes other people's arrays, does not know Azure; copy it to a disk first"
-        )
+        message = f"{self._url}/{folder}: tensorstore, which reads and writes other people's arrays, does not know Azure; copy it to a disk first"
         raise CheckpointError(message, path=self._url)
 
     def keys(self, prefix: str) -> Sequence[str]:
         whole = self._prefix + prefix
         folder = whole.rpartition("/")[0]
         try:
-            found = [entry["path"] for page in self._obstore.list(self._store, prefix=folder or None) for entry in page]
+            found = [
+                entry["path"]
+                for page in self._obstore.list(self._store, prefix=folder or None)
+                for entry in page
+            ]
         except Exception as error:
             raise OSError(errno.EIO, _text(error), prefix) from error
         return sorted(name[len(self._prefix) :] for name in found if name.startswith(whole))
@@ -81,15 +89,24 @@ class AzureStorage(ObjectStorage):
         if generation is not None and not self._single_writer:
             mode = {"e_tag": generation.decode()} if generation else "create"
         try:
-            self._obstore.put(self._store, self._prefix + name, bytes(data), mode=mode, use_multipart=False)
-        except (self._obstore.exceptions.AlreadyExistsError, self._obstore.exceptions.PreconditionError):
+            self._obstore.put(
+                self._store, self._prefix + name, bytes(data), mode=mode, use_multipart=False
+            )
+        except (
+            self._obstore.exceptions.AlreadyExistsError,
+            self._obstore.exceptions.PreconditionError,
+        ):
             return False
         except Exception as error:
             raise OSError(errno.EIO, _text(error), name) from error
         return True
 
     def put_at_once(self, name: str, values: Sequence[bytes], generation: bytes) -> int:
-        return sum(run_side_by_side(lambda value: self.put(name, value, generation), list(values), len(values)))
+        return sum(
+            run_side_by_side(
+                lambda value: self.put(name, value, generation), list(values), len(values)
+            )
+        )
 
     @property
     def deletes_on_condition(self) -> bool:
@@ -102,7 +119,9 @@ class AzureStorage(ObjectStorage):
         try:
             found: int = self._obstore.head(self._store, self._prefix + name)["size"]
         except FileNotFoundError as error:
-            raise FileNotFoundError(errno.ENOENT, "No such object", f"{self._url}/{name}") from error
+            raise FileNotFoundError(
+                errno.ENOENT, "No such object", f"{self._url}/{name}"
+            ) from error
         except Exception as error:
             raise OSError(errno.EIO, _text(error), name) from error
         return found
@@ -111,11 +130,17 @@ class AzureStorage(ObjectStorage):
         if stop <= start:
             return b""
         try:
-            return bytes(self._obstore.get_range(self._store, self._prefix + name, start=start, end=stop))
+            return bytes(
+                self._obstore.get_range(self._store, self._prefix + name, start=start, end=stop)
+            )
         except FileNotFoundError as error:
-            raise FileNotFoundError(errno.ENOENT, "No such object", f"{self._url}/{name}") from error
+            raise FileNotFoundError(
+                errno.ENOENT, "No such object", f"{self._url}/{name}"
+            ) from error
         except Exception as error:
-            if self.size(name) <= start:  # an empty object has no range, nor has one that ends before it
+            if (
+                self.size(name) <= start
+            ):  # an empty object has no range, nor has one that ends before it
                 return b""
             raise OSError(errno.EIO, _text(error), name) from error
 

@@ -43,7 +43,9 @@ class Latch:
         """Blocks until the event comes; returns whether it has."""
         end = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not self._is_set and (remaining := end - time.monotonic()) > 0:
-            if self._lock.acquire(timeout=min(remaining, LOOK_S)):  # another who waits may be interrupted before it passes the lock on
+            if self._lock.acquire(
+                timeout=min(remaining, LOOK_S)
+            ):  # another who waits may be interrupted before it passes the lock on
                 self._lock.release()
         return self._is_set
 
@@ -53,11 +55,17 @@ def start_thread(work: Callable[..., object], *arguments: object) -> None:
     _thread.start_new_thread(work, arguments)
 
 
-def run_side_by_side(work: Callable[[Any], Any], items: list[Any], max_concurrency: int) -> list[Any]:
+def run_side_by_side(
+    work: Callable[[Any], Any], items: list[Any], max_concurrency: int
+) -> list[Any]:
     """Does `work` on each item, on up to `max_concurrency` threads that end with the call; raises the first error after all have ended."""
     if len(items) <= 1:
         return [work(item) for item in items]
-    todo, results, errors = collections.deque(enumerate(items)), [None] * len(items), dict[int, BaseException]()
+    todo, results, errors = (
+        collections.deque(enumerate(items)),
+        [None] * len(items),
+        dict[int, BaseException](),
+    )
     begun: list[Latch] = []
 
     def serve(ended: Latch) -> None:
@@ -162,7 +170,9 @@ class Storage(Protocol):
         written and fsynced inside it and linked from there, so that a claim that was renamed away stops the commit.
         """
 
-    def list(self, folder: str, *, recursive: bool = False, names_only: bool = False) -> list[Entry]:
+    def list(
+        self, folder: str, *, recursive: bool = False, names_only: bool = False
+    ) -> list[Entry]:
         """Lists a folder ("" is the root; a missing one is empty): its files and folders, or with `recursive` all files below it.
 
         Entry names are relative to the root and sorted. With `names_only` files have no size and no time: on a disk no file is looked at.

@@ -54,7 +54,9 @@ class CountingStorage:
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
         self._storage.commit(name, data, claim, replace=replace)
 
-    def list(self, folder: str, *, recursive: bool = False, names_only: bool = False) -> list[Entry]:
+    def list(
+        self, folder: str, *, recursive: bool = False, names_only: bool = False
+    ) -> list[Entry]:
         return self._storage.list(folder, recursive=recursive, names_only=names_only)
 
     def delete(self, names: Sequence[str]) -> None:

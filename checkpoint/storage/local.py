@@ -24,7 +24,17 @@ FOLDER_TRIES = 16
 WRITEBACK_BYTES = 1 << 20  # dirty bytes after which the kernel is asked to start writing them out
 _SYNC_FILE_RANGE_WRITE = 2
 REFUSALS = {  # errors of link() and rename() by which nothing was done; after others (EIO, ESTALE, ETIMEDOUT) the name may exist
-    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMLINK, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR),
+    *(
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.EMLINK,
+        errno.ENAMETOOLONG,
+        errno.ENOTDIR,
+        errno.EISDIR,
+    ),
     *(errno.ELOOP, errno.EXDEV, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
 }
 T = TypeVar("T")
@@ -62,7 +72,11 @@ class LocalStorage:
         for folder in name.rstrip("/").split("/")[:-1]:
             path /= folder
             if path.is_symlink():
-                raise OSError(errno.ELOOP, "it is a link, and nothing behind links is written or deleted", str(path))
+                raise OSError(
+                    errno.ELOOP,
+                    "it is a link, and nothing behind links is written or deleted",
+                    str(path),
+                )
         return self._root / name
 
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
@@ -71,13 +85,21 @@ class LocalStorage:
         try:
             self._set_mode(file)
             if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise OSError(errno.EEXIST, "a pipe or a device of that name is there; expected a file or none", str(path))
+                raise OSError(
+                    errno.EEXIST,
+                    "a pipe or a device of that name is there; expected a file or none",
+                    str(path),
+                )
             dirty = 0
             for offset, buffers in parts:
                 written = write_all(file, buffers, offset)
                 dirty += written
                 if dirty >= WRITEBACK_BYTES:
-                    _start_writeback(file, offset + written - dirty if dirty > written else offset, max(written, dirty))
+                    _start_writeback(
+                        file,
+                        offset + written - dirty if dirty > written else offset,
+                        max(written, dirty),
+                    )
                     dirty = 0
             found = os.fstat(file).st_size
             assert found == size, f"{path}: the parts made {found} bytes of {size}"
@@ -118,7 +140,9 @@ class LocalStorage:
         with open(open_to_read(self._root / name), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > limit_bytes:
-                raise OverflowError(f"{self._root / name} has {size} bytes; at most {limit_bytes} are read")
+                raise OverflowError(
+                    f"{self._root / name} has {size} bytes; at most {limit_bytes} are read"
+                )
             return file.read(size)
 
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
@@ -135,7 +159,9 @@ class LocalStorage:
                 os.close(file)
         try:
             with _refusing(lambda error: error.errno in REFUSALS), self._fenced_if_gone(claim):
-                in_folder(path, lambda: self._publish(source, path, made, replace), self.folder_mode)
+                in_folder(
+                    path, lambda: self._publish(source, path, made, replace), self.folder_mode
+                )
         finally:
             with contextlib.suppress(OSError):  # it goes with its claim
                 os.unlink(source)
@@ -151,7 +177,9 @@ class LocalStorage:
             found = _find(path)
             if found is not None and os.path.samestat(found, made):
                 return  # an NFS client may lose the first answer, and see EEXIST or ENOENT of its own doing
-            raise (taken if found is not None and isinstance(error, FileExistsError) else error) from None
+            raise (
+                taken if found is not None and isinstance(error, FileExistsError) else error
+            ) from None
 
     @contextlib.contextmanager
     def _fenced_if_gone(self, claim: str) -> Iterator[None]:
@@ -162,8 +190,12 @@ class LocalStorage:
                 raise
             raise fenced(f"{self._root / claim}") from error
 
-    def list(self, folder: str, *, recursive: bool = False, names_only: bool = False) -> list[Entry]:
-        return sorted(self._entries(folder.strip("/"), recursive, names_only), key=lambda entry: entry.name)
+    def list(
+        self, folder: str, *, recursive: bool = False, names_only: bool = False
+    ) -> list[Entry]:
+        return sorted(
+            self._entries(folder.strip("/"), recursive, names_only), key=lambda entry: entry.name
+        )
 
     def _entries(self, folder: str, recursive: bool, names_only: bool) -> Iterator[Entry]:
         try:
@@ -270,11 +302,17 @@ def _find(path: Path) -> os.stat_result | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise OSError(errno.EIO, f"whether it has got its name is not known: {error.strerror}", str(path)) from error
+        raise OSError(
+            errno.EIO, f"whether it has got its name is not known: {error.strerror}", str(path)
+        ) from error
 
 
 def _no_file(path: Path) -> Corrupt:
-    return Corrupt(f"{path} is a pipe, a socket, a device or a link in circles; expected a file", path=str(path), file=str(path))
+    return Corrupt(
+        f"{path} is a pipe, a socket, a device or a link in circles; expected a file",
+        path=str(path),
+        file=str(path),
+    )
 
 
 @contextlib.contextmanager
@@ -292,7 +330,9 @@ def _refusing(certain: Callable[[OSError], bool]) -> Iterator[None]:
 
 def fenced(claim: str) -> Fenced:
     """Returns the error of a writer whose claim is gone."""
-    return Fenced(f"the claim {claim} was taken away: another writer has fenced this one; open a new manager to write again")
+    return Fenced(
+        f"the claim {claim} was taken away: another writer has fenced this one; open a new manager to write again"
+    )
 
 
 def write_all(file: int, buffers: Sequence[memoryview], offset: int) -> int:
@@ -304,10 +344,17 @@ def write_all(file: int, buffers: Sequence[memoryview], offset: int) -> int:
 
 
 def _transfer(
-    call: Callable[[int, Sequence[memoryview], int], int], file: int, buffers: Sequence[memoryview], offset: int
+    call: Callable[[int, Sequence[memoryview], int], int],
+    file: int,
+    buffers: Sequence[memoryview],
+    offset: int,
 ) -> Iterator[int]:
     """Makes vectored calls until all buffers are done or one moves nothing; yields the bytes that each moved."""
-    pending = [buffer.cast("B") if buffer.ndim != 1 or buffer.format != "B" else buffer for buffer in buffers if buffer.nbytes]
+    pending = [
+        buffer.cast("B") if buffer.ndim != 1 or buffer.format != "B" else buffer
+        for buffer in buffers
+        if buffer.nbytes
+    ]
     start = 0
     while start < len(pending):
         moved = call(file, pending[start : start + IOV_MAX], offset)
@@ -369,7 +416,9 @@ def _find_writeback() -> Callable[[int, int, int], None]:
     function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
     def start(file: int, offset: int, size: int) -> None:
-        function(file, offset, size, _SYNC_FILE_RANGE_WRITE)  # a hint: fsync reports what goes wrong
+        function(
+            file, offset, size, _SYNC_FILE_RANGE_WRITE
+        )  # a hint: fsync reports what goes wrong
 
     return start
 

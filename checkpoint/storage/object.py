@@ -79,7 +79,9 @@ class ObjectStorage:
         self.put(name, value)
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
-        data = memoryview(self._range(name, offset, offset + sum(buffer.nbytes for buffer in buffers)))
+        data = memoryview(
+            self._range(name, offset, offset + sum(buffer.nbytes for buffer in buffers))
+        )
         at = 0
         for buffer in buffers:
             if buffer.nbytes and at < len(data):
@@ -121,9 +123,13 @@ class ObjectStorage:
             if self.put(name, data, generation):
                 self._take_back_if_swept(name, data, claim)
                 return
-        raise OSError(errno.EAGAIN, f"lost the race for it {COMMIT_TRIES} times", f"{self._url}/{name}")
+        raise OSError(
+            errno.EAGAIN, f"lost the race for it {COMMIT_TRIES} times", f"{self._url}/{name}"
+        )
 
-    def _before_commit(self, name: str, data: bytes, claim: str, replace: bool) -> tuple[bytes | None, bytes]:
+    def _before_commit(
+        self, name: str, data: bytes, claim: str, replace: bool
+    ) -> tuple[bytes | None, bytes]:
         """Returns what stands at the name and its generation, once it may be replaced. Raises Fenced, NameTaken."""
         writer_id = claim.rpartition("/")[2]
         if self.get(f"{claim}/claim.json")[0] is None:
@@ -131,7 +137,9 @@ class ObjectStorage:
         found, generation = self.get(name)
         if found is not None and found != data:
             if writer_id in fenced_writers(found):
-                raise Fenced(f"writer {writer_id} was fenced from {self._url}/{name}; open a new manager to write again")
+                raise Fenced(
+                    f"writer {writer_id} was fenced from {self._url}/{name}; open a new manager to write again"
+                )
             if not found.startswith(TOMBSTONE) and not replace:
                 raise NameTaken(errno.EEXIST, "Object exists", f"{self._url}/{name}")
         return found, generation
@@ -146,20 +154,42 @@ class ObjectStorage:
         found, generation = self.get(name)
         if found == data:
             self.put(name, tombstone({writer_id}), generation)
-        raise Fenced(f"writer {writer_id} was fenced from {self._url}/{name} and its packs were swept; open a new manager to write again")
+        raise Fenced(
+            f"writer {writer_id} was fenced from {self._url}/{name} and its packs were swept; open a new manager to write again"
+        )
 
-    def list(self, folder: str, *, recursive: bool = False, names_only: bool = False) -> list[Entry]:
+    def list(
+        self, folder: str, *, recursive: bool = False, names_only: bool = False
+    ) -> list[Entry]:
         folder = folder.strip("/")
         prefix = f"{folder}/" if folder else ""
         names = self.keys(prefix)
         if not recursive:
-            names = sorted({prefix + head + cut for name in names for head, cut, _ in [name[len(prefix) :].partition("/")]})
-        records = [name for name in names if name.rpartition("/")[2] == RECORD_NAME and name.count("/") <= 1]
-        hidden = set(itertools.compress(records, run_side_by_side(self._is_tombstone, records, self.max_concurrency)))
-        return [Entry(name, 0 if name.endswith("/") else None) for name in names if name not in hidden]
+            names = sorted(
+                {
+                    prefix + head + cut
+                    for name in names
+                    for head, cut, _ in [name[len(prefix) :].partition("/")]
+                }
+            )
+        records = [
+            name
+            for name in names
+            if name.rpartition("/")[2] == RECORD_NAME and name.count("/") <= 1
+        ]
+        hidden = set(
+            itertools.compress(
+                records, run_side_by_side(self._is_tombstone, records, self.max_concurrency)
+            )
+        )
+        return [
+            Entry(name, 0 if name.endswith("/") else None) for name in names if name not in hidden
+        ]
 
     def delete(self, names: Sequence[str]) -> None:
-        pending = [self._kv.write(self._prefix + name, None) for name in names if not name.endswith("/")]
+        pending = [
+            self._kv.write(self._prefix + name, None) for name in names if not name.endswith("/")
+        ]
         for name, future in zip(names, pending, strict=False):
             _done(future, name)
 
@@ -168,7 +198,11 @@ class ObjectStorage:
     def kvstore(self, folder: str) -> dict[str, Any]:
         """Returns tensorstore's JSON spec of a folder, to be opened in `context`."""
         spec: dict[str, Any] = self._kv.spec().to_json()
-        path = "/".join(part for part in (spec.get("path", "").strip("/"), self._prefix.strip("/"), folder) if part)
+        path = "/".join(
+            part
+            for part in (spec.get("path", "").strip("/"), self._prefix.strip("/"), folder)
+            if part
+        )
         return dict(spec, path=f"{path}/" if path else "")
 
     @property
@@ -183,9 +217,16 @@ class ObjectStorage:
         import tensorstore as ts
 
         whole = self._prefix + prefix
-        found = _done(self._kv.list(ts.KvStore.KeyRange(whole, whole[:-1] + chr(ord(whole[-1]) + 1) if whole else "")), prefix)
+        found = _done(
+            self._kv.list(
+                ts.KvStore.KeyRange(whole, whole[:-1] + chr(ord(whole[-1]) + 1) if whole else "")
+            ),
+            prefix,
+        )
         names = (key.decode() for key in found)
-        return sorted(name[len(self._prefix) :] for name in names if name.startswith(whole))  # some servers ignore the range
+        return sorted(
+            name[len(self._prefix) :] for name in names if name.startswith(whole)
+        )  # some servers ignore the range
 
     def get(self, name: str) -> tuple[bytes | None, bytes]:
         """Returns a value (None: there is none) and its generation."""
@@ -195,12 +236,17 @@ class ObjectStorage:
     def put(self, name: str, data: bytes | bytearray, generation: bytes | None = None) -> bool:
         """Writes a value, if its generation is still the one given; returns whether it was. A single writer sets no conditions."""
         key, free = self._prefix + name, generation is None or self._single_writer
-        written = _done(self._kv.write(key, data) if free else self._kv.write(key, data, if_equal=generation), name)
+        written = _done(
+            self._kv.write(key, data) if free else self._kv.write(key, data, if_equal=generation),
+            name,
+        )
         return free or bool(written.generation)
 
     def put_at_once(self, name: str, values: Sequence[bytes], generation: bytes) -> int:
         """Starts to write all values, each if the generation is still the one given; returns how many were written."""
-        pending = [self._kv.write(self._prefix + name, value, if_equal=generation) for value in values]
+        pending = [
+            self._kv.write(self._prefix + name, value, if_equal=generation) for value in values
+        ]
         return sum(bool(_done(write, name).generation) for write in pending)
 
     @property
@@ -211,7 +257,12 @@ class ObjectStorage:
     def remove(self, name: str, generation: bytes) -> None:
         """Deletes a value if its generation is still the one given."""
         key = self._prefix + name
-        _done(self._kv.write(key, None) if self._single_writer else self._kv.write(key, None, if_equal=generation), name)
+        _done(
+            self._kv.write(key, None)
+            if self._single_writer
+            else self._kv.write(key, None, if_equal=generation),
+            name,
+        )
 
     def _range(self, name: str, start: int, stop: int) -> bytes:
         """Returns the bytes from `start` to `stop` or to the end of the object."""
@@ -247,7 +298,9 @@ def _open(url: str) -> tuple[Any, str]:
         spec |= {"driver": "memory"}
     elif parts.scheme in ("gs", "gcs_grpc", "s3"):
         spec |= {"driver": {"gs": "gcs"}.get(parts.scheme, parts.scheme), "bucket": parts.netloc}
-        if parts.scheme == "s3" and "AWS_ACCESS_KEY_ID" in os.environ:  # first in AWS's own order too, which complains of what it lacks
+        if (
+            parts.scheme == "s3" and "AWS_ACCESS_KEY_ID" in os.environ
+        ):  # first in AWS's own order too, which complains of what it lacks
             spec.setdefault("aws_credentials", {"type": "environment"})
     else:
         raise ValueError(f"{url}: expected a folder, gs://, gcs_grpc://, s3://, az:// or memory://")

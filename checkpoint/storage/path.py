@@ -76,7 +76,11 @@ def split(path: str) -> tuple[str, str]:
 
 
 def open_storage(
-    path: str | os.PathLike[str], *, single_writer: bool = False, file_mode: int | None = None, folder_mode: int | None = None
+    path: str | os.PathLike[str],
+    *,
+    single_writer: bool = False,
+    file_mode: int | None = None,
+    folder_mode: int | None = None,
 ) -> Storage:
     """Returns the store of a root: a folder, or a URL (gs://, gcs_grpc://, s3://, az://, memory://). Reads and writes nothing yet.
 
@@ -85,9 +89,13 @@ def open_storage(
     text = os.fspath(path)
     if "://" not in text or text.startswith("file://"):
         text = text.removeprefix("file://")
-        return LocalStorage(text, single_writer=single_writer, file_mode=file_mode, folder_mode=folder_mode)
+        return LocalStorage(
+            text, single_writer=single_writer, file_mode=file_mode, folder_mode=folder_mode
+        )
     if file_mode is not None or folder_mode is not None:
-        raise ValueError(f"file_mode and folder_mode: {text} has no modes; expected a folder, or permissions of the bucket instead")
+        raise ValueError(
+            f"file_mode and folder_mode: {text} has no modes; expected a folder, or permissions of the bucket instead"
+        )
     if text.startswith("az://"):
         return AzureStorage(text, single_writer=single_writer)
     return ObjectStorage(text, single_writer=single_writer)

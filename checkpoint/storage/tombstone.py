@@ -32,7 +32,11 @@ _FENCED_MEMBER = re.compile(
 
 def tombstone(writers: set[str]) -> bytes:
     """Returns what stops the commits of writers where no record is."""
-    return TOMBSTONE + b"," + json.dumps({"fenced": sorted(writers), "since_s": time.time()}).encode()[1:]
+    return (
+        TOMBSTONE
+        + b","
+        + json.dumps({"fenced": sorted(writers), "since_s": time.time()}).encode()[1:]
+    )
 
 
 def read_tombstone(value: bytes) -> tuple[set[str], float]:

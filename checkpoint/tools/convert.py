@@ -25,7 +25,14 @@ from ..format.pack_header import HEADER_BYTES, ChunkChecksum
 from ..format.record import ItemRecord, LeafRecord, check_record
 from ..format.rename import Names
 from ..format.tree import describe, flatten, rebuild
-from ..layouts.base import BATCH_BYTES, CheckpointReader, arrays_of, fresh, leaves_below, read_leaves
+from ..layouts.base import (
+    BATCH_BYTES,
+    CheckpointReader,
+    arrays_of,
+    fresh,
+    leaves_below,
+    read_leaves,
+)
 from ..layouts.safetensors import INDEX, NAMES, SHARD_BYTES, SINGLE, header_of, split_shards
 from ..options import Options
 from ..restoring.devices import Region
@@ -45,7 +52,9 @@ from ..storage.path import StorePath, join
 
 AHEAD_BYTES = 16 << 20  # of small chunks, read together
 MAX_SHARDS = 4096  # of a leaf: one that is cut finer is read as if it were whole
-PACKS_AT_ONCE = 2  # packs written side by side: each holds two chunks, or for an object store itself twice
+PACKS_AT_ONCE = (
+    2  # packs written side by side: each holds two chunks, or for an object store itself twice
+)
 Progress: TypeAlias = Callable[[int], None]
 Selected: TypeAlias = tuple[ItemRecord, ArrayReader]
 
@@ -94,8 +103,15 @@ def _chosen(checkpoint: CheckpointReader, items: Sequence[str]) -> dict[str, Sel
     unknown = [name for name in wanted if name not in checkpoint.info.items]
     if unknown:
         known = ", ".join(checkpoint.info.items) or "none"
-        raise StepNotFound(f"{checkpoint.info.path} has no item '{unknown[0]}'; it has: {known}", path=checkpoint.info.path)
-    return {name: (checkpoint.item(name), checkpoint.reader(name)) for name in wanted if checkpoint.info.items[name] == "tree"}
+        raise StepNotFound(
+            f"{checkpoint.info.path} has no item '{unknown[0]}'; it has: {known}",
+            path=checkpoint.info.path,
+        )
+    return {
+        name: (checkpoint.item(name), checkpoint.reader(name))
+        for name in wanted
+        if checkpoint.info.items[name] == "tree"
+    }
 
 
 def _of_process(selected: Selected, process: int) -> Selected:
@@ -105,7 +121,9 @@ def _of_process(selected: Selected, process: int) -> Selected:
         if leaf.refusal:
             raise TreeMismatch(leaf.refusal, leaf=leaf.path)
     plain = replace(item, leaves=tuple(replace(leaf, per_process=False) for leaf in found.leaves))
-    return plain, RenamedReader(PerProcessReader(reader, item, PerProcessSelection(process)), plain, found)
+    return plain, RenamedReader(
+        PerProcessReader(reader, item, PerProcessSelection(process)), plain, found
+    )
 
 
 def _selected(selected: Selected, under: str, rename: Names) -> Selected:
@@ -133,11 +151,19 @@ def _refuse_files(checkpoint: CheckpointReader, to: str) -> None:
 
 
 def _to_orbax(
-    checkpoint: CheckpointReader, chosen: Mapping[str, Selected], root: StorePath, progress: Progress, process: int | None
+    checkpoint: CheckpointReader,
+    chosen: Mapping[str, Selected],
+    root: StorePath,
+    progress: Progress,
+    process: int | None,
 ) -> str:
     from ..layouts.orbax.write import OrbaxWriter
 
-    kept = [name for name, kind in checkpoint.info.items.items() if kind == "json" and name in checkpoint.info.owners]
+    kept = [
+        name
+        for name, kind in checkpoint.info.items.items()
+        if kind == "json" and name in checkpoint.info.owners
+    ]
     if kept and process is None:
         message = f"the item '{kept[0]}' has a value of each of {checkpoint.info.owners[kept[0]]} processes, and orbax holds one"
         raise UnsupportedLeaf(f"{message}; say whose to take (--process N)", leaf=kept[0])
@@ -145,7 +171,9 @@ def _to_orbax(
     writer = OrbaxWriter(target)
     try:
         for name, (item, reader) in chosen.items():
-            names = dict(zip((leaf.path for leaf in item.leaves), writer.add_record(item), strict=True))
+            names = dict(
+                zip((leaf.path for leaf in item.leaves), writer.add_record(item), strict=True)
+            )
             held = 0
             for leaf, array in read_leaves(reader, arrays_of(item)):
                 writer.write(name, names[leaf.path], (), array)
@@ -166,22 +194,37 @@ def _to_orbax(
 
 
 def _to_safetensors(
-    checkpoint: CheckpointReader, chosen: Mapping[str, Selected], folder: StorePath, shard_bytes: int, progress: Progress
+    checkpoint: CheckpointReader,
+    chosen: Mapping[str, Selected],
+    folder: StorePath,
+    shard_bytes: int,
+    progress: Progress,
 ) -> str:
     """Writes the chosen items as one file, or as shards of `shard_bytes` with an index; returns where. Raises StepExists, UnsupportedLeaf.
 
     One leaf is in memory at a time; on an object store one file.
     """
     if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in folder.names()):
-        raise StepExists(f"{folder} holds safetensors files already; choose another folder", path=str(folder))
+        raise StepExists(
+            f"{folder} holds safetensors files already; choose another folder", path=str(folder)
+        )
     leaves, texts = _named(chosen)
     if checkpoint.info.step is not None:
         texts["step"] = str(checkpoint.info.step)
     shapes = {name: _shape_and_dtype(name, leaf) for name, (leaf, _) in leaves.items()}
-    sizes = {name: int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
+    sizes = {
+        name: int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        for name, (shape, dtype) in shapes.items()
+    }
     limit = folder.storage.max_file_bytes
-    shards = split_shards(sizes, shard_bytes if limit is None else min(shard_bytes, limit - HEADER_BYTES)) or [[]]
-    files = [SINGLE] if len(shards) == 1 else [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    shards = split_shards(
+        sizes, shard_bytes if limit is None else min(shard_bytes, limit - HEADER_BYTES)
+    ) or [[]]
+    files = (
+        [SINGLE]
+        if len(shards) == 1
+        else [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    )
     try:
         for file, names in zip(files, shards, strict=True):
             head, order = header_of({name: shapes[name] for name in names}, texts)
@@ -190,20 +233,30 @@ def _to_safetensors(
         if len(shards) > 1:
             _write_index(folder, dict(zip(files, shards, strict=True)), sum(sizes.values()))
     except BaseException:
-        folder.storage.delete([(folder / file).name for file in [*files, INDEX]] + ([f"{folder.name}/"] if folder.name else []))
+        folder.storage.delete(
+            [(folder / file).name for file in [*files, INDEX]]
+            + ([f"{folder.name}/"] if folder.name else [])
+        )
         raise
     return str(folder)
 
 
-def _named(chosen: Mapping[str, Selected]) -> tuple[dict[str, tuple[LeafRecord, ArrayReader]], dict[str, str]]:
+def _named(
+    chosen: Mapping[str, Selected],
+) -> tuple[dict[str, tuple[LeafRecord, ArrayReader]], dict[str, str]]:
     """Returns the arrays, and the texts for the file's metadata, by the names that they get."""
     leaves: dict[str, tuple[LeafRecord, ArrayReader]] = {}
     texts: dict[str, str] = {"format": "pt"}
     for item_name, (item, reader) in chosen.items():
         for leaf in item.leaves:
-            name = f"{item_name}.{plain_name(leaf.path)}" if len(chosen) > 1 else plain_name(leaf.path)
+            name = (
+                f"{item_name}.{plain_name(leaf.path)}" if len(chosen) > 1 else plain_name(leaf.path)
+            )
             if name in leaves or name in texts:
-                raise UnsupportedLeaf(f"two leaves would be called '{name}' in a safetensors file; rename one of them", leaf=leaf.path)
+                raise UnsupportedLeaf(
+                    f"two leaves would be called '{name}' in a safetensors file; rename one of them",
+                    leaf=leaf.path,
+                )
             if isinstance(leaf.value, (str, bytes)):
                 texts[name] = leaf.value if isinstance(leaf.value, str) else leaf.value.hex()
             else:
@@ -213,7 +266,9 @@ def _named(chosen: Mapping[str, Selected]) -> tuple[dict[str, tuple[LeafRecord, 
 
 def _write_index(folder: StorePath, shards: Mapping[str, Sequence[str]], size: int) -> None:
     weight_map = {name: file for file, names in shards.items() for name in names}
-    data = json.dumps({"metadata": {"total_size": size}, "weight_map": weight_map}, indent=2).encode()
+    data = json.dumps(
+        {"metadata": {"total_size": size}, "weight_map": weight_map}, indent=2
+    ).encode()
     folder.storage.write((folder / INDEX).name, len(data), [(0, [memoryview(data)])])
 
 
@@ -241,13 +296,20 @@ def _shape_and_dtype(name: str, leaf: LeafRecord) -> tuple[tuple[int, ...], np.d
     return leaf.shape, dtype
 
 
-def _parts(head: bytes, order: Sequence[str], leaves: Mapping[str, tuple[LeafRecord, ArrayReader]], progress: Progress) -> Iterator[Part]:
+def _parts(
+    head: bytes,
+    order: Sequence[str],
+    leaves: Mapping[str, tuple[LeafRecord, ArrayReader]],
+    progress: Progress,
+) -> Iterator[Part]:
     """Yields a file in its own order, while the leaves are read."""
     yield 0, [memoryview(head)]
     offset = len(head)
     for name in order:
         leaf, reader = leaves[name]
-        array = np.asarray(leaf.value) if leaf.grid is None else next(read_leaves(reader, [leaf]))[1]
+        array = (
+            np.asarray(leaf.value) if leaf.grid is None else next(read_leaves(reader, [leaf]))[1]
+        )
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if data.nbytes:
             yield offset, [data.data]
@@ -274,11 +336,25 @@ def _to_holdfast(
     writer_id = opened.writer.id
     try:
         if step in opened.steps or step in opened.foreign:
-            raise StepExists(f"step {step} is already in {root}; choose another place or delete it first", path=str(root), step=step)
+            raise StepExists(
+                f"step {step} is already in {root}; choose another place or delete it first",
+                path=str(root),
+                step=step,
+            )
         key = SaveKey(writer_id, 0, step)
         folder = opened.step_names.name_of(step)
-        target = SaveTarget(storage, Solo(), key, folder, f"{FOLDER}/{writer_id}", f"checkpoint/convert/{writer_id}", timeout_s=math.inf)
-        result = run_protocol(target, _ConversionWork(checkpoint, chosen, target, progress, process))
+        target = SaveTarget(
+            storage,
+            Solo(),
+            key,
+            folder,
+            f"{FOLDER}/{writer_id}",
+            f"checkpoint/convert/{writer_id}",
+            timeout_s=math.inf,
+        )
+        result = run_protocol(
+            target, _ConversionWork(checkpoint, chosen, target, progress, process)
+        )
         if result.error is not None:
             cause = result.error.__cause__
             raise cause if isinstance(cause, HoldfastError) and result.deletable else result.error
@@ -291,22 +367,43 @@ class _ConversionWork:
     """Writes the chosen items of a checkpoint, its JSON items and its items of files, as this one process for all that saved them."""
 
     def __init__(
-        self, checkpoint: CheckpointReader, chosen: Mapping[str, Selected], target: SaveTarget, progress: Progress, process: int | None
+        self,
+        checkpoint: CheckpointReader,
+        chosen: Mapping[str, Selected],
+        target: SaveTarget,
+        progress: Progress,
+        process: int | None,
     ) -> None:
-        self._checkpoint, self._chosen, self._target, self._progress, self._process = checkpoint, chosen, target, progress, process
+        self._checkpoint, self._chosen, self._target, self._progress, self._process = (
+            checkpoint,
+            chosen,
+            target,
+            progress,
+            process,
+        )
         self._started_s = time.time()
         self._items: dict[str, tuple[Plan | None, list[ItemReport]]] = {}
         self._names: list[str] = []
 
     def write(self) -> Mapping[str, ItemReport]:
         """Writes the packs while their chunks are read, durably."""
-        checkpoint, storage, folder, save_id = self._checkpoint, self._target.storage, self._target.folder, self._target.key.save_id
+        checkpoint, storage, folder, save_id = (
+            self._checkpoint,
+            self._target.storage,
+            self._target.folder,
+            self._target.key.save_id,
+        )
         for name, (item, reader) in self._chosen.items():
-            self._items[name] = write_item(item, reader, storage, folder, save_id, self._progress, self._names)
+            self._items[name] = write_item(
+                item, reader, storage, folder, save_id, self._progress, self._names
+            )
         for name, kind in checkpoint.info.items.items():
             if kind != "tree":
                 write_copy = self._write_json if kind == "json" else self._write_files
-                self._items[name] = (None, [write_copy(name, owner) for owner in self._copies(name)])
+                self._items[name] = (
+                    None,
+                    [write_copy(name, owner) for owner in self._copies(name)],
+                )
         return {name: reports[0] for name, (_, reports) in self._items.items()}
 
     def _copies(self, item: str) -> list[int | None]:
@@ -317,16 +414,36 @@ class _ConversionWork:
         target = self._target
         value = self._checkpoint.json(item, self._process or 0 if owner is None else owner)
         self._names.append(f"{item}/{json_name(owner or 0, target.key.save_id)}")
-        return write_json(target.storage, target.folder, item, target.key.save_id, owner or 0, _json_data(item, value))
+        return write_json(
+            target.storage,
+            target.folder,
+            item,
+            target.key.save_id,
+            owner or 0,
+            _json_data(item, value),
+        )
 
     def _write_files(self, item: str, owner: int | None) -> ItemReport:
         target, info = self._target, self._checkpoint.info
         selection = PerProcessSelection(self._process or 0 if owner is None else owner)
         with scratch_folder() as folder:
             put_files(folder, self._checkpoint.files(item, selection), info.path)
-            staged = StagedFiles(folder, tuple(own_names(folder)), per_process=owner is not None, nbytes=0)
-            self._names += [f"{item}/{bin_name(owner or 0, number, target.key.save_id)}" for number in range(len(staged))]
-            return write_files(target.storage, target.folder, item, target.key.save_id, owner or 0, staged, self._progress)
+            staged = StagedFiles(
+                folder, tuple(own_names(folder)), per_process=owner is not None, nbytes=0
+            )
+            self._names += [
+                f"{item}/{bin_name(owner or 0, number, target.key.save_id)}"
+                for number in range(len(staged))
+            ]
+            return write_files(
+                target.storage,
+                target.folder,
+                item,
+                target.key.save_id,
+                owner or 0,
+                staged,
+                self._progress,
+            )
 
     def build(self, reports: Sequence[SaveReport]) -> bytes:
         """Returns the record: the one report of the save is this work's own."""
@@ -338,7 +455,11 @@ class _ConversionWork:
             processes=max([len(shares) for _, shares in self._items.values()], default=1),
             started_s=self._started_s,
             finished_s=time.time(),
-            metrics={name: value for name, value in info.metrics.items() if isinstance(value, (int, float))},
+            metrics={
+                name: value
+                for name, value in info.metrics.items()
+                if isinstance(value, (int, float))
+            },
             metadata=info.metadata,
         )
 
@@ -371,7 +492,13 @@ def _json_data(item: str, value: Any) -> bytes:
 
 
 def write_item(
-    item: ItemRecord, reader: ArrayReader, storage: Storage, step_dir: str, writer_id: str, progress: Progress, names: list[str]
+    item: ItemRecord,
+    reader: ArrayReader,
+    storage: Storage,
+    step_dir: str,
+    writer_id: str,
+    progress: Progress,
+    names: list[str],
 ) -> tuple[Plan, list[ItemReport]]:
     """Writes the packs of one item; returns the plan and the reports that the record is made of. At most a few chunks are in memory.
 
@@ -379,32 +506,55 @@ def write_item(
     """
     tree, found = _in_order(item)
     placements: dict[Any, ShardPlacement | None] = {}
-    plan = make_plan(tree, [_leaf(leaf, path, placements) for leaf, path in found], max_file_bytes=storage.max_file_bytes)
+    plan = make_plan(
+        tree,
+        [_leaf(leaf, path, placements) for leaf, path in found],
+        max_file_bytes=storage.max_file_bytes,
+    )
     check_plan(plan)
-    whole = replace(plan, own={pack: tuple(replace(chunk, inside=None) for chunk in chunks) for pack, chunks in plan.own.items()}, cache={})
+    whole = replace(
+        plan,
+        own={
+            pack: tuple(replace(chunk, inside=None) for chunk in chunks)
+            for pack, chunks in plan.own.items()
+        },
+        cache={},
+    )
     leaves = [leaf for leaf, _ in found]
 
     def write(pack: int) -> FileReport:
         planned, checksums = plan_pack(whole, pack), list[ChunkChecksum]()
-        stream = _ChunkStream(reader, [_chunk_region(plan, chunk, leaves[chunk.leaf]) for chunk in plan.own[pack]])
+        stream = _ChunkStream(
+            reader, [_chunk_region(plan, chunk, leaves[chunk.leaf]) for chunk in plan.own[pack]]
+        )
         name = pack_name(0, pack, writer_id)
         parts = count_parts(pack_parts(planned, stream.chunks(), checksums), progress)
         names.append(f"{item.name}/{name}")
         storage.write(join(step_dir, item.name, name), planned.size, parts)
-        return FileReport(name, planned.size, planned.frame.nbytes, crc32c(planned.frame.join(checksums)))
+        return FileReport(
+            name, planned.size, planned.frame.nbytes, crc32c(planned.frame.join(checksums))
+        )
 
     files = run_side_by_side(write, list(plan.own), PACKS_AT_ONCE)
     return plan, _reports(plan, files, leaves)
 
 
-def _reports(plan: Plan, files: Sequence[FileReport], leaves: Sequence[LeafRecord]) -> list[ItemReport]:
+def _reports(
+    plan: Plan, files: Sequence[FileReport], leaves: Sequence[LeafRecord]
+) -> list[ItemReport]:
     """Returns a report as of one process that wrote all, and one more for each process that values were kept for."""
     values = [leaf for leaf in leaves if leaf.grid is None]
-    first = tuple(encode_value(leaf.value[0] if leaf.per_process else leaf.value) for leaf in values)
+    first = tuple(
+        encode_value(leaf.value[0] if leaf.per_process else leaf.value) for leaf in values
+    )
     reports = [ItemReport(0, plan.hash, tuple(files), (), first)]
     kept = [leaf.value for leaf in values if leaf.per_process]
     for process in range(1, max(map(len, kept), default=1)):
-        reports.append(ItemReport(process, plan.hash, (), (), tuple(encode_value(value[process]) for value in kept)))
+        reports.append(
+            ItemReport(
+                process, plan.hash, (), (), tuple(encode_value(value[process]) for value in kept)
+            )
+        )
     return reports
 
 
@@ -420,11 +570,24 @@ def _in_order(item: ItemRecord) -> tuple[Any, list[tuple[LeafRecord, str]]]:
 def _leaf(leaf: LeafRecord, path: str, placements: dict[Any, ShardPlacement | None]) -> Leaf:
     if leaf.grid is None:
         return Leaf(path, leaf.kind, per_process=leaf.per_process)
-    shards = tuple(size // shard if shard else 1 for size, shard in zip(leaf.shape, leaf.grid.shard_shape, strict=True))
+    shards = tuple(
+        size // shard if shard else 1
+        for size, shard in zip(leaf.shape, leaf.grid.shard_shape, strict=True)
+    )
     if shards not in placements:
         placements[shards] = _placement(shards)
     itemsize = leaf.numpy_dtype.itemsize
-    return Leaf(path, leaf.kind, leaf.dtype, leaf.shape, itemsize, placements[shards], leaf.sharding, leaf.impl, leaf.per_process)
+    return Leaf(
+        path,
+        leaf.kind,
+        leaf.dtype,
+        leaf.shape,
+        itemsize,
+        placements[shards],
+        leaf.sharding,
+        leaf.impl,
+        leaf.per_process,
+    )
 
 
 def _placement(shards: tuple[int, ...]) -> ShardPlacement | None:
@@ -432,7 +595,9 @@ def _placement(shards: tuple[int, ...]) -> ShardPlacement | None:
     count = math.prod(shards)
     if not 1 < count <= MAX_SHARDS:
         return None
-    return ShardPlacement(shards, np.zeros((count, 1), np.int64), np.arange(count, dtype=np.int64)[:, None])
+    return ShardPlacement(
+        shards, np.zeros((count, 1), np.int64), np.arange(count, dtype=np.int64)[:, None]
+    )
 
 
 class _ChunkRegion(NamedTuple):
@@ -452,12 +617,22 @@ def _chunk_region(plan: Plan, chunk: Chunk, leaf: LeafRecord) -> _ChunkRegion:
     assert grid is not None
     shard_shape, base = leaf.shape, [0] * len(leaf.shape)
     if placement is not None:
-        shard_shape = tuple(size // count for size, count in zip(leaf.shape, placement.shards_per_axis, strict=True))
-        base = [int(at) * size for at, size in zip(np.unravel_index(chunk.slot, placement.shards_per_axis), shard_shape, strict=True)]
+        shard_shape = tuple(
+            size // count for size, count in zip(leaf.shape, placement.shards_per_axis, strict=True)
+        )
+        base = [
+            int(at) * size
+            for at, size in zip(
+                np.unravel_index(chunk.slot, placement.shards_per_axis), shard_shape, strict=True
+            )
+        ]
     whole = tuple((start, start + size) for start, size in zip(base, shard_shape, strict=True))
     region = whole
     if chunk.inside is not None:
-        region = tuple((start + cut.start, start + cut.stop) for start, cut in zip(base, chunk.inside, strict=True))
+        region = tuple(
+            (start + cut.start, start + cut.stop)
+            for start, cut in zip(base, chunk.inside, strict=True)
+        )
     reads_little_more = math.prod(grid.chunk_shape) * leaf.numpy_dtype.itemsize <= CHUNK_BYTES
     return _ChunkRegion(leaf, region, region if reads_little_more else whole)
 
@@ -503,7 +678,10 @@ class _ChunkStream:
             self._reader.fill([read], fresh)
             self._held = (key, read.array)
         return self._held[1][
-            tuple(slice(a - first, b - first) for (a, b), (first, _) in zip(region.region, region.read_region, strict=True))
+            tuple(
+                slice(a - first, b - first)
+                for (a, b), (first, _) in zip(region.region, region.read_region, strict=True)
+            )
         ]
 
 

@@ -20,7 +20,11 @@ from ..storage.tombstone import RECORD_NAME
 from .repack import CopyJob, repack
 
 READ_BYTES = 16 << 20  # at a time
-_LAST = (orbax.MARKER, orbax.CHECKPOINT_METADATA, orbax.COMMITTED)  # what makes a folder of Orbax's count as finished
+_LAST = (
+    orbax.MARKER,
+    orbax.CHECKPOINT_METADATA,
+    orbax.COMMITTED,
+)  # what makes a folder of Orbax's count as finished
 Progress = Callable[[int], None]
 
 
@@ -33,7 +37,12 @@ class Copied:
     bytes: int = 0
 
 
-def copy_checkpoint(source: StorePath, target: StorePath, claims: Claims, progress: Progress = lambda done_bytes: None) -> Copied:
+def copy_checkpoint(
+    source: StorePath,
+    target: StorePath,
+    claims: Claims,
+    progress: Progress = lambda done_bytes: None,
+) -> Copied:
     """Copies the checkpoint in `source` to `target`, in whose store `claims` are, and verifies the copy by reading it back.
 
     Files of the right size that are there already are kept, so a copy that was cut off goes on where it was. A step of ours is verified
@@ -49,7 +58,10 @@ def copy_checkpoint(source: StorePath, target: StorePath, claims: Claims, progre
         _copy_file(source, target, CopyJob(name, name, 0, files[name]), done, progress)
     copy = open_if_finished(target)
     if copy is None:
-        raise CheckpointError(f"{target} is not a checkpoint after the copy of {source}: is the source one?", path=str(target))
+        raise CheckpointError(
+            f"{target} is not a checkpoint after the copy of {source}: is the source one?",
+            path=str(target),
+        )
     copy.verify()
     return done
 
@@ -58,9 +70,16 @@ def _copy_ours(source: StorePath, target: StorePath, claims: Claims, progress: P
     record = read_record(source.storage, source.name)
     if other_step(record.step, str(target)) is not None:
         raise CheckpointError(
-            f"{target} is called as another step than {source}, which is step {record.step}; choose another name", path=str(target)
+            f"{target} is called as another step than {source}, which is step {record.step}; choose another name",
+            path=str(target),
         )
-    jobs, data = repack(source.storage, source.name, record, source.fetch(RECORD_NAME), target.storage.max_file_bytes)
+    jobs, data = repack(
+        source.storage,
+        source.name,
+        record,
+        source.fetch(RECORD_NAME),
+        target.storage.max_file_bytes,
+    )
     copied, done = parse_record(data, f"{target}/{RECORD_NAME}"), Copied()
     is_there = RECORD_NAME in target.names()
     if is_there:
@@ -86,7 +105,10 @@ def _claimed(source: StorePath, target: StorePath, claims: Claims, save_id: str)
     fence_others(claims, me)
     claims.forget_fenced()
     if holder.id in claims.standing():
-        raise CheckpointError(f"somebody else is copying {source} to {target}, or saving there; wait until they are done", path=str(target))
+        raise CheckpointError(
+            f"somebody else is copying {source} to {target}, or saving there; wait until they are done",
+            path=str(target),
+        )
     claims.take(me)
     try:
         claims.take(holder)
@@ -107,7 +129,9 @@ def _verify(source: StorePath, record: Record, target: StorePath, copied: Record
         raise Corrupt(message, path=error.path, file=error.file, leaf=error.leaf) from error
 
 
-def _copy_file(source: StorePath, target: StorePath, job: CopyJob, done: Copied, progress: Progress) -> None:
+def _copy_file(
+    source: StorePath, target: StorePath, job: CopyJob, done: Copied, progress: Progress
+) -> None:
     if _has_size(target, job.name, job.size):
         done.skipped.append(job.name)
         progress(job.size)
@@ -125,14 +149,26 @@ def file_sizes(folder: StorePath) -> dict[str, int]:
     unknown = [name for name, size in sizes.items() if size is None]
     if RECORD_NAME in unknown:
         record = read_record(folder.storage, folder.name)
-        return {file.name: file.size for item in record.items.values() for file in item.files} | {RECORD_NAME: 0}
-    asked = run_side_by_side(lambda name: folder.storage.size((folder / name).name), unknown, folder.storage.max_concurrency)
-    return {name: size for name, size in sizes.items() if size is not None} | dict(zip(unknown, asked, strict=True))
+        return {file.name: file.size for item in record.items.values() for file in item.files} | {
+            RECORD_NAME: 0
+        }
+    asked = run_side_by_side(
+        lambda name: folder.storage.size((folder / name).name),
+        unknown,
+        folder.storage.max_concurrency,
+    )
+    return {name: size for name, size in sizes.items() if size is not None} | dict(
+        zip(unknown, asked, strict=True)
+    )
 
 
 def shared_bytes(folder: StorePath) -> int:
     """Returns the bytes of files that have another name elsewhere (incremental saves): deleting this step does not free them."""
-    return sum(entry.size or 0 for entry in folder.storage.list(folder.name, recursive=True) if entry.links > 1)
+    return sum(
+        entry.size or 0
+        for entry in folder.storage.list(folder.name, recursive=True)
+        if entry.links > 1
+    )
 
 
 def _has_size(folder: StorePath, name: str, size: int) -> bool:
@@ -146,7 +182,10 @@ def _has_size(folder: StorePath, name: str, size: int) -> bool:
 
 def _refuse_other(target: StorePath, source: StorePath, data: bytes) -> None:
     if target.fetch(RECORD_NAME) != data:
-        raise StepExists(f"{target} is another checkpoint than {source}; choose another place or delete it first", path=str(target))
+        raise StepExists(
+            f"{target} is another checkpoint than {source}; choose another place or delete it first",
+            path=str(target),
+        )
 
 
 def _check_size(target: StorePath, name: str, size: int) -> None:
@@ -166,9 +205,15 @@ def _parts(source: StorePath, job: CopyJob, progress: Progress) -> Iterable[Part
             got = source.read(job.source, job.offset + at, [buffer])
         except FileNotFoundError:
             path = f"{source}/{job.source}"
-            raise Corrupt(f"{path}: the file is missing, and the record names it", path=path, file=path) from None
+            raise Corrupt(
+                f"{path}: the file is missing, and the record names it", path=path, file=path
+            ) from None
         if got != len(buffer):
             path = f"{source}/{job.source}"
-            raise Corrupt(f"{path} ends after {job.offset + at + got} bytes; it was longer when it was written", path=path, file=path)
+            raise Corrupt(
+                f"{path} ends after {job.offset + at + got} bytes; it was longer when it was written",
+                path=path,
+                file=path,
+            )
         yield len(job.head) + at, [buffer]
         progress(len(buffer))

@@ -47,7 +47,9 @@ class _NewFile(NamedTuple):
     chunks: Sequence[str] | None
 
 
-def repack(storage: Storage, step_dir: str, record: Record, data: bytes, limit_bytes: int | None) -> tuple[list[CopyJob], bytes]:
+def repack(
+    storage: Storage, step_dir: str, record: Record, data: bytes, limit_bytes: int | None
+) -> tuple[list[CopyJob], bytes]:
     """Returns the files of a copy of a step, none longer than `limit_bytes`, and the bytes of its record (`data` is the source's).
 
     Raises Corrupt or HostileCheckpoint where a pack's header is not what it was.
@@ -55,7 +57,11 @@ def repack(storage: Storage, step_dir: str, record: Record, data: bytes, limit_b
     jobs: list[CopyJob] = []
     about: dict[str, Any] | None = None
     for item in record.items.values():
-        if item.kind != "tree" or limit_bytes is None or all(file.size <= limit_bytes for file in item.files):
+        if (
+            item.kind != "tree"
+            or limit_bytes is None
+            or all(file.size <= limit_bytes for file in item.files)
+        ):
             jobs += [CopyJob(file.name, file.name, 0, file.size) for file in item.files]
             continue
         about = json.loads(data) if about is None else about
@@ -70,7 +76,9 @@ def repack(storage: Storage, step_dir: str, record: Record, data: bytes, limit_b
     return jobs, new
 
 
-def _divide(storage: Storage, step_dir: str, item: ItemRecord, limit_bytes: int) -> list[list[_NewFile]]:
+def _divide(
+    storage: Storage, step_dir: str, item: ItemRecord, limit_bytes: int
+) -> list[list[_NewFile]]:
     """Returns what becomes of each file of an item; a process's packs are numbered anew."""
     large = [index for index, file in enumerate(item.files) if file.size > limit_bytes]
     headers = ItemReader(storage, step_dir, item).load_headers(large)
@@ -79,22 +87,38 @@ def _divide(storage: Storage, step_dir: str, item: ItemRecord, limit_bytes: int)
     for index, file in enumerate(item.files):
         process, _, save_id = file.name.rpartition("/")[2].removesuffix(".safetensors").split("-")
         found = []
-        for chunks in _groups(headers[index], limit_bytes - HEADER_BYTES) if index in headers else [None]:
+        for chunks in (
+            _groups(headers[index], limit_bytes - HEADER_BYTES) if index in headers else [None]
+        ):
             name = f"{item.name}/{pack_name(int(process), numbers[int(process)], save_id)}"
             numbers[int(process)] += 1
             if chunks is None:
-                found.append(_NewFile(CopyJob(name, file.name, 0, file.size), [name, file.size, file.head, file.crc], None))
+                found.append(
+                    _NewFile(
+                        CopyJob(name, file.name, 0, file.size),
+                        [name, file.size, file.head, file.crc],
+                        None,
+                    )
+                )
                 continue
-            frame = HeaderFrame.around([(chunk, entry.dtype, entry.shape, entry.nbytes) for chunk, entry in chunks])
+            frame = HeaderFrame.around(
+                [(chunk, entry.dtype, entry.shape, entry.nbytes) for chunk, entry in chunks]
+            )
             head = frame.join([entry.checksum for _, entry in chunks])
             length = sum(entry.nbytes for _, entry in chunks)
             job = CopyJob(name, file.name, chunks[0][1].start, length, head)
-            found.append(_NewFile(job, [name, job.size, len(head), crc32c(head)], [chunk for chunk, _ in chunks]))
+            found.append(
+                _NewFile(
+                    job, [name, job.size, len(head), crc32c(head)], [chunk for chunk, _ in chunks]
+                )
+            )
         divided.append(found)
     return divided
 
 
-def _groups(header: Mapping[str, ChunkEntry], limit_bytes: int) -> Iterator[list[tuple[str, ChunkEntry]]]:
+def _groups(
+    header: Mapping[str, ChunkEntry], limit_bytes: int
+) -> Iterator[list[tuple[str, ChunkEntry]]]:
     """Yields runs of a pack's chunks, in its order, of at most so many bytes."""
     group: list[tuple[str, ChunkEntry]] = []
     held = 0
@@ -122,8 +146,17 @@ def _rewrite(about: dict[str, Any], item: ItemRecord, files: Sequence[Sequence[_
     for leaf, facts in zip(item.leaves, about["leaves"], strict=True):
         if leaf.grid is None or leaf.files is None:
             continue
-        names = [chunk_name(leaf.path, leaf.grid.region(index), leaf.shape) for index in range(leaf.grid.num_chunks)]
-        where = np.array([of_chunk.get(name, first[int(old)]) for name, old in zip(names, leaf.files, strict=True)], np.int64)
+        names = [
+            chunk_name(leaf.path, leaf.grid.region(index), leaf.shape)
+            for index in range(leaf.grid.num_chunks)
+        ]
+        where = np.array(
+            [
+                of_chunk.get(name, first[int(old)])
+                for name, old in zip(names, leaf.files, strict=True)
+            ],
+            np.int64,
+        )
         key = where.tobytes()
         if key not in tables:
             tables[key] = len(about["cells"])

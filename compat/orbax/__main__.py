@@ -13,7 +13,10 @@ def main() -> None:
     """Runs the script as `python SCRIPT` would, or a module as `python -m MODULE` would."""
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help") or arguments == ["-m"]:
-        print("usage: python -m holdfast.compat.orbax (SCRIPT | -m MODULE) [ARGUMENT]...", file=sys.stderr)
+        print(
+            "usage: python -m holdfast.compat.orbax (SCRIPT | -m MODULE) [ARGUMENT]...",
+            file=sys.stderr,
+        )
         raise SystemExit(0 if arguments[:1] and arguments[0] != "-m" else 2)
     install()
     if arguments[0] == "-m":

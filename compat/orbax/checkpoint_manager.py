@@ -53,13 +53,23 @@ class CheckpointManager(AbstractCheckpointManager):
         logger: Any = None,
         handler_registry: Any = None,
     ) -> None:
-        refuse(CALL, "pass metadata to save(custom_metadata=...): a root has none", metadata=metadata or None)
-        refuse(CALL, "name items and their arguments: Composite(name=StandardSave(...))", handler_registry=handler_registry)
+        refuse(
+            CALL,
+            "pass metadata to save(custom_metadata=...): a root has none",
+            metadata=metadata or None,
+        )
+        refuse(
+            CALL,
+            "name items and their arguments: Composite(name=StandardSave(...))",
+            handler_registry=handler_registry,
+        )
         self._options = options or CheckpointManagerOptions()
         self._directory = directory
         handlers = checkpointers if checkpointers is not None else item_handlers
         each = handlers if isinstance(handlers, Mapping) else {DEFAULT_ITEM: handlers}
-        self._handlers = {name: getattr(given, "handler", given) for name, given in each.items()}  # a checkpointer has one
+        self._handlers = {
+            name: getattr(given, "handler", given) for name, given in each.items()
+        }  # a checkpointer has one
         self._single: bool | None = None  # until the first call shows it
         if item_names is not None or isinstance(handlers, Mapping):
             self._single = False
@@ -73,7 +83,9 @@ class CheckpointManager(AbstractCheckpointManager):
         timeout_s = float((self._options.async_options or AsyncOptions()).timeout_secs)
         return NativeManager(
             self._directory,
-            save_policy=AskToSave(self._options.save_policy(), lambda: _LazyInfos(self), self.is_saving_in_progress),
+            save_policy=AskToSave(
+                self._options.save_policy(), lambda: _LazyInfos(self), self.is_saving_in_progress
+            ),
             keep_policy=AskToKeep(self._options.keep_policy()),
             options=Options(
                 save_timeout_s=timeout_s,
@@ -93,7 +105,9 @@ class CheckpointManager(AbstractCheckpointManager):
 
     def all_steps(self, read: bool = False) -> list[int]:
         """Returns the steps, ascending: those that are there, and the one whose save is in flight (not with `read`)."""
-        in_flight = [] if read else self._in_flight()  # asked first: it may be there by the time of the listing
+        in_flight = (
+            [] if read else self._in_flight()
+        )  # asked first: it may be there by the time of the listing
         return sorted({*self.native.all_steps(), *in_flight})
 
     def steps_to_decide_by(self) -> list[int]:
@@ -102,7 +116,9 @@ class CheckpointManager(AbstractCheckpointManager):
         return sorted({*self.native.known_steps(), *in_flight})
 
     def _in_flight(self) -> list[int]:
-        return [self._saving[0]] if self._saving is not None and self.is_saving_in_progress() else []
+        return (
+            [self._saving[0]] if self._saving is not None and self.is_saving_in_progress() else []
+        )
 
     def latest_step(self) -> int | None:
         """Returns the newest step, None where there is none."""
@@ -113,7 +129,11 @@ class CheckpointManager(AbstractCheckpointManager):
         if self._options.best_fn is None:
             return self.latest_step()
         sign = -1 if self._options.best_mode == "min" else 1
-        scored = [(sign * self._options.best_fn(found), step) for step in self.all_steps() if (found := self._metrics(step))]
+        scored = [
+            (sign * self._options.best_fn(found), step)
+            for step in self.all_steps()
+            if (found := self._metrics(step))
+        ]
         return max(scored)[1] if scored else None
 
     def _metrics(self, step: int) -> dict[str, float]:
@@ -144,7 +164,9 @@ class CheckpointManager(AbstractCheckpointManager):
         return self._is_next(step) and self.native.should_save(step)
 
     def _is_next(self, step: int) -> bool:
-        return not self._options.read_only and step > max(self.steps_to_decide_by(), default=step - 1)
+        return not self._options.read_only and step > max(
+            self.steps_to_decide_by(), default=step - 1
+        )
 
     def reached_preemption(self, step: int) -> bool:
         """Says whether the job has to stop at this step."""
@@ -166,20 +188,37 @@ class CheckpointManager(AbstractCheckpointManager):
         given = self._composite(self._legacy(items, save_kwargs, "save") if args is None else args)
         if self._options.read_only:
             return False
-        to_save = {name: items_lib.to_save(f"{CALL}.save", each, self._handlers.get(name)) for name, each in given.items()}
+        to_save = {
+            name: items_lib.to_save(f"{CALL}.save", each, self._handlers.get(name))
+            for name, each in given.items()
+        }
         if self._options.best_fn is None or self._options.prevent_write_metrics:
             metrics = None  # as with Orbax: they are kept where `best_fn` will ask for them
         return self.save_items(step, to_save, metrics, custom_metadata, force=bool(force))
 
     def save_items(
-        self, step: int, items: Mapping[str, Any], metrics: Any, metadata: Any, *, force: bool = False, overwrite: bool = False
+        self,
+        step: int,
+        items: Mapping[str, Any],
+        metrics: Any,
+        metadata: Any,
+        *,
+        force: bool = False,
+        overwrite: bool = False,
     ) -> bool:
         """Starts to save items of holdfast's, with all their metrics; returns False where no save is wanted."""
         numbers = self._numbers(metrics)
         if not (force or overwrite) and not self._is_next(step):
             return False
         with orbax_errors():
-            if not self.native.save(step, items=items, metrics=numbers, metadata=metadata, force=force, overwrite=overwrite):
+            if not self.native.save(
+                step,
+                items=items,
+                metrics=numbers,
+                metadata=metadata,
+                force=force,
+                overwrite=overwrite,
+            ):
                 return False
             self._saving = (step, numbers or {})
             if not self._options.enable_async_checkpointing:
@@ -194,7 +233,9 @@ class CheckpointManager(AbstractCheckpointManager):
         for name, value in metrics.items() if isinstance(metrics, Mapping) else [("metrics", None)]:
             array = np.asarray(value)
             if array.size != 1 or array.dtype.kind not in "biuf":
-                raise not_covered(f"{CALL}.save(metrics={{{name!r}: ...}})", "give a flat dict of numbers")
+                raise not_covered(
+                    f"{CALL}.save(metrics={{{name!r}: ...}})", "give a flat dict of numbers"
+                )
             numbers[name] = float(array.item())
         return numbers
 
@@ -209,9 +250,15 @@ class CheckpointManager(AbstractCheckpointManager):
             extra = (kwargs or {}).get(name) if self._single is False else kwargs
             handler = self._handlers.get(name)
             if is_own(handler):
-                found[name] = make_args(handler, verb, *([] if item is None else [item]), **(extra or {}))
+                found[name] = make_args(
+                    handler, verb, *([] if item is None else [item]), **(extra or {})
+                )
                 continue
-            cls = getattr(handler, f"{verb}_args", args_lib.StandardSave if verb == "save" else args_lib.StandardRestore)
+            cls = getattr(
+                handler,
+                f"{verb}_args",
+                args_lib.StandardSave if verb == "save" else args_lib.StandardRestore,
+            )
             found[name] = cls(item, **(extra or {}))
         return args_lib.Composite(**found) if self._single is False else found[DEFAULT_ITEM]
 
@@ -224,7 +271,9 @@ class CheckpointManager(AbstractCheckpointManager):
         if not isinstance(args, args_lib.Composite):
             raise ValueError(f"Expected args of type `Composite`; found {type(args)}.")
         if METRIC_ITEM_NAME in args:
-            raise ValueError(f"an item cannot be called {METRIC_ITEM_NAME!r}: that name is for metrics")
+            raise ValueError(
+                f"an item cannot be called {METRIC_ITEM_NAME!r}: that name is for metrics"
+            )
         return args
 
     # --- restoring
@@ -239,14 +288,20 @@ class CheckpointManager(AbstractCheckpointManager):
     ) -> Any:
         """Restores a step (None: the latest): the value of one item, or a Composite of several. Raises FileNotFoundError, ValueError."""
         if step is None:
-            step = self.latest_step() if directory is None else max(find_steps(open_storage(directory)), default=None)
+            step = (
+                self.latest_step()
+                if directory is None
+                else max(find_steps(open_storage(directory)), default=None)
+            )
         if step is None:
             raise FileNotFoundError(f"No steps found in {directory or self._directory}.")
         chosen = step
         with orbax_errors():
             found = self._structure(chosen, directory)
             if self._single is None:
-                self._single = DEFAULT_ITEM in found.items and not isinstance(args, args_lib.Composite)
+                self._single = DEFAULT_ITEM in found.items and not isinstance(
+                    args, args_lib.Composite
+                )
             if args is None and (items is not None or restore_kwargs is not None):
                 args = self._legacy(items, restore_kwargs, "restore")
             wanted = self._wanted(args, found)
@@ -257,7 +312,14 @@ class CheckpointManager(AbstractCheckpointManager):
                 return self.native.restore(chosen, like, item=name, **options)
 
             restored = {
-                name: items_lib.restore_item(f"{CALL}.restore", name, items_lib.find(found, name), each, read, self._handlers.get(name))
+                name: items_lib.restore_item(
+                    f"{CALL}.restore",
+                    name,
+                    items_lib.find(found, name),
+                    each,
+                    read,
+                    self._handlers.get(name),
+                )
                 for name, each in wanted.items()
             }
         return restored[DEFAULT_ITEM] if self._single else args_lib.Composite(**restored)
@@ -271,7 +333,11 @@ class CheckpointManager(AbstractCheckpointManager):
 
     def _wanted(self, args: Any, found: Structure) -> Mapping[str, Any]:
         if args is None and not self._single:
-            return dict.fromkeys(name for name, item in found.items.items() if item.kind != "files" or is_own(self._handlers.get(name)))
+            return dict.fromkeys(
+                name
+                for name, item in found.items.items()
+                if item.kind != "files" or is_own(self._handlers.get(name))
+            )
         return self._composite(args)
 
     def item_metadata(self, step: int) -> Any:
@@ -282,7 +348,9 @@ class CheckpointManager(AbstractCheckpointManager):
     def _item_metadata(self, found: Structure) -> Any:
         single = DEFAULT_ITEM in found.items if self._single is None else self._single
         path = to_path(found.path)
-        described = {name: items_lib.tree_metadata(item, path / name) for name, item in found.items.items()}
+        described = {
+            name: items_lib.tree_metadata(item, path / name) for name, item in found.items.items()
+        }
         return described.get(DEFAULT_ITEM) if single else args_lib.Composite(**described)
 
     def metadata(self, step: int | None = None) -> StepMetadata | RootMetadata:
@@ -316,7 +384,12 @@ class CheckpointManager(AbstractCheckpointManager):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.native.__exit__(kind, error, trace)
 
 
@@ -333,7 +406,9 @@ class _LazyInfo(PolicyCheckpointInfo):
     @property
     def time(self) -> datetime:
         with contextlib.suppress(StepNotFound, TreeMismatch):
-            return datetime.fromtimestamp(self._manager.native.structure(self.step).started_s or 0.0, UTC)
+            return datetime.fromtimestamp(
+                self._manager.native.structure(self.step).started_s or 0.0, UTC
+            )
         return datetime.now(UTC)  # its save is in flight
 
 
@@ -352,7 +427,11 @@ class _LazyInfos(Sequence[PolicyCheckpointInfo]):
 
     def __getitem__(self, index: Any) -> Any:
         found = self._steps[index]
-        return _LazyInfo(found, self._manager) if isinstance(found, int) else [_LazyInfo(step, self._manager) for step in found]
+        return (
+            _LazyInfo(found, self._manager)
+            if isinstance(found, int)
+            else [_LazyInfo(step, self._manager) for step in found]
+        )
 
 
 def steps_in(directory: Any) -> Iterable[int]:

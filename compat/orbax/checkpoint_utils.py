@@ -22,7 +22,11 @@ NAMES = "leave it out: steps with prefixes and padding are found by their number
 
 
 def construct_restore_args(
-    target: Any, sharding_tree: Any = None, set_global_shape: bool = True, support_layout: bool = False, strict: bool = True
+    target: Any,
+    sharding_tree: Any = None,
+    set_global_shape: bool = True,
+    support_layout: bool = False,
+    strict: bool = True,
 ) -> Any:
     """Returns the arguments that restore each leaf as `target` (or its metadata) is, with shardings of `sharding_tree` where given."""
     refuse("construct_restore_args", "pass shardings", support_layout=support_layout)
@@ -39,7 +43,13 @@ def construct_restore_args(
         if isinstance(leaf, ArrayMetadata) and leaf.sharding is None and sharding is None:
             return RestoreArgs(np.ndarray, leaf.dtype)
         shape = tuple(leaf.shape) if set_global_shape else None
-        return ArrayRestoreArgs(dtype=leaf.dtype, sharding=sharding or leaf.sharding, global_shape=shape, shape=shape, strict=strict)
+        return ArrayRestoreArgs(
+            dtype=leaf.dtype,
+            sharding=sharding or leaf.sharding,
+            global_shape=shape,
+            shape=shape,
+            strict=strict,
+        )
 
     if sharding_tree is None:
         return jax.tree.map(lambda leaf: of_leaf(leaf, None), target)
@@ -59,7 +69,9 @@ def wait_for_new_checkpoint(
     refuse("wait_for_new_checkpoint", NAMES, **names)
     refuse("wait_for_new_checkpoint", "pass timeout, in seconds", timeout_fn=timeout_fn)
     timeout_s = math.inf if timeout is None else timeout
-    found = wait_for_new_step(checkpoint_dir, None if until_step is None else until_step - 1, timeout_s=timeout_s)
+    found = wait_for_new_step(
+        checkpoint_dir, None if until_step is None else until_step - 1, timeout_s=timeout_s
+    )
     return -1 if found is None else found
 
 
@@ -88,7 +100,9 @@ def checkpoints_iterator(
             return
 
 
-def checkpoint_steps(checkpoint_dir: str | os.PathLike[str], single_host_load_and_broadcast: bool = False) -> list[int]:
+def checkpoint_steps(
+    checkpoint_dir: str | os.PathLike[str], single_host_load_and_broadcast: bool = False
+) -> list[int]:
     """Returns the finished steps of a root, ascending."""
     return list(steps_in(checkpoint_dir))
 

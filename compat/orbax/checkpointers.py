@@ -25,7 +25,9 @@ class AbstractCheckpointer:
 class Checkpointer(AbstractCheckpointer):
     """Saves and restores one folder. `save` blocks until the checkpoint is durable, for the asynchronous ones too."""
 
-    def __init__(self, handler: Any, *args: Any, async_options: AsyncOptions | None = None, **options: Any) -> None:
+    def __init__(
+        self, handler: Any, *args: Any, async_options: AsyncOptions | None = None, **options: Any
+    ) -> None:
         handlers_lib.check_handler(type(self).__name__, handler)
         self._handler = handler
         self._timeout_s = float((async_options or AsyncOptions()).timeout_secs)
@@ -49,8 +51,17 @@ class Checkpointer(AbstractCheckpointer):
         call = f"{type(self).__name__}.save"
         several = given if isinstance(given, args_lib.Composite) else {DEFAULT_ITEM: given}
         with orbax_errors():
-            items = {name: items_lib.to_save(call, each, self._handler_of(name)) for name, each in several.items()}
-            save(directory, items=items, overwrite=force, metadata=custom_metadata, timeout_s=self._timeout_s)
+            items = {
+                name: items_lib.to_save(call, each, self._handler_of(name))
+                for name, each in several.items()
+            }
+            save(
+                directory,
+                items=items,
+                overwrite=force,
+                metadata=custom_metadata,
+                timeout_s=self._timeout_s,
+            )
 
     def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Restores. Raises FileNotFoundError, ValueError."""
@@ -70,7 +81,11 @@ class Checkpointer(AbstractCheckpointer):
         return getattr(self._handler, f"{verb}_args")(*args, **kwargs)
 
     def _handler_of(self, item: str) -> Any:
-        return self._handler.handlers.get(item) if isinstance(self._handler, handlers_lib.CompositeCheckpointHandler) else self._handler
+        return (
+            self._handler.handlers.get(item)
+            if isinstance(self._handler, handlers_lib.CompositeCheckpointHandler)
+            else self._handler
+        )
 
     def _restore(self, directory: str | os.PathLike[str], given: Any) -> Any:
         with orbax_errors():
@@ -83,12 +98,16 @@ class Checkpointer(AbstractCheckpointer):
             if isinstance(self._handler, handlers_lib.CompositeCheckpointHandler):
                 wanted = given if isinstance(given, Mapping) else dict.fromkeys(found.items)
                 restored = {
-                    name: items_lib.restore_item(call, name, items_lib.find(found, name), each, read, self._handler_of(name))
+                    name: items_lib.restore_item(
+                        call, name, items_lib.find(found, name), each, read, self._handler_of(name)
+                    )
                     for name, each in wanted.items()
                 }
                 return args_lib.Composite(**restored)
             name = _only_item(found.items)
-            return items_lib.restore_item(call, name, items_lib.find(found, name), given, read, self._handler)
+            return items_lib.restore_item(
+                call, name, items_lib.find(found, name), given, read, self._handler
+            )
 
     def metadata(self, directory: str | os.PathLike[str]) -> StepMetadata:
         """Returns what is known of the checkpoint without reading it."""
@@ -96,9 +115,16 @@ class Checkpointer(AbstractCheckpointer):
             found = structure(directory)
         path = to_path(found.path)
         if isinstance(self._handler, handlers_lib.CompositeCheckpointHandler):
-            described: Any = args_lib.Composite(**{name: items_lib.tree_metadata(item, path / name) for name, item in found.items.items()})
+            described: Any = args_lib.Composite(
+                **{
+                    name: items_lib.tree_metadata(item, path / name)
+                    for name, item in found.items.items()
+                }
+            )
         else:
-            described = items_lib.tree_metadata(items_lib.find(found, _only_item(found.items)), path)
+            described = items_lib.tree_metadata(
+                items_lib.find(found, _only_item(found.items)), path
+            )
         return step_metadata(found, described)
 
     def structure(self, directory: str | os.PathLike[str]) -> Any:
@@ -111,7 +137,12 @@ class Checkpointer(AbstractCheckpointer):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -135,16 +166,32 @@ class StandardCheckpointer(AsyncCheckpointer):
     def __init__(self, *, async_options: AsyncOptions | None = None, **options: Any) -> None:
         super().__init__(handlers_lib.StandardCheckpointHandler(), async_options=async_options)
 
-    def restore(self, directory: str | os.PathLike[str], target: Any = None, *args: Any, strict: bool = True, **kwargs: Any) -> Any:
+    def restore(
+        self,
+        directory: str | os.PathLike[str],
+        target: Any = None,
+        *args: Any,
+        strict: bool = True,
+        **kwargs: Any,
+    ) -> Any:
         """Restores a tree like `target`; None: as it was saved, in dicts and lists."""
         given = kwargs.get("args", target)
         return self._restore(
-            directory, given if isinstance(given, args_lib.CheckpointArgs) else args_lib.StandardRestore(target, strict=strict)
+            directory,
+            given
+            if isinstance(given, args_lib.CheckpointArgs)
+            else args_lib.StandardRestore(target, strict=strict),
         )
 
 
 class PyTreeCheckpointer(Checkpointer):
     """Saves and restores trees, with arguments for each leaf."""
 
-    def __init__(self, primary_host: int | None = 0, use_ocdbt: bool = True, use_zarr3: bool = False, use_compression: bool = True) -> None:
+    def __init__(
+        self,
+        primary_host: int | None = 0,
+        use_ocdbt: bool = True,
+        use_zarr3: bool = False,
+        use_compression: bool = True,
+    ) -> None:
         super().__init__(handlers_lib.PyTreeCheckpointHandler())

@@ -1,9 +1,25 @@
 """Every name of `orbax.checkpoint`: what `holdfast.compat.orbax` gives when it is asked for one."""
 
-from . import args, checkpoint_manager, checkpoint_utils, checkpointers, handlers, metadata, modules, options, v1
+from . import (
+    args,
+    checkpoint_manager,
+    checkpoint_utils,
+    checkpointers,
+    handlers,
+    metadata,
+    modules,
+    options,
+    v1,
+)
 from .args import ArrayRestoreArgs, RestoreArgs, SaveArgs
 from .checkpoint_manager import AbstractCheckpointManager, CheckpointManager
-from .checkpointers import AbstractCheckpointer, AsyncCheckpointer, Checkpointer, PyTreeCheckpointer, StandardCheckpointer
+from .checkpointers import (
+    AbstractCheckpointer,
+    AsyncCheckpointer,
+    Checkpointer,
+    PyTreeCheckpointer,
+    StandardCheckpointer,
+)
 from .handlers import (
     ArrayCheckpointHandler,
     AsyncCheckpointHandler,

@@ -77,7 +77,9 @@ class CallArgs(CheckpointArgs):
 _handlers: dict[str, dict[type, type]] = {"save": {}, "restore": {}}
 
 
-def register_with_handler(handler_cls: type, for_save: bool = False, for_restore: bool = False) -> Callable[[type], type]:
+def register_with_handler(
+    handler_cls: type, for_save: bool = False, for_restore: bool = False
+) -> Callable[[type], type]:
     """Returns a decorator of a class of arguments: items that are saved or restored with them are `handler_cls`'s."""
     if not (for_save or for_restore):
         raise ValueError("register_with_handler: expected for_save=True, for_restore=True, or both")
@@ -98,7 +100,9 @@ def get_registered_handler_cls(arg: Any) -> type:
     cls = arg if isinstance(arg, type) else type(arg)
     found = _handlers["save"].get(cls) or _handlers["restore"].get(cls)
     if found is None:
-        raise ValueError(f"Unable to find registered `CheckpointHandler` for {cls}. Use `register_with_handler`.")
+        raise ValueError(
+            f"Unable to find registered `CheckpointHandler` for {cls}. Use `register_with_handler`."
+        )
     return found
 
 
@@ -122,7 +126,9 @@ def _args_class(handler: Any, verb: str) -> type | None:
 
 def is_own(handler: Any) -> bool:
     """Says whether a handler does the writing itself: those of this package hold no code for it."""
-    return callable(getattr(handler, "save", None)) or callable(getattr(handler, "async_save", None))
+    return callable(getattr(handler, "save", None)) or callable(
+        getattr(handler, "async_save", None)
+    )
 
 
 def own_handler(handler: Any, args: Any) -> Any:
@@ -144,7 +150,9 @@ def files_to_save(handler: Any, args: Any) -> Files:
 
     def write(folder: pathlib.Path) -> None:
         directory = to_path(folder)
-        given, named = (args.args, args.kwargs) if isinstance(args, CallArgs) else ((), {"args": args})
+        given, named = (
+            (args.args, args.kwargs) if isinstance(args, CallArgs) else ((), {"args": args})
+        )
         if callable(getattr(handler, "async_save", None)):
             for future in run_to_end(handler.async_save(directory, *given, **named)) or ():
                 future.result()
@@ -159,7 +167,9 @@ def files_to_save(handler: Any, args: Any) -> Files:
 def files_to_restore(handler: Any, args: Any) -> Files:
     """Returns the `like` by which a handler of one's own restores; None is its arguments' defaults."""
     chosen = make_args(handler, "restore") if args is None else args
-    given, named = (chosen.args, chosen.kwargs) if isinstance(chosen, CallArgs) else ((), {"args": chosen})
+    given, named = (
+        (chosen.args, chosen.kwargs) if isinstance(chosen, CallArgs) else ((), {"args": chosen})
+    )
     return Files(read=lambda folder: handler.restore(to_path(folder), *given, **named))
 
 
@@ -221,9 +231,18 @@ class CompositeCheckpointHandler(Handler):
     save_args = args_lib.Composite
     restore_args = args_lib.Composite
 
-    def __init__(self, *item_names: str, composite_options: Any = None, handler_registry: Any = None, **items: Any) -> None:
+    def __init__(
+        self,
+        *item_names: str,
+        composite_options: Any = None,
+        handler_registry: Any = None,
+        **items: Any,
+    ) -> None:
         if handler_registry is not None:
-            raise not_covered("CompositeCheckpointHandler(handler_registry=...)", "name items and their arguments in args.Composite")
+            raise not_covered(
+                "CompositeCheckpointHandler(handler_registry=...)",
+                "name items and their arguments in args.Composite",
+            )
         for name, handler in items.items():
             check_handler("CompositeCheckpointHandler", handler, name)
         self.handlers = items
@@ -279,7 +298,9 @@ class CheckpointableHandler:
 _registered: list[tuple[str | None, Any]] = []
 
 
-def register_handler(cls: Any, *, checkpointable_name: str | None = None, secondary_typestrs: Any = None) -> Any:
+def register_handler(
+    cls: Any, *, checkpointable_name: str | None = None, secondary_typestrs: Any = None
+) -> Any:
     """Registers a class of v1's handlers, for one item or (None) for all; of several that can, the last one handles a value."""
     _registered.append((checkpointable_name, cls))
     return cls
@@ -301,7 +322,9 @@ def checkpointable_to_save(name: str, value: Any) -> Any:
         if rest is not None:
             await rest
 
-    return Files(lambda folder: run_to_end(write(PathAwaitingCreation(to_path(folder)))), shared=True)
+    return Files(
+        lambda folder: run_to_end(write(PathAwaitingCreation(to_path(folder)))), shared=True
+    )
 
 
 def checkpointable_to_load(name: str, target: Any) -> Files | None:
@@ -310,7 +333,9 @@ def checkpointable_to_load(name: str, target: Any) -> Files | None:
     Without a target it is the handler that was registered for that item, or the only one that is registered for all.
     """
     if target is None:
-        named = [cls for chosen, cls in _registered if chosen == name] or [cls for chosen, cls in _registered if chosen is None]
+        named = [cls for chosen, cls in _registered if chosen == name] or [
+            cls for chosen, cls in _registered if chosen is None
+        ]
         handler = named[0]() if len(set(named)) == 1 else None
     else:
         handler = _find(name, lambda handler: handler.is_abstract_handleable(target))
@@ -318,7 +343,9 @@ def checkpointable_to_load(name: str, target: Any) -> Files | None:
         return None
 
     async def read(directory: Any) -> Any:
-        rest = await (target.load(directory) if handler is None else handler.load(directory, target))
+        rest = await (
+            target.load(directory) if handler is None else handler.load(directory, target)
+        )
         value = await rest if rest is not None else None
         return target if handler is None else value
 

@@ -12,14 +12,20 @@ from types import ModuleType
 
 REAL = "orbax.checkpoint"
 FACE = "holdfast.compat.orbax"
-STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")  # for the PYTHONPATH of children
+STARTUP = os.path.join(
+    os.path.dirname(os.path.abspath(__file__)), "startup"
+)  # for the PYTHONPATH of children
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds `orbax.checkpoint` and all below it here; the rest of `orbax` (`orbax.export`) is where it was."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
-        if name == "orbax" and importlib.machinery.PathFinder.find_spec(name) is None:  # Orbax is not installed at all
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if (
+            name == "orbax" and importlib.machinery.PathFinder.find_spec(name) is None
+        ):  # Orbax is not installed at all
             return importlib.machinery.ModuleSpec(name, None, is_package=True)
         if name != REAL and not name.startswith(f"{REAL}."):
             return None
@@ -34,8 +40,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if not isinstance(found, ModuleType):
             message = f"{spec.name} is not covered by {FACE}: leave it out, or use what docs/from-orbax.md names instead"
             raise ModuleNotFoundError(message, name=spec.name)
-        alias = ModuleType(spec.name, found.__doc__)  # a module of its own: the import system writes into what it gets
-        alias.__dict__.update({name: value for name, value in vars(found).items() if not name.startswith("__")})
+        alias = ModuleType(
+            spec.name, found.__doc__
+        )  # a module of its own: the import system writes into what it gets
+        alias.__dict__.update(
+            {name: value for name, value in vars(found).items() if not name.startswith("__")}
+        )
         return alias
 
     def exec_module(self, module: ModuleType) -> None:
@@ -50,7 +60,9 @@ def install() -> None:
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     if REAL in sys.modules:
-        raise RuntimeError(f"{REAL} is imported already; call {FACE}.install() before anything imports it")
+        raise RuntimeError(
+            f"{REAL} is imported already; call {FACE}.install() before anything imports it"
+        )
     sys.meta_path.insert(0, _Finder())
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if STARTUP not in paths:

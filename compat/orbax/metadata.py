@@ -85,7 +85,9 @@ class TreeMetadata(Mapping[Any, Any]):
 
 
 jax.tree_util.register_pytree_node(
-    TreeMetadata, lambda node: ((node.tree,), node.custom_metadata), lambda about, children: TreeMetadata(children[0], about)
+    TreeMetadata,
+    lambda node: ((node.tree,), node.custom_metadata),
+    lambda about, children: TreeMetadata(children[0], about),
 )
 
 
@@ -104,12 +106,18 @@ def to_shape_dtype_struct(leaf: Any, dtype: Any = None, scalar_dtype: Any = None
         return ""
     if not hasattr(leaf, "shape"):
         return leaf if scalar_dtype is None else scalar_dtype(leaf)
-    sharding = None if isinstance(leaf, np.ndarray | np.generic) else getattr(leaf, "sharding", None)
+    sharding = (
+        None if isinstance(leaf, np.ndarray | np.generic) else getattr(leaf, "sharding", None)
+    )
     return jax.ShapeDtypeStruct(leaf.shape, dtype or leaf.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
 
 def step_metadata(found: Structure, item_metadata: Any) -> StepMetadata:
     """Returns the metadata of a step in Orbax's words."""
-    began, ended = (None if time is None else int(time * 1e9) for time in (found.started_s, found.finished_s))
+    began, ended = (
+        None if time is None else int(time * 1e9) for time in (found.started_s, found.finished_s)
+    )
     kinds = {name: item.kind for name, item in found.items.items()}
-    return StepMetadata(kinds, item_metadata, dict(found.metrics), None, began, ended, found.metadata or {})
+    return StepMetadata(
+        kinds, item_metadata, dict(found.metrics), None, began, ended, found.metadata or {}
+    )

@@ -8,19 +8,32 @@ from typing import Any
 
 from holdfast import multihost
 
-from . import args, checkpoint_manager, checkpoint_utils, checkpointers, handlers, items, metadata, options, policies, v1
+from . import (
+    args,
+    checkpoint_manager,
+    checkpoint_utils,
+    checkpointers,
+    handlers,
+    items,
+    metadata,
+    options,
+    policies,
+    v1,
+)
 from .refusals import make_module, stand_in
 
-OWN_HANDLER = (
-    "give handlers of your own by item, CheckpointManager(item_handlers={...}), or register their arguments: args.register_with_handler"
-)
+OWN_HANDLER = "give handlers of your own by item, CheckpointManager(item_handlers={...}), or register their arguments: args.register_with_handler"
 TRANSFORMS = "restore as saved and change the tree, or rename with holdfast.checkpoint.load(path, like, rename=...)"
 BYTES = "leave it out: how bytes lie in files is holdfast's own affair"
 PATHS = "leave it out: steps are folders with plain numbers, found by manager.all_steps()"
 METADATA = "manager.metadata(step), or holdfast.checkpoint.structure(path)"
-FUTURES = "save returns when the arrays may be reused; manager.wait_until_finished() waits for the commit"
+FUTURES = (
+    "save returns when the arrays may be reused; manager.wait_until_finished() waits for the commit"
+)
 TESTING = "it serves Orbax's own tests"
-PATHWAYS = "holdfast.multihost.is_pathways_backend() says where a program runs; a save needs nothing more"
+PATHWAYS = (
+    "holdfast.multihost.is_pathways_backend() says where a program runs; a save needs nothing more"
+)
 
 # Names of `orbax.checkpoint` itself.
 REFUSED: Mapping[str, str] = {
@@ -39,15 +52,24 @@ REFUSED: Mapping[str, str] = {
 MODULES: Mapping[str, tuple[str, str]] = {
     "abstract_checkpoint_manager": ("", ""),
     "aggregate_handlers": ("AggregateHandler MsgpackHandler get_aggregate_handler", BYTES),
-    "arrays": ("Index Shape construct_maximal_shardings", "jax.sharding says how an array is sharded"),
+    "arrays": (
+        "Index Shape construct_maximal_shardings",
+        "jax.sharding says how an array is sharded",
+    ),
     "checkpoint_managers": ("", ""),
     "future": ("ChainedFuture CommitFutureAwaitingContractedSignals Future NoopFuture", FUTURES),
-    "logging": ("AbstractLogger CompositeLogger StandardLogger step_statistics", "manager.statistics() of holdfast's counts"),
+    "logging": (
+        "AbstractLogger CompositeLogger StandardLogger step_statistics",
+        "manager.statistics() of holdfast's counts",
+    ),
     "multihost": ("is_cloud_pathways_persistence_enabled", PATHWAYS),
     "msgpack_utils": ("msgpack_restore msgpack_serialize", "flax.serialization has both"),
     "path": ("atomicity atomicity_defaults atomicity_types deleter format_utils step", PATHS),
     "pathways": ("", PATHWAYS),
-    "serialization": ("async_deserialize async_serialize get_ts_context tensorstore_utils ts_utils", BYTES),
+    "serialization": (
+        "async_deserialize async_serialize get_ts_context tensorstore_utils ts_utils",
+        BYTES,
+    ),
     "step": (
         "ALLOWED_STEP_NAME_PATTERN TMP_DIR_STEP_PATTERN TMP_DIR_SUFFIX NameFormat Metadata MetadataT all_temporary_paths "
         "build_step_metadatas build_step_path composite_name_format find_step_path "
@@ -113,7 +135,12 @@ def add_modules(package: str) -> None:
     face = vars(sys.modules[package])
     for module, (names, reason) in REFUSED_IN.items():
         vars(module).update(
-            {name: stand_in(f"orbax.checkpoint.{module.__name__.rpartition('.')[2]}", name, reason) for name in names.split()}
+            {
+                name: stand_in(
+                    f"orbax.checkpoint.{module.__name__.rpartition('.')[2]}", name, reason
+                )
+                for name in names.split()
+            }
         )
     vars(handlers).update(_handler_args())
     vars(checkpoint_utils)["PLACEHOLDER"] = items.PLACEHOLDER
@@ -124,37 +151,83 @@ def add_modules(package: str) -> None:
         handlers.JsonCheckpointHandler,
         handlers.CheckpointHandler,
     )
-    offered += (checkpointers.AbstractCheckpointer, checkpointers.AsyncCheckpointer, checkpointers.Checkpointer, args.CheckpointArgs)
-    vars(checkpoint_manager).update({each.__name__: each for each in offered}, DEFAULT_ITEM_NAME=items.DEFAULT_ITEM)
-    face.update({name: stand_in("orbax.checkpoint", name, reason) for name, reason in REFUSED.items()})
+    offered += (
+        checkpointers.AbstractCheckpointer,
+        checkpointers.AsyncCheckpointer,
+        checkpointers.Checkpointer,
+        args.CheckpointArgs,
+    )
+    vars(checkpoint_manager).update(
+        {each.__name__: each for each in offered}, DEFAULT_ITEM_NAME=items.DEFAULT_ITEM
+    )
+    face.update(
+        {name: stand_in("orbax.checkpoint", name, reason) for name, reason in REFUSED.items()}
+    )
     for name, (names, reason) in MODULES.items():
         face[name] = make_module(name, refused=names, reason=reason, **_covered(name))
     face["checkpoint_args"] = args
-    registry = ("register_with_handler", "get_registered_args_cls", "get_registered_handler_cls", "has_registered_args")
-    vars(args).update({name: getattr(handlers, name) for name in registry}, CheckpointHandler=handlers.CheckpointHandler)
+    registry = (
+        "register_with_handler",
+        "get_registered_args_cls",
+        "get_registered_handler_cls",
+        "has_registered_args",
+    )
+    vars(args).update(
+        {name: getattr(handlers, name) for name in registry},
+        CheckpointHandler=handlers.CheckpointHandler,
+    )
     face["experimental"] = make_module("experimental", v1=v1)
 
 
 def _handler_args() -> dict[str, Any]:
     """Returns the arguments under the names that `handlers` has for them."""
     kinds = ("Array", "JaxRandomKey", "Json", "NumpyRandomKey", "PyTree", "Standard")
-    found = {f"{kind}{verb}Args": getattr(args, f"{kind}{verb}") for kind in kinds for verb in ("Save", "Restore")}
+    found = {
+        f"{kind}{verb}Args": getattr(args, f"{kind}{verb}")
+        for kind in kinds
+        for verb in ("Save", "Restore")
+    }
     return found | {"ArrayRestoreArgs": args.ArrayRestore, "CompositeArgs": args.Composite}
 
 
 def _covered(module: str) -> dict[str, Any]:
     """Returns what a module without a file of its own has to offer."""
     struct = {"to_shape_dtype_struct": metadata.to_shape_dtype_struct}
-    steps = {"checkpoint_steps": checkpoint_utils.checkpoint_steps, "any_checkpoint_step": checkpoint_utils.any_checkpoint_step}
+    steps = {
+        "checkpoint_steps": checkpoint_utils.checkpoint_steps,
+        "any_checkpoint_step": checkpoint_utils.any_checkpoint_step,
+    }
     if module == "checkpoint_managers":
-        names = {name: value for name, value in vars(policies).items() if isinstance(value, type) and value.__module__ == policies.__name__}
-        managers = {"CheckpointManager": checkpoint_manager.CheckpointManager, "CheckpointManagerOptions": options.CheckpointManagerOptions}
+        names = {
+            name: value
+            for name, value in vars(policies).items()
+            if isinstance(value, type) and value.__module__ == policies.__name__
+        }
+        managers = {
+            "CheckpointManager": checkpoint_manager.CheckpointManager,
+            "CheckpointManagerOptions": options.CheckpointManagerOptions,
+        }
         abstract = {"AbstractCheckpointManager": checkpoint_manager.AbstractCheckpointManager}
-        return names | managers | abstract | {"preservation_policy": policies, "save_decision_policy": policies}
+        return (
+            names
+            | managers
+            | abstract
+            | {"preservation_policy": policies, "save_decision_policy": policies}
+        )
     if module == "type_handlers":
-        return {"SaveArgs": args.SaveArgs, "RestoreArgs": args.RestoreArgs, "ArrayRestoreArgs": args.ArrayRestoreArgs}
+        return {
+            "SaveArgs": args.SaveArgs,
+            "RestoreArgs": args.RestoreArgs,
+            "ArrayRestoreArgs": args.ArrayRestoreArgs,
+        }
     if module == "utils":
-        processes = ("broadcast_one_to_all", "is_pathways_backend", "is_primary_host", "reached_preemption", "sync_global_processes")
+        processes = (
+            "broadcast_one_to_all",
+            "is_pathways_backend",
+            "is_primary_host",
+            "reached_preemption",
+            "sync_global_processes",
+        )
         return struct | steps | {name: getattr(multihost, name) for name in processes}
     if module == "multihost":
         return {name: getattr(multihost, name) for name in multihost.__all__}

@@ -22,8 +22,16 @@ class AsyncOptions:
 
     def __post_init__(self) -> None:
         nearest = "call wait_until_finished(), then do it"
-        refuse("options.AsyncOptions", nearest, post_finalization_callback=self.post_finalization_callback)
-        refuse("options.AsyncOptions", "leave it out: holdfast agrees by its own coordinator", barrier_sync_fn=self.barrier_sync_fn)
+        refuse(
+            "options.AsyncOptions",
+            nearest,
+            post_finalization_callback=self.post_finalization_callback,
+        )
+        refuse(
+            "options.AsyncOptions",
+            "leave it out: holdfast agrees by its own coordinator",
+            barrier_sync_fn=self.barrier_sync_fn,
+        )
 
 
 @dataclass
@@ -37,9 +45,15 @@ class MultiprocessingOptions:
     def __post_init__(self) -> None:
         if self.primary_host != 0:
             refuse(
-                "options.MultiprocessingOptions", "leave it out: the primary is process 0 of the group", primary_host=str(self.primary_host)
+                "options.MultiprocessingOptions",
+                "leave it out: the primary is process 0 of the group",
+                primary_host=str(self.primary_host),
             )
-        refuse("options.MultiprocessingOptions", "holdfast.checkpoint.CheckpointManager(group=...)", active_processes=self.active_processes)
+        refuse(
+            "options.MultiprocessingOptions",
+            "holdfast.checkpoint.CheckpointManager(group=...)",
+            active_processes=self.active_processes,
+        )
 
 
 @dataclass
@@ -119,9 +133,17 @@ class CheckpointManagerOptions:
 
     def __post_init__(self) -> None:
         if self.best_mode not in ("min", "max"):
-            raise ValueError(f"CheckpointManagerOptions: best_mode is 'min' or 'max', not {self.best_mode!r}")
-        if self.preservation_policy is None and self.max_to_keep is not None and self.max_to_keep < 0:
-            raise ValueError(f"CheckpointManagerOptions: max_to_keep must be None or not below 0, found {self.max_to_keep}")
+            raise ValueError(
+                f"CheckpointManagerOptions: best_mode is 'min' or 'max', not {self.best_mode!r}"
+            )
+        if (
+            self.preservation_policy is None
+            and self.max_to_keep is not None
+            and self.max_to_keep < 0
+        ):
+            raise ValueError(
+                f"CheckpointManagerOptions: max_to_keep must be None or not below 0, found {self.max_to_keep}"
+            )
         call = "CheckpointManagerOptions"
         refuse(
             call,
@@ -129,9 +151,17 @@ class CheckpointManagerOptions:
             todelete_subdir=self.todelete_subdir,
             todelete_full_path=self.todelete_full_path,
         )
-        refuse(call, "leave it out: the record is the commit", temporary_path_class=self.temporary_path_class)
+        refuse(
+            call,
+            "leave it out: the record is the commit",
+            temporary_path_class=self.temporary_path_class,
+        )
         if not self.read_only:
-            refuse(call, "give step_prefix and step_format_fixed_length", step_name_format=self.step_name_format)
+            refuse(
+                call,
+                "give step_prefix and step_format_fixed_length",
+                step_name_format=self.step_name_format,
+            )
 
     def step_format(self) -> str | None:
         """Returns how folders of steps are called, None where the options do not say."""
@@ -147,7 +177,11 @@ class CheckpointManagerOptions:
         preempted = policies.PreemptionCheckpointingPolicy()
         if self.should_save_fn is not None:
             return policies.AnySavePolicy([policies.ShouldSaveFn(self.should_save_fn), preempted])
-        by_step = [policies.FixedIntervalPolicy(self.save_interval_steps)] if self.save_interval_steps else []
+        by_step = (
+            [policies.FixedIntervalPolicy(self.save_interval_steps)]
+            if self.save_interval_steps
+            else []
+        )
         named = policies.SpecificStepsPolicy(self.save_on_steps or ())
         return policies.AnySavePolicy([*by_step, named, preempted, policies.InitialSavePolicy()])
 
@@ -155,13 +189,18 @@ class CheckpointManagerOptions:
         """Returns the policy of keeping that the options mean, in Orbax's words."""
         if self.preservation_policy is not None:
             return self.preservation_policy
-        chosen: list[Any] = [] if self.keep_period is None else [policies.EveryNSteps(self.keep_period)]
+        chosen: list[Any] = (
+            [] if self.keep_period is None else [policies.EveryNSteps(self.keep_period)]
+        )
         if self.keep_time_interval is not None:
             chosen.append(policies.EveryNSeconds(int(self.keep_time_interval.total_seconds())))
         if self.best_fn is None:
             return policies.AnyPreservationPolicy([*chosen, policies.LatestN(self.max_to_keep)])
         without = self.keep_checkpoints_without_metrics
         best = policies.BestN(
-            get_metric_fn=self.best_fn, reverse=self.best_mode == "min", n=self.max_to_keep, keep_checkpoints_without_metrics=without
+            get_metric_fn=self.best_fn,
+            reverse=self.best_mode == "min",
+            n=self.max_to_keep,
+            keep_checkpoints_without_metrics=without,
         )
         return policies.AnyPreservationPolicy([*chosen, best])

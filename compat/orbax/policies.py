@@ -37,7 +37,9 @@ class PreservationContext:
 class SaveDecisionPolicy(Protocol):
     """Says when to save."""
 
-    def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext) -> bool:
+    def should_save(
+        self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext
+    ) -> bool:
         """Returns whether to save `step`."""
         ...
 
@@ -46,7 +48,9 @@ class SaveDecisionPolicy(Protocol):
 class PreservationPolicy(Protocol):
     """Says what to keep."""
 
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: PreservationContext) -> Sequence[bool]:
+    def should_preserve(
+        self, checkpoints: Sequence[Any], *, context: PreservationContext
+    ) -> Sequence[bool]:
         """Returns for each step whether it stays."""
         ...
 
@@ -57,7 +61,9 @@ class FixedIntervalPolicy:
 
     interval: int
 
-    def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext) -> bool:
+    def should_save(
+        self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext
+    ) -> bool:
         return bool(step.step % self.interval == 0)
 
 
@@ -67,7 +73,9 @@ class SpecificStepsPolicy:
 
     steps: Container[int]
 
-    def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext) -> bool:
+    def should_save(
+        self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext
+    ) -> bool:
         return step.step in self.steps
 
 
@@ -78,25 +86,33 @@ class ContinuousCheckpointingPolicy:
     minimum_interval_secs: int | None = None
     uses_clock = True  # in a group the primary's answer counts
 
-    def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext) -> bool:
+    def should_save(
+        self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext
+    ) -> bool:
         if context.is_saving_in_progress:
             return False
         if not previous_steps or self.minimum_interval_secs is None:
             return True
-        return bool(step.time - previous_steps[-1].time >= timedelta(seconds=self.minimum_interval_secs))
+        return bool(
+            step.time - previous_steps[-1].time >= timedelta(seconds=self.minimum_interval_secs)
+        )
 
 
 class PreemptionCheckpointingPolicy:
     """Saves when the job is preempted."""
 
-    def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext) -> bool:
+    def should_save(
+        self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext
+    ) -> bool:
         return context.reached_preemption
 
 
 class InitialSavePolicy:
     """Saves when there is no step yet."""
 
-    def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext) -> bool:
+    def should_save(
+        self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext
+    ) -> bool:
         return not previous_steps
 
 
@@ -106,7 +122,9 @@ class ShouldSaveFn:
 
     function: Callable[[int, int | None], bool]
 
-    def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext) -> bool:
+    def should_save(
+        self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext
+    ) -> bool:
         return bool(self.function(step.step, previous_steps[-1].step if previous_steps else None))
 
 
@@ -121,15 +139,22 @@ class AnySavePolicy:
         """Whether a clock is part of the answer."""
         return any(getattr(policy, "uses_clock", False) for policy in self.policies)
 
-    def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext) -> bool:
-        return any(policy.should_save(step, previous_steps=previous_steps, context=context) for policy in self.policies)
+    def should_save(
+        self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext
+    ) -> bool:
+        return any(
+            policy.should_save(step, previous_steps=previous_steps, context=context)
+            for policy in self.policies
+        )
 
 
 @dataclass
 class PreserveAll:
     """Keeps every step."""
 
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: PreservationContext) -> Sequence[bool]:
+    def should_preserve(
+        self, checkpoints: Sequence[Any], *, context: PreservationContext
+    ) -> Sequence[bool]:
         return [True] * len(checkpoints)
 
 
@@ -139,7 +164,9 @@ class LatestN:
 
     n: int | None = None
 
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: PreservationContext) -> Sequence[bool]:
+    def should_preserve(
+        self, checkpoints: Sequence[Any], *, context: PreservationContext
+    ) -> Sequence[bool]:
         count = len(checkpoints)
         return [self.n is None or index >= count - self.n for index in range(count)]
 
@@ -150,7 +177,9 @@ class EveryNSeconds:
 
     interval_secs: int
 
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: PreservationContext) -> Sequence[bool]:
+    def should_preserve(
+        self, checkpoints: Sequence[Any], *, context: PreservationContext
+    ) -> Sequence[bool]:
         kept: list[Any] = []
         for info in checkpoints:
             if not kept or info.time - kept[-1].time >= timedelta(seconds=self.interval_secs):
@@ -164,7 +193,9 @@ class LatestDuration:
 
     duration: timedelta
 
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: PreservationContext) -> Sequence[bool]:
+    def should_preserve(
+        self, checkpoints: Sequence[Any], *, context: PreservationContext
+    ) -> Sequence[bool]:
         return [datetime.now(UTC) - info.time <= self.duration for info in checkpoints]
 
 
@@ -176,7 +207,9 @@ class EveryNSteps:
     exact_interval: bool = True
     max_to_keep: int | None = None
 
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: PreservationContext) -> Sequence[bool]:
+    def should_preserve(
+        self, checkpoints: Sequence[Any], *, context: PreservationContext
+    ) -> Sequence[bool]:
         steps = [info.step for info in checkpoints]
         if self.exact_interval:
             chosen = [step for step in steps if step % self.interval_steps == 0]
@@ -195,7 +228,9 @@ class EveryNStepsClosest:
     interval_steps: int
     max_to_keep: int | None = None
 
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: PreservationContext) -> Sequence[bool]:
+    def should_preserve(
+        self, checkpoints: Sequence[Any], *, context: PreservationContext
+    ) -> Sequence[bool]:
         closest: dict[int, int] = {}
         steps = [info.step for info in checkpoints]
         for step in steps:
@@ -206,7 +241,13 @@ class EveryNStepsClosest:
 
 
 def _flags(steps: Sequence[int], chosen: Sequence[int], max_to_keep: int | None) -> list[bool]:
-    kept = set(chosen if max_to_keep is None else chosen[len(chosen) - max_to_keep :] if max_to_keep < len(chosen) else chosen)
+    kept = set(
+        chosen
+        if max_to_keep is None
+        else chosen[len(chosen) - max_to_keep :]
+        if max_to_keep < len(chosen)
+        else chosen
+    )
     return [step in kept for step in steps]
 
 
@@ -216,7 +257,9 @@ class CustomSteps:
     def __init__(self, steps: Sequence[int]) -> None:
         self._steps = frozenset(steps)
 
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: PreservationContext) -> Sequence[bool]:
+    def should_preserve(
+        self, checkpoints: Sequence[Any], *, context: PreservationContext
+    ) -> Sequence[bool]:
         return [info.step in self._steps for info in checkpoints]
 
 
@@ -229,14 +272,20 @@ class BestN:
     n: int | None = None
     keep_checkpoints_without_metrics: bool = True
 
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: PreservationContext) -> Sequence[bool]:
+    def should_preserve(
+        self, checkpoints: Sequence[Any], *, context: PreservationContext
+    ) -> Sequence[bool]:
         if self.n is None or len(checkpoints) <= self.n:
             return [True] * len(checkpoints)
         ranked = sorted(
-            (info for info in checkpoints if info.metrics), key=lambda info: self.get_metric_fn(info.metrics), reverse=self.reverse
+            (info for info in checkpoints if info.metrics),
+            key=lambda info: self.get_metric_fn(info.metrics),
+            reverse=self.reverse,
         )
         best = (
-            {info.step for info in ranked[len(ranked) - self.n :]} if 0 < self.n < len(ranked) else {info.step for info in ranked if self.n}
+            {info.step for info in ranked[len(ranked) - self.n :]}
+            if 0 < self.n < len(ranked)
+            else {info.step for info in ranked if self.n}
         )
         without = self.keep_checkpoints_without_metrics and self.n > 0
         return [info.step in best or (without and not info.metrics) for info in checkpoints]
@@ -248,9 +297,15 @@ class AnyPreservationPolicy:
 
     policies: Sequence[Any]
 
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: PreservationContext) -> Sequence[bool]:
+    def should_preserve(
+        self, checkpoints: Sequence[Any], *, context: PreservationContext
+    ) -> Sequence[bool]:
         answers = [policy.should_preserve(checkpoints, context=context) for policy in self.policies]
-        return [any(each) for each in zip(*answers, strict=True)] if answers else [False] * len(checkpoints)
+        return (
+            [any(each) for each in zip(*answers, strict=True)]
+            if answers
+            else [False] * len(checkpoints)
+        )
 
 
 @dataclass
@@ -268,7 +323,9 @@ class AskToSave:
     def wants(self, context: PolicyContext) -> str:
         """Returns the policy's name where it wants the step."""
         step = PolicyCheckpointInfo(context.step, None, datetime.now(UTC))
-        about = DecisionContext(is_saving_in_progress=self.saving(), reached_preemption=context.preempted)
+        about = DecisionContext(
+            is_saving_in_progress=self.saving(), reached_preemption=context.preempted
+        )
         wanted = self.policy.should_save(step, previous_steps=self.previous(), context=about)
         return f"{type(self.policy).__name__} wants step {context.step}" if wanted else ""
 
@@ -282,6 +339,9 @@ class AskToKeep:
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns the steps that stay."""
         times = [datetime.fromtimestamp(facts.started_s or 0.0, UTC) for facts in steps]
-        infos = [PolicyCheckpointInfo(facts.step, dict(facts.metrics) or None, time) for facts, time in zip(steps, times, strict=True)]
+        infos = [
+            PolicyCheckpointInfo(facts.step, dict(facts.metrics) or None, time)
+            for facts, time in zip(steps, times, strict=True)
+        ]
         flags = self.policy.should_preserve(infos, context=PreservationContext())
         return {info.step for info, stays in zip(infos, flags, strict=True) if stays}

@@ -12,7 +12,9 @@ NATIVE = "holdfast.checkpoint"
 
 def not_covered(call: str, nearest: str) -> NotImplementedError:
     """Returns the error for a call of Orbax's that is not covered; `nearest` says what to do instead."""
-    return NotImplementedError(f"{call} is not covered by holdfast.compat.orbax: {nearest}. See {PAGE}")
+    return NotImplementedError(
+        f"{call} is not covered by holdfast.compat.orbax: {nearest}. See {PAGE}"
+    )
 
 
 def refuse(call: str, nearest: str, **given: Any) -> None:
@@ -38,17 +40,25 @@ def stand_in(module: str, name: str, nearest: str) -> Any:
 
 def refusal_of(value: Any) -> str | None:
     """Returns why a name is refused, None where it is covered."""
-    return value.refusal if isinstance(value, _StandIn) else getattr(value, "__holdfast_refusal__", None)
+    return (
+        value.refusal
+        if isinstance(value, _StandIn)
+        else getattr(value, "__holdfast_refusal__", None)
+    )
 
 
 def make_module(name: str, *, refused: str = "", reason: str = "", **names: Any) -> ModuleType:
     """Makes the module `holdfast.compat.orbax.<name>` of covered names and of stand-ins for the `refused` ones."""
     module = ModuleType(f"holdfast.compat.orbax.{name}", "Stands for a module of Orbax's.")
-    standing = {each: stand_in(f"orbax.checkpoint.{name}", each, reason) for each in refused.split()}
+    standing = {
+        each: stand_in(f"orbax.checkpoint.{name}", each, reason) for each in refused.split()
+    }
     vars(module).update(standing, **names)
     if not names:
         vars(module)["__holdfast_refusal__"] = reason
-        vars(module)["__getattr__"] = lambda each: _any_name(f"orbax.checkpoint.{name}", each, reason)
+        vars(module)["__getattr__"] = lambda each: _any_name(
+            f"orbax.checkpoint.{name}", each, reason
+        )
     sys.modules[module.__name__] = module
     return module
 

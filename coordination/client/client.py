@@ -75,7 +75,9 @@ class CoordinationClient:
         on_error: Callable[[CoordinationError], None] | None = None,
     ) -> None:
         if process_id < 0 or (num_processes is not None and process_id >= num_processes):
-            raise ValueError(f"process_id must be in 0..{(num_processes or 0) - 1 if num_processes else 'N-1'}, found {process_id}")
+            raise ValueError(
+                f"process_id must be in 0..{(num_processes or 0) - 1 if num_processes else 'N-1'}, found {process_id}"
+            )
         if ":" not in address:
             raise ValueError(f"address must be host:port, found {address!r}")
         self.address = address
@@ -88,7 +90,13 @@ class CoordinationClient:
             self._watch.add(on_process_change)
         self._connection = Connection(
             address,
-            Identity(process_id, num_processes, job, attempt, socket.gethostname() if host is None else host),
+            Identity(
+                process_id,
+                num_processes,
+                job,
+                attempt,
+                socket.gethostname() if host is None else host,
+            ),
             credentials=credentials or Credentials(),
             heartbeat_timeout_s=heartbeat_timeout_s,
             session=session,
@@ -116,7 +124,10 @@ class CoordinationClient:
         """
         with self._lock:
             if self._connected or self._connection.closed:
-                raise CoordinationError("the client is connected or has been shut down; make a new one", code="FAILED_PRECONDITION")
+                raise CoordinationError(
+                    "the client is connected or has been shut down; make a new one",
+                    code="FAILED_PRECONDITION",
+                )
             self._connected = True
         try:
             self._connection.connect(Deadline(self._init_timeout_s))
@@ -147,7 +158,12 @@ class CoordinationClient:
         self.connect()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if error is None:
             self.shutdown()
             return
@@ -157,7 +173,9 @@ class CoordinationClient:
 
     def __del__(self) -> None:
         if getattr(self, "_connected", False) and not self._connection.closed:
-            warnings.warn(f"{self!r} was never shut down", ResourceWarning, source=self, stacklevel=2)
+            warnings.warn(
+                f"{self!r} was never shut down", ResourceWarning, source=self, stacklevel=2
+            )
             self.close()
 
     def __repr__(self) -> str:
@@ -165,7 +183,9 @@ class CoordinationClient:
 
     # Barriers
 
-    def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int, process_ids: Sequence[int] | None = None) -> None:
+    def wait_at_barrier(
+        self, barrier_id: str, timeout_in_ms: int, process_ids: Sequence[int] | None = None
+    ) -> None:
         """Waits until all processes (or those of `process_ids`) have come to `barrier_id`, at most `timeout_in_ms`.
 
         An id may be used again; the nth call of one process matches the nth of the others. Raises BarrierTimeout with `missing`,
@@ -174,7 +194,10 @@ class CoordinationClient:
         _check(barrier_id=(barrier_id, str), timeout_in_ms=(timeout_in_ms, int))
         with self._lock:
             if barrier_id in self._ongoing:
-                raise CoordinationError(f"barrier {barrier_id!r} is already ongoing in this process", code="FAILED_PRECONDITION")
+                raise CoordinationError(
+                    f"barrier {barrier_id!r} is already ongoing in this process",
+                    code="FAILED_PRECONDITION",
+                )
             self._ongoing.add(barrier_id)
             counter = self._counters.pop(barrier_id, -1) + 1
             self._counters[barrier_id] = counter  # the last one used is the last one
@@ -186,7 +209,9 @@ class CoordinationClient:
             with self._lock:
                 self._ongoing.discard(barrier_id)
 
-    def _barrier(self, barrier_id: str, counter: int, timeout_in_ms: int, process_ids: Sequence[int] | None) -> None:
+    def _barrier(
+        self, barrier_id: str, counter: int, timeout_in_ms: int, process_ids: Sequence[int] | None
+    ) -> None:
         request = pb.BarrierRequest(
             barrier_id=barrier_id,
             barrier_timeout_in_ms=timeout_in_ms,
@@ -197,7 +222,9 @@ class CoordinationClient:
         deadline = Deadline(max(0.0, timeout_in_ms / 1000) + ANSWER_GRACE_S)
         for _ in range(MAX_DISPLACEMENTS):
             try:
-                response = self._connection.call("Barrier", request, deadline, grace_s=ANSWER_GRACE_S)
+                response = self._connection.call(
+                    "Barrier", request, deadline, grace_s=ANSWER_GRACE_S
+                )
                 self._counters[barrier_id] = response.counter
                 self._barriers_passed += 1
                 return
@@ -215,7 +242,9 @@ class CoordinationClient:
     def cancel_barrier(self, barrier_id: str) -> None:
         """Fails the ongoing barrier `barrier_id` for all its participants, with code CANCELLED. Unknown: INVALID_ARGUMENT or NOT_FOUND."""
         counter = max(0, self._counters.get(barrier_id, 0))
-        request = pb.CancelBarrierRequest(barrier_id=barrier_id, counter=counter, source_task_id=self.process_id)
+        request = pb.CancelBarrierRequest(
+            barrier_id=barrier_id, counter=counter, source_task_id=self.process_id
+        )
         self._call("CancelBarrier", request)
 
     # Keys
@@ -225,14 +254,23 @@ class CoordinationClient:
         _check(value=(value, str))
         self.key_value_set_bytes(key, value.encode(), allow_overwrite)
 
-    def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False, *, timeout_s: float | None = None) -> None:
+    def key_value_set_bytes(
+        self,
+        key: str,
+        value: bytes,
+        allow_overwrite: bool = False,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
         """Sets `key` to bytes, within `timeout_s`. A key that exists is ALREADY_EXISTS unless `allow_overwrite`.
 
         When a broken connection hides whether the first sending arrived, it is sent again; a key that then exists with this very
         value counts as set.
         """
         _check(key=(key, str), value=(value, bytes))
-        request = pb.InsertKeyValueRequest(kv=pb.KeyValueEntry(key=key, value=value), allow_overwrite=allow_overwrite)
+        request = pb.InsertKeyValueRequest(
+            kv=pb.KeyValueEntry(key=key, value=value), allow_overwrite=allow_overwrite
+        )
         sent_before = False
 
         def note_retry() -> None:
@@ -241,16 +279,26 @@ class CoordinationClient:
 
         deadline = self._deadline(timeout_s)
         try:
-            self._connection.call("InsertKeyValue", request, deadline, idempotent=True, on_retry=note_retry)
+            self._connection.call(
+                "InsertKeyValue", request, deadline, idempotent=True, on_retry=note_retry
+            )
         except CoordinationError as error:
-            if not (sent_before and error.code == "ALREADY_EXISTS" and self.key_value_try_get_bytes(key) == value):
+            if not (
+                sent_before
+                and error.code == "ALREADY_EXISTS"
+                and self.key_value_try_get_bytes(key) == value
+            ):
                 raise
 
-    def blocking_key_value_get(self, key: str, timeout_in_ms: int, *, depends_on: Sequence[int] = ()) -> str:
+    def blocking_key_value_get(
+        self, key: str, timeout_in_ms: int, *, depends_on: Sequence[int] = ()
+    ) -> str:
         """Returns the string at `key`, waiting for it as `blocking_key_value_get_bytes` does."""
         return self.blocking_key_value_get_bytes(key, timeout_in_ms, depends_on=depends_on).decode()
 
-    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int, *, depends_on: Sequence[int] = ()) -> bytes:
+    def blocking_key_value_get_bytes(
+        self, key: str, timeout_in_ms: int, *, depends_on: Sequence[int] = ()
+    ) -> bytes:
         """Returns the bytes at `key`, waiting for them at most `timeout_in_ms`; DEADLINE_EXCEEDED when they do not come.
 
         `depends_on` names the processes that alone can set the key: when one of them is lost, the call raises ProcessLost at once. A
@@ -263,7 +311,11 @@ class CoordinationClient:
         try:
             deadline = Deadline(timeout_in_ms / 1000 + ANSWER_GRACE_S)
             response = self._connection.call(
-                "GetKeyValue", pb.GetKeyValueRequest(key=key), deadline, grace_s=ANSWER_GRACE_S, depends_on=depends_on
+                "GetKeyValue",
+                pb.GetKeyValueRequest(key=key),
+                deadline,
+                grace_s=ANSWER_GRACE_S,
+                depends_on=depends_on,
             )
         except CoordinationError as error:
             if error.code == "DEADLINE_EXCEEDED":
@@ -293,15 +345,25 @@ class CoordinationClient:
     def key_value_delete(self, key: str, *, timeout_s: float | None = None) -> None:
         """Deletes `key` and all below it, within `timeout_s`. A key that does not exist is no error."""
         _check(key=(key, str))
-        self._call("DeleteKeyValue", pb.DeleteKeyValueRequest(key=key, is_directory=True), timeout_s)
+        self._call(
+            "DeleteKeyValue", pb.DeleteKeyValueRequest(key=key, is_directory=True), timeout_s
+        )
 
-    def key_value_increment(self, key: str, increment: int, *, timeout_s: float | None = None) -> int:
+    def key_value_increment(
+        self, key: str, increment: int, *, timeout_s: float | None = None
+    ) -> int:
         """Adds to the number at `key` (0 when unset), within `timeout_s`; returns the sum. FAILED_PRECONDITION when it holds no number.
 
         Never sent twice: CoordinatorLost when its answer is lost, and then it may or may not have been applied.
         """
         _check(key=(key, str), increment=(increment, int))
-        return int(self._call("IncrementKeyValue", pb.IncrementKeyValueRequest(key=key, increment=increment), timeout_s).kv.value)
+        return int(
+            self._call(
+                "IncrementKeyValue",
+                pb.IncrementKeyValueRequest(key=key, increment=increment),
+                timeout_s,
+            ).kv.value
+        )
 
     # Processes
 
@@ -315,7 +377,9 @@ class CoordinationClient:
         """Returns all processes of the job, as the service sees them now."""
         return self._connection.processes(Deadline(self._rpc_timeout_s))
 
-    def watch_processes(self, listener: Callable[[Sequence[ProcessInfo]], None]) -> Callable[[], None]:
+    def watch_processes(
+        self, listener: Callable[[Sequence[ProcessInfo]], None]
+    ) -> Callable[[], None]:
         """Calls `listener` with the complete list of ProcessInfo, now and at every change; returns a function that ends it."""
         self._require_connected()
         stop = self._watch.add(listener)
@@ -342,11 +406,20 @@ class CoordinationClient:
         A service without our session keeps it as JSON under `holdfast/progress/<process>`.
         """
         if self._connection.has_session:
-            request = spb.ReportRequest(step=step, saved_step=saved_step, values=values, trouble=trouble, root=root)
+            request = spb.ReportRequest(
+                step=step, saved_step=saved_step, values=values, trouble=trouble, root=root
+            )
             self._connection.call("Report", request, Deadline(5.0), idempotent=True)
         else:
-            progress = {"step": step, "saved_step": saved_step, "trouble": trouble, "root": root} | values
-            self.key_value_set(f"{REPORT_PREFIX}{self.process_id}", json.dumps(progress), allow_overwrite=True)
+            progress = {
+                "step": step,
+                "saved_step": saved_step,
+                "trouble": trouble,
+                "root": root,
+            } | values
+            self.key_value_set(
+                f"{REPORT_PREFIX}{self.process_id}", json.dumps(progress), allow_overwrite=True
+            )
 
     def statistics(self) -> dict[str, int | float | str]:
         """Returns counts of calls, retries, reconnections, barriers passed, and the seconds since the service last answered."""
@@ -358,11 +431,15 @@ class CoordinationClient:
         return self._connection.call(method, request, self._deadline(timeout_s))
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
-        return Deadline(self._rpc_timeout_s if timeout_s is None else min(timeout_s, self._rpc_timeout_s))
+        return Deadline(
+            self._rpc_timeout_s if timeout_s is None else min(timeout_s, self._rpc_timeout_s)
+        )
 
     def _require_connected(self) -> None:
         if not self._connected:
-            raise CoordinationError("the client is not connected: call connect() first", code="FAILED_PRECONDITION")
+            raise CoordinationError(
+                "the client is not connected: call connect() first", code="FAILED_PRECONDITION"
+            )
 
 
 def _check(**arguments: tuple[object, type]) -> None:
@@ -374,5 +451,9 @@ def _check(**arguments: tuple[object, type]) -> None:
 def _barrier_timeout(barrier_id: str, error: CoordinationError) -> BarrierTimeout:
     if isinstance(error, BarrierTimeout):
         return error
-    lines = re.findall(r"^(\d+)$", error.message, re.MULTILINE)  # jaxlib's service names up to two stragglers, a line each
-    return BarrierTimeout(error.message, name=barrier_id, missing=tuple(int(line) for line in lines))
+    lines = re.findall(
+        r"^(\d+)$", error.message, re.MULTILINE
+    )  # jaxlib's service names up to two stragglers, a line each
+    return BarrierTimeout(
+        error.message, name=barrier_id, missing=tuple(int(line) for line in lines)
+    )

@@ -31,7 +31,14 @@ log = logging.getLogger("holdfast.coordination")
 
 IDEMPOTENT = frozenset(
     {
-        *("RegisterTask", "Heartbeat", "PollForError", "ShutdownTask", "WatchTasks", "GetAliveTasks"),
+        *(
+            "RegisterTask",
+            "Heartbeat",
+            "PollForError",
+            "ShutdownTask",
+            "WatchTasks",
+            "GetAliveTasks",
+        ),
         *("GetKeyValue", "TryGetKeyValue", "GetKeyValueDir", "DeleteKeyValue"),
         *("Barrier", "CancelBarrier"),  # the same counter joins, or replays the result
     }
@@ -52,7 +59,10 @@ PROBE_S = 1.0
 SPREAD_S_PER_PROCESS = 0.001
 MOST_SPREAD_S = 1.0
 
-CLOSED = CoordinationError("the client is not connected: it was shut down, or connect() was never called", code="FAILED_PRECONDITION")
+CLOSED = CoordinationError(
+    "the client is not connected: it was shut down, or connect() was never called",
+    code="FAILED_PRECONDITION",
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,9 @@ class Backoff:
 
     def pauses(self, seed: int | None = None) -> Iterator[float]:
         """Yields pauses in seconds, for ever: each between half and all of a bound that grows to `most_s`."""
-        draw = random if seed is None else random.Random(seed)  # making one takes longer than a call
+        draw = (
+            random if seed is None else random.Random(seed)
+        )  # making one takes longer than a call
         bound = self.first_s
         while True:
             yield bound * draw.uniform(0.5, 1.0)
@@ -77,7 +89,9 @@ def first_reconnect_s(num_processes: int, heartbeat_timeout_s: float) -> float:
 
     A coordinator that was restarted meets the processes of a large job one after the other; it is a small part of the heartbeat timeout.
     """
-    return random.uniform(0.0, min(SPREAD_S_PER_PROCESS * num_processes, MOST_SPREAD_S, heartbeat_timeout_s / 20))
+    return random.uniform(
+        0.0, min(SPREAD_S_PER_PROCESS * num_processes, MOST_SPREAD_S, heartbeat_timeout_s / 20)
+    )
 
 
 def accepts_connections(address: str) -> bool:
@@ -143,7 +157,9 @@ class Connection:
         """Joins the job over a Session, or over unary calls where the service has none; returns when all have come."""
         if self._session_wanted is not False and self._try_session(deadline):
             self._start(self._keep)
-            grace = Deadline(deadline.remaining_s() + ANSWER_GRACE_S)  # the answer with the missing comes when the time is over
+            grace = Deadline(
+                deadline.remaining_s() + ANSWER_GRACE_S
+            )  # the answer with the missing comes when the time is over
             self.call("RegisterTask", pb.RegisterTaskRequest(), grace, grace_s=ANSWER_GRACE_S)
             return
         unary = UnaryTransport(self._address, self._identity, self._credentials)
@@ -155,7 +171,14 @@ class Connection:
             self.start_watch()
 
     def _try_session(self, deadline: Deadline) -> bool:
-        session = SessionTransport(self._address, self._identity, self._credentials, self._on_delta, self._wake.set, self._lose)
+        session = SessionTransport(
+            self._address,
+            self._identity,
+            self._credentials,
+            self._on_delta,
+            self._wake.set,
+            self._lose,
+        )
         self._transport = session
         try:
             self._join(session, deadline)
@@ -172,7 +195,8 @@ class Connection:
         if wanted_s is not None and abs(wanted_s - found_s) >= 0.001:
             what = f"the heartbeat timeout of the coordinator at {self._address} is {found_s:g} s, not {wanted_s:g} s"
             raise CoordinationError(
-                f"{what}: set it where the coordinator is started (--heartbeat-timeout-s), or give none here", code="FAILED_PRECONDITION"
+                f"{what}: set it where the coordinator is started (--heartbeat-timeout-s), or give none here",
+                code="FAILED_PRECONDITION",
             )
 
     @property
@@ -194,7 +218,11 @@ class Connection:
     def _out_of_reach(self, deadline: Deadline, error: TransportError) -> CoordinatorLost:
         tried_s = deadline.elapsed_s()
         what = f"no coordinator answered at {self._address} for {tried_s:.1f} s ({error.message})"
-        return CoordinatorLost(f"{what}; is it running and reachable from this host?", address=self._address, tried_s=tried_s)
+        return CoordinatorLost(
+            f"{what}; is it running and reachable from this host?",
+            address=self._address,
+            tried_s=tried_s,
+        )
 
     # Calling
 
@@ -234,7 +262,9 @@ class Connection:
             raise _copy_of(CLOSED)
         return self._transport
 
-    def _after_break(self, method: str, error: TransportError, again: bool, deadline: Deadline, pause_s: float) -> None:
+    def _after_break(
+        self, method: str, error: TransportError, again: bool, deadline: Deadline, pause_s: float
+    ) -> None:
         self._counts["breaks"] += 1
         self._require_transport()
         if error.sent and not again:
@@ -258,7 +288,11 @@ class Connection:
 
     def leave(self, deadline: Deadline) -> None:
         """Shuts this process's task down and waits for the others."""
-        self.call("ShutdownTask", pb.ShutdownTaskRequest(source_task_id=self._identity.process_id), deadline)
+        self.call(
+            "ShutdownTask",
+            pb.ShutdownTaskRequest(source_task_id=self._identity.process_id),
+            deadline,
+        )
 
     # Keeping
 
@@ -268,7 +302,9 @@ class Connection:
             broken = self._wake.wait(pause_s)
             self._wake.clear()
             if broken and isinstance(self._transport, SessionTransport):
-                self._stop.wait(first_reconnect_s(self._transport.num_processes, self.heartbeat_timeout_s))
+                self._stop.wait(
+                    first_reconnect_s(self._transport.num_processes, self.heartbeat_timeout_s)
+                )
             if self._stop.is_set() or self._over is not None:
                 return
             if self._heartbeat():
@@ -297,7 +333,9 @@ class Connection:
             self._note_answer()
             return True
         except TransportError:
-            return isinstance(transport, SessionTransport) and self._rejoin(transport)  # gRPC opens a unary channel again by itself
+            return isinstance(transport, SessionTransport) and self._rejoin(
+                transport
+            )  # gRPC opens a unary channel again by itself
         except CoordinationError as error:
             if is_service_mismatch(error):
                 self._lose(without_memory(self._address))
@@ -308,16 +346,26 @@ class Connection:
             if timed_out and (self._stands_still or accepts_connections(self._address)):
                 self._outwait()
                 return False  # a thousand clients that connect again and again are what it would meet first
-            return self._rejoin(transport)  # an error: the service has given this process up, and may take it back
+            return self._rejoin(
+                transport
+            )  # an error: the service has given this process up, and may take it back
 
     def _outwait(self) -> None:
         if not self._stands_still:
             self._stands_still = True
-            log.warning("the coordinator at %s takes connections but does not answer: waiting %g s", self._address, self._patience_s())
+            log.warning(
+                "the coordinator at %s takes connections but does not answer: waiting %g s",
+                self._address,
+                self._patience_s(),
+            )
 
     def _rejoin(self, transport: UnaryTransport | SessionTransport) -> bool:
         try:
-            transport.join(Deadline(max(LAST_ATTEMPT_S, min(self._budget_left_s(), max(1.0, self._interval_s())))))
+            transport.join(
+                Deadline(
+                    max(LAST_ATTEMPT_S, min(self._budget_left_s(), max(1.0, self._interval_s())))
+                )
+            )
         except TransportError:
             return False
         except CoordinationError as error:
@@ -337,7 +385,9 @@ class Connection:
     def _silence(self) -> CoordinatorLost:
         silent_s = time.monotonic() - self._answered_at
         silence = f"has been silent for {silent_s:.1f} s (heartbeat timeout {self.heartbeat_timeout_s:g} s)"
-        return CoordinatorLost(f"the coordinator at {self._address} {silence}", address=self._address, tried_s=silent_s)
+        return CoordinatorLost(
+            f"the coordinator at {self._address} {silence}", address=self._address, tried_s=silent_s
+        )
 
     def _lose(self, error: CoordinationError) -> None:
         with self._lock:
@@ -374,23 +424,40 @@ class Connection:
         """Waits for profile A's one long poll; CANCELLED means that errors are not reported this way."""
         try:
             forever = Deadline(10 * 365 * 86400.0)
-            self.call("PollForError", pb.PollForErrorRequest(source_task_id=self._identity.process_id), forever)
+            self.call(
+                "PollForError",
+                pb.PollForErrorRequest(source_task_id=self._identity.process_id),
+                forever,
+            )
         except CoordinationError as error:
-            if error.code == "CANCELLED" or error is self._over or self._stop.is_set() or self._over is not None:
+            if (
+                error.code == "CANCELLED"
+                or error is self._over
+                or self._stop.is_set()
+                or self._over is not None
+            ):
                 return
-            self._notify(error if isinstance(error, ProcessLost) else ProcessLost(error.message, code=error.code))
+            self._notify(
+                error
+                if isinstance(error, ProcessLost)
+                else ProcessLost(error.message, code=error.code)
+            )
 
     def start_watch(self) -> None:
         """Feeds the watch: a Session is pushed to; over unary calls a thread asks in a loop."""
         with self._lock:
-            if isinstance(self._transport, UnaryTransport) and not any(thread.name == "holdfast-_watch_loop" for thread in self._threads):
+            if isinstance(self._transport, UnaryTransport) and not any(
+                thread.name == "holdfast-_watch_loop" for thread in self._threads
+            ):
                 self._start(self._watch_loop)
 
     def _watch_loop(self) -> None:
         version = -1
         while not self._stop.is_set():
             try:
-                response = self.call("WatchTasks", pb.WatchTasksRequest(version_number=version), Deadline(3600.0))
+                response = self.call(
+                    "WatchTasks", pb.WatchTasksRequest(version_number=version), Deadline(3600.0)
+                )
             except CoordinationError as error:
                 if error.code == "DEADLINE_EXCEEDED":
                     continue
@@ -407,7 +474,12 @@ class Connection:
     def report_error(self, message: str, deadline: Deadline) -> None:
         """Reports to the service that this process has failed."""
         self._require_session("report_error")
-        self.call("ReportError", spb.ReportErrorRequest(error_code=13, error_message=message), deadline, idempotent=True)
+        self.call(
+            "ReportError",
+            spb.ReportErrorRequest(error_code=13, error_message=message),
+            deadline,
+            idempotent=True,
+        )
 
     @property
     def has_session(self) -> bool:
@@ -417,7 +489,10 @@ class Connection:
     def _require_session(self, what: str) -> None:
         self._require_transport()
         if not self.has_session:
-            raise CoordinationError(f"{what} needs holdfast's own service; the one at {self._address} has no session", code="UNIMPLEMENTED")
+            raise CoordinationError(
+                f"{what} needs holdfast's own service; the one at {self._address} has no session",
+                code="UNIMPLEMENTED",
+            )
 
     # Closing
 
@@ -440,7 +515,11 @@ class Connection:
         """Ends the connection in a forked child without a byte: it is the parent's, and its threads are not here."""
         what = "this process was forked from the one that connected, and is no process of the job: call this in its parent"
         self._over = CoordinationError(what, code="FAILED_PRECONDITION")
-        self._stop, self._wake, self._lock = threading.Event(), threading.Event(), threading.Lock()  # which a thread may have held
+        self._stop, self._wake, self._lock = (
+            threading.Event(),
+            threading.Event(),
+            threading.Lock(),
+        )  # which a thread may have held
         self._stop.set()
         self._threads.clear()
         transport, self._transport = self._transport, None
@@ -449,7 +528,10 @@ class Connection:
     def statistics(self) -> dict[str, int | float | str]:
         """Returns counts, the transport, and the seconds since the service last answered."""
         counts = {name: self._counts[name] for name in ("calls", "breaks", "reconnects")}
-        return counts | {"wire": "session" if self.has_session else "unary", "silent_s": time.monotonic() - self._answered_at}
+        return counts | {
+            "wire": "session" if self.has_session else "unary",
+            "silent_s": time.monotonic() - self._answered_at,
+        }
 
 
 def _copy_of(error: CoordinationError) -> CoordinationError:

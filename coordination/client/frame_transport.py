@@ -59,7 +59,9 @@ class FrameTransport(Protocol):
         """Ends the stream; `on_end` follows."""
 
 
-def open_frame_transport(channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd) -> FrameTransport:
+def open_frame_transport(
+    channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd
+) -> FrameTransport:
     """Opens a Session's stream on a channel, which is closed when the stream ends."""
     transport = QueueFrameTransport if is_tested_grpc() else PublicFrameTransport
     return transport(channel, metadata, on_frame, on_end)
@@ -78,7 +80,9 @@ class QueueFrameTransport:
     stream.
     """
 
-    def __init__(self, channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd) -> None:
+    def __init__(
+        self, channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd
+    ) -> None:
         self._channel, self._on_frame, self._on_end = channel, on_frame, on_end
         self._lock = threading.Lock()
         self._outbox: deque[bytes] = deque()
@@ -93,9 +97,14 @@ class QueueFrameTransport:
         self._own: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._asleep = False  # the own thread, until the caller that reads is overdue
         begin = (cygrpc.SendInitialMetadataOperation(metadata, 0),)
-        status, initial = (cygrpc.ReceiveStatusOnClientOperation(0),), (cygrpc.ReceiveInitialMetadataOperation(0),)
+        status, initial = (
+            (cygrpc.ReceiveStatusOnClientOperation(0),),
+            (cygrpc.ReceiveInitialMetadataOperation(0),),
+        )
         operations = ((begin, self._sent), (status, self._ended), (initial, _ignore))
-        self._call = channel._channel.segregated_call(0, SESSION.encode(), None, None, metadata, None, operations, None)
+        self._call = channel._channel.segregated_call(
+            0, SESSION.encode(), None, None, metadata, None, operations, None
+        )
 
     def start(self) -> None:
         threading.Thread(target=self._keep, name="holdfast-session", daemon=True).start()
@@ -219,14 +228,18 @@ class QueueFrameTransport:
         try:
             event = self._call.next_event()
             event.tag(event)
-        except BaseException:  # the handler of a signal raised; gRPC lets go of a call whose reading was interrupted
+        except (
+            BaseException
+        ):  # the handler of a signal raised; gRPC lets go of a call whose reading was interrupted
             self._finish("CANCELLED", "the reading of the session was interrupted")
             raise
 
     def _sent(self, event: Any) -> None:
         with self._lock:
             if self._outbox and not self._over and event.success:
-                self._call.operate((cygrpc.SendMessageOperation(self._outbox.popleft(), 0),), self._sent)
+                self._call.operate(
+                    (cygrpc.SendMessageOperation(self._outbox.popleft(), 0),), self._sent
+                )
             else:
                 self._sending = False
 
@@ -239,7 +252,10 @@ class QueueFrameTransport:
     def _ended(self, event: Any) -> None:
         status = event.batch_operations[0]
         details = status.details()
-        self._finish(status_name(status.code()), details.decode(errors="replace") if isinstance(details, bytes) else details or "")
+        self._finish(
+            status_name(status.code()),
+            details.decode(errors="replace") if isinstance(details, bytes) else details or "",
+        )
 
     def _finish(self, code: str, details: str) -> None:
         with self._lock:
@@ -259,7 +275,9 @@ def _nothing() -> None:
 class PublicFrameTransport:
     """A stream over gRPC's public API, read by its own thread."""
 
-    def __init__(self, channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd) -> None:
+    def __init__(
+        self, channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd
+    ) -> None:
         self._channel, self._on_frame, self._on_end = channel, on_frame, on_end
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._call = channel.stream_stream(SESSION)(self._frames(), metadata=metadata)

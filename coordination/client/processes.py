@@ -43,7 +43,15 @@ Listener = Callable[[Sequence[ProcessInfo]], None]
 def process_info(info: pb.TaskInfo, host: str = "", pid: int = 0) -> ProcessInfo:
     """Returns the wire's TaskInfo as a ProcessInfo."""
     state = pb.TaskState.Name(info.state)
-    return ProcessInfo(info.task_id, state, info.incarnation, status_name(info.error_code), info.error_message, host, pid)
+    return ProcessInfo(
+        info.task_id,
+        state,
+        info.incarnation,
+        status_name(info.error_code),
+        info.error_message,
+        host,
+        pid,
+    )
 
 
 class ProcessWatch:
@@ -87,7 +95,9 @@ class ProcessWatch:
         with self._notifying:
             with self._lock:
                 before = self._table
-                self._table = ({} if full else dict(before)) | {process.process_id: process for process in changed}
+                self._table = ({} if full else dict(before)) | {
+                    process.process_id: process for process in changed
+                }
                 if self._table == before:
                     return
                 listeners, processes = list(self._listeners.values()), self._sorted()
@@ -101,7 +111,10 @@ class ProcessWatch:
         fresh = [process_info(info) for info in infos]
         unseen = ProcessInfo(-1, "", 0)
         hosts = [known.get(process.process_id, unseen) for process in fresh]
-        return [dataclasses.replace(process, host=seen.host, pid=seen.pid) for process, seen in zip(fresh, hosts, strict=True)]
+        return [
+            dataclasses.replace(process, host=seen.host, pid=seen.pid)
+            for process, seen in zip(fresh, hosts, strict=True)
+        ]
 
     def _sorted(self) -> list[ProcessInfo]:
         return sorted(self._table.values(), key=lambda process: process.process_id)

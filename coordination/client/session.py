@@ -88,7 +88,9 @@ class SessionTransport:
             closed = self._closed
         if closed:
             stream.end()
-        if stream.is_over:  # since it was opened: `ended` may have been told before it was the present one
+        if (
+            stream.is_over
+        ):  # since it was opened: `ended` may have been told before it was the present one
             raise TransportError("the session was lost as it was opened")
 
     def _accept(self, opened: spb.Opened) -> None:
@@ -102,7 +104,14 @@ class SessionTransport:
         """Sends one heartbeat and waits for its echo."""
         self.call("Heartbeat", pb.HeartbeatRequest(), deadline)
 
-    def call(self, method: str, request: Any, deadline: Deadline, grace_s: float = 0.0, depends_on: Sequence[int] = ()) -> Any:
+    def call(
+        self,
+        method: str,
+        request: Any,
+        deadline: Deadline,
+        grace_s: float = 0.0,
+        depends_on: Sequence[int] = (),
+    ) -> Any:
         """Sends one call and returns its response. Raises TransportError, or the exception for the service's answer."""
         stream = self._stream
         if stream is None:
@@ -119,7 +128,9 @@ class SessionTransport:
         if kind == "delta":
             self._on_delta(frame.delta)
         elif kind == "ask" and frame.ask.what == "stacks":
-            stream.send(spb.ClientFrame(answer=spb.Answer(id=frame.ask.id, body=_stacks().encode())))
+            stream.send(
+                spb.ClientFrame(answer=spb.Answer(id=frame.ask.id, body=_stacks().encode()))
+            )
         elif kind == "over":
             _log.error("%s", frame.over.why)
 
@@ -166,7 +177,9 @@ class _SessionStream:
         """Sends the client's first frame and waits for the service's."""
         first = spb.ClientFrame(open=opening).SerializeToString()
         try:
-            opened: spb.Opened | None = self._frames.ask(first, self._opened, deadline.remaining_s())
+            opened: spb.Opened | None = self._frames.ask(
+                first, self._opened, deadline.remaining_s()
+            )
         except queue.Empty:
             raise TransportError("no answer to the opening of a session") from None
         if opened is not None:
@@ -180,7 +193,14 @@ class _SessionStream:
         """Sends a frame, without waiting."""
         self._frames.send(frame.SerializeToString())
 
-    def ask(self, method: str, request: Any, timeout_ms: int, depends_on: Sequence[int], deadline: Deadline) -> spb.Reply:
+    def ask(
+        self,
+        method: str,
+        request: Any,
+        timeout_ms: int,
+        depends_on: Sequence[int],
+        deadline: Deadline,
+    ) -> spb.Reply:
         """Sends a request and waits for its reply."""
         body = request.SerializeToString()
         if len(body) > MOST_BYTES:  # the service would end the whole session
@@ -192,9 +212,15 @@ class _SessionStream:
             if self._over:
                 raise TransportError("the session was lost", sent=False)
             self._waiting[number] = inbox
-        frame = spb.ClientFrame(request=spb.Request(id=number, method=method, body=body, timeout_ms=timeout_ms, needs=depends_on))
+        frame = spb.ClientFrame(
+            request=spb.Request(
+                id=number, method=method, body=body, timeout_ms=timeout_ms, needs=depends_on
+            )
+        )
         try:
-            reply: spb.Reply | None = self._frames.ask(frame.SerializeToString(), inbox, deadline.remaining_s())
+            reply: spb.Reply | None = self._frames.ask(
+                frame.SerializeToString(), inbox, deadline.remaining_s()
+            )
         except queue.Empty:
             self.send(spb.ClientFrame(cancel=spb.Cancel(id=number)))
             raise _unanswered(method, deadline) from None
@@ -233,11 +259,15 @@ class _SessionStream:
 
 def without_memory(address: str) -> Fenced:
     """Returns the error of a service that is another than the one that was joined."""
-    return Fenced(f"the coordinator at {address} was restarted without its journal: its keys and barriers are gone; restart the job")
+    return Fenced(
+        f"the coordinator at {address} was restarted without its journal: its keys and barriers are gone; restart the job"
+    )
 
 
 def _unanswered(method: str, deadline: Deadline) -> CoordinationError:
-    return CoordinationError(f"{method}: no answer within {deadline.timeout_s:g} s", code="DEADLINE_EXCEEDED")
+    return CoordinationError(
+        f"{method}: no answer within {deadline.timeout_s:g} s", code="DEADLINE_EXCEEDED"
+    )
 
 
 def _final_error(code: str, details: str) -> CoordinationError:
@@ -249,4 +279,7 @@ def _final_error(code: str, details: str) -> CoordinationError:
 def _stacks() -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames().items()
-    return "\n".join(f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames)
+    return "\n".join(
+        f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in frames
+    )

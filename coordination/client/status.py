@@ -12,7 +12,15 @@ from holdfast.proto import coordination_b_pb2, session_pb2
 
 from ..credentials import Credentials
 from ..errors import CoordinationError
-from ..names import END_ATTEMPT, PROFILE_B, REPORT_EVENT, REPORT_EXIT, REPORT_GOODPUT, STACKS, STATUS
+from ..names import (
+    END_ATTEMPT,
+    PROFILE_B,
+    REPORT_EVENT,
+    REPORT_EXIT,
+    REPORT_GOODPUT,
+    STACKS,
+    STATUS,
+)
 from .unary import CHANNEL_OPTIONS
 
 _LIST_KEYS = PROFILE_B + "GetKeyValueDir"  # of profile B, whose requests name no incarnation
@@ -27,7 +35,12 @@ class StatusClient:
     """
 
     def __init__(
-        self, address: str, credentials: Credentials | None = None, *, timeout_s: float = 5.0, wait_for_ready: bool = False
+        self,
+        address: str,
+        credentials: Credentials | None = None,
+        *,
+        timeout_s: float = 5.0,
+        wait_for_ready: bool = False,
     ) -> None:
         credentials = credentials or Credentials()
         self.timeout_s = timeout_s
@@ -35,11 +48,23 @@ class StatusClient:
         self._channel = credentials.channel(address, CHANNEL_OPTIONS)
         self._status = self._method(STATUS, session_pb2.StatusRequest, session_pb2.StatusResponse)
         self._stacks = self._method(STACKS, session_pb2.StacksRequest, session_pb2.StacksResponse)
-        self._report_exit = self._method(REPORT_EXIT, session_pb2.ReportExitRequest, session_pb2.ReportExitResponse)
-        self._report_event = self._method(REPORT_EVENT, session_pb2.ReportEventRequest, session_pb2.ReportEventResponse)
-        self._report_goodput = self._method(REPORT_GOODPUT, session_pb2.ReportGoodputRequest, session_pb2.ReportGoodputResponse)
-        self._end_attempt = self._method(END_ATTEMPT, session_pb2.EndAttemptRequest, session_pb2.EndAttemptResponse)
-        self._list_keys = self._method(_LIST_KEYS, coordination_b_pb2.GetKeyValueDirRequest, coordination_b_pb2.GetKeyValueDirResponse)
+        self._report_exit = self._method(
+            REPORT_EXIT, session_pb2.ReportExitRequest, session_pb2.ReportExitResponse
+        )
+        self._report_event = self._method(
+            REPORT_EVENT, session_pb2.ReportEventRequest, session_pb2.ReportEventResponse
+        )
+        self._report_goodput = self._method(
+            REPORT_GOODPUT, session_pb2.ReportGoodputRequest, session_pb2.ReportGoodputResponse
+        )
+        self._end_attempt = self._method(
+            END_ATTEMPT, session_pb2.EndAttemptRequest, session_pb2.EndAttemptResponse
+        )
+        self._list_keys = self._method(
+            _LIST_KEYS,
+            coordination_b_pb2.GetKeyValueDirRequest,
+            coordination_b_pb2.GetKeyValueDirResponse,
+        )
 
     def _method(self, path: str, request: Any, response: Any) -> Any:
         return self._channel.unary_unary(path, request.SerializeToString, response.FromString)
@@ -52,21 +77,32 @@ class StatusClient:
         except ValueError:  # "Cannot invoke RPC on closed channel!"
             raise CoordinationError("the status client is closed", code="CANCELLED") from None
 
-    def status(self, *, with_events: bool = False, events_after: int = 0) -> session_pb2.StatusResponse:
+    def status(
+        self, *, with_events: bool = False, events_after: int = 0
+    ) -> session_pb2.StatusResponse:
         """Returns the state of the whole job; with its history, the events of a higher number than `events_after`, where asked for."""
-        status = self._call(self._status, session_pb2.StatusRequest(with_events=with_events, events_after=events_after))
+        status = self._call(
+            self._status,
+            session_pb2.StatusRequest(with_events=with_events, events_after=events_after),
+        )
         assert isinstance(status, session_pb2.StatusResponse)
         return status
 
     def key_value_dir_get_bytes(self, key: str) -> list[tuple[str, bytes]]:
         """Returns the (key, bytes) pairs below the directory `key`, sorted; empty where there are none. Not of a secured coordinator."""
-        response = self._call(self._list_keys, coordination_b_pb2.GetKeyValueDirRequest(directory_key=key))
+        response = self._call(
+            self._list_keys, coordination_b_pb2.GetKeyValueDirRequest(directory_key=key)
+        )
         return sorted((entry.key, bytes(entry.value)) for entry in response.kv)
 
-    def stacks(self, process_ids: Sequence[int], *, timeout_s: float = _STACKS_TIMEOUT_S) -> list[str | CoordinationError]:
+    def stacks(
+        self, process_ids: Sequence[int], *, timeout_s: float = _STACKS_TIMEOUT_S
+    ) -> list[str | CoordinationError]:
         """Returns the stacks of all threads of each process, or why there are none. Asks all at once, and waits for `timeout_s` at most."""
         requests = [session_pb2.StacksRequest(task_id=process_id) for process_id in process_ids]
-        calls = [self._stacks.future(request, timeout=timeout_s, **self._options) for request in requests]
+        calls = [
+            self._stacks.future(request, timeout=timeout_s, **self._options) for request in requests
+        ]
         return [_stacks_of(call) for call in calls]
 
     def report_exit(self, process_id: int, exit_code: int) -> None:
@@ -74,11 +110,16 @@ class StatusClient:
 
         Nothing happens to one that has left. A secured coordinator takes this from a holder of the process's key alone.
         """
-        self._call(self._report_exit, session_pb2.ReportExitRequest(process_id=process_id, exit_code=exit_code))
+        self._call(
+            self._report_exit,
+            session_pb2.ReportExitRequest(process_id=process_id, exit_code=exit_code),
+        )
 
     def report_event(self, kind: str, text: str, unix_s: float = 0.0) -> None:
         """Adds a line to the job's history, as its launcher, of something that happened at `unix_s` (0: now)."""
-        self._call(self._report_event, session_pb2.ReportEventRequest(kind=kind, text=text, unix_s=unix_s))
+        self._call(
+            self._report_event, session_pb2.ReportEventRequest(kind=kind, text=text, unix_s=unix_s)
+        )
 
     def report_goodput(self, seconds: Mapping[str, float]) -> None:
         """Reports as the job's launcher where its time went, for the status: seconds since its start, by parts that sum to them."""
@@ -95,7 +136,12 @@ class StatusClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 

@@ -22,12 +22,24 @@ TRANSIENT = frozenset({"UNAVAILABLE", "UNKNOWN"})
 CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    ("grpc.enable_http_proxy", 0),  # a proxy between the processes of one job is always a mistake of the environment
+    (
+        "grpc.enable_http_proxy",
+        0,
+    ),  # a proxy between the processes of one job is always a mistake of the environment
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 20_000),  # the time-out of one attempt to connect: a busy coordinator still finishes what it began
+    (
+        "grpc.min_reconnect_backoff_ms",
+        20_000,
+    ),  # the time-out of one attempt to connect: a busy coordinator still finishes what it began
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.keepalive_time_ms", 86_400_000),  # in fact never: it is what has gRPC set TCP_USER_TIMEOUT to the next
-    ("grpc.keepalive_timeout_ms", 20_000),  # a host that acknowledges nothing for so long is gone; a stopped process's still does
+    (
+        "grpc.keepalive_time_ms",
+        86_400_000,
+    ),  # in fact never: it is what has gRPC set TCP_USER_TIMEOUT to the next
+    (
+        "grpc.keepalive_timeout_ms",
+        20_000,
+    ),  # a host that acknowledges nothing for so long is gone; a stopped process's still does
     ("grpc.use_local_subchannel_pool", 1),  # two clients in one process share no connection
 )
 
@@ -66,25 +78,44 @@ class UnaryTransport:
             for name, method in METHODS.items()
         }
         self.heartbeat_timeout_s: float | None = None  # the service does not say
-        self._incarnations = pb.Incarnations(task_id=identity.process_id, task_incarnation=identity.incarnation)
+        self._incarnations = pb.Incarnations(
+            task_id=identity.process_id, task_incarnation=identity.incarnation
+        )
 
     def join(self, deadline: Deadline) -> None:
         """Registers and waits for all others; may be called again after a TransportError."""
-        request = pb.RegisterTaskRequest(incarnation=self._identity.incarnation, source_task_id=self._identity.process_id)
-        self._incarnations.service_incarnation = self.call("RegisterTask", request, deadline).service_incarnation
+        request = pb.RegisterTaskRequest(
+            incarnation=self._identity.incarnation, source_task_id=self._identity.process_id
+        )
+        self._incarnations.service_incarnation = self.call(
+            "RegisterTask", request, deadline
+        ).service_incarnation
 
     def heartbeat(self, deadline: Deadline) -> None:
         """Sends one heartbeat."""
         me = self._identity
-        self.call("Heartbeat", pb.HeartbeatRequest(incarnation=me.incarnation, source_task_id=me.process_id), deadline)
+        self.call(
+            "Heartbeat",
+            pb.HeartbeatRequest(incarnation=me.incarnation, source_task_id=me.process_id),
+            deadline,
+        )
 
-    def call(self, method: str, request: Any, deadline: Deadline, grace_s: float = 0.0, depends_on: Sequence[int] = ()) -> Any:
+    def call(
+        self,
+        method: str,
+        request: Any,
+        deadline: Deadline,
+        grace_s: float = 0.0,
+        depends_on: Sequence[int] = (),
+    ) -> Any:
         """Sends one call and returns its response. Raises TransportError, or the exception for the service's answer."""
         if method != "RegisterTask":
             request.incarnations.CopyFrom(self._incarnations)
         timeout_s = deadline.remaining_s() - (0 if method == "Barrier" else grace_s)
         try:
-            return self._calls[method](request, timeout=max(0.0, timeout_s), metadata=self._metadata)
+            return self._calls[method](
+                request, timeout=max(0.0, timeout_s), metadata=self._metadata
+            )
         except grpc.RpcError as error:
             raise self._error_of(error, request) from None
         except ValueError:  # "Cannot invoke RPC on closed channel!"

@@ -36,7 +36,9 @@ from .timers import Timers
 
 _SHOWN_CHARACTERS = 200  # of a name, in a sentence
 _MOST_LOST = 1_000_000  # calls of one task, in a row; a counter that is further ahead is nonsense
-_MOST_FORGOTTEN = 2**48  # the highest counter of a name that the service does not know; one of 63 bits is far
+_MOST_FORGOTTEN = (
+    2**48
+)  # the highest counter of a name that the service does not know; one of 63 bits is far
 
 
 def bits_of(task_ids: Iterable[int]) -> int:
@@ -84,7 +86,9 @@ class Barrier:
     deadline: float = math.inf
     opened: float = 0.0
     began: int = 0  # version of the task table
-    arrived: dict[int, tuple[int, float]] = field(default_factory=dict)  # task: (when its life began, when it came)
+    arrived: dict[int, tuple[int, float]] = field(
+        default_factory=dict
+    )  # task: (when its life began, when it came)
     waiting: dict[int, Any] = field(default_factory=dict)  # task: call
     former: int = 0  # tasks that knew an earlier instance, in the life that they had at `began`; of a recoverable job
     told: int = 0  # tasks that learned the result without having arrived
@@ -124,14 +128,28 @@ class Arrival:
 class Barriers:
     """Holds all barriers of a job. Completions go to `completions`; names of barriers that changed, to `dirty`."""
 
-    def __init__(self, limits: Limits, task_table: TaskTable, timers: Timers, completions: list[Completion], recoverable: bool) -> None:
-        self._limits, self._task_table, self._timers, self._completions = limits, task_table, timers, completions
+    def __init__(
+        self,
+        limits: Limits,
+        task_table: TaskTable,
+        timers: Timers,
+        completions: list[Completion],
+        recoverable: bool,
+    ) -> None:
+        self._limits, self._task_table, self._timers, self._completions = (
+            limits,
+            task_table,
+            timers,
+            completions,
+        )
         self._recoverable = recoverable
         self._everyone = bits_of(task_table.everyone)
         self.open: dict[str, Barrier] = {}
         self.finished: OrderedDict[str, Barrier] = OrderedDict()
         self.dirty: set[str] = set()
-        self.dropped_parts: list[Barrier] = []  # instances that are over, whose rows of arrivals the journal still has
+        self.dropped_parts: list[
+            Barrier
+        ] = []  # instances that are over, whose rows of arrivals the journal still has
         self.passed = self.failed = 0
 
     # ---- Arrivals --------------------------------------------------------------------------------------------------------------------
@@ -156,7 +174,10 @@ class Barriers:
     def _belongs(self, barrier: Barrier, arrival: Arrival) -> bool:
         """Returns whether a call is for the open instance."""
         if arrival.counter > barrier.counter:
-            return arrival.task_id not in barrier.arrived and arrival.counter <= barrier.counter + _MOST_LOST
+            return (
+                arrival.task_id not in barrier.arrived
+                and arrival.counter <= barrier.counter + _MOST_LOST
+            )
         return arrival.counter >= barrier.first or self._is_new_life(barrier, arrival)
 
     def _enter(self, barrier: Barrier, arrival: Arrival, now: float) -> None:
@@ -181,13 +202,17 @@ class Barriers:
     def _outsider(self, barrier: Barrier, arrival: Arrival) -> Status | None:
         named, outcome = self._named(arrival), barrier.outcome
         if outcome is not None:
-            alike = (self._everyone if named is self._task_table.everyone else bits_of(named)) == outcome.members
+            alike = (
+                self._everyone if named is self._task_table.everyone else bits_of(named)
+            ) == outcome.members
         else:  # comparing costs as many steps as there are tasks
             alike = named is barrier.participants or named == barrier.participants
         if not alike:
             participants = barrier.participants if outcome is None else tasks_of(outcome.members)
             return _conflict(
-                barrier.name, barrier.counter, f"It is one of {_some(participants)}; process {arrival.task_id} came with {_some(named)}"
+                barrier.name,
+                barrier.counter,
+                f"It is one of {_some(participants)}; process {arrival.task_id} came with {_some(named)}",
             )
         if arrival.task_id not in named:
             return _not_among(arrival, named, barrier.counter)
@@ -210,10 +235,15 @@ class Barriers:
     def _open(self, finished: Barrier | None, arrival: Arrival, now: float) -> Barrier | None:
         first = 0 if finished is None else finished.counter + 1
         counter, version = max(first, arrival.counter), self._task_table.version
-        barrier = Barrier(arrival.name, self._named(arrival), first, counter, self, arrival.deadline, now, version)
+        barrier = Barrier(
+            arrival.name, self._named(arrival), first, counter, self, arrival.deadline, now, version
+        )
         self._succeed(finished, barrier)
         if not self._task_table.lost.isdisjoint(barrier.participants):
-            barrier.arrived[arrival.task_id], barrier.waiting[arrival.task_id] = (arrival.life, now), arrival.call
+            barrier.arrived[arrival.task_id], barrier.waiting[arrival.task_id] = (
+                (arrival.life, now),
+                arrival.call,
+            )
             self._fail_lost(barrier, now)
             return None
         self.open[arrival.name] = barrier
@@ -229,9 +259,17 @@ class Barriers:
             return _not_among(arrival, named, arrival.counter)
         if not named <= self._task_table.everyone:
             return _unknown(arrival, named - self._task_table.everyone, len(self._task_table))
-        first, most = (0, _MOST_FORGOTTEN) if finished is None else (finished.first, finished.counter + _MOST_LOST)
-        if not first <= arrival.counter <= most and not (finished is not None and self._is_new_life(finished, arrival)):
-            return _counter_mismatch(arrival.name, 0 if finished is None else finished.counter, arrival.counter)
+        first, most = (
+            (0, _MOST_FORGOTTEN)
+            if finished is None
+            else (finished.first, finished.counter + _MOST_LOST)
+        )
+        if not first <= arrival.counter <= most and not (
+            finished is not None and self._is_new_life(finished, arrival)
+        ):
+            return _counter_mismatch(
+                arrival.name, 0 if finished is None else finished.counter, arrival.counter
+            )
         return self._too_much(arrival.name) if finished is None else None
 
     def _succeed(self, finished: Barrier | None, barrier: Barrier) -> None:
@@ -243,7 +281,9 @@ class Barriers:
         if self._recoverable:
             since = self._task_table.begun_until
             ended = finished.outcome.ended
-            barrier.former = finished.former & since(finished.began) | (finished.outcome.came | finished.told) & since(ended)
+            barrier.former = finished.former & since(finished.began) | (
+                finished.outcome.came | finished.told
+            ) & since(ended)
 
     # ---- Replays ---------------------------------------------------------------------------------------------------------------------
 
@@ -252,14 +292,22 @@ class Barriers:
         if finished.first <= arrival.counter <= finished.counter:
             return not self._recoverable or arrival.life <= finished.outcome.ended
         # what a new life sent as 0 was counted here
-        return self._is_new_life(finished, arrival) and finished.outcome.includes(arrival.task_id, arrival.life)
+        return self._is_new_life(finished, arrival) and finished.outcome.includes(
+            arrival.task_id, arrival.life
+        )
 
     def _is_new_life(self, barrier: Barrier, arrival: Arrival) -> bool:
         """Returns whether a counter of 0 is a restarted task's, not a late sending of a task that arrived earlier in this life."""
         if not self._recoverable or arrival.counter != 0:
             return False
-        told = barrier.outcome is not None and barrier.told >> arrival.task_id & 1 and arrival.life <= barrier.outcome.ended
-        return not told and not (barrier.former >> arrival.task_id & 1 and arrival.life <= barrier.began)
+        told = (
+            barrier.outcome is not None
+            and barrier.told >> arrival.task_id & 1
+            and arrival.life <= barrier.outcome.ended
+        )
+        return not told and not (
+            barrier.former >> arrival.task_id & 1 and arrival.life <= barrier.began
+        )
 
     def _replay(self, finished: Barrier, arrival: Arrival, now: float) -> None:
         assert finished.outcome is not None
@@ -271,9 +319,15 @@ class Barriers:
     def _replay_previous(self, barrier: Barrier, arrival: Arrival, now: float) -> bool:
         """Replays the instance before to a task that arrived at it; in a recoverable job it may have arrived as a new life, with 0."""
         previous = barrier.previous
-        if previous is None or arrival.counter >= barrier.first or not previous.includes(arrival.task_id, arrival.life):
+        if (
+            previous is None
+            or arrival.counter >= barrier.first
+            or not previous.includes(arrival.task_id, arrival.life)
+        ):
             return False
-        if not previous.first <= arrival.counter <= previous.counter and not (self._recoverable and arrival.counter == 0):
+        if not previous.first <= arrival.counter <= previous.counter and not (
+            self._recoverable and arrival.counter == 0
+        ):
             return False
         self._completions.append(self._answer(previous, arrival.call, now))
         return True
@@ -292,12 +346,17 @@ class Barriers:
 
     def _too_much(self, name: str) -> Status | None:
         if len(name.encode()) > self._limits.barrier_name_bytes:
-            found, most = f"a barrier name of {len(name.encode())} bytes", self._limits.barrier_name_bytes
+            found, most = (
+                f"a barrier name of {len(name.encode())} bytes",
+                self._limits.barrier_name_bytes,
+            )
         elif len(self.open) >= self._limits.barriers_open:
             found, most = f"{len(self.open)} barriers are waited at", self._limits.barriers_open
         else:
             return None
-        return Status(Code.RESOURCE_EXHAUSTED, f"{found}; expected at most {most}", barrier=(name[:100], 0))
+        return Status(
+            Code.RESOURCE_EXHAUSTED, f"{found}; expected at most {most}", barrier=(name[:100], 0)
+        )
 
     def _refuse(self, arrival: Arrival, status: Status) -> None:
         self._completions.append(Completion(arrival.call, None, status))
@@ -310,13 +369,26 @@ class Barriers:
         else:
             self.failed += 1
         counter = barrier.counter
-        self._completions += [Completion(call, counter, status) for call in barrier.waiting.values()]
-        members = self._everyone if barrier.participants is self._task_table.everyone else bits_of(barrier.participants)
+        self._completions += [
+            Completion(call, counter, status) for call in barrier.waiting.values()
+        ]
+        members = (
+            self._everyone
+            if barrier.participants is self._task_table.everyone
+            else bits_of(barrier.participants)
+        )
         came = members if status is None else bits_of(barrier.arrived)
         absent = 0 if status is None else bits_of(missing.task_id for missing in status.missing)
         kept = None if status is None else replace(status, missing=())
-        barrier.outcome = Outcome(barrier.first, counter, kept, members, came, absent, self._task_table.version)
-        barrier.waiting, barrier.arrived, barrier.unwritten, barrier.participants = {}, {}, [], frozenset()
+        barrier.outcome = Outcome(
+            barrier.first, counter, kept, members, came, absent, self._task_table.version
+        )
+        barrier.waiting, barrier.arrived, barrier.unwritten, barrier.participants = (
+            {},
+            {},
+            [],
+            frozenset(),
+        )
         self.open.pop(barrier.name, None)
         self.finished[barrier.name] = barrier
         self.dirty.add(barrier.name)
@@ -331,12 +403,25 @@ class Barriers:
         what = f"Barrier timed out. Id: {barrier.name[:_SHOWN_CHARACTERS]}::{barrier.counter}."
         sentence = f"{what} {_arrived(barrier)}, missing {name_processes(missing)}; waited {now - barrier.opened:.1f} s"
         self._task_table.events.note("barrier", sentence, now)
-        self._finish(barrier, Status(Code.DEADLINE_EXCEEDED, sentence, barrier=(barrier.name, barrier.counter), missing=missing))
+        self._finish(
+            barrier,
+            Status(
+                Code.DEADLINE_EXCEEDED,
+                sentence,
+                barrier=(barrier.name, barrier.counter),
+                missing=missing,
+            ),
+        )
 
     def _fail_lost(self, barrier: Barrier, now: float) -> None:
         missing = self._task_table.missing(barrier.participants & self._task_table.lost, now)
         sentence = f"{_arrived(barrier)}; it can never be passed: {name_processes(missing)} {'is' if len(missing) == 1 else 'are'} lost"
-        self._finish(barrier, Status(Code.INTERNAL, sentence, barrier=(barrier.name, barrier.counter), missing=missing))
+        self._finish(
+            barrier,
+            Status(
+                Code.INTERNAL, sentence, barrier=(barrier.name, barrier.counter), missing=missing
+            ),
+        )
 
     def fail_lost(self, task_id: int, now: float) -> None:
         """Fails all open instances that a lost task takes part in, even those at which it has arrived."""
@@ -345,22 +430,40 @@ class Barriers:
 
     def fail_replaced(self, task_id: int, life: int) -> None:
         """Fails all open instances at which an agent has arrived whose process has made another one: its arrival is nobody's any more."""
-        for barrier in [each for each in self.open.values() if each.arrived.get(task_id, (-1, 0.0))[0] == life]:
+        for barrier in [
+            each for each in self.open.values() if each.arrived.get(task_id, (-1, 0.0))[0] == life
+        ]:
             sentence = f"{_arrived(barrier)}; it can never be passed: process {task_id} arrived with a client that another has replaced"
-            self._finish(barrier, Status(Code.INTERNAL, sentence, barrier=(barrier.name, barrier.counter)))
+            self._finish(
+                barrier, Status(Code.INTERNAL, sentence, barrier=(barrier.name, barrier.counter))
+            )
 
     def cancel(self, call: Any, task_id: int, name: str, counter: int, now: float) -> None:
         """Fails an instance for all its participants, including those that have yet to arrive."""
         barrier = self.open.get(name) or self.finished.get(name)
         if barrier is None or (barrier.outcome is not None and counter > barrier.counter):
             finished, first = barrier, 0 if barrier is None else barrier.counter + 1
-            participants = tasks_of(finished.outcome.members) if finished and finished.outcome else self._task_table.everyone
+            participants = (
+                tasks_of(finished.outcome.members)
+                if finished and finished.outcome
+                else self._task_table.everyone
+            )
             following = min(max(first, counter), first + _MOST_LOST)
-            barrier = Barrier(name, participants, first, following, self, opened=now, began=self._task_table.version)
+            barrier = Barrier(
+                name,
+                participants,
+                first,
+                following,
+                self,
+                opened=now,
+                began=self._task_table.version,
+            )
             self._succeed(finished, barrier)
         status = self._no_cancel(barrier, task_id, counter)
         if status is None:
-            sentence = f"barrier {_shown(name)} was cancelled by process {task_id}; {_arrived(barrier)}"
+            sentence = (
+                f"barrier {_shown(name)} was cancelled by process {task_id}; {_arrived(barrier)}"
+            )
             self._finish(barrier, Status(Code.CANCELLED, sentence, barrier=(name, barrier.counter)))
         self._completions.append(Completion(call, None, status))
 
@@ -420,15 +523,27 @@ def _conflict(name: str, counter: int, why: str) -> Status:
 
 def _not_among(arrival: Arrival, named: frozenset[int], counter: int) -> Status:
     what = f"A non-participating task ({arrival.task_id}) called the barrier: {arrival.name[:_SHOWN_CHARACTERS]}::{counter}"
-    return Status(Code.INVALID_ARGUMENT, f"{what}; it is one of {_some(named)}", barrier=(arrival.name, counter))
+    return Status(
+        Code.INVALID_ARGUMENT,
+        f"{what}; it is one of {_some(named)}",
+        barrier=(arrival.name, counter),
+    )
 
 
 def _unknown(arrival: Arrival, unknown: frozenset[int], num_tasks: int) -> Status:
     where = f"Barrier Id: {arrival.name[:_SHOWN_CHARACTERS]}::{arrival.counter}"
-    what = f"Unexpected task ({min(unknown)}) that is not in the cluster called the barrier. {where}"
-    return Status(Code.INVALID_ARGUMENT, f"{what}; the job has 0 to {num_tasks - 1}", barrier=(arrival.name, arrival.counter))
+    what = (
+        f"Unexpected task ({min(unknown)}) that is not in the cluster called the barrier. {where}"
+    )
+    return Status(
+        Code.INVALID_ARGUMENT,
+        f"{what}; the job has 0 to {num_tasks - 1}",
+        barrier=(arrival.name, arrival.counter),
+    )
 
 
 def repeated(arrival: Arrival) -> Status:
     """Returns the error of a call that names a task twice."""
-    return _conflict(arrival.name, arrival.counter, f"Process {arrival.task_id} named a participant twice")
+    return _conflict(
+        arrival.name, arrival.counter, f"Process {arrival.task_id} named a participant twice"
+    )

@@ -23,7 +23,9 @@ class Devices:
     num_nodes: int
     completions: list[Completion]
     nodes: dict[int, Node] = field(default_factory=dict)
-    versions: dict[int, int] = field(default_factory=dict)  # node: the version of profile D that it speaks
+    versions: dict[int, int] = field(
+        default_factory=dict
+    )  # node: the version of profile D that it speaks
     waiting: list[Any] = field(default_factory=list)
 
     def report(self, call: Any, node_id: int, node: Node) -> None:

@@ -35,7 +35,12 @@ class EventLog:
         """Notes an event."""
         self._number += 1
         last = self._events[-1] if self._events else None
-        if last is not None and kind in _MERGED and last.kind == kind and now - last.at < _TOGETHER_S:
+        if (
+            last is not None
+            and kind in _MERGED
+            and last.kind == kind
+            and now - last.at < _TOGETHER_S
+        ):
             self._drop(self._events.pop())
             count = last.processes + 1
             self._add(Event(self._number, now, kind, f"{count} processes {kind}", None, count))

@@ -31,16 +31,30 @@ class Row(NamedTuple):
 
 def drain(machine: Machine, wall_offset_s: float) -> list[Row]:
     """Returns the rows that have changed since the last call. Wall time is the machine's time plus `wall_offset_s`."""
-    rows = [Row(TASK, str(task_id), _task(machine.task_table.tasks[task_id])) for task_id in machine.task_table.dirty]
+    rows = [
+        Row(TASK, str(task_id), _task(machine.task_table.tasks[task_id]))
+        for task_id in machine.task_table.dirty
+    ]
     rows += [Row(KEY, key, machine.keys.values.get(key)) for key in machine.keys.dirty]
-    rows += [Row(ARRIVED, _part(over, number), None) for over in machine.barriers.dropped_parts for number in range(over.parts)]
+    rows += [
+        Row(ARRIVED, _part(over, number), None)
+        for over in machine.barriers.dropped_parts
+        for number in range(over.parts)
+    ]
     rows += [Row(EVENT, str(number), None) for number in machine.events.dropped]
-    rows += [Row(EVENT, str(event.number), _event(event, wall_offset_s)) for event in machine.events.added]
+    rows += [
+        Row(EVENT, str(event.number), _event(event, wall_offset_s))
+        for event in machine.events.added
+    ]
     machine.events.forget_changes()
     for name in machine.barriers.dirty:
         rows += _barrier_rows(name, machine, wall_offset_s)
     if machine.task_table.dirty:
-        meta = {"gathered": machine.registration.gathered, "version": machine.task_table.version, "error": _status(machine.error)}
+        meta = {
+            "gathered": machine.registration.gathered,
+            "version": machine.task_table.version,
+            "error": _status(machine.error),
+        }
         rows.append(Row(META, "state", _json(meta)))
     machine.task_table.dirty.clear()
     machine.keys.dirty.clear()
@@ -70,15 +84,22 @@ def load(machine: Machine, rows: Iterable[Row], now: float, wall_offset_s: float
             parts.append(value)
         elif key == "state":
             meta = json.loads(value)
-            machine.registration.gathered, machine.error = meta["gathered"], _load_status(meta["error"])
+            machine.registration.gathered, machine.error = (
+                meta["gathered"],
+                _load_status(meta["error"]),
+            )
             version = meta["version"]
     task_table.version = version  # last: agents that are set raise it
-    task_table.latest_life = max(max(task.agent_since, task.session_since) for task in task_table.tasks)
+    task_table.latest_life = max(
+        max(task.agent_since, task.session_since) for task in task_table.tasks
+    )
     machine.keys.load(keys)
     for part in parts:
         kept = json.loads(part)
         barrier = barriers[kept["name"]]
-        barrier.arrived |= {task_id: (life, when - wall_offset_s) for task_id, life, when in kept["arrived"]}
+        barrier.arrived |= {
+            task_id: (life, when - wall_offset_s) for task_id, life, when in kept["arrived"]
+        }
         barrier.parts += 1
     machine.barriers.load(barriers.values())
     machine.events.load(events)
@@ -89,10 +110,30 @@ def _json(value: Any) -> bytes:
 
 
 def _task(task: Task) -> bytes:
-    names = ("task_id", "agent", "session", "host", "pid", "version", "ended", "owner", "former", "agent_since", "session_since")
+    names = (
+        "task_id",
+        "agent",
+        "session",
+        "host",
+        "pid",
+        "version",
+        "ended",
+        "owner",
+        "former",
+        "agent_since",
+        "session_since",
+    )
     kept = {name: getattr(task, name) for name in names}
     progress = asdict(task.progress)
-    return _json(kept | {"state": int(task.state), "error": _status(task.error), "seen": task.last_seen is not None, "progress": progress})
+    return _json(
+        kept
+        | {
+            "state": int(task.state),
+            "error": _status(task.error),
+            "seen": task.last_seen is not None,
+            "progress": progress,
+        }
+    )
 
 
 def _load_task(machine: Machine, kept: dict[str, Any], now: float) -> None:
@@ -128,11 +169,20 @@ def _barrier_rows(name: str, machine: Machine, wall_offset_s: float) -> list[Row
     barrier = machine.barriers.open.get(name) or machine.barriers.finished.get(name)
     if barrier is None:
         return [Row(BARRIER, name, None)]
-    rows = [Row(BARRIER, name, _barrier(barrier, machine, wall_offset_s))] if barrier.done or barrier.renumbered else []
+    rows = (
+        [Row(BARRIER, name, _barrier(barrier, machine, wall_offset_s))]
+        if barrier.done or barrier.renumbered
+        else []
+    )
     barrier.renumbered = False
     if barrier.unwritten:
-        arrived = [(task_id, barrier.arrived[task_id][0], barrier.arrived[task_id][1] + wall_offset_s) for task_id in barrier.unwritten]
-        rows.append(Row(ARRIVED, _part(barrier, barrier.parts), _json({"name": name, "arrived": arrived})))
+        arrived = [
+            (task_id, barrier.arrived[task_id][0], barrier.arrived[task_id][1] + wall_offset_s)
+            for task_id in barrier.unwritten
+        ]
+        rows.append(
+            Row(ARRIVED, _part(barrier, barrier.parts), _json({"name": name, "arrived": arrived}))
+        )
         barrier.parts += 1
         barrier.unwritten = []
     return rows
@@ -157,12 +207,25 @@ def _barrier(barrier: Barrier, machine: Machine, wall_offset_s: float) -> bytes:
 
 
 def _load_barrier(machine: Machine, kept: dict[str, Any], wall_offset_s: float) -> Barrier:
-    participants = machine.task_table.everyone if kept["participants"] is None else frozenset(kept["participants"])
+    participants = (
+        machine.task_table.everyone
+        if kept["participants"] is None
+        else frozenset(kept["participants"])
+    )
     counters, opened = (kept["first"], kept["counter"]), kept["opened"] - wall_offset_s
-    barrier = Barrier(kept["name"], participants, *counters, machine.barriers, opened=opened, renumbered=False)
+    barrier = Barrier(
+        kept["name"], participants, *counters, machine.barriers, opened=opened, renumbered=False
+    )
     barrier.deadline = math.inf if kept["deadline"] is None else kept["deadline"] - wall_offset_s
-    barrier.began, barrier.former, barrier.told = kept["began"], int(kept["former"], 16), int(kept["told"], 16)
-    barrier.previous, barrier.outcome = _load_outcome(kept["previous"]), _load_outcome(kept["outcome"])
+    barrier.began, barrier.former, barrier.told = (
+        kept["began"],
+        int(kept["former"], 16),
+        int(kept["told"], 16),
+    )
+    barrier.previous, barrier.outcome = (
+        _load_outcome(kept["previous"]),
+        _load_outcome(kept["outcome"]),
+    )
     return barrier
 
 
@@ -181,7 +244,15 @@ def _load_outcome(kept: list[Any] | None) -> Outcome | None:
     if kept is None:
         return None
     first, counter, status, members, came, absent, ended = kept
-    return Outcome(first, counter, _load_status(status), int(members, 16), int(came, 16), int(absent, 16), ended)
+    return Outcome(
+        first,
+        counter,
+        _load_status(status),
+        int(members, 16),
+        int(came, 16),
+        int(absent, 16),
+        ended,
+    )
 
 
 def _status(status: Status | None) -> dict[str, Any] | None:

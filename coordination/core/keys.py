@@ -37,7 +37,10 @@ class KeyWait:
     def expire(self, now: float) -> None:
         """Ends the wait: its time is over."""
         sentence = f"key {self.key!r} was not set within {now - self.since:.1f} s"
-        self.keys.end(self, self.timeout_status or Status(Code.DEADLINE_EXCEEDED, sentence, from_service=False))
+        self.keys.end(
+            self,
+            self.timeout_status or Status(Code.DEADLINE_EXCEEDED, sentence, from_service=False),
+        )
 
 
 class Keys:
@@ -57,7 +60,9 @@ class Keys:
         key = normalise(key)
         if not allow_overwrite and key in self.values:
             sentence = f"key {key} already exists. Expected a new key, or allow_overwrite"
-            self._completions.append(Completion(call, None, Status(Code.ALREADY_EXISTS, sentence, from_service=False)))
+            self._completions.append(
+                Completion(call, None, Status(Code.ALREADY_EXISTS, sentence, from_service=False))
+            )
             return
         self._completions.append(Completion(call, None, self.put(key, value)))
 
@@ -80,15 +85,23 @@ class Keys:
     def _too_much(self, key: str, value: bytes) -> Status | None:
         limits = self._limits
         if len(key.encode()) > limits.key_bytes:
-            return _exhausted(f"a key of {len(key.encode())} bytes; expected at most {limits.key_bytes}")
+            return _exhausted(
+                f"a key of {len(key.encode())} bytes; expected at most {limits.key_bytes}"
+            )
         if len(value) > limits.value_bytes:
-            return _exhausted(f"key {key!r}: a value of {len(value)} bytes; expected at most {limits.value_bytes}")
+            return _exhausted(
+                f"key {key!r}: a value of {len(value)} bytes; expected at most {limits.value_bytes}"
+            )
         old = self.values.get(key)
         total = self.total_bytes + len(value) + (len(key) if old is None else -len(old))
         if total > limits.total_bytes:
-            return _exhausted(f"key {key!r}: all keys would hold {total} bytes; expected at most {limits.total_bytes}; delete some")
+            return _exhausted(
+                f"key {key!r}: all keys would hold {total} bytes; expected at most {limits.total_bytes}; delete some"
+            )
         if old is None and len(self.values) >= limits.keys:
-            return _exhausted(f"key {key!r}: there are {len(self.values)} keys, the most that this service holds; delete some")
+            return _exhausted(
+                f"key {key!r}: there are {len(self.values)} keys, the most that this service holds; delete some"
+            )
         return None
 
     def get(
@@ -156,7 +169,9 @@ class Keys:
         """Answers at once, NOT_FOUND where there is no such key."""
         key = normalise(key)
         value = self.values.get(key)
-        status = None if value is not None else Status(Code.NOT_FOUND, f"Config key {key} not found.")
+        status = (
+            None if value is not None else Status(Code.NOT_FOUND, f"Config key {key} not found.")
+        )
         self._completions.append(Completion(call, (key, value), status))
 
     def increment(self, call: Any, key: str, by: int) -> None:
@@ -170,7 +185,11 @@ class Keys:
         if not -_INT64 <= number < _INT64:
             what = f'Failed to parse value "{text[:40].decode(errors="replace")}" as an integer.'
             sentence = f"{what} Key {key!r} cannot be incremented by {by}: expected a 64-bit decimal number"
-            self._completions.append(Completion(call, None, Status(Code.FAILED_PRECONDITION, sentence, from_service=False)))
+            self._completions.append(
+                Completion(
+                    call, None, Status(Code.FAILED_PRECONDITION, sentence, from_service=False)
+                )
+            )
             return
         value = str(number).encode()
         status = self.put(key, value)
@@ -178,7 +197,11 @@ class Keys:
 
     def list_dir(self, call: Any, key: str) -> None:
         """Answers with all keys below a directory, in order."""
-        self._completions.append(Completion(call, [(name, self.values[name]) for name in self._below(normalise(key))], None))
+        self._completions.append(
+            Completion(
+                call, [(name, self.values[name]) for name in self._below(normalise(key))], None
+            )
+        )
 
     def _below(self, key: str) -> list[str]:
         first = bisect.bisect_left(self._order, key + "/")

@@ -38,15 +38,26 @@ class _Gathering:
 class LivenessBarrier:
     """Holds the waiting calls by set of members. Call `resolve` after each change of the task table."""
 
-    def __init__(self, task_table: TaskTable, timers: Timers, completions: list[Completion]) -> None:
+    def __init__(
+        self, task_table: TaskTable, timers: Timers, completions: list[Completion]
+    ) -> None:
         self._task_table, self._timers, self._completions = task_table, timers, completions
         self._gatherings: dict[frozenset[int], _Gathering] = {}
 
-    def arrive(self, call: Any, task_id: int, task_ids: Sequence[int], now: float, deadline: float = math.inf) -> None:
+    def arrive(
+        self,
+        call: Any,
+        task_id: int,
+        task_ids: Sequence[int],
+        now: float,
+        deadline: float = math.inf,
+    ) -> None:
         """Answers with the tasks that are alive, once every connected one among `task_ids` has asked for the same set."""
         if task_id not in task_ids:
             sentence = f"Requesting task {task_id} is not one of the tasks specified in a GetAliveTasks request."
-            self._completions.append(Completion(call, None, Status(Code.INVALID_ARGUMENT, sentence, from_service=False)))
+            self._completions.append(
+                Completion(call, None, Status(Code.INVALID_ARGUMENT, sentence, from_service=False))
+            )
             return
         members = frozenset(task_ids) & self._task_table.everyone
         gathering = self._gatherings.get(members)
@@ -66,7 +77,11 @@ class LivenessBarrier:
             self._answer(members, gathering)
 
     def _absent(self, members: frozenset[int], gathering: _Gathering) -> int:
-        return sum(self._task_table.connected(task_id) for task_id in members if task_id not in gathering.waits)
+        return sum(
+            self._task_table.connected(task_id)
+            for task_id in members
+            if task_id not in gathering.waits
+        )
 
     def resolve(self) -> None:
         """Answers each set whose connected members have all asked."""
@@ -77,8 +92,15 @@ class LivenessBarrier:
 
     def _answer(self, members: frozenset[int], gathering: _Gathering) -> None:
         del self._gatherings[members]
-        tasks = [self._task_table.tasks[task_id] for task_id in sorted(members) if self._task_table.connected(task_id)]
-        living = [Living(task.task_id, task.incarnation(session=True), task.incarnation(session=False)) for task in tasks]
+        tasks = [
+            self._task_table.tasks[task_id]
+            for task_id in sorted(members)
+            if self._task_table.connected(task_id)
+        ]
+        living = [
+            Living(task.task_id, task.incarnation(session=True), task.incarnation(session=False))
+            for task in tasks
+        ]
         for wait in gathering.waits.values():
             wait.done = True
             self._completions.append(Completion(wait.call, living, None))
@@ -86,11 +108,15 @@ class LivenessBarrier:
     def time_out(self, wait: LivenessWait, now: float) -> None:
         """Ends a wait with the names of the members that have not asked."""
         members, waits = wait.members, self._gatherings[wait.members].waits
-        missing = self._task_table.missing([t for t in members if self._task_table.connected(t) and t not in waits], now)
+        missing = self._task_table.missing(
+            [t for t in members if self._task_table.connected(t) and t not in waits], now
+        )
         arrived = f"{len(members) - len(missing)} of {len(members)} asked who is alive"
         sentence = f"{arrived}, missing {name_processes(missing)}; waited {now - wait.since:.1f} s"
         self._forget(wait)
-        self._completions.append(Completion(wait.call, None, Status(Code.DEADLINE_EXCEEDED, sentence, missing=missing)))
+        self._completions.append(
+            Completion(wait.call, None, Status(Code.DEADLINE_EXCEEDED, sentence, missing=missing))
+        )
 
     def _forget(self, wait: LivenessWait) -> None:
         wait.done = True
@@ -102,7 +128,9 @@ class LivenessBarrier:
 
     def drop(self, call: Any) -> bool:
         """Forgets a call whose client has gone away; returns whether it waited here."""
-        waits = (wait for gathering in self._gatherings.values() for wait in gathering.waits.values())
+        waits = (
+            wait for gathering in self._gatherings.values() for wait in gathering.waits.values()
+        )
         wait = next((each for each in waits if each.call is call), None)
         if wait is not None:
             self._forget(wait)

@@ -62,17 +62,26 @@ class Machine:
             connected=self._tasks_changed,
             replace=self.barriers.fail_replaced,
         )
-        self.shutdown_barrier = ShutdownBarrier(*waits, leave=self._leave, propagate=self._propagate)
+        self.shutdown_barrier = ShutdownBarrier(
+            *waits, leave=self._leave, propagate=self._propagate
+        )
         self.error: Status | None = None  # the first error that is everyone's
         self._saved_step: int | None = None
         self._polls: dict[int, Any] = {}  # task: the call that waits for an error
         self._next_scan = now + _SCAN_INTERVAL_S
-        self.fenced: list[int] = []  # tasks that were given up: the service ends their Sessions, and takes them from this list
+        self.fenced: list[
+            int
+        ] = []  # tasks that were given up: the service ends their Sessions, and takes them from this list
 
     # ---- Who calls -------------------------------------------------------------------------------------------------------------------
 
     def identify(
-        self, task_id: int | None, task_incarnation: int, service_incarnation: int, now: float, lost: bool = False
+        self,
+        task_id: int | None,
+        task_incarnation: int,
+        service_incarnation: int,
+        now: float,
+        lost: bool = False,
     ) -> int | Status:
         """Returns the task that an agent's call comes from; an error for a call to another service, or from a former life of its task.
 
@@ -80,16 +89,17 @@ class Machine:
         `lost` lets in the calls by which a lost process learns that it is lost, and ends.
         """
         if service_incarnation != self.config.incarnation:
-            sentence = (
-                "the call names another life of the coordination service: it was restarted without its journal, or never registered with"
-            )
+            sentence = "the call names another life of the coordination service: it was restarted without its journal, or never registered with"
             return Status(Code.INTERNAL, sentence, mismatch=service_incarnation)
         known = self.task_table.by_agent.get(task_incarnation)
         if known is None or task_id not in (None, known):
             if task_id is not None and self.task_table.get(task_id) is None:
                 return self.task_table.no_such_task(task_id)
             who = "a process" if task_id is None else f"process {task_id}"
-            return Status(Code.ABORTED, f"{who} has shut down or been restarted; this call is from a former life of it")
+            return Status(
+                Code.ABORTED,
+                f"{who} has shut down or been restarted; this call is from a former life of it",
+            )
         task = self.task_table.tasks[known]
         if task_incarnation in task.former and not lost:
             return self.task_table.fenced(task)
@@ -115,9 +125,15 @@ class Machine:
         elif task.state is TaskState.ERROR:
             status = task.error
         elif task.agent == 0 or task.state is not TaskState.CONNECTED:
-            status = Status(Code.INVALID_ARGUMENT, f"process {task_id} is not registered; expected a registration before a heartbeat")
+            status = Status(
+                Code.INVALID_ARGUMENT,
+                f"process {task_id} is not registered; expected a registration before a heartbeat",
+            )
         elif task.agent != incarnation:
-            status = Status(Code.ABORTED, f"process {task_id} has been restarted; this heartbeat is from a former life of it")
+            status = Status(
+                Code.ABORTED,
+                f"process {task_id} has been restarted; this heartbeat is from a former life of it",
+            )
         elif not task.session:
             task.last_seen = now
         self._complete(call, self.config.incarnation, status)
@@ -128,7 +144,9 @@ class Machine:
 
     def states(self, call: Any, task_ids: Sequence[int]) -> None:
         """Answers with those of `task_ids` that the job has."""
-        self._complete(call, [task_id for task_id in task_ids if self.task_table.get(task_id) is not None])
+        self._complete(
+            call, [task_id for task_id in task_ids if self.task_table.get(task_id) is not None]
+        )
 
     def tick(self, now: float) -> None:
         """Lets time pass: expires deadlines and, once a second, fails the tasks that have fallen silent."""
@@ -144,8 +162,16 @@ class Machine:
                 continue
             if now - task.last_seen > limit_s:
                 self._give_up(task, f"its heartbeat timeout is {limit_s:g} s", now)
-            elif self.registration.gathered and task.suspect_since is not None and now - task.suspect_since > grace_s:
-                self._give_up(task, f"its side closed the connection without a goodbye, and it did not come back within {grace_s:g} s", now)
+            elif (
+                self.registration.gathered
+                and task.suspect_since is not None
+                and now - task.suspect_since > grace_s
+            ):
+                self._give_up(
+                    task,
+                    f"its side closed the connection without a goodbye, and it did not come back within {grace_s:g} s",
+                    now,
+                )
 
     def suspect(self, task_id: int, now: float) -> None:
         """Notes that the side of a task has closed its connection without a goodbye: that is how the kernel ends those of one that died.
@@ -179,26 +205,39 @@ class Machine:
             return self.task_table.no_such_task(task_id)
         if task.state is not TaskState.CONNECTED:
             return None
-        task.ended = f"ended by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
+        task.ended = (
+            f"ended by signal {-exit_code}"
+            if exit_code < 0
+            else f"ended with exit code {exit_code}"
+        )
         if not self.registration.gathered:
             self.task_table.end_life(task)
             self._lose(task, TaskState.DISCONNECTED, now)
             return None
-        self._end_life(task, f"{name_processes(self.task_table.missing([task_id], now))} is lost", now)
+        self._end_life(
+            task, f"{name_processes(self.task_table.missing([task_id], now))} is lost", now
+        )
         (lost,) = self.task_table.missing([task_id], now)
-        self.keys.fail_unnamed(lost, {other.task_id for other in self.task_table.tasks if other.agent and not other.session})
+        self.keys.fail_unnamed(
+            lost,
+            {other.task_id for other in self.task_table.tasks if other.agent and not other.session},
+        )
         return None
 
     def next_due(self) -> float:
         """Returns when `tick` should be called at the latest."""
         return min(self._next_scan, self.timers.next_due())
 
-    def report_error(self, call: Any, task_id: int, code: int, message: str, now: float, session: bool = True) -> None:
+    def report_error(
+        self, call: Any, task_id: int, code: int, message: str, now: float, session: bool = True
+    ) -> None:
         """Puts a task into ERROR at its own request. An agent beside a Session speaks for itself alone, and is let go."""
         task = self.task_table.get(task_id)
         if task is None or task.state is not TaskState.CONNECTED:
             not_connected = Status(Code.FAILED_PRECONDITION, f"process {task_id} is not connected")
-            self._complete(call, status=not_connected if task else self.task_table.no_such_task(task_id))
+            self._complete(
+                call, status=not_connected if task else self.task_table.no_such_task(task_id)
+            )
             return
         self._complete(call)
         if task.session and not session:
@@ -225,7 +264,10 @@ class Machine:
         self.shutdown_barrier.resolve(now)
         poll = self._polls.pop(task.task_id, None)
         if poll is not None:
-            self._complete(poll, status=error or Status(Code.CANCELLED, f"process {task.task_id} has shut down"))
+            self._complete(
+                poll,
+                status=error or Status(Code.CANCELLED, f"process {task.task_id} has shut down"),
+            )
         self._tasks_changed()
 
     def _tasks_changed(self) -> None:
@@ -238,7 +280,9 @@ class Machine:
             return
         if self.error is None:
             self.error = error
-            self.task_table.dirty.add(error.source_task or 0)  # the journal writes the job's error beside a task
+            self.task_table.dirty.add(
+                error.source_task or 0
+            )  # the journal writes the job's error beside a task
         for call in self._polls.values():
             self._complete(call, status=error)
         self._polls = {}
@@ -254,21 +298,33 @@ class Machine:
             sentence = f"process {task_id} is not registered; expected a registration before a poll"
             self._complete(call, status=Status(Code.FAILED_PRECONDITION, sentence))
         elif self.config.survivable:
-            self._complete(call, status=Status(Code.CANCELLED, "errors are reported at the next call: the service may be restarted"))
+            self._complete(
+                call,
+                status=Status(
+                    Code.CANCELLED,
+                    "errors are reported at the next call: the service may be restarted",
+                ),
+            )
         else:
             older = self._polls.get(task_id)
             if older is not None:
-                self._complete(older, status=Status(Code.CANCELLED, "a newer poll took this one's place"))
+                self._complete(
+                    older, status=Status(Code.CANCELLED, "a newer poll took this one's place")
+                )
             self._polls[task_id] = call
 
-    def shut_down(self, call: Any, task_id: int, session: bool, now: float, timeout_s: float | None = None) -> None:
+    def shut_down(
+        self, call: Any, task_id: int, session: bool, now: float, timeout_s: float | None = None
+    ) -> None:
         """Shuts a task down: with all others at the shutdown barrier, or alone where the job is recoverable or there is no time to wait."""
         task = self.task_table.get(task_id)
         timeout_s = self.config.shutdown_timeout_s if timeout_s is None else timeout_s
         if task is None:
             self._complete(call, status=self.task_table.no_such_task(task_id))
         elif task.state is not TaskState.CONNECTED:
-            self._complete(call, status=task.error if session else None)  # an error would abort jaxlib's client, which only wants to end
+            self._complete(
+                call, status=task.error if session else None
+            )  # an error would abort jaxlib's client, which only wants to end
         elif not session and task.session:  # the agent goes; the process stays, by its Session
             self._complete(call)
             self._drop_agent(task)
@@ -282,7 +338,9 @@ class Machine:
         self.task_table.set_agent(task, 0)
         poll = self._polls.pop(task.task_id, None)
         if poll is not None:
-            self._complete(poll, status=Status(Code.CANCELLED, f"process {task.task_id} has shut down"))
+            self._complete(
+                poll, status=Status(Code.CANCELLED, f"process {task.task_id} has shut down")
+            )
         self.task_table.touch(task)
         self._tasks_changed()
 
@@ -308,10 +366,15 @@ class Machine:
         if task is None:
             return self.task_table.no_such_task(task_id)
         if task.state is TaskState.UNINITIALIZED:
-            return Status(Code.INVALID_ARGUMENT, f"process {task_id} is not registered; expected a registration first")
+            return Status(
+                Code.INVALID_ARGUMENT,
+                f"process {task_id} is not registered; expected a registration first",
+            )
         cause = f": {task.error.message}" if task.error else ""
         return Status(
-            Code.INTERNAL, f"process {task_id} takes no part in the job any more{cause}", missing=self.task_table.missing([task_id], now)
+            Code.INTERNAL,
+            f"process {task_id} takes no part in the job any more{cause}",
+            missing=self.task_table.missing([task_id], now),
         )
 
     def report(
@@ -364,7 +427,14 @@ class Machine:
 
     def drop(self, call: Any) -> None:
         """Forgets a call whose client has gone away, without an answer."""
-        parts = (self.keys, self.devices, self.watches, self.liveness, self.registration, self.shutdown_barrier)
+        parts = (
+            self.keys,
+            self.devices,
+            self.watches,
+            self.liveness,
+            self.registration,
+            self.shutdown_barrier,
+        )
         if any(part.drop(call) for part in parts):
             return
         for task_id, poll in self._polls.items():
@@ -396,7 +466,11 @@ class Machine:
 
     def deserted(self) -> bool:
         """Returns whether processes came before the job had gathered, and none of them is there any more."""
-        if self.registration.gathered or self.task_table.connected_count or self.registration.waiting():
+        if (
+            self.registration.gathered
+            or self.task_table.connected_count
+            or self.registration.waiting()
+        ):
             return False
         return any(task.last_seen is not None for task in self.task_table.tasks)
 

@@ -35,8 +35,18 @@ class Registration:
         connected: Callable[[], None],
         replace: Callable[[int, int], None],
     ) -> None:
-        self._config, self._task_table, self._timers, self._completions = config, task_table, timers, completions
-        self._lose, self._propagate, self._connected, self._replace = lose, propagate, connected, replace
+        self._config, self._task_table, self._timers, self._completions = (
+            config,
+            task_table,
+            timers,
+            completions,
+        )
+        self._lose, self._propagate, self._connected, self._replace = (
+            lose,
+            propagate,
+            connected,
+            replace,
+        )
         self.gathered = False
         self._registering: dict[int, Wait] = {}
         self._gathering: dict[Any, Wait] = {}
@@ -47,7 +57,9 @@ class Registration:
 
     # ---- Agents ----------------------------------------------------------------------------------------------------------------------
 
-    def register(self, call: Any, task_id: int, incarnation: int, now: float, deadline: float = math.inf) -> None:
+    def register(
+        self, call: Any, task_id: int, incarnation: int, now: float, deadline: float = math.inf
+    ) -> None:
         """Registers an agent; answers when every task of the job has come."""
         task = self._task_table.get(task_id)
         if task is None:
@@ -55,8 +67,12 @@ class Registration:
             sentence = f"Unexpected task registered with task={task_id}: the job has {count}, 0 to {count - 1}"
             self._complete(call, status=Status(Code.INVALID_ARGUMENT, sentence))
             return
-        if self._task_table.by_agent.get(incarnation, task_id) != task_id:  # by which profile A knows who calls
-            sentence = f"process {task_id} came with the incarnation of another; expected a random number"
+        if (
+            self._task_table.by_agent.get(incarnation, task_id) != task_id
+        ):  # by which profile A knows who calls
+            sentence = (
+                f"process {task_id} came with the incarnation of another; expected a random number"
+            )
             self._complete(call, status=Status(Code.INVALID_ARGUMENT, sentence))
             return
         if incarnation in task.former:
@@ -66,7 +82,12 @@ class Registration:
         if older is not None:
             older.done = True
             code = Code.ALREADY_EXISTS if older.incarnation != incarnation else Code.CANCELLED
-            self._complete(older.call, status=Status(code, f"process {task_id} has registered anew; this registration is void"))
+            self._complete(
+                older.call,
+                status=Status(
+                    code, f"process {task_id} has registered anew; this registration is void"
+                ),
+            )
         status = self._may_register(task, incarnation)
         if status is not None:
             self._complete(call, status=status)
@@ -79,7 +100,10 @@ class Registration:
         self._gather(now)
 
     def _may_register(self, task: Task, incarnation: int) -> Status | None:
-        if self._config.recoverable or task.state in (TaskState.UNINITIALIZED, TaskState.DISCONNECTED):
+        if self._config.recoverable or task.state in (
+            TaskState.UNINITIALIZED,
+            TaskState.DISCONNECTED,
+        ):
             return None
         if task.state is TaskState.CONNECTED and task.agent in (0, incarnation):
             return None
@@ -93,7 +117,9 @@ class Registration:
 
     # ---- Sessions --------------------------------------------------------------------------------------------------------------------
 
-    def open_session(self, task_id: int, incarnation: int, host: str, pid: int, now: float) -> Status | None:
+    def open_session(
+        self, task_id: int, incarnation: int, host: str, pid: int, now: float
+    ) -> Status | None:
         """Lets a process come over a Session, or come back with the same incarnation."""
         task = self._task_table.get(task_id)
         if task is None:
@@ -111,14 +137,25 @@ class Registration:
                 return status
             self._begin_life(task, now)
         self._task_table.set_session(task, incarnation)
-        task.host, task.pid, task.last_seen, task.attached, task.suspect_since = host, pid, now, True, None
+        task.host, task.pid, task.last_seen, task.attached, task.suspect_since = (
+            host,
+            pid,
+            now,
+            True,
+            None,
+        )
         self._task_table.touch(task)
         self._gather(now)
         return None
 
     def _may_come_back(self, task: Task, incarnation: int) -> Status | None:
         fresh = task.state is not TaskState.ERROR and task.session in (0, incarnation)
-        if fresh or self._config.recoverable or not self.gathered or task.state is TaskState.DISCONNECTED:
+        if (
+            fresh
+            or self._config.recoverable
+            or not self.gathered
+            or task.state is TaskState.DISCONNECTED
+        ):
             return None
         cause = task.error.message if task.error else "it has been restarted"
         sentence = f"process {task.task_id} cannot come back, the job is not recoverable: {cause}"
@@ -154,7 +191,9 @@ class Registration:
         if not self.gathered:
             if self._task_table.connected_count + len(self._registering) < len(self._task_table):
                 return  # which nearly all who come learn without a look at all who wait
-            here = self._task_table.connected_count + sum(not self._task_table.connected(task_id) for task_id in self._registering)
+            here = self._task_table.connected_count + sum(
+                not self._task_table.connected(task_id) for task_id in self._registering
+            )
             if here < len(self._task_table):
                 return
             self.gathered = True
@@ -163,7 +202,9 @@ class Registration:
                     task.last_seen = now
         for wait in self._registering.values():
             wait.done = True
-            self._connect_agent(self._task_table.tasks[wait.task_id], wait.incarnation, now)  # which sends no heartbeat before the answer
+            self._connect_agent(
+                self._task_table.tasks[wait.task_id], wait.incarnation, now
+            )  # which sends no heartbeat before the answer
             self._complete(wait.call, self._config.incarnation)
         for call, wait in self._gathering.items():
             wait.done = True
@@ -201,7 +242,11 @@ class Registration:
         seen = now, self._task_table.version, len(self._registering)
         if self._latest[0] != seen:
             here, tasks = self._registering, self._task_table.tasks
-            absent = [task.task_id for task in tasks if task.state is not TaskState.CONNECTED and task.task_id not in here]
+            absent = [
+                task.task_id
+                for task in tasks
+                if task.state is not TaskState.CONNECTED and task.task_id not in here
+            ]
             self._latest = seen, self._task_table.missing(absent, now)
         return self._latest[1]
 
@@ -211,7 +256,9 @@ class Registration:
 
     def drop(self, call: Any) -> bool:
         """Forgets a call whose client has gone away; returns whether it waited here."""
-        wait = self._gathering.get(call) or next((each for each in self._registering.values() if each.call is call), None)
+        wait = self._gathering.get(call) or next(
+            (each for each in self._registering.values() if each.call is call), None
+        )
         if wait is not None:
             self._end(wait)
         return wait is not None

@@ -40,7 +40,10 @@ class ShutdownBarrier:
     def resolve(self, now: float) -> None:
         """Lets all go together, once all that have not left alone have arrived; fails where one of them is in error."""
         counts, total = self._task_table.counts, len(self._task_table)
-        if not self._waits or (not counts[TaskState.ERROR] and len(self._waits) + counts[TaskState.DISCONNECTED] < total):
+        if not self._waits or (
+            not counts[TaskState.ERROR]
+            and len(self._waits) + counts[TaskState.DISCONNECTED] < total
+        ):
             return  # which each arrival but the last learns without a look at all tasks
         dead = [task.task_id for task in self._task_table.tasks if task.state is TaskState.ERROR]
         if dead:
@@ -52,7 +55,9 @@ class ShutdownBarrier:
                 self._leave(self._task_table.tasks[wait.task_id], now)
 
     def _absent(self) -> list[int]:
-        tasks = (task for task in self._task_table.tasks if task.state is not TaskState.DISCONNECTED)
+        tasks = (
+            task for task in self._task_table.tasks if task.state is not TaskState.DISCONNECTED
+        )
         return [task.task_id for task in tasks if task.task_id not in self._waits]
 
     def _take(self) -> list[Wait]:
@@ -68,7 +73,11 @@ class ShutdownBarrier:
     def _fail(self, absent: Sequence[int], code: Code, now: float) -> None:
         missing = self._task_table.missing(absent, now)
         arrived = f"{len(self._waits)} of {len(self._task_table)} had come"
-        status = Status(code, f"Shutdown barrier has failed: {arrived}, missing {name_processes(missing)}", missing=missing)
+        status = Status(
+            code,
+            f"Shutdown barrier has failed: {arrived}, missing {name_processes(missing)}",
+            missing=missing,
+        )
         self._completions += [Completion(wait.call, None, status) for wait in self._take()]
         self._propagate(status)
 

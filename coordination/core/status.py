@@ -38,7 +38,9 @@ class Progress:
     saved_step: int | None = None
     values: dict[str, float] = field(default_factory=dict)
     trouble: str = ""  # what has gone wrong and not been mended since
-    root: dict[str, Any] | None = None  # the job's checkpoints: CheckpointRoot of the session's protocol, by its fields
+    root: dict[str, Any] | None = (
+        None  # the job's checkpoints: CheckpointRoot of the session's protocol, by its fields
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,17 @@ class Missing:
     ended: str = ""  # how, where a launcher saw it: "ended by signal 9"
 
     def __str__(self) -> str:
-        silence = "never seen" if self.silent_s is None else f"silent for {self.silent_s:.{0 if self.silent_s >= 10 else 1}f} s"
+        silence = (
+            "never seen"
+            if self.silent_s is None
+            else f"silent for {self.silent_s:.{0 if self.silent_s >= 10 else 1}f} s"
+        )
         silence = self.ended or silence
-        return f"{self.task_id} (host {self.host}, {silence})" if self.host else f"{self.task_id} ({silence})"
+        return (
+            f"{self.task_id} (host {self.host}, {silence})"
+            if self.host
+            else f"{self.task_id} ({silence})"
+        )
 
 
 def clip(text: str, most_bytes: int) -> str:
@@ -85,7 +95,9 @@ class Status:
     source_task: int | None = None  # the task that the error is about
     reported: bool = False  # by the task itself
     barrier: tuple[str, int] | None = None  # BarrierError: name and the service's counter
-    mismatch: int | None = None  # ServiceMismatchError: the incarnation that the caller had named, never ours
+    mismatch: int | None = (
+        None  # ServiceMismatchError: the incarnation that the caller had named, never ours
+    )
     missing: tuple[Missing, ...] = ()
 
 

@@ -51,8 +51,12 @@ class Task:
     agent_since: int = 0  # the table's version when the agent came
     session_since: int = 0
     attached: bool = False  # its Session has a stream now
-    suspect_since: float | None = None  # its side closed the connection without a goodbye, and it has not been heard of since
-    former: list[int] = field(default_factory=list)  # incarnations that are over for good, the latest last
+    suspect_since: float | None = (
+        None  # its side closed the connection without a goodbye, and it has not been heard of since
+    )
+    former: list[int] = field(
+        default_factory=list
+    )  # incarnations that are over for good, the latest last
     progress: Progress = field(default_factory=Progress)
     pace: Pace = field(default_factory=Pace, compare=False)  # not kept in a journal
 
@@ -72,7 +76,9 @@ class TaskTable:
         self.counts = Counter({TaskState.UNINITIALIZED: num_tasks})
         self.version = 0
         self.latest_life = 0  # the version at which the latest life began
-        self.lost: set[int] = set()  # tasks that were CONNECTED and no longer are: no barrier can wait for them
+        self.lost: set[int] = (
+            set()
+        )  # tasks that were CONNECTED and no longer are: no barrier can wait for them
         self.dirty: set[int] = set()  # tasks that the journal has yet to write
         self.owned = Counter({"": num_tasks})  # owner: the number of its tasks
 
@@ -85,7 +91,10 @@ class TaskTable:
 
     def no_such_task(self, task_id: int) -> Status:
         """Returns the error of a call that names a task that the job does not have."""
-        return Status(Code.INVALID_ARGUMENT, f"there is no process {task_id}: the job has {len(self)}, 0 to {len(self) - 1}")
+        return Status(
+            Code.INVALID_ARGUMENT,
+            f"there is no process {task_id}: the job has {len(self)}, 0 to {len(self) - 1}",
+        )
 
     def connected(self, task_id: int) -> bool:
         """Returns whether the task is CONNECTED."""
@@ -128,7 +137,11 @@ class TaskTable:
         """Returns the tasks whose present life had begun by `version`, as bits."""
         if self.latest_life <= version:
             return -1
-        return ~sum(1 << task.task_id for task in self.tasks if max(task.agent_since, task.session_since) > version)
+        return ~sum(
+            1 << task.task_id
+            for task in self.tasks
+            if max(task.agent_since, task.session_since) > version
+        )
 
     def set_owner(self, task: Task, owner: str) -> None:
         """Gives a task to the holder of a key."""
@@ -167,7 +180,11 @@ class TaskTable:
 
     def end_life(self, task: Task) -> None:
         """Notes that the incarnations of a task are over for good."""
-        over = [incarnation for incarnation in (task.session, task.agent) if incarnation and incarnation not in task.former]
+        over = [
+            incarnation
+            for incarnation in (task.session, task.agent)
+            if incarnation and incarnation not in task.former
+        ]
         task.former = (task.former + over)[-_FORMER_KEPT:]
 
     def fenced(self, task: Task) -> Status:
@@ -191,7 +208,9 @@ class TaskTable:
     def _describe(self, task: Task, now: float) -> Missing:
         silent_s = None if task.last_seen is None else max(0.0, now - task.last_seen)
         progress = None if task.progress == Progress() else replace(task.progress)
-        return Missing(task.task_id, task.host, silent_s, task.task_id in self.lost, progress, task.ended)
+        return Missing(
+            task.task_id, task.host, silent_s, task.task_id in self.lost, progress, task.ended
+        )
 
     def changed_since(self, version: int) -> list[Task]:
         """Returns the tasks that have changed after `version`."""

@@ -22,7 +22,9 @@ class TaskWatches:
         latest = self._task_table.version
         if version > latest:
             sentence = f"version {version} of the tasks is not yet; the latest is {latest}"
-            self._completions.append(Completion(call, None, Status(Code.INVALID_ARGUMENT, sentence)))
+            self._completions.append(
+                Completion(call, None, Status(Code.INVALID_ARGUMENT, sentence))
+            )
         elif version < latest:
             self._completions.append(Completion(call, latest, None))
         else:

@@ -23,7 +23,10 @@ _BARRIER_S = 5.0  # at a barrier, before somebody is missed
 _GATHERING_S = 10.0
 _SLACK_S = 2.0  # a sign of life may be so late, and come half as often
 _MAX_NAMED = 8
-_WAITS_SHARE, _WORKS_SHARE = 0.35, 0.15  # of its time that a process waits, where another one that works keeps it waiting
+_WAITS_SHARE, _WORKS_SHARE = (
+    0.35,
+    0.15,
+)  # of its time that a process waits, where another one that works keeps it waiting
 _MAX_GROUPS = 3
 _OURS = re.compile(r"holdfast/[^/]+/([^/]+)(?:/\d+)?")
 
@@ -73,8 +76,20 @@ def diagnose(evidence: Evidence) -> list[Finding]:
     """Returns what is wrong, the cause of the rest first; nothing where the job gets on."""
     found: list[Finding] = []
     explained: set[int] = set()
-    first = (_stuck, _elsewhere) if evidence.hangs else ()  # those that failed did so because it hangs
-    for rule in (*first, _failed, _unheard, _crossed, _elsewhere, _missed, _in_trouble, _slow, _gathering):
+    first = (
+        (_stuck, _elsewhere) if evidence.hangs else ()
+    )  # those that failed did so because it hangs
+    for rule in (
+        *first,
+        _failed,
+        _unheard,
+        _crossed,
+        _elsewhere,
+        _missed,
+        _in_trouble,
+        _slow,
+        _gathering,
+    ):
         for finding in rule(evidence):
             if not finding.processes or not explained.issuperset(finding.processes):
                 explained.update(finding.processes)
@@ -84,7 +99,11 @@ def diagnose(evidence: Evidence) -> list[Finding]:
 
 def stalled_s(status: session_pb2.StatusResponse) -> float | None:
     """Returns for how long no process has made a step, None where steps come as they should, or none was ever reported."""
-    ages = [task.step_age_s for task in status.tasks if task.step_age_s >= 0 and task.state == coordination_pb2.CONNECTED]
+    ages = [
+        task.step_age_s
+        for task in status.tasks
+        if task.step_age_s >= 0 and task.state == coordination_pb2.CONNECTED
+    ]
     usual = max((task.usual_steps_per_second for task in status.tasks), default=0.0)
     age_s = min(ages, default=-1.0)
     return age_s if age_s > max(STALLED_S, 3 / usual if usual else 0.0) else None
@@ -92,8 +111,20 @@ def stalled_s(status: session_pb2.StatusResponse) -> float | None:
 
 def wants_stacks(status: session_pb2.StatusResponse) -> bool:
     """Returns whether a diagnosis needs stacks: no step moves, somebody is missed or silent, or one keeps the others waiting."""
-    waited_s = max((each.since_s for barrier in status.barriers if barrier.missing for each in barrier.waiting), default=0.0)
-    if stalled_s(status) is not None or waited_s > _BARRIER_S or any(silent(status, task) for task in status.tasks):
+    waited_s = max(
+        (
+            each.since_s
+            for barrier in status.barriers
+            if barrier.missing
+            for each in barrier.waiting
+        ),
+        default=0.0,
+    )
+    if (
+        stalled_s(status) is not None
+        or waited_s > _BARRIER_S
+        or any(silent(status, task) for task in status.tasks)
+    ):
         return True
     return bool(_stragglers(status))
 
@@ -127,7 +158,9 @@ def _unheard(evidence: Evidence) -> Iterator[Finding]:
     status = evidence.status
     asked = {process for process, samples in evidence.stacks.items() if not samples}
     for task in status.tasks:
-        if task.state == coordination_pb2.CONNECTED and (task.task_id in asked or silent(status, task)):
+        if task.state == coordination_pb2.CONNECTED and (
+            task.task_id in asked or silent(status, task)
+        ):
             look = evidence.looks.get(task.task_id)
             if look is not None and look.runs and not silent(status, task):
                 continue  # merely slow to answer
@@ -143,18 +176,28 @@ def _stuck(evidence: Evidence) -> Iterator[Finding]:
             yield finding
 
 
-def _about_silence(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus, look: Look | None) -> tuple[str, Frame | None]:
+def _about_silence(
+    status: session_pb2.StatusResponse, task: session_pb2.TaskStatus, look: Look | None
+) -> tuple[str, Frame | None]:
     heard = f"last heard of {task.heartbeat_age_s:.0f} s ago, expected every {expected_s(status, task):.0f} s"
     if look is None:
-        elsewhere = "stopped, cut off, or held by C code: `holdfast status` on its own host tells which"
+        elsewhere = (
+            "stopped, cut off, or held by C code: `holdfast status` on its own host tells which"
+        )
         return f"does not answer ({heard}): {elsewhere}", None
     if look.stopped:
-        return f"is stopped, by a signal or a debugger ({heard}): kill -CONT {task.pid} lets it go on", None
+        return (
+            f"is stopped, by a signal or a debugger ({heard}): kill -CONT {task.pid} lets it go on",
+            None,
+        )
     place = _place(look.stacks)
     where = f"is in {place.place}" if place else "runs"
     if look.held_s is not None:
         return f"{where}, in C code that holds its interpreter for {look.held_s:.0f} s", place
-    return f"{where}, but is cut off from the coordinator ({heard}): look at the network between the two", place
+    return (
+        f"{where}, but is cut off from the coordinator ({heard}): look at the network between the two",
+        place,
+    )
 
 
 def _crossed(evidence: Evidence) -> Iterator[Finding]:
@@ -164,7 +207,12 @@ def _crossed(evidence: Evidence) -> Iterator[Finding]:
         at_fewer = {each.task_id for each in fewer.waiting}
         for more in barriers[number + 1 :]:
             at_more = {each.task_id for each in more.waiting}
-            if at_fewer and at_more and at_fewer.issubset(more.missing) and at_more.intersection(fewer.missing):
+            if (
+                at_fewer
+                and at_more
+                and at_fewer.issubset(more.missing)
+                and at_more.intersection(fewer.missing)
+            ):
                 tasks = _tasks(evidence, at_fewer)
                 place = place_of(evidence, tasks)
                 text = f"{who(tasks)} {_verb(tasks, 'waits', 'wait')} at barrier {_barrier(fewer)}{at(place)}, while "
@@ -176,7 +224,11 @@ def _crossed(evidence: Evidence) -> Iterator[Finding]:
 def _elsewhere(evidence: Evidence) -> Iterator[Finding]:
     """The few that are elsewhere in the program, or at another step, while no step moves."""
     idle_s = stalled_s(evidence.status)
-    waits = any(each.since_s > _BARRIER_S for barrier in evidence.status.barriers for each in barrier.waiting)
+    waits = any(
+        each.since_s > _BARRIER_S
+        for barrier in evidence.status.barriers
+        for each in barrier.waiting
+    )
     if (idle_s is None and not waits and not evidence.hangs) or len(evidence.status.tasks) < 2:
         return
     since = "" if idle_s is None else f", no step for {idle_s:.0f} s"
@@ -189,11 +241,15 @@ def _elsewhere(evidence: Evidence) -> Iterator[Finding]:
         return
     tasks = _tasks(evidence, odd.processes)
     ahead = _step_difference(evidence, odd.processes)
-    is_in = f" {_verb(tasks, 'is', 'are')} in {odd.place.place}" if odd.place and not odd.waits else ""
+    is_in = (
+        f" {_verb(tasks, 'is', 'are')} in {odd.place.place}" if odd.place and not odd.waits else ""
+    )
     if odd.waits and odd.place:
         is_in = f" {_verb(tasks, 'waits', 'wait')} in {odd.waits} at {odd.place.place}"
     rest = [group for group in groups if not odd.processes.intersection(group.processes)]
-    text = f"{who(tasks)}{is_in}{ahead}{since}" + "".join(f"; {_describe(group, len(rest))}" for group in rest[:_MAX_GROUPS])
+    text = f"{who(tasks)}{is_in}{ahead}{since}" + "".join(
+        f"; {_describe(group, len(rest))}" for group in rest[:_MAX_GROUPS]
+    )
     yield _finding("elsewhere", text, tasks, odd.place)
 
 
@@ -201,11 +257,20 @@ def _missed(evidence: Evidence) -> Iterator[Finding]:
     """Processes that others wait for at a barrier."""
     for barrier in evidence.status.barriers:
         waited_s = max((each.since_s for each in barrier.waiting), default=0.0)
-        if barrier.missing and waited_s > _BARRIER_S and len(barrier.missing) <= len(barrier.waiting):
+        if (
+            barrier.missing
+            and waited_s > _BARRIER_S
+            and len(barrier.missing) <= len(barrier.waiting)
+        ):
             tasks = _tasks(evidence, set(barrier.missing))
             place = place_of(evidence, tasks)
             text = f"{who(tasks)} {_verb(tasks, 'has', 'have')} not come to barrier {_barrier(barrier)}{at(place)}: "
-            yield _finding("missed", f"{text}{_others(len(barrier.waiting))} wait there for {waited_s:.0f} s", tasks, place)
+            yield _finding(
+                "missed",
+                f"{text}{_others(len(barrier.waiting))} wait there for {waited_s:.0f} s",
+                tasks,
+                place,
+            )
 
 
 def _in_trouble(evidence: Evidence) -> Iterator[Finding]:
@@ -234,10 +299,16 @@ def _gathering(evidence: Evidence) -> Iterator[Finding]:
     """Those that have not come yet."""
     status = evidence.status
     absent = [task for task in status.tasks if task.state == coordination_pb2.UNINITIALIZED]
-    if status.phase == "gathering" and status.up_s > _GATHERING_S and 0 < len(absent) < len(status.tasks):
+    if (
+        status.phase == "gathering"
+        and status.up_s > _GATHERING_S
+        and 0 < len(absent) < len(status.tasks)
+    ):
         came = len(status.tasks) - len(absent)
         yield _finding(
-            "gathering", f"{who(absent)} {_verb(absent, 'has', 'have')} not come yet; {came} of {len(status.tasks)} have", absent
+            "gathering",
+            f"{who(absent)} {_verb(absent, 'has', 'have')} not come yet; {came} of {len(status.tasks)} have",
+            absent,
         )
 
 
@@ -246,8 +317,14 @@ def _together(evidence: Evidence) -> Iterator[Finding]:
     groups = _groups(evidence) if evidence.hangs else []
     if len(groups) == 1 and groups[0].place is not None:
         group, tasks = groups[0], _tasks(evidence, groups[0].processes)
-        does = f"{_verb(tasks, 'waits', 'wait')} in {group.waits} at" if group.waits else f"{_verb(tasks, 'is', 'are')} in"
-        yield _finding("together", f"{who(tasks)} {does} {groups[0].place.place}", tasks, group.place)
+        does = (
+            f"{_verb(tasks, 'waits', 'wait')} in {group.waits} at"
+            if group.waits
+            else f"{_verb(tasks, 'is', 'are')} in"
+        )
+        yield _finding(
+            "together", f"{who(tasks)} {does} {groups[0].place.place}", tasks, group.place
+        )
 
 
 # ---- Groups of processes at one place
@@ -262,19 +339,32 @@ class _Group:
 
 def _groups(evidence: Evidence) -> list[_Group]:
     """Returns the processes by where they are, the smallest group first: by function, or by line where all are in one function."""
-    threads = {process: [_main(sample) for sample in samples] for process, samples in evidence.stacks.items() if samples}
+    threads = {
+        process: [_main(sample) for sample in samples]
+        for process, samples in evidence.stacks.items()
+        if samples
+    }
     by_function = _grouped(threads, lambda thread: (_function(thread), thread.waits))
-    return by_function if len(by_function) > 1 else _grouped(threads, lambda thread: (thread.place, thread.waits))
+    return (
+        by_function
+        if len(by_function) > 1
+        else _grouped(threads, lambda thread: (thread.place, thread.waits))
+    )
 
 
-def _grouped(threads: Mapping[int, Sequence[Thread]], key: Callable[[Thread], object]) -> list[_Group]:
+def _grouped(
+    threads: Mapping[int, Sequence[Thread]], key: Callable[[Thread], object]
+) -> list[_Group]:
     found: dict[object, list[int]] = {}
     typical: dict[int, Thread] = {}
     for process, samples in threads.items():
         common, _ = Counter(key(thread) for thread in samples).most_common(1)[0]
         found.setdefault(common, []).append(process)
         typical[process] = next(thread for thread in samples if key(thread) == common)
-    groups = [_Group(frozenset(each), typical[each[0]].place, typical[each[0]].waits) for each in found.values()]
+    groups = [
+        _Group(frozenset(each), typical[each[0]].place, typical[each[0]].waits)
+        for each in found.values()
+    ]
     return sorted(groups, key=lambda group: (len(group.processes), min(group.processes)))
 
 
@@ -314,17 +404,27 @@ def _stragglers(status: session_pb2.StatusResponse) -> list[session_pb2.TaskStat
         return []
     working = [task for task, share in shares if share < _WORKS_SHARE]
     waiting = [task for task, share in shares if share > _WAITS_SHARE]
-    return working if 0 < len(working) <= len(shares) / 2 and len(working) + len(waiting) == len(shares) else []
+    return (
+        working
+        if 0 < len(working) <= len(shares) / 2 and len(working) + len(waiting) == len(shares)
+        else []
+    )
 
 
 def _share(task: session_pb2.TaskStatus) -> Any:
     return task.progress.values.get("waiting_share")
 
 
-def place_of(evidence: Evidence, tasks: Sequence[session_pb2.TaskStatus], working: bool = False) -> Frame | None:
+def place_of(
+    evidence: Evidence, tasks: Sequence[session_pb2.TaskStatus], working: bool = False
+) -> Frame | None:
     """Returns where the first of some processes mostly is."""
     threads = [_main(sample) for sample in evidence.stacks.get(tasks[0].task_id, ())]
-    places = [thread.place for thread in threads if thread.place is not None and not (working and thread.waits)]
+    places = [
+        thread.place
+        for thread in threads
+        if thread.place is not None and not (working and thread.waits)
+    ]
     return Counter(places).most_common(1)[0][0] if places else None
 
 
@@ -343,14 +443,18 @@ def _function(thread: Thread) -> tuple[str, str]:
 # ---- Words
 
 
-def _finding(kind: str, text: str, tasks: Sequence[session_pb2.TaskStatus], place: Frame | None = None) -> Finding:
+def _finding(
+    kind: str, text: str, tasks: Sequence[session_pb2.TaskStatus], place: Frame | None = None
+) -> Finding:
     processes, hosts = tuple(task.task_id for task in tasks), tuple(task.host for task in tasks)
     if place is None:
         return Finding(kind, text, processes, hosts)
     return Finding(kind, text, processes, hosts, place.function, place.file, place.line)
 
 
-def _tasks(evidence: Evidence, processes: frozenset[int] | set[int]) -> list[session_pb2.TaskStatus]:
+def _tasks(
+    evidence: Evidence, processes: frozenset[int] | set[int]
+) -> list[session_pb2.TaskStatus]:
     return [task for task in evidence.status.tasks if task.task_id in processes]
 
 
@@ -373,7 +477,13 @@ def _others(count: int) -> str:
 
 def _describe(group: _Group, groups: int) -> str:
     count = len(group.processes)
-    who = _others(count) if groups == 1 else f"process {min(group.processes)}" if count == 1 else f"{count} others"
+    who = (
+        _others(count)
+        if groups == 1
+        else f"process {min(group.processes)}"
+        if count == 1
+        else f"{count} others"
+    )
     where = group.place.place if group.place else "unknown code"
     if group.waits:
         return f"{who} {'waits' if count == 1 else 'wait'} in {group.waits} at {where}"

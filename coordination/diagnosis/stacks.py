@@ -15,12 +15,20 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) (.+?)(?: \(most recent call fi
 _FRAME = re.compile(r'^  File "(.*?)", line (\d+),? in (.+)$')
 _ROOMS = ("proto", "coordination", "multihost", "checkpoint", "launch", "compat", "web", "cli")
 _ROOT = Path(__file__).parent.parent.parent
-OURS = tuple({f"{root}/{room}/" for root in (_ROOT, _ROOT.resolve(), Path(__file__).resolve().parent.parent.parent) for room in _ROOMS})
+OURS = tuple(
+    {
+        f"{root}/{room}/"
+        for root in (_ROOT, _ROOT.resolve(), Path(__file__).resolve().parent.parent.parent)
+        for room in _ROOMS
+    }
+)
 """The folders of this package: installed, or of a source tree behind links. The processes of a job have the same ones."""
 
 _STANDARD_LIBRARY = re.compile(r"/lib/python3\.\d+/(?!site-packages/|dist-packages/)|^<")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/([^/]+)")
-_RUNTIME = frozenset({"jax", "jaxlib", "holdfast"})  # where a program waits for devices and for other processes
+_RUNTIME = frozenset(
+    {"jax", "jaxlib", "holdfast"}
+)  # where a program waits for devices and for other processes
 _MAIN = "MainThread"
 
 
@@ -86,10 +94,20 @@ def parse(text: str) -> tuple[Thread, ...]:
             threads.append((found[1], [], line.endswith("(most recent call first):")))
         elif threads and (found := _FRAME.match(line)):
             threads[-1][1].append(Frame(found[1], int(found[2]), found[3]))
-        elif threads and threads[-1][1] and line.startswith("    ") and not line.strip().startswith(("^", "~")):
+        elif (
+            threads
+            and threads[-1][1]
+            and line.startswith("    ")
+            and not line.strip().startswith(("^", "~"))
+        ):
             frames = threads[-1][1]
             frames[-1] = frames[-1]._replace(source=frames[-1].source or line.strip())
-    return _main_first([Thread(name, tuple(reversed(frames) if latest_first else frames)) for name, frames, latest_first in threads])
+    return _main_first(
+        [
+            Thread(name, tuple(reversed(frames) if latest_first else frames))
+            for name, frames, latest_first in threads
+        ]
+    )
 
 
 def _main_first(threads: Sequence[Thread]) -> tuple[Thread, ...]:
@@ -105,7 +123,11 @@ def fold(text: str) -> str:
     """Returns stacks for a reader: the threads that are the program's own, and how many others there are."""
     threads = parse(text)
     shown = [thread for thread in threads if not thread.folded]
-    lines = [line for thread in shown for line in (f"Thread {thread.name}:", *map(_frame_lines, thread.frames))]
+    lines = [
+        line
+        for thread in shown
+        for line in (f"Thread {thread.name}:", *map(_frame_lines, thread.frames))
+    ]
     if len(shown) < len(threads):
         lines.append(f"({len(threads) - len(shown)} more threads, of holdfast and the runtime)")
     return "\n".join(lines)

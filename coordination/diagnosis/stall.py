@@ -28,9 +28,17 @@ def find_stall(status: session_pb2.StatusResponse, rule: StallRule) -> str:
     processes report, so no timeout below two reports counts.
     """
     if all(task.step_age_s < 0 for task in status.tasks):
-        return f"no process has reported a step within {rule.first_step_s:g} s of its start" if status.up_s > rule.first_step_s else ""
+        return (
+            f"no process has reported a step within {rule.first_step_s:g} s of its start"
+            if status.up_s > rule.first_step_s
+            else ""
+        )
     running = _running(status)
-    still = [task for task in running if task.step_age_s > max(rule.timeout_s, 2 * expected_s(status, task))]
+    still = [
+        task
+        for task in running
+        if task.step_age_s > max(rule.timeout_s, 2 * expected_s(status, task))
+    ]
     if not still:
         return ""
     for_s = min(task.step_age_s for task in still)
@@ -41,7 +49,9 @@ def find_stall(status: session_pb2.StatusResponse, rule: StallRule) -> str:
     return f"{_behind(behind, middle)}, and no step further for {for_s:.0f} s" if behind else ""
 
 
-def find_stragglers(status: session_pb2.StatusResponse, rule: StallRule) -> list[session_pb2.TaskStatus]:
+def find_stragglers(
+    status: session_pb2.StatusResponse, rule: StallRule
+) -> list[session_pb2.TaskStatus]:
     """Returns the processes that are more than so many steps behind the median of all."""
     running = _running(status)
     middle = median([task.progress.step for task in running] or [0])
@@ -59,7 +69,9 @@ def _running(status: session_pb2.StatusResponse) -> list[session_pb2.TaskStatus]
     return [
         task
         for task in status.tasks
-        if task.step_age_s >= 0 and task.state == coordination_pb2.CONNECTED and not task.progress.values.get("done", 0.0)
+        if task.step_age_s >= 0
+        and task.state == coordination_pb2.CONNECTED
+        and not task.progress.values.get("done", 0.0)
     ]
 
 

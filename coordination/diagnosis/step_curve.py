@@ -19,7 +19,9 @@ class Sample(NamedTuple):
 def sample(status: session_pb2.StatusResponse, unix_s: float) -> Sample:
     """Returns the furthest step, the pace and the last saved step of a job."""
     steps = [task.progress.step for task in status.tasks if task.progress.HasField("step")]
-    saved = [task.progress.saved_step for task in status.tasks if task.progress.HasField("saved_step")]
+    saved = [
+        task.progress.saved_step for task in status.tasks if task.progress.HasField("saved_step")
+    ]
     pace = max((task.steps_per_second for task in status.tasks), default=0.0)
     return Sample(round(unix_s, 1), max(steps, default=-1), round(pace, 3), max(saved, default=-1))
 
@@ -46,4 +48,7 @@ class StepCurve:
 
     def samples(self) -> list[Sample]:
         """Returns the samples, the earliest first."""
-        return [*self._kept, *([self._last] if self._last is not None and self._last != self._kept[-1] else [])]
+        return [
+            *self._kept,
+            *([self._last] if self._last is not None and self._last != self._kept[-1] else []),
+        ]

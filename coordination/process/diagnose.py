@@ -30,8 +30,14 @@ def gather(client: StatusClient, *, with_stacks: bool = False, hangs: bool = Fal
         return Evidence(status)
     processes = [task.task_id for task in status.tasks if task.has_session or hangs]
     samples = _sample(client, processes)
-    samples = {task.task_id: samples[task.task_id] for task in status.tasks if task.has_session or samples.get(task.task_id)}
-    unheard = [task for task in status.tasks if samples.get(task.task_id) == [] or silent(status, task)]
+    samples = {
+        task.task_id: samples[task.task_id]
+        for task in status.tasks
+        if task.has_session or samples.get(task.task_id)
+    }
+    unheard = [
+        task for task in status.tasks if samples.get(task.task_id) == [] or silent(status, task)
+    ]
     looks = _looks(unheard[:_MOST_LOOKS])
     seen = {process: [found.stacks] for process, found in looks.items() if found.stacks}
     return Evidence(client.status(), {**samples, **seen}, looks, hangs)
@@ -52,5 +58,9 @@ def _sample(client: StatusClient, processes: Sequence[int]) -> dict[int, list[st
 
 def _looks(tasks: Sequence[session_pb2.TaskStatus]) -> dict[int, Look]:
     host = socket.gethostname()
-    looks = {task.task_id: look(task.task_id, task.pid) for task in tasks if task.host == host and task.pid}
+    looks = {
+        task.task_id: look(task.task_id, task.pid)
+        for task in tasks
+        if task.host == host and task.pid
+    }
     return {process: found for process, found in looks.items() if found is not None}

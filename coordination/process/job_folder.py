@@ -20,7 +20,12 @@ from ..errors import CoordinationError
 
 _LONGEST_BASE = 60  # characters: a socket's path has at most 107
 _UNPUBLISHED_S = 3600.0  # after which a folder without a job is nobody's
-_CREDENTIAL_FILES = {"token_file": "token", "tls_cert": "client.crt", "tls_key": "client.key", "tls_ca": "ca.crt"}
+_CREDENTIAL_FILES = {
+    "token_file": "token",
+    "tls_cert": "client.crt",
+    "tls_key": "client.key",
+    "tls_ca": "ca.crt",
+}
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,9 @@ class JobFolder:
         try:
             return cls(Path(tempfile.mkdtemp(prefix="job-", dir=parent)))
         except OSError as error:
-            raise CoordinationError(f"cannot make a folder in {parent}: {error.strerror}", code="FAILED_PRECONDITION") from None
+            raise CoordinationError(
+                f"cannot make a folder in {parent}: {error.strerror}", code="FAILED_PRECONDITION"
+            ) from None
 
     @property
     def socket(self) -> str:
@@ -82,13 +89,21 @@ class JobFolder:
         """Returns whether its coordinator, or who made it and never came to publish, is gone."""
         job = self.job()
         try:
-            return not job.runs if job is not None else time.time() - self.path.lstat().st_mtime > _UNPUBLISHED_S
+            return (
+                not job.runs
+                if job is not None
+                else time.time() - self.path.lstat().st_mtime > _UNPUBLISHED_S
+            )
         except OSError:
             return False
 
     def credentials(self, key: str | None = None) -> Credentials:
         """Returns what a client of this user shows to the coordinator: the files that are there, and the key of the job's processes."""
-        found = {field: str(self.path / name) for field, name in _CREDENTIAL_FILES.items() if (self.path / name).exists()}
+        found = {
+            field: str(self.path / name)
+            for field, name in _CREDENTIAL_FILES.items()
+            if (self.path / name).exists()
+        }
         return Credentials(**found, **({} if key is None else {"key": key}))
 
     def remove(self) -> None:
@@ -111,9 +126,7 @@ def user_folder(*, create: bool = False) -> Path:
             _check_owner(path)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        message = (
-            f"no temporary folder for the coordinator: {where}{error.strerror or error}; set TMPDIR to a folder that is there and writable"
-        )
+        message = f"no temporary folder for the coordinator: {where}{error.strerror or error}; set TMPDIR to a folder that is there and writable"
         raise CoordinationError(message, code="FAILED_PRECONDITION") from None
     return path
 
@@ -121,10 +134,10 @@ def user_folder(*, create: bool = False) -> Path:
 def _check_owner(path: Path) -> None:
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        what = (
-            f"expected a folder of user {os.getuid()}, found {'a folder' if stat.S_ISDIR(found.st_mode) else 'no folder'} of {found.st_uid}"
+        what = f"expected a folder of user {os.getuid()}, found {'a folder' if stat.S_ISDIR(found.st_mode) else 'no folder'} of {found.st_uid}"
+        raise CoordinationError(
+            f"{path}: {what}; remove it, or set TMPDIR to another folder", code="PERMISSION_DENIED"
         )
-        raise CoordinationError(f"{path}: {what}; remove it, or set TMPDIR to another folder", code="PERMISSION_DENIED")
     if stat.S_IMODE(found.st_mode) != 0o700:
         path.chmod(0o700)
 
@@ -134,6 +147,9 @@ def job_folders() -> list[JobFolder]:
     try:
         parent = user_folder()
         _check_owner(parent)
-        return [JobFolder(path) for path in sorted(parent.glob("job-*"), key=lambda path: path.lstat().st_mtime)]
+        return [
+            JobFolder(path)
+            for path in sorted(parent.glob("job-*"), key=lambda path: path.lstat().st_mtime)
+        ]
     except (OSError, CoordinationError):
         return []

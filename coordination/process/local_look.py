@@ -40,7 +40,9 @@ def look(process_id: int, pid: int) -> Look | None:
             if stacks := _read(file, lambda text: text.endswith(b"\n.")):
                 return Look(stacks=stacks.removesuffix("\n."))
         stacks = _from_c(pid, thread, file)
-        os.utime(file, ns=(touched.st_atime_ns, touched.st_mtime_ns))  # it was us, and not the process
+        os.utime(
+            file, ns=(touched.st_atime_ns, touched.st_mtime_ns)
+        )  # it was us, and not the process
         return Look(held_s=time.time() - touched.st_mtime, stacks=stacks)
     finally:
         os.close(file)
@@ -71,7 +73,11 @@ def _from_c(pid: int, thread: int, file: int) -> str:
 
     A thread of ours takes it: a call of the program that sleeps in the kernel would end early.
     """
-    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
+    status = dict(
+        line.split(":", 1)
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if ":" in line
+    )
     if not int(status["SigCgt"], 16) >> (LOOK_SIGNAL - 1) & 1:
         return ""
     os.ftruncate(file, 0)

@@ -23,14 +23,32 @@ from typing import Any, NoReturn, Self
 import click
 import grpc
 
-from holdfast.proto import coordination_b_pb2, coordination_pb2, distributed_runtime_pb2, session_pb2
+from holdfast.proto import (
+    coordination_b_pb2,
+    coordination_pb2,
+    distributed_runtime_pb2,
+    session_pb2,
+)
 
 from ..client.unary import CHANNEL_OPTIONS
 from ..credentials import Credentials
-from ..names import PROFILE_A, PROFILE_B, PROFILE_D, REPORT_EXIT, SESSION, STACKS, STATUS, STATUS_DETAILS
+from ..names import (
+    PROFILE_A,
+    PROFILE_B,
+    PROFILE_D,
+    REPORT_EXIT,
+    SESSION,
+    STACKS,
+    STATUS,
+    STATUS_DETAILS,
+)
 from .spawn import PROGRAM, SpawnedServer, start
 
-MESSAGES = {PROFILE_A: coordination_pb2, PROFILE_B: coordination_b_pb2, PROFILE_D: distributed_runtime_pb2}
+MESSAGES = {
+    PROFILE_A: coordination_pb2,
+    PROFILE_B: coordination_b_pb2,
+    PROFILE_D: distributed_runtime_pb2,
+}
 ID_FIELDS = ("source_task_id", "requesting_task_id", "node_id", "process_id")
 TASK_FIELDS = ("source_task", "requesting_task", "error_origin")
 FOR_ALL = frozenset({STATUS, STACKS})
@@ -38,14 +56,25 @@ FOR_ALL = frozenset({STATUS, STACKS})
 _UNIX = "unix:"
 _END_S = 2.0
 _LONGEST_FOLDER = 70  # characters: a socket's path has at most 107
-_SERVER_OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+_SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+)
 
 
 class Relay(SpawnedServer):
     """A relay that this process has started; `address` is what this process's agent connects to. A context manager."""
 
     @classmethod
-    def spawn(cls, coordinator: str, credentials: Credentials, process_ids: Sequence[int], *, timeout_s: float = 30.0) -> Self:
+    def spawn(
+        cls,
+        coordinator: str,
+        credentials: Credentials,
+        process_ids: Sequence[int],
+        *,
+        timeout_s: float = 30.0,
+    ) -> Self:
         """Starts a relay to `coordinator` ("host:port") for the tasks `process_ids`, and returns when it listens.
 
         A client of ours for the same task must be given the same `credentials` object: its key says that both are one process. Raises
@@ -53,7 +82,11 @@ class Relay(SpawnedServer):
         """
         credentials.metadata()  # raises here, with its name, for a file that cannot be read
         credentials.tls()
-        settings = {"coordinator": coordinator, "process_ids": list(process_ids), "credentials": dataclasses.asdict(credentials)}
+        settings = {
+            "coordinator": coordinator,
+            "process_ids": list(process_ids),
+            "credentials": dataclasses.asdict(credentials),
+        }
         line = json.dumps(settings).encode() + b"\n"  # not an argument, which every user could read
         return cls(*start("relay", [*PROGRAM, "relay"], timeout_s, settings=line))
 
@@ -78,7 +111,9 @@ def task_ids(message: Any) -> list[int]:
     names = {field.name for field in message.DESCRIPTOR.fields}
     numbers = [getattr(message, name) for name in ID_FIELDS if name in names]
     tasks = [getattr(message, name) for name in TASK_FIELDS if name in names]
-    return numbers + [task.task_id for task in tasks if hasattr(task, "task_id")]  # a repeated field asks about tasks, for none
+    return numbers + [
+        task.task_id for task in tasks if hasattr(task, "task_id")
+    ]  # a repeated field asks about tasks, for none
 
 
 def request_of(path: str, body: bytes) -> Any | None:
@@ -93,7 +128,12 @@ def request_of(path: str, body: bytes) -> Any | None:
 class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Forwards every call that speaks for its own tasks."""
 
-    def __init__(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...], allowed: frozenset[int]) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        metadata: tuple[tuple[str, str], ...],
+        allowed: frozenset[int],
+    ) -> None:
         self._channel, self._metadata, self._allowed = channel, metadata, allowed
         self._incarnations: set[int] = set()  # those that registered here
 
@@ -102,7 +142,9 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
         if path == SESSION:
             return grpc.stream_stream_rpc_method_handler(self._stream)
 
-        async def unary(body: bytes, context: grpc.aio.ServicerContext) -> bytes:  # grpc.aio asks for a coroutine function
+        async def unary(
+            body: bytes, context: grpc.aio.ServicerContext
+        ) -> bytes:  # grpc.aio asks for a coroutine function
             return await self._unary(path, body, context)
 
         return grpc.unary_unary_rpc_method_handler(unary)
@@ -115,14 +157,19 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, what)
         if isinstance(message, coordination_pb2.RegisterTaskRequest):
             self._incarnations.add(message.incarnation)
-        elif hasattr(message, "incarnations") and message.incarnations.task_incarnation not in self._incarnations:
+        elif (
+            hasattr(message, "incarnations")
+            and message.incarnations.task_incarnation not in self._incarnations
+        ):
             what = f"the caller has not registered through this relay, which speaks for {sorted(self._allowed)}"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, what)
 
     async def _unary(self, path: str, body: bytes, context: grpc.aio.ServicerContext) -> bytes:
         if path not in FOR_ALL:
             await self._check_unary(path, body, context)
-        call = self._channel.unary_unary(path)(body, timeout=context.time_remaining(), metadata=self._metadata)
+        call = self._channel.unary_unary(path)(
+            body, timeout=context.time_remaining(), metadata=self._metadata
+        )
         try:
             return bytes(await call)
         except grpc.aio.AioRpcError as error:
@@ -132,12 +179,17 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             message = request_of(path, body)
         except Exception:  # DecodeError, whose class differs between protobuf's implementations
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{path}: the request is not a message of this rpc")
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{path}: the request is not a message of this rpc",
+            )
         if message is None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{path} is not relayed")
         await self._check(message, context)
 
-    async def _stream(self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+    async def _stream(
+        self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[bytes]:
         first = session_pb2.ClientFrame.FromString(await anext(frames))
         await self._check(first.open, context)
 
@@ -147,29 +199,43 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
                 yield frame
 
         try:
-            async for frame in self._channel.stream_stream(SESSION)(forward(), metadata=self._metadata):
+            async for frame in self._channel.stream_stream(SESSION)(
+                forward(), metadata=self._metadata
+            ):
                 yield frame
         except grpc.aio.AioRpcError as error:
             await self._pass_on(error, context)
 
     @staticmethod
     async def _pass_on(error: grpc.aio.AioRpcError, context: grpc.aio.ServicerContext) -> NoReturn:
-        trailing = tuple((key, value) for key, value in error.trailing_metadata() or () if key == STATUS_DETAILS)
+        trailing = tuple(
+            (key, value) for key, value in error.trailing_metadata() or () if key == STATUS_DETAILS
+        )
         await context.abort(error.code(), error.details() or "", trailing)
         raise AssertionError("abort raises")
 
 
-async def _serve(coordinator: str, process_ids: Sequence[int], credentials: Credentials, folder: str) -> None:
+async def _serve(
+    coordinator: str, process_ids: Sequence[int], credentials: Credentials, folder: str
+) -> None:
     tls = credentials.tls()
     options = CHANNEL_OPTIONS
-    channel = grpc.aio.secure_channel(coordinator, tls, options) if tls else grpc.aio.insecure_channel(coordinator, options)
+    channel = (
+        grpc.aio.secure_channel(coordinator, tls, options)
+        if tls
+        else grpc.aio.insecure_channel(coordinator, options)
+    )
     server = grpc.aio.server(options=_SERVER_OPTIONS)
-    server.add_generic_rpc_handlers((_Forwarder(channel, credentials.metadata(), frozenset(process_ids)),))
+    server.add_generic_rpc_handlers(
+        (_Forwarder(channel, credentials.metadata(), frozenset(process_ids)),)
+    )
     address = f"{_UNIX}{folder}/relay"
     server.add_insecure_port(address)
     await server.start()
     print(f"relay at {address}", flush=True)
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)  # ends with the process that started it
+    await asyncio.get_running_loop().run_in_executor(
+        None, sys.stdin.buffer.read
+    )  # ends with the process that started it
     await server.stop(0)
 
 
@@ -183,5 +249,14 @@ def relay() -> None:
         signal.signal(number, signal.SIG_IGN)
     settings = json.loads(sys.stdin.buffer.readline())
     base = tempfile.gettempdir()
-    with tempfile.TemporaryDirectory(prefix="holdfast-", dir=base if len(base) <= _LONGEST_FOLDER else "/tmp") as folder:  # for us alone
-        asyncio.run(_serve(settings["coordinator"], settings["process_ids"], Credentials(**settings["credentials"]), folder))
+    with tempfile.TemporaryDirectory(
+        prefix="holdfast-", dir=base if len(base) <= _LONGEST_FOLDER else "/tmp"
+    ) as folder:  # for us alone
+        asyncio.run(
+            _serve(
+                settings["coordinator"],
+                settings["process_ids"],
+                Credentials(**settings["credentials"]),
+                folder,
+            )
+        )

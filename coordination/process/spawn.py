@@ -43,12 +43,21 @@ class SpawnedServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
 def start(
-    what: str, command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None, settings: bytes | None = None
+    what: str,
+    command: Sequence[str],
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    settings: bytes | None = None,
 ) -> tuple[subprocess.Popen[bytes], str]:
     """Starts a server, and returns it with the address that it prints: "`what` at ADDRESS".
 
@@ -74,7 +83,9 @@ def start(
         return process, _address_of(process, what, errors, timeout_s)
 
 
-def _address_of(process: subprocess.Popen[bytes], what: str, errors: IO[bytes], timeout_s: float) -> str:
+def _address_of(
+    process: subprocess.Popen[bytes], what: str, errors: IO[bytes], timeout_s: float
+) -> str:
     line, prefix = _first_line(process, timeout_s), f"{what} at "
     if line.startswith(prefix):
         return line.removeprefix(prefix)
@@ -91,7 +102,9 @@ def _first_line(process: subprocess.Popen[bytes], timeout_s: float) -> str:
     assert process.stdout is not None
     deadline, printed = time.monotonic() + timeout_s, b""
     while not printed.endswith(b"\n"):
-        readable, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        readable, _, _ = select.select(
+            [process.stdout], [], [], max(0.0, deadline - time.monotonic())
+        )
         chunk = os.read(process.stdout.fileno(), 4096) if readable else b""
         if not chunk:
             break
@@ -154,17 +167,29 @@ class CoordinationService(SpawnedServer):
         options |= {"advertise": advertise} if advertise else {}
         options |= {"journal": journal} if journal else {}
         options |= {"log-file": log_file} if log_file else {}
-        command = [*PROGRAM, "coordinator", *(f"--{name}={value}" for name, value in options.items())]
+        command = [
+            *PROGRAM,
+            "coordinator",
+            *(f"--{name}={value}" for name, value in options.items()),
+        ]
         command += ["--recoverable"] * recoverable + ["--survivable"] * survivable
         command += ["--end-with-input"] * ends_with_us + list(arguments)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("GRPC_", "JAX_", "XLA_"))}
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("GRPC_", "JAX_", "XLA_"))
+        }
         # Its one thread reads sockets itself, not a pool of threads (cli/coordinator.py); gRPC reads this when it is imported.
         environment["GRPC_EXPERIMENTS"] = "-event_engine_client,-event_engine_listener"
-        return cls(*start("coordinator", command, timeout_s, environment, b"" if ends_with_us else None))
+        return cls(
+            *start("coordinator", command, timeout_s, environment, b"" if ends_with_us else None)
+        )
 
     def wait(self, timeout_s: float) -> int:
         """Waits until the coordinator has ended by itself and returns its exit code; TimeoutError after `timeout_s`."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise TimeoutError(f"the coordinator at {self.address} still runs after {timeout_s:g} s") from None
+            raise TimeoutError(
+                f"the coordinator at {self.address} still runs after {timeout_s:g} s"
+            ) from None

@@ -44,13 +44,18 @@ class Admission:
         self._calls: dict[object, int] = {}
         self._second, self._total = 0.0, 0
 
-    def admit(self, peer: Callable[[], object], metadata: Iterable[tuple[object, object]], now: float) -> str:
+    def admit(
+        self, peer: Callable[[], object], metadata: Iterable[tuple[object, object]], now: float
+    ) -> str:
         """Returns the call's key, "" without one. Raises Refused unless the call holds the token and its peer is within bounds."""
         key = ""
         if self._keys:
             token, shown = _headers(metadata)
             if self._expected is not None and not hmac.compare_digest(token, self._expected):
-                raise Refused(Code.UNAUTHENTICATED, f"the call does not hold this job's token; expected it in {TOKEN_HEADER!r}")
+                raise Refused(
+                    Code.UNAUTHENTICATED,
+                    f"the call does not hold this job's token; expected it in {TOKEN_HEADER!r}",
+                )
             key = shown.decode(errors="replace")
         self._count(peer, now)
         return key
@@ -66,7 +71,10 @@ class Admission:
         name = peer()
         calls = self._calls[name] = self._calls.get(name, 0) + 1
         if calls > self._limits.calls_per_second:
-            raise Refused(Code.RESOURCE_EXHAUSTED, f"more than {self._limits.calls_per_second} calls in a second from one peer; slow down")
+            raise Refused(
+                Code.RESOURCE_EXHAUSTED,
+                f"more than {self._limits.calls_per_second} calls in a second from one peer; slow down",
+            )
 
 
 def _headers(metadata: Iterable[tuple[object, object]]) -> tuple[bytes, bytes]:
@@ -91,7 +99,9 @@ class TaskOwners:
     def __init__(self, machine: Machine) -> None:
         self._machine, self._task_table = machine, machine.task_table
 
-    def may_join(self, task_id: int, key: str, names: Iterable[bytes] = (), has_stream: bool = True) -> Status | None:
+    def may_join(
+        self, task_id: int, key: str, names: Iterable[bytes] = (), has_stream: bool = True
+    ) -> Status | None:
         """Decides whether an agent may register or a Session open; the task is then its key's. `names` are those in its certificate.
 
         Where the owner is known to be away (`has_stream` False), it may have died and this be its next life, which should come again.
@@ -109,13 +119,17 @@ class TaskOwners:
         self._task_table.dirty.add(task_id)
         return None
 
-    def may_call(self, task_id: int, key: str, names: Callable[[], Iterable[bytes]] = tuple) -> Status | None:
+    def may_call(
+        self, task_id: int, key: str, names: Callable[[], Iterable[bytes]] = tuple
+    ) -> Status | None:
         """Decides whether a call may speak for a task; a negative task id stands for any task of its key or certificate."""
         if not key:
             certified = _certified(names())
             if certified is None:
                 return _denied(_NO_KEY)
-            return None if task_id < 0 or task_id in certified else _not_certified(task_id, certified)
+            return (
+                None if task_id < 0 or task_id in certified else _not_certified(task_id, certified)
+            )
         owner = _digest(key)
         if task_id < 0:
             return None if self._task_table.owned[owner] else _denied(_UNKNOWN_KEY)
@@ -125,7 +139,9 @@ class TaskOwners:
     def _not_yet(self, task_id: int) -> Status:
         limit_s = self._machine.config.heartbeat_timeout_s
         free = f"its number is free once that one is given up, in {limit_s:g} s at most"
-        return Status(Code.UNAVAILABLE, f"process {task_id} is another's, which has no Session now: {free}")
+        return Status(
+            Code.UNAVAILABLE, f"process {task_id} is another's, which has no Session now: {free}"
+        )
 
 
 def _certified(names: Iterable[bytes]) -> frozenset[int] | None:

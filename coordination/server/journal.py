@@ -42,30 +42,42 @@ class SqliteJournal:
             )
         except sqlite3.DatabaseError as error:
             os.close(self._lock)
-            raise JournalError(f"journal {self.path}: not a journal of a coordinator ({error}); expected one, or no file") from None
+            raise JournalError(
+                f"journal {self.path}: not a journal of a coordinator ({error}); expected one, or no file"
+            ) from None
 
     def _take_lock(self) -> int:
         path = f"{self.path}.lock"
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise JournalError(f"journal {self.path}: cannot be opened: {error.strerror}; expected a folder that can be written") from None
+            raise JournalError(
+                f"journal {self.path}: cannot be opened: {error.strerror}; expected a folder that can be written"
+            ) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(lock, 1_000, 0).decode(errors="replace") or "another coordinator"
             os.close(lock)
-            raise JournalError(f"journal {self.path}: held by {holder}; end it first, or use another journal") from None
+            raise JournalError(
+                f"journal {self.path}: held by {holder}; end it first, or use another journal"
+            ) from None
         return lock
 
     def announce(self, address: str) -> None:
         """Writes the holder's address into the lock, for the error of a second coordinator."""
         os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"the coordinator at {address} (host {socket.gethostname()}, pid {os.getpid()})".encode(), 0)
+        os.pwrite(
+            self._lock,
+            f"the coordinator at {address} (host {socket.gethostname()}, pid {os.getpid()})".encode(),
+            0,
+        )
 
     def incarnation(self, config: Config) -> int | None:
         """Returns the incarnation of the service that wrote this journal, None for a fresh one; JournalError for another job's."""
-        row = self._database.execute("SELECT value FROM rows WHERE tab = ? AND key = 'identity'", (META,)).fetchone()
+        row = self._database.execute(
+            "SELECT value FROM rows WHERE tab = ? AND key = 'identity'", (META,)
+        ).fetchone()
         if row is None:
             return None
         kept = json.loads(row[0])
@@ -81,11 +93,30 @@ class SqliteJournal:
         now = self._clock()
         machine = Machine(config, now)
         if incarnation is None:
-            self._put([Row(META, "identity", json.dumps(_identity(config) | {"incarnation": config.incarnation}).encode())])
+            self._put(
+                [
+                    Row(
+                        META,
+                        "identity",
+                        json.dumps(
+                            _identity(config) | {"incarnation": config.incarnation}
+                        ).encode(),
+                    )
+                ]
+            )
         else:
-            rows = self._database.execute("SELECT tab, key, value FROM rows WHERE key != 'identity' OR tab != ?", (META,))
-            journal_codec.load(machine, (Row(table, key, value) for table, key, value in rows), now, self._wall_offset_s())
-            machine.events.note("coordinator", "the coordinator was started again, with its journal", now)
+            rows = self._database.execute(
+                "SELECT tab, key, value FROM rows WHERE key != 'identity' OR tab != ?", (META,)
+            )
+            journal_codec.load(
+                machine,
+                (Row(table, key, value) for table, key, value in rows),
+                now,
+                self._wall_offset_s(),
+            )
+            machine.events.note(
+                "coordinator", "the coordinator was started again, with its journal", now
+            )
         return machine
 
     def _wall_offset_s(self) -> float:
@@ -93,13 +124,24 @@ class SqliteJournal:
 
     def write(self, machine: Machine) -> None:
         """Writes what has changed, in one transaction."""
-        if machine.task_table.dirty or machine.keys.dirty or machine.barriers.dirty or machine.events.added:
+        if (
+            machine.task_table.dirty
+            or machine.keys.dirty
+            or machine.barriers.dirty
+            or machine.events.added
+        ):
             self._put(journal_codec.drain(machine, self._wall_offset_s()))
 
     def _put(self, rows: list[Row]) -> None:
         self._database.execute("BEGIN")
-        self._database.executemany("DELETE FROM rows WHERE tab = ? AND key = ?", [row[:2] for row in rows if row.value is None])
-        self._database.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", [row for row in rows if row.value is not None])
+        self._database.executemany(
+            "DELETE FROM rows WHERE tab = ? AND key = ?",
+            [row[:2] for row in rows if row.value is None],
+        )
+        self._database.executemany(
+            "INSERT OR REPLACE INTO rows VALUES (?, ?, ?)",
+            [row for row in rows if row.value is not None],
+        )
         self._database.execute("COMMIT")
 
     def close(self, finished: bool) -> None:
@@ -111,7 +153,12 @@ class SqliteJournal:
 
 
 def _identity(config: Config) -> dict[str, object]:
-    return {"format": FORMAT, "job": config.job, "attempt": config.attempt, "num_processes": config.num_tasks}
+    return {
+        "format": FORMAT,
+        "job": config.job,
+        "attempt": config.attempt,
+        "num_processes": config.num_tasks,
+    }
 
 
 def _describe(identity: dict[str, object]) -> str:

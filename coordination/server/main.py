@@ -58,16 +58,53 @@ class Options:
 
 
 @click.command()
-@click.option("--num-processes", "-n", "num_tasks", type=click.IntRange(1), required=True, help="Processes of the job.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at, or unix:PATH for a socket.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port to listen at; 0 takes a free one.")
-@click.option("--advertise", metavar="HOST", help="Host to print, where others reach it by another name than --host.")
-@click.option("--job", default="", help="Id of the job; Sessions of another are refused.")
-@click.option("--attempt", default=0, show_default=True, help="Attempt of the job; Sessions of another are refused.")
-@click.option("--recoverable", is_flag=True, help="A process may die and come back; the others go on.")
-@click.option("--survivable", is_flag=True, help="jaxlib's clients live through a restart of this coordinator; they hear of errors later.")
 @click.option(
-    "--heartbeat-timeout-s", type=click.FloatRange(0.1), default=100.0, show_default=True, help="Silence after which a process is lost."
+    "--num-processes",
+    "-n",
+    "num_tasks",
+    type=click.IntRange(1),
+    required=True,
+    help="Processes of the job.",
+)
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen at, or unix:PATH for a socket.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    show_default=True,
+    help="Port to listen at; 0 takes a free one.",
+)
+@click.option(
+    "--advertise",
+    metavar="HOST",
+    help="Host to print, where others reach it by another name than --host.",
+)
+@click.option("--job", default="", help="Id of the job; Sessions of another are refused.")
+@click.option(
+    "--attempt",
+    default=0,
+    show_default=True,
+    help="Attempt of the job; Sessions of another are refused.",
+)
+@click.option(
+    "--recoverable", is_flag=True, help="A process may die and come back; the others go on."
+)
+@click.option(
+    "--survivable",
+    is_flag=True,
+    help="jaxlib's clients live through a restart of this coordinator; they hear of errors later.",
+)
+@click.option(
+    "--heartbeat-timeout-s",
+    type=click.FloatRange(0.1),
+    default=100.0,
+    show_default=True,
+    help="Silence after which a process is lost.",
 )
 @click.option(
     "--reconnect-grace-s",
@@ -84,20 +121,60 @@ class Options:
     help="Wait of the first to shut down for the rest.",
 )
 @click.option(
-    "--linger-s", type=click.FloatRange(0), default=60.0, show_default=True, help="Ends when all have been dead so long; 0: never."
+    "--linger-s",
+    type=click.FloatRange(0),
+    default=60.0,
+    show_default=True,
+    help="Ends when all have been dead so long; 0: never.",
 )
-@click.option("--startup-timeout-s", type=click.FloatRange(0), default=3_600.0, show_default=True, help="Ends when nobody came; 0: never.")
-@click.option("--end-with-input", is_flag=True, help="Ends when its standard input does: with the process that started it.")
-@click.option("--log-file", type=click.Path(dir_okay=False), help="File for what it logs and warns of; rotated at 16 MiB.")
-@click.option("--journal", type=click.Path(dir_okay=False), help="File that keeps the state: killed and restarted, it goes on.")
-@click.option("--tls-cert", type=_FILE, help="PEM certificate; with it, clients need one of --tls-ca.")
+@click.option(
+    "--startup-timeout-s",
+    type=click.FloatRange(0),
+    default=3_600.0,
+    show_default=True,
+    help="Ends when nobody came; 0: never.",
+)
+@click.option(
+    "--end-with-input",
+    is_flag=True,
+    help="Ends when its standard input does: with the process that started it.",
+)
+@click.option(
+    "--log-file",
+    type=click.Path(dir_okay=False),
+    help="File for what it logs and warns of; rotated at 16 MiB.",
+)
+@click.option(
+    "--journal",
+    type=click.Path(dir_okay=False),
+    help="File that keeps the state: killed and restarted, it goes on.",
+)
+@click.option(
+    "--tls-cert", type=_FILE, help="PEM certificate; with it, clients need one of --tls-ca."
+)
 @click.option("--tls-key", type=_FILE, help="PEM key of --tls-cert.")
-@click.option("--tls-ca", type=_FILE, help="PEM certificate of the authority that clients' certificates come from.")
+@click.option(
+    "--tls-ca",
+    type=_FILE,
+    help="PEM certificate of the authority that clients' certificates come from.",
+)
 @click.option("--token-file", type=_FILE, help="File with the token that every call must hold.")
-@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Port for Prometheus; 0 takes a free one.")
-@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address to serve metrics at.")
-@click.option("--public-api", is_flag=True, help="Serve over grpc.aio: slower, and only gRPC's public API.")
-def coordinator(tls_cert: Path | None, tls_key: Path | None, tls_ca: Path | None, token_file: Path | None, **settings: Any) -> None:
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), help="Port for Prometheus; 0 takes a free one."
+)
+@click.option(
+    "--metrics-host", default="127.0.0.1", show_default=True, help="Address to serve metrics at."
+)
+@click.option(
+    "--public-api", is_flag=True, help="Serve over grpc.aio: slower, and only gRPC's public API."
+)
+def coordinator(
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_ca: Path | None,
+    token_file: Path | None,
+    **settings: Any,
+) -> None:
     """Serves the processes of one job: who is alive, keys, barriers.
 
     Prints `coordinator at HOST:PORT` (or unix:PATH) when it serves, and ends by itself once every process has shut down or stayed dead.
@@ -125,7 +202,9 @@ def _token(file: Path | None) -> str | None:
         return None
     token = file.read_text().strip()
     if len(token) < _MIN_TOKEN_CHARACTERS:
-        raise click.UsageError(f"--token-file {file}: expected at least {_MIN_TOKEN_CHARACTERS} characters, found {len(token)}")
+        raise click.UsageError(
+            f"--token-file {file}: expected at least {_MIN_TOKEN_CHARACTERS} characters, found {len(token)}"
+        )
     return token
 
 
@@ -165,7 +244,9 @@ def _input_has_ended() -> bool:
     return bool(readable) and not os.read(0, 4096)
 
 
-def serve(config: Config, options: Options, tls: Tls | None = None, token: str | None = None) -> None:
+def serve(
+    config: Config, options: Options, tls: Tls | None = None, token: str | None = None
+) -> None:
     """Serves until it is over, on this thread. Prints `coordinator at ADDRESS` once it can be reached.
 
     Does not return after SIGTERM or SIGINT: once all is closed, this process ends by that signal, so that whoever started it can tell.
@@ -174,13 +255,21 @@ def serve(config: Config, options: Options, tls: Tls | None = None, token: str |
     journal = None if options.journal is None else SqliteJournal(options.journal, time.monotonic)
     at = options.host if _is_socket(options.host) else f"{_bracketed(options.host)}:{options.port}"
     listening = Listening(at, tls, token)
-    service = Service(_machine(config, journal), listening.clock, journal, secured=listening.secured)
+    service = Service(
+        _machine(config, journal), listening.clock, journal, secured=listening.secured
+    )
     stop = _StopCondition(service, options)
     _warn_if_open(options.host, listening)
     if options.metrics_port is not None:
         service.publish_status()
-        port = MetricsServer(service.published_status, options.metrics_port, options.metrics_host).port
-        print(f"metrics at http://{_bracketed(options.metrics_host)}:{port}/metrics", file=sys.stderr, flush=True)
+        port = MetricsServer(
+            service.published_status, options.metrics_port, options.metrics_host
+        ).port
+        print(
+            f"metrics at http://{_bracketed(options.metrics_host)}:{port}/metrics",
+            file=sys.stderr,
+            flush=True,
+        )
     if is_tested_grpc() and not options.public_api:
         transport = CompletionQueueTransport(service, listening)
         _announce(options, transport.bind(), journal)
@@ -211,7 +300,11 @@ def _allow_many_connections() -> None:
 
 
 def _warn_if_open(host: str, listening: Listening) -> None:
-    if listening.tls is not None or _is_socket(host) or host in ("127.0.0.1", "localhost", "::1", "[::1]"):
+    if (
+        listening.tls is not None
+        or _is_socket(host)
+        or host in ("127.0.0.1", "localhost", "::1", "[::1]")
+    ):
         return
     if listening.token is None:
         text = f"listening at {host} without TLS or token: whoever reaches this port can disturb the job"
@@ -221,7 +314,13 @@ def _warn_if_open(host: str, listening: Listening) -> None:
     print(f"holdfast coordinator: {text}", file=sys.stderr, flush=True)
 
 
-async def _serve_aio(service: Service, listening: Listening, options: Options, stop: _StopCondition, journal: SqliteJournal | None) -> str:
+async def _serve_aio(
+    service: Service,
+    listening: Listening,
+    options: Options,
+    stop: _StopCondition,
+    journal: SqliteJournal | None,
+) -> str:
     transport = AioTransport(service, listening)
     _announce(options, transport.bind(), journal)
     return await transport.serve(stop.reason)
@@ -229,7 +328,9 @@ async def _serve_aio(service: Service, listening: Listening, options: Options, s
 
 def _announce(options: Options, port: int, journal: SqliteJournal | None) -> None:
     """Prints the address that others reach the service at, and writes it into the journal's lock."""
-    host = options.advertise or (options.host if options.host not in ("0.0.0.0", "::", "[::]") else socket.gethostname())
+    host = options.advertise or (
+        options.host if options.host not in ("0.0.0.0", "::", "[::]") else socket.gethostname()
+    )
     address = host if _is_socket(host) else f"{_bracketed(host)}:{port}"
     if journal is not None:
         journal.announce(address)
@@ -242,7 +343,12 @@ def _announce(options: Options, port: int, journal: SqliteJournal | None) -> Non
 def _log_to(path: str) -> None:
     """Logs to a file, which is rotated; what else goes to stderr, such as the last words of a crash, goes there too."""
     handler = logging.handlers.RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=_OLD_LOGS)
-    logging.basicConfig(handlers=[handler], level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True)
+    logging.basicConfig(
+        handlers=[handler],
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+        force=True,
+    )
     assert handler.stream is not None
     os.dup2(handler.stream.fileno(), 2)
 

@@ -32,7 +32,10 @@ def _known(machine: Machine, call: Any, request: Any) -> bool:
     """Returns whether the call names a session of ours; answers the call if not."""
     if request.session_id in [_session_of(machine, version) for version in _VERSIONS]:
         return True
-    status = Status(Code.INVALID_ARGUMENT, "the session is not one of this service; expected one that Connect has returned")
+    status = Status(
+        Code.INVALID_ARGUMENT,
+        "the session is not one of this service; expected one that Connect has returned",
+    )
     machine.completions.append(Completion(call, None, status))
     return False
 
@@ -48,10 +51,14 @@ def _key(machine: Machine, call: Any, key: bytes) -> str | None:
 
 def _connect(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
     if request.protocol_version not in _VERSIONS:
-        sentence = f"protocol version {request.protocol_version} is not spoken here; expected 1, 2 or 3"
+        sentence = (
+            f"protocol version {request.protocol_version} is not spoken here; expected 1, 2 or 3"
+        )
         machine.completions.append(Completion(call, None, Status(Code.INVALID_ARGUMENT, sentence)))
         return
-    deadline = now + request.timeout_milliseconds / 1000 if request.timeout_milliseconds > 0 else math.inf
+    deadline = (
+        now + request.timeout_milliseconds / 1000 if request.timeout_milliseconds > 0 else math.inf
+    )
     machine.devices.versions[request.node_id] = request.protocol_version
     machine.registration.register(call, request.node_id, caller.incarnation, now, deadline)
 
@@ -61,7 +68,10 @@ def _enumerate(machine: Machine, call: Any, request: Any, caller: Caller, now: f
         return
     topology = request.local_topology
     if not machine.task_table.connected(topology.node_id):
-        status = Status(Code.INVALID_ARGUMENT, f"node {topology.node_id} has not connected; expected Connect before EnumerateDevices")
+        status = Status(
+            Code.INVALID_ARGUMENT,
+            f"node {topology.node_id} has not connected; expected Connect before EnumerateDevices",
+        )
         machine.completions.append(Completion(call, None, status))
         return
     devices = sorted(topology.devices, key=lambda device: int(device.local_device_ordinal))
@@ -70,8 +80,19 @@ def _enumerate(machine: Machine, call: Any, request: Any, caller: Caller, now: f
 
 def _get(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
     if _known(machine, call, request) and (key := _key(machine, call, request.key)) is not None:
-        timeout_status = Status(Code.NOT_FOUND, f"key {key!r} was not set within {request.timeout_milliseconds} ms", from_service=False)
-        machine.keys.get(call, -1, key, now, now + request.timeout_milliseconds / 1000, timeout_status=timeout_status)
+        timeout_status = Status(
+            Code.NOT_FOUND,
+            f"key {key!r} was not set within {request.timeout_milliseconds} ms",
+            from_service=False,
+        )
+        machine.keys.get(
+            call,
+            -1,
+            key,
+            now,
+            now + request.timeout_milliseconds / 1000,
+            timeout_status=timeout_status,
+        )
 
 
 def _set(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
@@ -85,7 +106,9 @@ def _barrier(machine: Machine, call: Any, request: Any, caller: Caller, now: flo
         counter = machine.barriers.counter_for(name, caller.task_id)
         deadline = now + request.timeout_milliseconds / 1000
         life = machine.task_table.life_of(caller.task_id, caller.incarnation)
-        machine.barrier(Arrival(call, caller.task_id, life, name, counter, deadline, frozenset()), now)
+        machine.barrier(
+            Arrival(call, caller.task_id, life, name, counter, deadline, frozenset()), now
+        )
 
 
 def _heartbeat(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
@@ -100,7 +123,9 @@ def _shut_down(machine: Machine, call: Any, request: Any, caller: Caller, now: f
 
 def _parse_enumerate(body: bytes) -> Any:
     version = d.HeartbeatRequest.FromString(body).session_id & _VERSION_BITS
-    return (d.EnumerateDevicesRequest3 if version >= _RENUMBERED else d.EnumerateDevicesRequest).FromString(body)
+    return (
+        d.EnumerateDevicesRequest3 if version >= _RENUMBERED else d.EnumerateDevicesRequest
+    ).FromString(body)
 
 
 def _encode_connect(machine: Machine, value: int, caller: Caller) -> bytes:
@@ -134,7 +159,11 @@ def _node(request: Any) -> tuple[int | None, int, int | None]:
 
 
 def _client(request: Any) -> tuple[int | None, int, int | None]:
-    return request.node_id, (request.client_id << 16 | (request.node_id + 1) & 0xFFFF) % 2**64 or 1, None
+    return (
+        request.node_id,
+        (request.client_id << 16 | (request.node_id + 1) & 0xFFFF) % 2**64 or 1,
+        None,
+    )
 
 
 def _topology_node(request: Any) -> tuple[int | None, int, int | None]:

@@ -33,7 +33,9 @@ class Rpc:
     """One rpc: `parse` its request, `run` it, `encode` its value. `caller` reads who calls, for rpcs that are not on a Session."""
 
     parse: Callable[[bytes], Any]
-    caller: Callable[[Any], tuple[int | None, int, int | None]]  # task id, its and the service's incarnations; None: not given
+    caller: Callable[
+        [Any], tuple[int | None, int, int | None]
+    ]  # task id, its and the service's incarnations; None: not given
     run: Callable[[Machine, Any, Any, Caller, float], None]
     encode: Callable[[Machine, Any, Caller], bytes]
     waits: bool = False  # for other tasks, and not at a barrier: the transport reports a client that goes away
@@ -53,7 +55,11 @@ def _nothing(machine: Machine, value: Any, caller: Caller) -> bytes:
 
 
 def _named(request: Any) -> tuple[int | None, int, int | None]:
-    return request.source_task_id, request.incarnations.task_incarnation, request.incarnations.service_incarnation
+    return (
+        request.source_task_id,
+        request.incarnations.task_incarnation,
+        request.incarnations.service_incarnation,
+    )
 
 
 def _unnamed(request: Any) -> tuple[int | None, int, int | None]:
@@ -61,7 +67,11 @@ def _unnamed(request: Any) -> tuple[int | None, int, int | None]:
 
 
 def _asking(request: Any) -> tuple[int | None, int, int | None]:
-    return request.requesting_task_id, request.incarnations.task_incarnation, request.incarnations.service_incarnation
+    return (
+        request.requesting_task_id,
+        request.incarnations.task_incarnation,
+        request.incarnations.service_incarnation,
+    )
 
 
 def _registers(request: Any) -> tuple[int | None, int, int | None]:
@@ -125,10 +135,20 @@ def _barrier(machine: Machine, call: Any, request: Any, caller: Caller, now: flo
     _arrive(machine, call, request, caller, now, request.task_ids)
 
 
-def _arrive(machine: Machine, call: Any, request: Any, caller: Caller, now: float, task_ids: Sequence[int]) -> None:
+def _arrive(
+    machine: Machine, call: Any, request: Any, caller: Caller, now: float, task_ids: Sequence[int]
+) -> None:
     deadline = now + request.barrier_timeout_in_ms / 1000
     life = machine.task_table.life_of(caller.task_id, caller.incarnation)
-    arrival = Arrival(call, caller.task_id, life, request.barrier_id, request.counter, deadline, frozenset(task_ids))
+    arrival = Arrival(
+        call,
+        caller.task_id,
+        life,
+        request.barrier_id,
+        request.counter,
+        deadline,
+        frozenset(task_ids),
+    )
     machine.barrier(arrival, now, twice=len(task_ids) != len(arrival.participants))
 
 
@@ -142,15 +162,23 @@ def _alive(machine: Machine, call: Any, request: Any, caller: Caller, now: float
 
 def _report_error(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
     if registered(machine, call, caller):
-        machine.report_error(call, caller.task_id, request.error_code, request.error_message, now, session=False)
+        machine.report_error(
+            call, caller.task_id, request.error_code, request.error_message, now, session=False
+        )
 
 
 def task_info(task: Task, session: bool) -> a.TaskInfo:
     """Returns a task as a message of profile A."""
-    info = a.TaskInfo(task_id=task.task_id, state=int(task.state), incarnation=task.incarnation(session))  # type: ignore[arg-type]
+    info = a.TaskInfo(
+        task_id=task.task_id, state=int(task.state), incarnation=task.incarnation(session)
+    )  # type: ignore[arg-type]
     if task.error is not None:
         info.error_code, info.error_message = int(task.error.code), task.error.message
-        info.error_payload.CopyFrom(a.CoordinationServiceError(is_reported_error=task.error.reported, source_task_id=task.task_id))
+        info.error_payload.CopyFrom(
+            a.CoordinationServiceError(
+                is_reported_error=task.error.reported, source_task_id=task.task_id
+            )
+        )
     return info
 
 
@@ -161,17 +189,23 @@ def _encode_registered(machine: Machine, value: int, caller: Caller) -> bytes:
 def _encode_watch(machine: Machine, value: int, caller: Caller) -> bytes:
     def encode() -> bytes:
         tasks = [task_info(task, caller.session) for task in machine.task_table.tasks]
-        return a.WatchTasksResponse(task_state=tasks, version_number=machine.task_table.version).SerializeToString()
+        return a.WatchTasksResponse(
+            task_state=tasks, version_number=machine.task_table.version
+        ).SerializeToString()
 
     return machine.watches.shared((PROFILE_A, caller.session), encode)
 
 
 def _encode_kv(machine: Machine, value: tuple[str, bytes], caller: Caller) -> bytes:
-    return a.GetKeyValueResponse(kv=a.KeyValueEntry(key=value[0], value=value[1])).SerializeToString()
+    return a.GetKeyValueResponse(
+        kv=a.KeyValueEntry(key=value[0], value=value[1])
+    ).SerializeToString()
 
 
 def _encode_dir(machine: Machine, value: list[tuple[str, bytes]], caller: Caller) -> bytes:
-    return a.GetKeyValueDirResponse(kv=[a.KeyValueEntry(key=key, value=held) for key, held in value]).SerializeToString()
+    return a.GetKeyValueDirResponse(
+        kv=[a.KeyValueEntry(key=key, value=held) for key, held in value]
+    ).SerializeToString()
 
 
 def _encode_barrier(machine: Machine, value: int, caller: Caller) -> bytes:
@@ -180,25 +214,39 @@ def _encode_barrier(machine: Machine, value: int, caller: Caller) -> bytes:
 
 def _encode_alive(machine: Machine, value: list[Living], caller: Caller) -> bytes:
     incarnations = [each.session if caller.session else each.agent for each in value]
-    return a.GetAliveTasksResponse(alive_task_ids=[each.task_id for each in value], incarnations=incarnations).SerializeToString()
+    return a.GetAliveTasksResponse(
+        alive_task_ids=[each.task_id for each in value], incarnations=incarnations
+    ).SerializeToString()
 
 
 RPCS_A: dict[str, Rpc] = {
-    "RegisterTask": Rpc(a.RegisterTaskRequest.FromString, _registers, _register, _encode_registered, True, True),
+    "RegisterTask": Rpc(
+        a.RegisterTaskRequest.FromString, _registers, _register, _encode_registered, True, True
+    ),
     "Heartbeat": Rpc(a.HeartbeatRequest.FromString, _named, _beat, _encode_registered, lost=True),
-    "PollForError": Rpc(a.PollForErrorRequest.FromString, _named, _poll, _nothing, True, lost=True, kept=True),
+    "PollForError": Rpc(
+        a.PollForErrorRequest.FromString, _named, _poll, _nothing, True, lost=True, kept=True
+    ),
     "ShutdownTask": Rpc(a.ShutdownTaskRequest.FromString, _named, _shut_down, _nothing, lost=True),
-    "WatchTasks": Rpc(a.WatchTasksRequest.FromString, _unnamed, _watch, _encode_watch, True, kept=True),
+    "WatchTasks": Rpc(
+        a.WatchTasksRequest.FromString, _unnamed, _watch, _encode_watch, True, kept=True
+    ),
     "InsertKeyValue": Rpc(a.InsertKeyValueRequest.FromString, _unnamed, _insert, _nothing),
-    "GetKeyValue": Rpc(a.GetKeyValueRequest.FromString, _unnamed, _get, _encode_kv, True, kept=True),
+    "GetKeyValue": Rpc(
+        a.GetKeyValueRequest.FromString, _unnamed, _get, _encode_kv, True, kept=True
+    ),
     "TryGetKeyValue": Rpc(a.TryGetKeyValueRequest.FromString, _unnamed, _try_get, _encode_kv),
-    "IncrementKeyValue": Rpc(a.IncrementKeyValueRequest.FromString, _unnamed, _increment, _encode_kv),
+    "IncrementKeyValue": Rpc(
+        a.IncrementKeyValueRequest.FromString, _unnamed, _increment, _encode_kv
+    ),
     "GetKeyValueDir": Rpc(a.GetKeyValueDirRequest.FromString, _unnamed, _list_dir, _encode_dir),
     "DeleteKeyValue": Rpc(a.DeleteKeyValueRequest.FromString, _unnamed, _delete, _nothing),
     "Barrier": Rpc(a.BarrierRequest.FromString, _named, _barrier, _encode_barrier, kept=True),
     "CancelBarrier": Rpc(a.CancelBarrierRequest.FromString, _named, _cancel_barrier, _nothing),
     "GetAliveTasks": Rpc(a.GetAliveTasksRequest.FromString, _asking, _alive, _encode_alive, True),
-    "ReportErrorToService": Rpc(a.ReportErrorToServiceRequest.FromString, _named, _report_error, _nothing),
+    "ReportErrorToService": Rpc(
+        a.ReportErrorToServiceRequest.FromString, _named, _report_error, _nothing
+    ),
 }
 
 # ---- Profile B, where it differs -----------------------------------------------------------------------------------------------------
@@ -239,14 +287,18 @@ def _barrier_b(machine: Machine, call: Any, request: Any, caller: Caller, now: f
         _arrive(machine, call, request, caller, now, [task.task_id for task in request.tasks])
 
 
-def _cancel_barrier_b(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
+def _cancel_barrier_b(
+    machine: Machine, call: Any, request: Any, caller: Caller, now: float
+) -> None:
     if registered(machine, call, caller):
         _cancel_barrier(machine, call, request, caller, now)
 
 
 def _alive_b(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
     if registered(machine, call, caller):
-        machine.liveness.arrive(call, caller.task_id, [task.task_id for task in request.tasks], now, caller.deadline)
+        machine.liveness.arrive(
+            call, caller.task_id, [task.task_id for task in request.tasks], now, caller.deadline
+        )
 
 
 def _states_b(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
@@ -258,10 +310,18 @@ def _task_b(task_id: int) -> b.CoordinatedTask:
 
 
 def _info_b(task: Task) -> b.CoordinatedTaskStateInfo:
-    info = b.CoordinatedTaskStateInfo(task=_task_b(task.task_id), state=int(task.state), incarnation=task.incarnation(session=False))  # type: ignore[arg-type]
+    info = b.CoordinatedTaskStateInfo(
+        task=_task_b(task.task_id),
+        state=int(task.state),
+        incarnation=task.incarnation(session=False),
+    )  # type: ignore[arg-type]
     if task.error is not None:
         info.error_code, info.error_message = int(task.error.code), task.error.message
-        info.error_payload.CopyFrom(b.CoordinationServiceError(is_reported_error=task.error.reported, source_task=_task_b(task.task_id)))
+        info.error_payload.CopyFrom(
+            b.CoordinationServiceError(
+                is_reported_error=task.error.reported, source_task=_task_b(task.task_id)
+            )
+        )
     return info
 
 
@@ -272,40 +332,65 @@ def _encode_registered_b(machine: Machine, value: int, caller: Caller) -> bytes:
 def _encode_watch_b(machine: Machine, value: int, caller: Caller) -> bytes:
     def encode() -> bytes:
         tasks = [_info_b(task) for task in machine.task_table.tasks]
-        return b.WatchJobStateResponse(task_state=tasks, version_number=machine.task_table.version).SerializeToString()
+        return b.WatchJobStateResponse(
+            task_state=tasks, version_number=machine.task_table.version
+        ).SerializeToString()
 
     return machine.watches.shared(PROFILE_B, encode)
 
 
 def _encode_states_b(machine: Machine, value: list[int], caller: Caller) -> bytes:
-    return b.GetTaskStateResponse(task_state=[_info_b(machine.task_table.tasks[task_id]) for task_id in value]).SerializeToString()
+    return b.GetTaskStateResponse(
+        task_state=[_info_b(machine.task_table.tasks[task_id]) for task_id in value]
+    ).SerializeToString()
 
 
 def _encode_alive_b(machine: Machine, value: list[Living], caller: Caller) -> bytes:
     alive = [_task_b(each.task_id) for each in value]
-    return b.GetAliveTasksResponse(alive_tasks=alive, incarnations=[each.agent for each in value]).SerializeToString()
+    return b.GetAliveTasksResponse(
+        alive_tasks=alive, incarnations=[each.agent for each in value]
+    ).SerializeToString()
 
 
 RPCS_B: dict[str, Rpc] = {
-    "RegisterTask": Rpc(b.RegisterTaskRequest.FromString, _source_and_incarnation, _register, _encode_registered_b, True, True),
-    "Heartbeat": Rpc(b.HeartbeatRequest.FromString, _source_and_incarnation, _beat, _encode_registered_b),
+    "RegisterTask": Rpc(
+        b.RegisterTaskRequest.FromString,
+        _source_and_incarnation,
+        _register,
+        _encode_registered_b,
+        True,
+        True,
+    ),
+    "Heartbeat": Rpc(
+        b.HeartbeatRequest.FromString, _source_and_incarnation, _beat, _encode_registered_b
+    ),
     "PollForError": Rpc(b.PollForErrorRequest.FromString, _source_task, _poll, _nothing, True),
     "ShutdownTask": Rpc(b.ShutdownTaskRequest.FromString, _source_task, _shut_down, _nothing),
-    "ReportErrorToService": Rpc(b.ReportErrorToServiceRequest.FromString, _origin, _report_error, _nothing),
+    "ReportErrorToService": Rpc(
+        b.ReportErrorToServiceRequest.FromString, _origin, _report_error, _nothing
+    ),
     "GetTaskState": Rpc(b.GetTaskStateRequest.FromString, _nobody, _states_b, _encode_states_b),
     "WatchJobState": Rpc(b.WatchJobStateRequest.FromString, _nobody, _watch, _encode_watch_b, True),
     "InsertKeyValue": Rpc(b.InsertKeyValueRequest.FromString, _nobody, _insert, _nothing),
     "GetKeyValue": Rpc(b.GetKeyValueRequest.FromString, _nobody, _get, _encode_kv, True),
     "TryGetKeyValue": Rpc(b.TryGetKeyValueRequest.FromString, _nobody, _try_get, _encode_kv),
-    "IncrementKeyValue": Rpc(b.IncrementKeyValueRequest.FromString, _nobody, _increment, _encode_kv),
+    "IncrementKeyValue": Rpc(
+        b.IncrementKeyValueRequest.FromString, _nobody, _increment, _encode_kv
+    ),
     "GetKeyValueDir": Rpc(b.GetKeyValueDirRequest.FromString, _nobody, _list_dir, _encode_dir),
     "DeleteKeyValue": Rpc(b.DeleteKeyValueRequest.FromString, _nobody, _delete, _nothing),
     "Barrier": Rpc(b.BarrierRequest.FromString, _source_task, _barrier_b, _encode_barrier),
-    "CancelBarrier": Rpc(b.CancelBarrierRequest.FromString, _source_task, _cancel_barrier_b, _nothing),
-    "GetAliveTasks": Rpc(b.GetAliveTasksRequest.FromString, _asking_task, _alive_b, _encode_alive_b, True),
+    "CancelBarrier": Rpc(
+        b.CancelBarrierRequest.FromString, _source_task, _cancel_barrier_b, _nothing
+    ),
+    "GetAliveTasks": Rpc(
+        b.GetAliveTasksRequest.FromString, _asking_task, _alive_b, _encode_alive_b, True
+    ),
 }
 
-RPCS: dict[str, Rpc] = {PROFILE_A + name: rpc for name, rpc in RPCS_A.items()} | {PROFILE_B + name: rpc for name, rpc in RPCS_B.items()}
+RPCS: dict[str, Rpc] = {PROFILE_A + name: rpc for name, rpc in RPCS_A.items()} | {
+    PROFILE_B + name: rpc for name, rpc in RPCS_B.items()
+}
 
 # ---- Errors --------------------------------------------------------------------------------------------------------------------------
 
@@ -317,13 +402,19 @@ def payloads(status: Status) -> dict[str, bytes]:
     """Returns the payloads of an error that C++ agents act on."""
     found: dict[str, bytes] = {}
     if status.from_service:
-        about = a.CoordinationServiceError(is_reported_error=status.reported, source_task_id=status.source_task or 0)
+        about = a.CoordinationServiceError(
+            is_reported_error=status.reported, source_task_id=status.source_task or 0
+        )
         found[SERVICE_ERROR_TYPE] = about.SerializeToString()
     if status.barrier is not None:
         name, counter = status.barrier
-        found[BARRIER_ERROR_TYPE] = a.BarrierError(barrier_id=name, counter=counter).SerializeToString()
+        found[BARRIER_ERROR_TYPE] = a.BarrierError(
+            barrier_id=name, counter=counter
+        ).SerializeToString()
     if status.mismatch is not None:
-        found[MISMATCH_TYPE] = a.ServiceMismatchError(service_incarnation=status.mismatch).SerializeToString()
+        found[MISMATCH_TYPE] = a.ServiceMismatchError(
+            service_incarnation=status.mismatch
+        ).SerializeToString()
     return found
 
 

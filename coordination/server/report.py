@@ -14,10 +14,14 @@ from ..core.task_table import Task
 from ..limits import HEARTBEATS_PER_TIMEOUT
 
 _MAX_PREFIXES = 50
-_STACKS_PREFIX = "holdfast/stacks/"  # where the watchdog of holdfast.multihost leaves its report as JSON
+_STACKS_PREFIX = (
+    "holdfast/stacks/"  # where the watchdog of holdfast.multihost leaves its report as JSON
+)
 
 
-def status_of(machine: Machine, calls: int, now: float, with_stream: set[int]) -> session_pb2.StatusResponse:
+def status_of(
+    machine: Machine, calls: int, now: float, with_stream: set[int]
+) -> session_pb2.StatusResponse:
     """Returns the state of the whole service at `now`."""
     config = machine.config
     status = session_pb2.StatusResponse(
@@ -40,7 +44,10 @@ def status_of(machine: Machine, calls: int, now: float, with_stream: set[int]) -
     )
     if shutting_down := machine.shutdown_barrier.waiting():
         missing = sorted(machine.task_table.everyone - set(shutting_down))
-        waiting = [session_pb2.Waiting(task_id=task_id, since_s=now - since) for task_id, since in shutting_down.items()]
+        waiting = [
+            session_pb2.Waiting(task_id=task_id, since_s=now - since)
+            for task_id, since in shutting_down.items()
+        ]
         status.barriers.add(barrier_id="shutdown", waiting=waiting, missing=missing, left_s=-1)
     for task_id, count in machine.waiting_calls().items():
         status.tasks[task_id].waiting_calls = count
@@ -50,7 +57,13 @@ def status_of(machine: Machine, calls: int, now: float, with_stream: set[int]) -
 def events_of(machine: Machine, after: int, wall_offset_s: float) -> list[session_pb2.Event]:
     """Returns the events of a higher number than `after`; wall time is the machine's time plus `wall_offset_s`."""
     return [
-        session_pb2.Event(number=event.number, unix_s=event.at + wall_offset_s, kind=event.kind, text=event.text, task_id=event.task_id)
+        session_pb2.Event(
+            number=event.number,
+            unix_s=event.at + wall_offset_s,
+            kind=event.kind,
+            text=event.text,
+            task_id=event.task_id,
+        )
         for event in machine.events.after(after)
     ]
 
@@ -91,7 +104,10 @@ def _barrier(barrier: Barrier, now: float) -> session_pb2.BarrierStatus:
     return session_pb2.BarrierStatus(
         barrier_id=barrier.name,
         counter=barrier.counter,
-        waiting=[session_pb2.Waiting(task_id=task_id, since_s=now - came) for task_id, (_, came) in barrier.arrived.items()],
+        waiting=[
+            session_pb2.Waiting(task_id=task_id, since_s=now - came)
+            for task_id, (_, came) in barrier.arrived.items()
+        ],
         missing=sorted(barrier.missing()),
         left_s=max(0.0, barrier.deadline - now) if barrier.deadline != float("inf") else -1.0,
     )
@@ -104,4 +120,7 @@ def _prefixes(values: dict[str, bytes]) -> list[session_pb2.KeyPrefix]:
         prefix = key.split("/", 1)[0]
         counts[prefix] += 1
         sizes[prefix] += len(value)
-    return [session_pb2.KeyPrefix(prefix=name, keys=count, bytes=sizes[name]) for name, count in counts.most_common(_MAX_PREFIXES)]
+    return [
+        session_pb2.KeyPrefix(prefix=name, keys=count, bytes=sizes[name])
+        for name, count in counts.most_common(_MAX_PREFIXES)
+    ]

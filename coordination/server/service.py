@@ -20,7 +20,16 @@ from holdfast.proto import session_pb2
 from ..core.machine import Machine
 from ..core.status import Code, Completion, Status, clip
 from ..limits import Config
-from ..names import END_ATTEMPT, OVER_FOLDER, REPORT_EVENT, REPORT_EXIT, REPORT_GOODPUT, SESSION, STACKS, STATUS
+from ..names import (
+    END_ATTEMPT,
+    OVER_FOLDER,
+    REPORT_EVENT,
+    REPORT_EXIT,
+    REPORT_GOODPUT,
+    SESSION,
+    STACKS,
+    STATUS,
+)
 from .admission import TaskOwners
 from .profile_d import RPCS_D
 from .profiles import RPCS, Caller, Rpc, message_of, status_details
@@ -54,7 +63,11 @@ class UnaryCall:
     def settle(self, machine: Machine, completion: Completion) -> None:
         """Sends a completion of the machine."""
         if completion.status is not None:
-            self.writer.fail(completion.status.code, message_of(completion.status), status_details(completion.status))
+            self.writer.fail(
+                completion.status.code,
+                message_of(completion.status),
+                status_details(completion.status),
+            )
         else:
             self.writer.succeed(self.rpc.encode(machine, completion.value, self.caller))
 
@@ -71,7 +84,14 @@ class Journal(Protocol):
 class Service:
     """Serves one job."""
 
-    def __init__(self, machine: Machine, clock: Callable[[], float], journal: Journal | None = None, *, secured: bool = False) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        clock: Callable[[], float],
+        journal: Journal | None = None,
+        *,
+        secured: bool = False,
+    ) -> None:
         self.machine, self._clock, self._journal = machine, clock, journal
         self._owners = TaskOwners(machine) if secured else None
         self.sessions = SessionStreams(machine, self.status, self._owners)
@@ -106,7 +126,9 @@ class Service:
         try:
             request = rpc.parse(body)
         except DecodeError:
-            writer.fail(Code.INVALID_ARGUMENT, f"{path}: the request is not a message of this rpc", b"")
+            writer.fail(
+                Code.INVALID_ARGUMENT, f"{path}: the request is not a message of this rpc", b""
+            )
             return None
         return self._run(rpc, request, writer)
 
@@ -125,14 +147,26 @@ class Service:
         return call
 
     def _admit(
-        self, rpc: Rpc, writer: ResponseWriter, task_id: int | None, incarnation: int, service_incarnation: int | None, now: float
+        self,
+        rpc: Rpc,
+        writer: ResponseWriter,
+        task_id: int | None,
+        incarnation: int,
+        service_incarnation: int | None,
+        now: float,
     ) -> int | Status:
         """Returns the task that a call comes from, or why it is not let in. The owner comes first: a stranger's call is no sign of life."""
         if self._owners is not None:
-            named = self.machine.task_table.by_agent.get(incarnation) if task_id is None else task_id
+            named = (
+                self.machine.task_table.by_agent.get(incarnation) if task_id is None else task_id
+            )
             if named is not None:
                 key, names, owners = writer.key, writer.names, self._owners
-                status = owners.may_join(named, key, names()) if rpc.registers else owners.may_call(named, key, names)
+                status = (
+                    owners.may_join(named, key, names())
+                    if rpc.registers
+                    else owners.may_call(named, key, names)
+                )
                 if status is not None:
                     return status
         if service_incarnation is not None:
@@ -143,23 +177,35 @@ class Service:
     def _special(self, path: str, body: bytes, writer: ResponseWriter) -> None:
         """Serves what is of holdfast alone, and no Session."""
         if path not in _SPECIAL:
-            writer.fail(Code.UNIMPLEMENTED, f"{path} is not served here; expected one of profiles A, B and D, or {SESSION}", b"")
+            writer.fail(
+                Code.UNIMPLEMENTED,
+                f"{path} is not served here; expected one of profiles A, B and D, or {SESSION}",
+                b"",
+            )
             return
         kind, serve = _SPECIAL[path]
         try:
             request = kind.FromString(body)
         except DecodeError:
-            writer.fail(Code.INVALID_ARGUMENT, f"{path}: the request is not a message of this rpc", b"")
+            writer.fail(
+                Code.INVALID_ARGUMENT, f"{path}: the request is not a message of this rpc", b""
+            )
             return
         serve(self, request, writer)
 
     def _ask_stacks(self, request: session_pb2.StacksRequest, writer: ResponseWriter) -> None:
-        self.sessions.ask_stacks(StacksCall(writer, request.task_id), request.task_id, self._clock())
+        self.sessions.ask_stacks(
+            StacksCall(writer, request.task_id), request.task_id, self._clock()
+        )
 
     def _report_exit(self, request: session_pb2.ReportExitRequest, writer: ResponseWriter) -> None:
         """Takes a launcher's word that a process has ended. Who speaks for the process holds its key, as for any call in its name."""
-        status = self._owners and self._owners.may_call(request.process_id, writer.key, writer.names)
-        status = status or self.machine.report_exit(request.process_id, request.exit_code, self._clock())
+        status = self._owners and self._owners.may_call(
+            request.process_id, writer.key, writer.names
+        )
+        status = status or self.machine.report_exit(
+            request.process_id, request.exit_code, self._clock()
+        )
         if status is None:
             writer.succeed(session_pb2.ReportExitResponse().SerializeToString())
         else:
@@ -168,19 +214,27 @@ class Service:
     def _answer_status(self, request: session_pb2.StatusRequest, writer: ResponseWriter) -> None:
         status = self.status()
         if request.with_events:
-            status.events.extend(events_of(self.machine, request.events_after, time.time() - self._clock()))
+            status.events.extend(
+                events_of(self.machine, request.events_after, time.time() - self._clock())
+            )
         writer.succeed(status.SerializeToString())
 
-    def _report_event(self, request: session_pb2.ReportEventRequest, writer: ResponseWriter) -> None:
+    def _report_event(
+        self, request: session_pb2.ReportEventRequest, writer: ResponseWriter
+    ) -> None:
         """Takes a line of a launcher's history."""
         now, most = self._clock(), self.config.limits.error_bytes
         at = min(now, request.unix_s - (time.time() - now)) if request.unix_s else now
         self.machine.events.note(clip(request.kind, 32), clip(request.text, most), at)
         writer.succeed(session_pb2.ReportEventResponse().SerializeToString())
 
-    def _report_goodput(self, request: session_pb2.ReportGoodputRequest, writer: ResponseWriter) -> None:
+    def _report_goodput(
+        self, request: session_pb2.ReportGoodputRequest, writer: ResponseWriter
+    ) -> None:
         """Takes a launcher's account of the job's time, of so many parts at most."""
-        self._goodput_s = {clip(name, 32): request.seconds[name] for name in sorted(request.seconds)[:_MOST_PARTS]}
+        self._goodput_s = {
+            clip(name, 32): request.seconds[name] for name in sorted(request.seconds)[:_MOST_PARTS]
+        }
         writer.succeed(session_pb2.ReportGoodputResponse().SerializeToString())
 
     def _end_attempt(self, request: session_pb2.EndAttemptRequest, writer: ResponseWriter) -> None:
@@ -206,7 +260,12 @@ class Service:
         if call.rpc.waits:
             self.machine.drop(call)
         task = self.machine.task_table.get(call.caller.task_id)
-        if task is not None and not task.session and task.agent == call.caller.incarnation and call.suspicious:
+        if (
+            task is not None
+            and not task.session
+            and task.agent == call.caller.incarnation
+            and call.suspicious
+        ):
             self.machine.suspect(task.task_id, self._clock())
 
     # ---- Sessions --------------------------------------------------------------------------------------------------------------------

@@ -36,7 +36,9 @@ class SessionStream(Protocol):
 
     def names(self) -> Sequence[bytes]: ...  # the alternative names in the caller's certificate
     def write(self, frame: bytes) -> None: ...
-    def finish(self, code: int, message: str) -> None: ...  # ends the stream after what has been written
+    def finish(
+        self, code: int, message: str
+    ) -> None: ...  # ends the stream after what has been written
     @property
     def backlog_bytes(self) -> int: ...
 
@@ -55,7 +57,16 @@ class ResponseWriter(Protocol):
 class Session:
     """A Session that a task has opened."""
 
-    __slots__ = ("calls", "frames", "incarnation", "query", "second", "stream", "task_id", "version")
+    __slots__ = (
+        "calls",
+        "frames",
+        "incarnation",
+        "query",
+        "second",
+        "stream",
+        "task_id",
+        "version",
+    )
 
     def __init__(self, stream: SessionStream, task_id: int, incarnation: int) -> None:
         self.stream, self.task_id, self.incarnation = stream, task_id, incarnation
@@ -78,7 +89,10 @@ class SessionCall:
         self.session.calls.pop(self.number, None)
         limits, stream = machine.config.limits, self.session.stream
         if stream.backlog_bytes > 2 * limits.message_bytes:
-            stream.finish(Code.RESOURCE_EXHAUSTED, f"the client has left {stream.backlog_bytes} bytes of replies unread")
+            stream.finish(
+                Code.RESOURCE_EXHAUSTED,
+                f"the client has left {stream.backlog_bytes} bytes of replies unread",
+            )
             return
         out = session_pb2.ServerFrame()
         if completion.status is None:
@@ -108,7 +122,10 @@ class _MissingEncoder:
 
     def of(self, missing: tuple[Missing, ...]) -> bytes:
         if self._latest[0] is not missing:
-            self._latest = missing, session_pb2.Missing(tasks=map(_missing_task, missing)).SerializeToString()
+            self._latest = (
+                missing,
+                session_pb2.Missing(tasks=map(_missing_task, missing)).SerializeToString(),
+            )
         return self._latest[1]
 
 
@@ -119,15 +136,32 @@ def _root(root: session_pb2.CheckpointRoot, config: Config) -> dict[str, Any]:
     """Returns the fields of a root, within their bounds."""
     limits, steps = config.limits, []
     for step in root.steps[-config.limits.root_steps :]:
-        copies = [{"processes": list(each.processes[: limits.root_copies])} for each in step.copies[: config.num_tasks]]
+        copies = [
+            {"processes": list(each.processes[: limits.root_copies])}
+            for each in step.copies[: config.num_tasks]
+        ]
         steps.append({field.name: value for field, value in step.ListFields()} | {"copies": copies})
-    return {"path": clip(root.path, limits.root_path_bytes), "num_steps": root.num_steps, "steps": steps}
+    return {
+        "path": clip(root.path, limits.root_path_bytes),
+        "num_steps": root.num_steps,
+        "steps": steps,
+    }
 
 
 def _missing_task(missing: Missing) -> session_pb2.MissingTask:
     silent_s = -1.0 if missing.silent_s is None else missing.silent_s
-    progress = None if missing.progress is None else session_pb2.ReportRequest(**asdict(replace(missing.progress, root=None)))
-    return session_pb2.MissingTask(task_id=missing.task_id, host=missing.host, silent_s=silent_s, lost=missing.lost, progress=progress)
+    progress = (
+        None
+        if missing.progress is None
+        else session_pb2.ReportRequest(**asdict(replace(missing.progress, root=None)))
+    )
+    return session_pb2.MissingTask(
+        task_id=missing.task_id,
+        host=missing.host,
+        silent_s=silent_s,
+        lost=missing.lost,
+        progress=progress,
+    )
 
 
 class StacksCall:
@@ -140,10 +174,16 @@ class StacksCall:
 
     def settle(self, machine: Machine, completion: Completion) -> None:
         """Answers with all that is known; fails only where nothing is."""
-        live = session_pb2.StacksResponse.FromString(completion.value).stacks.decode() if completion.status is None else ""
+        live = (
+            session_pb2.StacksResponse.FromString(completion.value).stacks.decode()
+            if completion.status is None
+            else ""
+        )
         stacks = "\n".join(filter(None, [live, left_stacks(machine, self._task_id)]))
         if stacks or completion.status is None:
-            self._writer.succeed(session_pb2.StacksResponse(stacks=stacks.encode()).SerializeToString())
+            self._writer.succeed(
+                session_pb2.StacksResponse(stacks=stacks.encode()).SerializeToString()
+            )
         else:
             self._writer.fail(completion.status.code, message_of(completion.status), b"")
 
@@ -151,7 +191,12 @@ class StacksCall:
 class SessionStreams:
     """All Sessions of a job: at most one for each task. `job_status` answers GetStatus."""
 
-    def __init__(self, machine: Machine, job_status: Callable[[], session_pb2.StatusResponse], owners: TaskOwners | None = None) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        job_status: Callable[[], session_pb2.StatusResponse],
+        owners: TaskOwners | None = None,
+    ) -> None:
         self._machine, self._job_status, self._owners = machine, job_status, owners
         self._sessions: dict[int, Session] = {}
         self._sent_version = 0
@@ -194,13 +239,19 @@ class SessionStreams:
     def _open(self, stream: SessionStream, opening: session_pb2.Open, now: float) -> None:
         status = self._check_job(opening) or self._check_owner(stream, opening)
         if status is None:
-            status = self._machine.registration.open_session(opening.process_id, opening.incarnation, opening.host, opening.pid, now)
+            status = self._machine.registration.open_session(
+                opening.process_id, opening.incarnation, opening.host, opening.pid, now
+            )
         if status is not None:
             stream.finish(status.code, status.message)
             return
         older = self._sessions.pop(opening.process_id, None)
         if older is not None:
-            self._end(older.stream, Code.ABORTED, f"process {opening.process_id} has opened another Session")
+            self._end(
+                older.stream,
+                Code.ABORTED,
+                f"process {opening.process_id} has opened another Session",
+            )
         session = stream.session = Session(stream, opening.process_id, opening.incarnation)
         self._sessions[session.task_id] = session
         config = self._machine.config
@@ -224,13 +275,26 @@ class SessionStreams:
 
     def _check_job(self, opening: session_pb2.Open) -> Status | None:
         config = self._machine.config
-        if opening.job and config.job and (opening.job, opening.attempt) != (config.job, config.attempt):
-            expected, found = f"job {config.job!r}, attempt {config.attempt}", f"job {opening.job!r}, attempt {opening.attempt}"
+        if (
+            opening.job
+            and config.job
+            and (opening.job, opening.attempt) != (config.job, config.attempt)
+        ):
+            expected, found = (
+                f"job {config.job!r}, attempt {config.attempt}",
+                f"job {opening.job!r}, attempt {opening.attempt}",
+            )
         elif opening.num_processes not in (0, config.num_tasks):
-            expected, found = f"a job of {config.num_tasks} processes", f"one of {opening.num_processes}"
+            expected, found = (
+                f"a job of {config.num_tasks} processes",
+                f"one of {opening.num_processes}",
+            )
         else:
             return None
-        return Status(Code.PERMISSION_DENIED, f"this service coordinates {expected}; process {opening.process_id} belongs to {found}")
+        return Status(
+            Code.PERMISSION_DENIED,
+            f"this service coordinates {expected}; process {opening.process_id} belongs to {found}",
+        )
 
     def _request(self, session: Session, request: session_pb2.Request, now: float) -> None:
         rpc = RPCS_A.get(request.method)
@@ -239,7 +303,9 @@ class SessionStreams:
         caller = Caller(session.task_id, session.incarnation, True, deadline, depends_on)
         call = SessionCall(session, request.id, rpc, caller)
         if (sentence := self._too_much(session, now)) is not None:
-            call.settle(self._machine, Completion(call, None, Status(Code.RESOURCE_EXHAUSTED, sentence)))
+            call.settle(
+                self._machine, Completion(call, None, Status(Code.RESOURCE_EXHAUSTED, sentence))
+            )
             return
         session.calls[request.id] = call
         try:
@@ -248,7 +314,9 @@ class SessionStreams:
             else:
                 self._own_method(call, request, now)
         except DecodeError:
-            status = Status(Code.INVALID_ARGUMENT, f"{request.method}: the body is not a message of this method")
+            status = Status(
+                Code.INVALID_ARGUMENT, f"{request.method}: the body is not a message of this method"
+            )
             self._machine.completions.append(Completion(call, None, status))
 
     def _too_much(self, session: Session, now: float) -> str | None:
@@ -259,21 +327,29 @@ class SessionStreams:
         if session.frames > limits.calls_per_second:
             return f"process {session.task_id} makes more than {limits.calls_per_second} calls in a second; slow down"
         if len(session.calls) >= limits.waiters_per_task:
-            return f"process {session.task_id} has {len(session.calls)} calls waiting; expected fewer"
+            return (
+                f"process {session.task_id} has {len(session.calls)} calls waiting; expected fewer"
+            )
         return None
 
     def _own_method(self, call: SessionCall, request: session_pb2.Request, now: float) -> None:
         machine, task_id = self._machine, call.caller.task_id
         if request.method == "Report":
             report = session_pb2.ReportRequest.FromString(request.body)
-            given = {name: getattr(report, name) for name in ("step", "saved_step", "trouble") if report.HasField(name)}
+            given = {
+                name: getattr(report, name)
+                for name in ("step", "saved_step", "trouble")
+                if report.HasField(name)
+            }
             given |= {"root": _root(report.root, machine.config)} if report.HasField("root") else {}
             machine.report(call, task_id, now, values=dict(report.values), **given)
         elif request.method == "ReportError":
             error = session_pb2.ReportErrorRequest.FromString(request.body)
             machine.report_error(call, task_id, error.error_code, error.error_message, now)
         elif request.method == "GetStatus":
-            machine.completions.append(Completion(call, self._job_status().SerializeToString(), None))
+            machine.completions.append(
+                Completion(call, self._job_status().SerializeToString(), None)
+            )
         elif request.method == "Stacks":
             self.ask_stacks(call, session_pb2.StacksRequest.FromString(request.body).task_id, now)
         else:
@@ -284,7 +360,10 @@ class SessionStreams:
         call = session.calls.get(number)
         if call is not None:
             self._machine.drop(call)
-            call.settle(self._machine, Completion(call, None, Status(Code.CANCELLED, "the caller took the call back")))
+            call.settle(
+                self._machine,
+                Completion(call, None, Status(Code.CANCELLED, "the caller took the call back")),
+            )
 
     def tell_over(self, why: str) -> None:
         """Sends every process the word that its launcher has given the attempt up."""
@@ -298,12 +377,17 @@ class SessionStreams:
         """Sends a process an Ask for the stacks of its threads."""
         asked = self._sessions.get(task_id)
         if asked is None:
-            status = Status(Code.UNAVAILABLE, f"process {task_id} has no Session now, so it cannot be asked")
+            status = Status(
+                Code.UNAVAILABLE, f"process {task_id} has no Session now, so it cannot be asked"
+            )
             self._machine.completions.append(Completion(call, None, status))
             return
         askers, _ = self._queries.get(asked.query, ([], now))
         if len(askers) >= self._machine.config.limits.waiters_per_task:
-            status = Status(Code.RESOURCE_EXHAUSTED, f"{len(askers)} calls wait for the stacks of process {task_id}; expected fewer")
+            status = Status(
+                Code.RESOURCE_EXHAUSTED,
+                f"{len(askers)} calls wait for the stacks of process {task_id}; expected fewer",
+            )
             self._machine.completions.append(Completion(call, None, status))
             return
         askers.append(call)
@@ -330,7 +414,9 @@ class SessionStreams:
             self._schedule_delta(now)
         fenced, self._machine.fenced[:] = self._machine.fenced[:], []
         for session in filter(None, map(self._sessions.get, fenced)):
-            status = self._machine.task_table.fenced(self._machine.task_table.tasks[session.task_id])
+            status = self._machine.task_table.fenced(
+                self._machine.task_table.tasks[session.task_id]
+            )
             self._end(session.stream, status.code, status.message)
 
     def _schedule_delta(self, now: float) -> None:
@@ -339,14 +425,21 @@ class SessionStreams:
 
     def next_due(self) -> float:
         """Returns when `tick` should be called at the latest."""
-        return min(self._send_at, min(due for _, due in self._queries.values())) if self._queries else self._send_at
+        return (
+            min(self._send_at, min(due for _, due in self._queries.values()))
+            if self._queries
+            else self._send_at
+        )
 
     def tick(self, now: float) -> None:
         """Sends every Session what has changed, drops those that do not read, and gives up on queries without an answer."""
         for number, (askers, due) in list(self._queries.items()):
             if due <= now:
                 del self._queries[number]
-                status = Status(Code.DEADLINE_EXCEEDED, f"the process did not answer within {_STACKS_TIMEOUT_S:.0f} s")
+                status = Status(
+                    Code.DEADLINE_EXCEEDED,
+                    f"the process did not answer within {_STACKS_TIMEOUT_S:.0f} s",
+                )
                 self._machine.completions += [Completion(call, None, status) for call in askers]
         if now < self._send_at:
             return
@@ -371,8 +464,12 @@ class SessionStreams:
         frame = frames.get(session.version)
         if frame is None:
             tasks = [_task_message(task) for task in task_table.changed_since(session.version)]
-            delta = session_pb2.Delta(version=task_table.version, full=session.version < 0, tasks=tasks)
-            frame = frames[session.version] = session_pb2.ServerFrame(delta=delta).SerializeToString()
+            delta = session_pb2.Delta(
+                version=task_table.version, full=session.version < 0, tasks=tasks
+            )
+            frame = frames[session.version] = session_pb2.ServerFrame(
+                delta=delta
+            ).SerializeToString()
         session.version = task_table.version
         session.stream.write(frame)
 
@@ -393,8 +490,13 @@ class SessionStreams:
         for call in list(session.calls.values()):
             self._machine.drop(call)
         askers, _ = self._queries.pop(session.query, ([], 0.0))
-        gone = Status(Code.UNAVAILABLE, f"process {session.task_id} has ended its Session, so it cannot answer")
-        self._machine.completions += [Completion(call, None, gone) for call in askers if call not in session.calls.values()]
+        gone = Status(
+            Code.UNAVAILABLE,
+            f"process {session.task_id} has ended its Session, so it cannot answer",
+        )
+        self._machine.completions += [
+            Completion(call, None, gone) for call in askers if call not in session.calls.values()
+        ]
         if self._sessions.get(session.task_id) is session:
             del self._sessions[session.task_id]
             self._machine.task_table.tasks[session.task_id].attached = False

@@ -30,7 +30,9 @@ class _UnaryWriter:
 
     def __init__(self, context: Any, key: str) -> None:
         self._context, self.key, self.timed = context, key, context.time_remaining() is not None
-        self.outcome: asyncio.Future[tuple[int, str, bytes]] = asyncio.get_running_loop().create_future()
+        self.outcome: asyncio.Future[tuple[int, str, bytes]] = (
+            asyncio.get_running_loop().create_future()
+        )
 
     def names(self) -> Sequence[bytes]:
         return _names(self._context)
@@ -72,12 +74,18 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._admission = listening.admission(service.config.limits)
         self._flushing = False
         self._woken = asyncio.Event()
-        self._server = grpc.aio.server(handlers=(self,), options=channel_options(service.config.limits))
+        self._server = grpc.aio.server(
+            handlers=(self,), options=channel_options(service.config.limits)
+        )
 
     def bind(self) -> int:
         """Binds the port; OSError where it is taken."""
         server, address = self._server, self._listening.address
-        return self._listening.bind(lambda tls: server.add_secure_port(address, tls) if tls else server.add_insecure_port(address))
+        return self._listening.bind(
+            lambda tls: (
+                server.add_secure_port(address, tls) if tls else server.add_insecure_port(address)
+            )
+        )
 
     def service(self, handler_call_details: Any) -> Any:
         path = handler_call_details.method
@@ -101,7 +109,9 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _admit(self, context: Any) -> str:
         try:
-            return self._admission.admit(context.peer, context.invocation_metadata(), self._listening.clock())
+            return self._admission.admit(
+                context.peer, context.invocation_metadata(), self._listening.clock()
+            )
         except Refused as refused:
             await context.abort(_STATUS[refused.code], str(refused))
             raise AssertionError("abort raises") from refused

@@ -56,8 +56,16 @@ class _UnaryWriter:
 
     __slots__ = ("_call", "_held", "_transport", "done", "key", "path", "timed")
 
-    def __init__(self, transport: CompletionQueueTransport, call: Any, path: str, key: str, timed: bool) -> None:
-        self._transport, self._call, self.path, self.key, self.timed = transport, call, path, key, timed
+    def __init__(
+        self, transport: CompletionQueueTransport, call: Any, path: str, key: str, timed: bool
+    ) -> None:
+        self._transport, self._call, self.path, self.key, self.timed = (
+            transport,
+            call,
+            path,
+            key,
+            timed,
+        )
         self._held: UnaryCall | None = None
         self.done = False
         call.start_server_batch((_RECEIVE_MESSAGE(0),), self._on_request)
@@ -88,7 +96,9 @@ class _UnaryWriter:
     def succeed(self, body: bytes) -> None:
         if not self.done:
             self.done = True
-            self._call.start_server_batch((_SEND_INITIAL, _SEND_MESSAGE(body, _NO_COMPRESSION), _SEND_OK), _ignore)
+            self._call.start_server_batch(
+                (_SEND_INITIAL, _SEND_MESSAGE(body, _NO_COMPRESSION), _SEND_OK), _ignore
+            )
 
     def fail(self, code: int, message: str, details: bytes) -> None:
         if not self.done:
@@ -101,7 +111,16 @@ class _UnaryWriter:
 class _QueuedStream:
     """A SessionStream. gRPC takes one write at a time: the others wait in a queue."""
 
-    __slots__ = ("_call", "_ended", "_queue", "_transport", "_writing", "backlog_bytes", "key", "session")
+    __slots__ = (
+        "_call",
+        "_ended",
+        "_queue",
+        "_transport",
+        "_writing",
+        "backlog_bytes",
+        "key",
+        "session",
+    )
 
     def __init__(self, transport: CompletionQueueTransport, call: Any, key: str) -> None:
         self._transport, self._call, self.key = transport, call, key
@@ -162,7 +181,9 @@ class _QueuedStream:
             return
         if self._writing and code == Code.RESOURCE_EXHAUSTED:
             self._ended = True
-            self._call.cancel(int(code), message)  # a client that does not read does not get to its end
+            self._call.cancel(
+                int(code), message
+            )  # a client that does not read does not get to its end
         elif self._writing:
             self._queue.append((int(code), message))
         else:
@@ -188,7 +209,13 @@ class CompletionQueueTransport:
     def bind(self) -> int:
         """Binds the port; OSError where it is taken."""
         server, address = self._server, self._listening.address.encode()
-        port = self._listening.bind(lambda tls: server.add_http2_port(address, tls._credentials) if tls else server.add_http2_port(address))
+        port = self._listening.bind(
+            lambda tls: (
+                server.add_http2_port(address, tls._credentials)
+                if tls
+                else server.add_http2_port(address)
+            )
+        )
         server.start()
         for _ in range(_ACCEPTED_AHEAD):
             self._accept_next()
@@ -204,9 +231,13 @@ class CompletionQueueTransport:
         self._accept_next()
         path = event.call_details.method.decode("latin-1")
         try:
-            key = self._admission.admit(call.peer, event.invocation_metadata, self._listening.clock())
+            key = self._admission.admit(
+                call.peer, event.invocation_metadata, self._listening.clock()
+            )
         except Refused as refused:
-            status = cygrpc.SendStatusFromServerOperation(None, int(refused.code), str(refused).encode(), 0)
+            status = cygrpc.SendStatusFromServerOperation(
+                None, int(refused.code), str(refused).encode(), 0
+            )
             call.start_server_batch((_SEND_INITIAL, status), _ignore)
             return
         if path == SESSION:
@@ -226,7 +257,9 @@ class CompletionQueueTransport:
                     break
                 next_stop_poll = now + _STOP_POLL_S
             due = service.next_due()
-            event = poll(time.time() + min(due, next_stop_poll) - now)  # what has arrived is read before time passes
+            event = poll(
+                time.time() + min(due, next_stop_poll) - now
+            )  # what has arrived is read before time passes
             remaining = batch
             while event.completion_type != _TIMED_OUT:
                 self._handle(event)
@@ -236,7 +269,9 @@ class CompletionQueueTransport:
                 event = poll(0)
             self._flush()
             if (late_s := clock() - due) >= 0:
-                if late_s > STANDSTILL_S:  # this process may have been stopped within poll, which then says that its time is over
+                if (
+                    late_s > STANDSTILL_S
+                ):  # this process may have been stopped within poll, which then says that its time is over
                     self._catch_up()
                 service.tick()
                 self._flush()

@@ -46,21 +46,33 @@ class BaseEngine(Engine):
         self._events: deque[session_pb2.Event] = deque(maxlen=_MOST_EVENTS)
         self._curve = StepCurve()
         self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
-        self.goodput: Callable[[], Goodput] = Goodput  # where the job's time went until now; from any thread
+        self.goodput: Callable[[], Goodput] = (
+            Goodput  # where the job's time went until now; from any thread
+        )
         self._signals = 0
         self._sent_sigterm = False  # to the processes of this attempt
 
-    def _open_watch(self, address: str, attempt: int, credentials: Credentials | None = None) -> None:
+    def _open_watch(
+        self, address: str, attempt: int, credentials: Credentials | None = None
+    ) -> None:
         """Begins to watch the coordinator of a new attempt."""
         self._sent_sigterm = False
         self._output.say(f"attempt {attempt}, coordinator at {address}")
         self._watch = ProgressWatch(
-            address, attempt, self._queue.put, credentials, policy=self._policy, say=self._output.say, goodput=self.goodput
+            address,
+            attempt,
+            self._queue.put,
+            credentials,
+            policy=self._policy,
+            say=self._output.say,
+            goodput=self.goodput,
         )
         for unix_s, text in self._history:
             self._watch.note(unix_s, text)
 
-    def _terminate(self, number: signal.Signals = signal.SIGTERM, processes: frozenset[int] | None = None) -> None:
+    def _terminate(
+        self, number: signal.Signals = signal.SIGTERM, processes: frozenset[int] | None = None
+    ) -> None:
         """Has processes (None: all) end, or save and leave."""
         self._sent_sigterm = True
         self._signal(number, processes)
@@ -83,7 +95,9 @@ class BaseEngine(Engine):
     def end_attempt(self, attempt: int, error: JobError) -> None:
         """Has the processes of an attempt log that it is over, and why, before they are ended; takes at most 1 s."""
         if self._watch is not None:
-            self._watch.end_attempt(f"attempt {attempt} is over: {str(error).replace(f' in attempt {attempt}', '')}")
+            self._watch.end_attempt(
+                f"attempt {attempt} is over: {str(error).replace(f' in attempt {attempt}', '')}"
+            )
 
     def forward(self, number: int) -> None:
         """Takes a signal of the launcher: the first stops the job, the second repeats SIGTERM, the third kills. Signal-safe."""
@@ -102,7 +116,9 @@ class BaseEngine(Engine):
     def events(self, timeout_s: float | None) -> Sequence[Event]:
         """Returns the next event, at the latest after `timeout_s`."""
         try:
-            item = self._queue.get(timeout=timeout_s) if timeout_s != 0 else self._queue.get_nowait()
+            item = (
+                self._queue.get(timeout=timeout_s) if timeout_s != 0 else self._queue.get_nowait()
+            )
         except queue.Empty:
             return []
         return self._on_signal(item) if isinstance(item, signal.Signals) else [item]
@@ -128,7 +144,11 @@ class BaseEngine(Engine):
             watch.refresh()
             if event.code == HANG:
                 self._explain_hang(watch)
-        if event.code in _BY_SIGTERM and not self._sent_sigterm and (watch is None or event.process not in watch.joined):
+        if (
+            event.code in _BY_SIGTERM
+            and not self._sent_sigterm
+            and (watch is None or event.process not in watch.joined)
+        ):
             self._queue.put(Notice(f"process {event.process} (SIGTERM before it had joined)"))
         self._queue.put(event)
 
@@ -151,14 +171,21 @@ class BaseEngine(Engine):
 
     def leave_status(self, file: Path, result: JobResult) -> None:
         """Writes how the job ended, its last status and its whole history as JSON, for `holdfast run` to make a page of."""
-        own = [session_pb2.Event(unix_s=unix_s, kind="launcher", text=text) for unix_s, text in self._history]
+        own = [
+            session_pb2.Event(unix_s=unix_s, kind="launcher", text=text)
+            for unix_s, text in self._history
+        ]
         status = session_pb2.StatusResponse()
         status.CopyFrom(self._status)
         del status.events[:]
         status.goodput_s.update(vars(result.goodput))
         status.events.extend(sorted([*self._events, *own], key=lambda event: event.unix_s))
         last = result.reasons[-1] if result.reasons else ""
-        kept = {"unix_s": time.time(), "outcome": f"{result.outcome}: {last}", "status": MessageToDict(status)}
+        kept = {
+            "unix_s": time.time(),
+            "outcome": f"{result.outcome}: {last}",
+            "status": MessageToDict(status),
+        }
         kept["samples"] = self._curve.samples()
         try:
             file.write_text(json.dumps(kept))
@@ -177,7 +204,12 @@ def run_job(job: Job, engine: BaseEngine, output: Output) -> JobResult:
         after = decision.job
         if after.state is not before.state:
             engine.note(f"attempt {after.attempt} is {after.state}: {decision.reason}")
-        if before.state in RUNS and after.state not in RUNS and after.alive and after.error is not None:
+        if (
+            before.state in RUNS
+            and after.state not in RUNS
+            and after.alive
+            and after.error is not None
+        ):
             engine.end_attempt(after.attempt, after.error)
 
     meter = GoodputMeter(time.monotonic())

@@ -63,13 +63,19 @@ class LocalEngine(BaseEngine):
     ) -> None:
         super().__init__(output, policy)
         self._command, self._job_id, self._env, self._cwd = list(command), job_id, env, cwd
-        self._capacity_file, self._heartbeat_timeout_s, self._coordinator_log = capacity_file, heartbeat_timeout_s, coordinator_log
+        self._capacity_file, self._heartbeat_timeout_s, self._coordinator_log = (
+            capacity_file,
+            heartbeat_timeout_s,
+            coordinator_log,
+        )
         self._standbys = standbys
         self._workers: dict[int, WorkerProcess] = {}
         self._environments: dict[int, Mapping[str, str]] = {}  # of the attempt that runs
         self._warmed = False  # standbys for the next one are there
         self._coordinator: Coordinator | None = None
-        self._prepared: dict[tuple[int, int], Coordinator] = {}  # at most one, for an attempt of so many processes
+        self._prepared: dict[
+            tuple[int, int], Coordinator
+        ] = {}  # at most one, for an attempt of so many processes
         self._reserve: Reserve | None = None
         self._capacity: int | None = None
         self._poll_at = 0.0
@@ -91,11 +97,17 @@ class LocalEngine(BaseEngine):
             self._release()
         elif isinstance(action, Prepare):
             with contextlib.suppress(StartupFailed):  # which the launch will meet again, and report
-                self._prepared[action.attempt, action.num_processes] = self._start_coordinator(action.attempt, action.num_processes)
+                self._prepared[action.attempt, action.num_processes] = self._start_coordinator(
+                    action.attempt, action.num_processes
+                )
 
     def _start_coordinator(self, attempt: int, num_processes: int) -> Coordinator:
         return Coordinator(
-            self._job_id, attempt, num_processes, heartbeat_timeout_s=self._heartbeat_timeout_s, log_file=self._coordinator_log
+            self._job_id,
+            attempt,
+            num_processes,
+            heartbeat_timeout_s=self._heartbeat_timeout_s,
+            log_file=self._coordinator_log,
         )
 
     def _drop_prepared(self) -> None:
@@ -140,8 +152,12 @@ class LocalEngine(BaseEngine):
         def on_exit(code: int) -> None:
             self._report_exit(Exited(attempt, process, code))
 
-        warm = None if self._standbys is None else self._standbys.take(process, env, on_line, on_exit)
-        return warm or WorkerProcess(self._command, env, cwd=self._cwd, on_line=on_line, on_exit=on_exit)
+        warm = (
+            None if self._standbys is None else self._standbys.take(process, env, on_line, on_exit)
+        )
+        return warm or WorkerProcess(
+            self._command, env, cwd=self._cwd, on_line=on_line, on_exit=on_exit
+        )
 
     def _signal(self, number: signal.Signals, processes: frozenset[int] | None) -> None:
         for process in self._workers if processes is None else processes:
@@ -171,7 +187,11 @@ class LocalEngine(BaseEngine):
         if self._capacity_file is not None:
             timeout_s = _POLL_S if timeout_s is None else min(_POLL_S, timeout_s)
         seen = super().events(timeout_s)
-        if self._standbys is not None and not self._warmed and any(isinstance(each, Progress) and each.step >= 0 for each in seen):
+        if (
+            self._standbys is not None
+            and not self._warmed
+            and any(isinstance(each, Progress) and each.step >= 0 for each in seen)
+        ):
             self._warmed = True
             self._standbys.warm(self._environments)
         return seen
@@ -180,7 +200,9 @@ class LocalEngine(BaseEngine):
         if self._reserve is None and time.monotonic() < self._poll_at:
             return []
         capacity, self._poll_at = self._read_capacity(), time.monotonic() + _POLL_S
-        if self._reserve is not None and (capacity is None or capacity >= self._reserve.min_processes):
+        if self._reserve is not None and (
+            capacity is None or capacity >= self._reserve.min_processes
+        ):
             reserve, self._reserve = self._reserve, None
             most = reserve.max_processes
             return [Reserved(reserve.attempt, most if capacity is None else min(capacity, most))]
@@ -250,18 +272,26 @@ def run_local(
         raise ValueError("no command to run")
     restart = restart or RestartPolicy()
     job_id = job_id or f"local-{uuid.uuid4().hex[:12]}"
-    job = Job(job_id, min_processes or num_processes, num_processes, restart, attempt=first_attempt - 1)
+    job = Job(
+        job_id, min_processes or num_processes, num_processes, restart, attempt=first_attempt - 1
+    )
     output = output or ConsoleOutput(sys.stdout, sys.stderr, num_processes)
     env = os.environ if env is None else env
     logs = None if log_dir is None else LogFiles(output, Path(log_dir))
     with contextlib.ExitStack() as stack:
         if logs is not None:
             stack.enter_context(contextlib.closing(logs))
-        cache = stack.enter_context(compile_cache(env, None if log_dir is None else Path(log_dir), (logs or output).say))
+        cache = stack.enter_context(
+            compile_cache(env, None if log_dir is None else Path(log_dir), (logs or output).say)
+        )
         env = {**env, **cache}
-        restarts = restart.max_failures + restart.max_preemptions > 0 or job.min_processes < num_processes
+        restarts = (
+            restart.max_failures + restart.max_preemptions > 0 or job.min_processes < num_processes
+        )
         say = (logs or output).say
-        standbys = standbys_of(command, env, cwd=cwd, wanted=standby, restarts=restarts, preload=preload, say=say)
+        standbys = standbys_of(
+            command, env, cwd=cwd, wanted=standby, restarts=restarts, preload=preload, say=say
+        )
         engine = LocalEngine(
             command,
             job_id,

@@ -19,7 +19,19 @@ from collections.abc import Mapping, Sequence
 from ..external.detect import slurm_attempt
 from ..external.task import MARK
 from ..supervisor.engine import JobResult
-from ..supervisor.job import Action, Exited, Job, Kill, Launch, Notify, Release, Reserve, Reserved, RestartPolicy, Terminate
+from ..supervisor.job import (
+    Action,
+    Exited,
+    Job,
+    Kill,
+    Launch,
+    Notify,
+    Release,
+    Reserve,
+    Reserved,
+    RestartPolicy,
+    Terminate,
+)
 from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
 from ..workers.output import ConsoleOutput, Output
 from ..workers.process import WorkerProcess
@@ -48,9 +60,16 @@ class SlurmEngine(BaseEngine):
         heartbeat_timeout_s: float,
     ) -> None:
         super().__init__(output, policy)
-        self._command, self._job_id, self._env, self._host = list(command), job_id, dict(environment), host
+        self._command, self._job_id, self._env, self._host = (
+            list(command),
+            job_id,
+            dict(environment),
+            host,
+        )
         self._secured, self._heartbeat_timeout_s = secured, heartbeat_timeout_s
-        self._lock = threading.Lock()  # of `_running` and `_step`: the reader of srun's output writes them
+        self._lock = (
+            threading.Lock()
+        )  # of `_running` and `_step`: the reader of srun's output writes them
         self._running: set[int] = set()
         self._to_end: set[int] = set()  # of this attempt
         self._step = ""
@@ -75,14 +94,35 @@ class SlurmEngine(BaseEngine):
 
     def _launch(self, attempt: int, num_processes: int) -> None:
         coordinator = Coordinator(
-            self._job_id, attempt, num_processes, host=self._host, secured=self._secured, heartbeat_timeout_s=self._heartbeat_timeout_s
+            self._job_id,
+            attempt,
+            num_processes,
+            host=self._host,
+            secured=self._secured,
+            heartbeat_timeout_s=self._heartbeat_timeout_s,
         )
         self._coordinator = coordinator
         self._open_watch(coordinator.address, attempt, coordinator.credentials)
         self._running, self._to_end, self._step = set(range(num_processes)), set(), ""
         task = [sys.executable, "-c", "from holdfast.cli import main; main()", "task", "--report"]
-        task += ["--coordinator", coordinator.address, "--job-id", self._job_id, "--attempt", str(attempt), "--", *self._command]
-        srun = ["srun", f"--ntasks={num_processes}", "--label", "--kill-on-bad-exit=0", "--wait=0", "--quit-on-interrupt"]
+        task += [
+            "--coordinator",
+            coordinator.address,
+            "--job-id",
+            self._job_id,
+            "--attempt",
+            str(attempt),
+            "--",
+            *self._command,
+        ]
+        srun = [
+            "srun",
+            f"--ntasks={num_processes}",
+            "--label",
+            "--kill-on-bad-exit=0",
+            "--wait=0",
+            "--quit-on-interrupt",
+        ]
         self._srun = WorkerProcess(
             [*srun, *task],
             self._env | (coordinator.secrets.to_env() if coordinator.secrets else {}),
@@ -143,7 +183,9 @@ class SlurmEngine(BaseEngine):
         running = bool(step) and self._srun is not None and self._srun.alive
         if running:
             target = f"{self._env['SLURM_JOB_ID']}.{step}"
-            threading.Thread(target=self._run_scancel, args=(name, target), name="holdfast-scancel", daemon=True).start()
+            threading.Thread(
+                target=self._run_scancel, args=(name, target), name="holdfast-scancel", daemon=True
+            ).start()
         return running
 
     def _run_scancel(self, name: str, target: str) -> None:
@@ -153,7 +195,9 @@ class SlurmEngine(BaseEngine):
 
     def _release(self) -> None:
         self._close_watch()
-        if self._coordinator is not None and (self._srun is None or self._srun.wait(self._policy.grace_s)):
+        if self._coordinator is not None and (
+            self._srun is None or self._srun.wait(self._policy.grace_s)
+        ):
             self._coordinator.close()
             self._coordinator = None
 
@@ -187,13 +231,25 @@ def run_slurm(
     hands to its tasks, unless `insecure`. Raises ValueError outside an allocation, ImportError where certificates cannot be made.
     """
     if "SLURM_JOB_ID" not in environment:
-        raise ValueError("SLURM_JOB_ID is not set: `holdfast slurm` runs inside an allocation, as the last line of an sbatch script")
+        raise ValueError(
+            "SLURM_JOB_ID is not set: `holdfast slurm` runs inside an allocation, as the last line of an sbatch script"
+        )
     if not insecure:
         require_cryptography()
-    num_processes = int(environment.get("SLURM_NTASKS") or environment.get("SLURM_JOB_NUM_NODES") or 1)
-    host = host or ("127.0.0.1" if environment.get("SLURM_JOB_NUM_NODES", "1") == "1" else socket.gethostname())
+    num_processes = int(
+        environment.get("SLURM_NTASKS") or environment.get("SLURM_JOB_NUM_NODES") or 1
+    )
+    host = host or (
+        "127.0.0.1" if environment.get("SLURM_JOB_NUM_NODES", "1") == "1" else socket.gethostname()
+    )
     restart = restart or RestartPolicy(max_failures=3)
-    job = Job(f"slurm-{environment['SLURM_JOB_ID']}", num_processes, num_processes, restart, attempt=slurm_attempt(environment) - 1)
+    job = Job(
+        f"slurm-{environment['SLURM_JOB_ID']}",
+        num_processes,
+        num_processes,
+        restart,
+        attempt=slurm_attempt(environment) - 1,
+    )
     output = output or ConsoleOutput(sys.stdout, sys.stderr, num_processes)
     engine = SlurmEngine(
         command,
@@ -226,8 +282,17 @@ def _hand_back(slurm_job: str, output: Output) -> None:
 def slurm(*command: str) -> subprocess.CompletedProcess[str]:
     """Runs one of Slurm's commands; it has a minute, and ends with 124 after it."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_COMMAND_TIMEOUT_S, check=False)
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_COMMAND_TIMEOUT_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 124, "", f"no answer within {_COMMAND_TIMEOUT_S:g} s")
+        return subprocess.CompletedProcess(
+            command, 124, "", f"no answer within {_COMMAND_TIMEOUT_S:g} s"
+        )
     except OSError as error:
         return subprocess.CompletedProcess(command, 127, "", f"{command[0]}: {error.strerror}")

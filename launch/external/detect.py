@@ -47,7 +47,9 @@ def detect(environment: Mapping[str, str]) -> ClusterEnv | None:
     for detector in (_openmpi, _slurm, _kubernetes):
         if (detected := detector(environment)) is not None:
             if not 0 <= detected.process_id < detected.num_processes:
-                raise ValueError(f"{detected.launcher} says that this is process {detected.process_id} of {detected.num_processes}")
+                raise ValueError(
+                    f"{detected.launcher} says that this is process {detected.process_id} of {detected.num_processes}"
+                )
             return detected
     return None
 
@@ -55,14 +57,18 @@ def detect(environment: Mapping[str, str]) -> ClusterEnv | None:
 def _openmpi(environment: Mapping[str, str]) -> ClusterEnv | None:
     if "OMPI_COMM_WORLD_RANK" not in environment:
         return None
-    namespace = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid") or "mpi"
+    namespace = (
+        environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid") or "mpi"
+    )
     return ClusterEnv(
         launcher="Open MPI",
         job_id=re.sub(r"[^A-Za-z0-9_.-]", "-", namespace),
         attempt=1,
         process_id=_number(environment, "OMPI_COMM_WORLD_RANK"),
         num_processes=_number(environment, "OMPI_COMM_WORLD_SIZE"),
-        local_rank=_number(environment, "OMPI_COMM_WORLD_LOCAL_RANK") if "OMPI_COMM_WORLD_LOCAL_RANK" in environment else None,
+        local_rank=_number(environment, "OMPI_COMM_WORLD_LOCAL_RANK")
+        if "OMPI_COMM_WORLD_LOCAL_RANK" in environment
+        else None,
         local_size=_number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", 0),
     )
 
@@ -72,14 +78,18 @@ def _slurm(environment: Mapping[str, str]) -> ClusterEnv | None:
     if "SLURM_PROCID" not in environment or environment.get("SLURM_STEP_NUM_TASKS", "") == "":
         return None
     size = _number(environment, "SLURM_STEP_NUM_TASKS")
-    here = tuple(int(each) for each in environment.get("SLURM_GTIDS", "").split(",") if each.isdecimal())
+    here = tuple(
+        int(each) for each in environment.get("SLURM_GTIDS", "").split(",") if each.isdecimal()
+    )
     return ClusterEnv(
         launcher="Slurm",
         job_id=f"slurm-{environment.get('SLURM_JOB_ID', '0')}",
         attempt=slurm_attempt(environment) + _number(environment, "SLURM_STEP_ID", 0),
         process_id=_number(environment, "SLURM_PROCID"),
         num_processes=size,
-        local_rank=_number(environment, "SLURM_LOCALID") if "SLURM_LOCALID" in environment else None,
+        local_rank=_number(environment, "SLURM_LOCALID")
+        if "SLURM_LOCALID" in environment
+        else None,
         local_size=len(here) or (size if environment.get("SLURM_STEP_NUM_NODES") == "1" else 0),
         node=environment.get("SLURMD_NODENAME", ""),
         processes_here=here,

@@ -48,9 +48,13 @@ class KubernetesJob:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise ValueError(f"name={self.name!r}: expected at most 40 of a-z, 0-9 and -, with no - at an end")
+            raise ValueError(
+                f"name={self.name!r}: expected at most 40 of a-z, 0-9 and -, with no - at an end"
+            )
         if self.num_processes < 1 or self.num_slices < 1 or self.num_processes % self.num_slices:
-            raise ValueError(f"num_processes={self.num_processes} in num_slices={self.num_slices}: expected slices of one size")
+            raise ValueError(
+                f"num_processes={self.num_processes} in num_slices={self.num_slices}: expected slices of one size"
+            )
         if not self.command:
             raise ValueError("no command to run")
 
@@ -63,17 +67,35 @@ def render(job: KubernetesJob, secrets: JobSecrets | None = None) -> str:
     """
     if secrets is None and not job.insecure:
         name = _coordinator_name(job)
-        secrets = JobSecrets.create([name, f"{name}.{job.namespace}", f"{name}.{job.namespace}.svc"])
+        secrets = JobSecrets.create(
+            [name, f"{name}.{job.namespace}", f"{name}.{job.namespace}.svc"]
+        )
     worker = _indexed_job(job)
     top: dict[str, Any]
     if job.num_slices == 1:
-        top = {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(job, job.name), "spec": worker}
+        top = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": _metadata(job, job.name),
+            "spec": worker,
+        }
     else:
         replicated = {"name": "workers", "replicas": job.num_slices, "template": {"spec": worker}}
-        spec = {"failurePolicy": {"maxRestarts": job.max_restarts}, "network": {"enableDNSHostnames": True}, "replicatedJobs": [replicated]}
-        top = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _metadata(job, job.name), "spec": spec}
+        spec = {
+            "failurePolicy": {"maxRestarts": job.max_restarts},
+            "network": {"enableDNSHostnames": True},
+            "replicatedJobs": [replicated],
+        }
+        top = {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": _metadata(job, job.name),
+            "spec": spec,
+        }
     documents = [_secret(job, secrets)] if secrets else []
-    return "---\n".join(_yaml(document) for document in (*documents, _service(job), _coordinator(job), top))
+    return "---\n".join(
+        _yaml(document) for document in (*documents, _service(job), _coordinator(job), top)
+    )
 
 
 def _secret_name(job: KubernetesJob) -> str:
@@ -82,18 +104,32 @@ def _secret_name(job: KubernetesJob) -> str:
 
 def _secret(job: KubernetesJob, secrets: JobSecrets) -> dict[str, Any]:
     files = secrets.files_of_client() | secrets.files_of_server()
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(job, _secret_name(job)), "type": "Opaque", "stringData": files}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(job, _secret_name(job)),
+        "type": "Opaque",
+        "stringData": files,
+    }
 
 
-def _mount(job: KubernetesJob, pod: dict[str, Any], container: dict[str, Any], names: Sequence[str]) -> None:
+def _mount(
+    job: KubernetesJob, pod: dict[str, Any], container: dict[str, Any], names: Sequence[str]
+) -> None:
     """Gives a container those files of the Secret that it needs."""
     container["volumeMounts"] = [{"name": "coordination", "mountPath": _SECRETS, "readOnly": True}]
     items = [{"key": name, "path": name} for name in names]
-    pod["volumes"] = [{"name": "coordination", "secret": {"secretName": _secret_name(job), "items": items}}]
+    pod["volumes"] = [
+        {"name": "coordination", "secret": {"secretName": _secret_name(job), "items": items}}
+    ]
 
 
 def _metadata(job: KubernetesJob, name: str) -> dict[str, Any]:
-    return {"name": name, "namespace": job.namespace, "labels": {"app.kubernetes.io/part-of": job.name}}
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": {"app.kubernetes.io/part-of": job.name},
+    }
 
 
 def _coordinator_name(job: KubernetesJob) -> str:
@@ -102,7 +138,10 @@ def _coordinator_name(job: KubernetesJob) -> str:
 
 def _service(job: KubernetesJob) -> dict[str, Any]:
     name = _coordinator_name(job)
-    spec = {"selector": {"app.kubernetes.io/name": name}, "ports": [{"name": "grpc", "port": _PORT, "targetPort": _PORT}]}
+    spec = {
+        "selector": {"app.kubernetes.io/name": name},
+        "ports": [{"name": "grpc", "port": _PORT, "targetPort": _PORT}],
+    }
     return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(job, name), "spec": spec}
 
 
@@ -110,10 +149,27 @@ def _coordinator(job: KubernetesJob) -> dict[str, Any]:
     """Returns a Deployment of the coordinator, which starts it again when an attempt of all pods is over."""
     name = _coordinator_name(job)
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": job.name}
-    command = ["holdfast", "coordinator", f"--num-processes={job.num_processes}", "--host=0.0.0.0", f"--port={_PORT}"]
-    command += [f"--advertise={name}", "--recoverable", "--survivable", "--linger-s=10", "--startup-timeout-s=0"]
+    command = [
+        "holdfast",
+        "coordinator",
+        f"--num-processes={job.num_processes}",
+        "--host=0.0.0.0",
+        f"--port={_PORT}",
+    ]
+    command += [
+        f"--advertise={name}",
+        "--recoverable",
+        "--survivable",
+        "--linger-s=10",
+        "--startup-timeout-s=0",
+    ]
     command += [] if job.insecure else server_arguments(Path(_SECRETS))
-    container: dict[str, Any] = {"name": "coordinator", "image": job.image, "command": command, "ports": [{"containerPort": _PORT}]}
+    container: dict[str, Any] = {
+        "name": "coordinator",
+        "image": job.image,
+        "command": command,
+        "ports": [{"containerPort": _PORT}],
+    }
     pod: dict[str, Any] = {"containers": [container]}
     if not job.insecure:
         _mount(job, pod, container, SERVER_FILES)
@@ -124,7 +180,12 @@ def _coordinator(job: KubernetesJob) -> dict[str, Any]:
         "strategy": {"type": "Recreate"},
         "template": template,
     }
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": _metadata(job, name), "spec": spec}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": _metadata(job, name),
+        "spec": spec,
+    }
 
 
 def _indexed_job(job: KubernetesJob) -> dict[str, Any]:
@@ -144,12 +205,26 @@ def _indexed_job(job: KubernetesJob) -> dict[str, Any]:
 
 
 def _pod(job: KubernetesJob) -> dict[str, Any]:
-    task = ["holdfast", "task", f"--coordinator={_coordinator_name(job)}:{_PORT}", *([] if job.insecure else [f"--secrets={_SECRETS}"])]
+    task = [
+        "holdfast",
+        "task",
+        f"--coordinator={_coordinator_name(job)}:{_PORT}",
+        *([] if job.insecure else [f"--secrets={_SECRETS}"]),
+    ]
     task += ["--", *job.command]
-    container: dict[str, Any] = {"name": "process", "image": job.image, "command": task, "env": _environment(job)}
+    container: dict[str, Any] = {
+        "name": "process",
+        "image": job.image,
+        "command": task,
+        "env": _environment(job),
+    }
     if job.resources:
         container["resources"] = {"limits": dict(job.resources)}
-    pod: dict[str, Any] = {"restartPolicy": "Never", "terminationGracePeriodSeconds": job.grace_s, "containers": [container]}
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": job.grace_s,
+        "containers": [container],
+    }
     if not job.insecure:
         _mount(job, pod, container, CLIENT_FILES)
     if job.node_selector:
@@ -158,12 +233,26 @@ def _pod(job: KubernetesJob) -> dict[str, Any]:
 
 
 def _environment(job: KubernetesJob) -> list[dict[str, Any]]:
-    fixed = {"JOB_ID": job.name, "PODS_PER_JOB": str(job.processes_per_slice), "JOBS": str(job.num_slices)}
-    variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in fixed.items()]
+    fixed = {
+        "JOB_ID": job.name,
+        "PODS_PER_JOB": str(job.processes_per_slice),
+        "JOBS": str(job.num_slices),
+    }
+    variables: list[dict[str, Any]] = [
+        {"name": name, "value": value} for name, value in fixed.items()
+    ]
     if job.num_slices > 1:
         variables.append({"name": "FIRST_HOST", "value": f"{job.name}-workers-0-0.{job.name}"})
-        for name, label in (("JOB_INDEX", "jobset.sigs.k8s.io/job-index"), ("RESTART_ATTEMPT", "jobset.sigs.k8s.io/restart-attempt")):
-            variables.append({"name": name, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}})
+        for name, label in (
+            ("JOB_INDEX", "jobset.sigs.k8s.io/job-index"),
+            ("RESTART_ATTEMPT", "jobset.sigs.k8s.io/restart-attempt"),
+        ):
+            variables.append(
+                {
+                    "name": name,
+                    "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}},
+                }
+            )
     return variables
 
 
@@ -184,5 +273,9 @@ def _yaml(value: Any, indent: int = 0) -> str:
 
 def _scalar(value: Any) -> str:
     """Returns a string as it is where YAML reads it as a string; all else as JSON, which is YAML too."""
-    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z/][A-Za-z0-9_./-]*", value) and value.lower() not in _YAML_WORDS
+    plain = (
+        isinstance(value, str)
+        and re.fullmatch(r"[A-Za-z/][A-Za-z0-9_./-]*", value)
+        and value.lower() not in _YAML_WORDS
+    )
     return str(value) if plain else json.dumps(value)

@@ -26,7 +26,13 @@ from holdfast.multihost.group.runtime import address_towards
 from ..workers.coordinator import Coordinator, report_exit
 from ..workers.environment import worker_env
 from ..workers.process import WorkerProcess
-from ..workers.secrets import JobSecrets, credentials_in, require_cryptography, spawn_relay, write_files
+from ..workers.secrets import (
+    JobSecrets,
+    credentials_in,
+    require_cryptography,
+    spawn_relay,
+    write_files,
+)
 from ..workers.signals import passing_on
 from .detect import ClusterEnv, detect
 
@@ -61,7 +67,9 @@ def run_task(
     have written it, ImportError where certificates cannot be made.
     """
     try:
-        spec, env = _prepare(environment, coordinator, host, rendezvous, job_id, attempt, secrets_dir, insecure)
+        spec, env = _prepare(
+            environment, coordinator, host, rendezvous, job_id, attempt, secrets_dir, insecure
+        )
     except BaseException:
         if report:
             print(f"{MARK}exited 1", flush=True)
@@ -95,15 +103,24 @@ def _prepare(
         )
     job, number = job_id or detected.job_id, detected.attempt if attempt is None else attempt
     environment = dict(environment)
-    secrets = JobSecrets.take_from_env(environment) if secrets_dir is None else JobSecrets.from_folder(secrets_dir)
+    secrets = (
+        JobSecrets.take_from_env(environment)
+        if secrets_dir is None
+        else JobSecrets.from_folder(secrets_dir)
+    )
     address = coordinator
     if address is None:
         if secrets is not None:
-            raise ValueError("--secrets are those of a coordinator that runs: give its address, --coordinator HOST:PORT")
+            raise ValueError(
+                "--secrets are those of a coordinator that runs: give its address, --coordinator HOST:PORT"
+            )
         address, secrets = _rendezvous(detected, job, number, host, rendezvous, insecure)
     own_address = None
     if secrets is not None:
-        own_address, address = address_towards(address), _relay(detected, address, f"{job}.{number}", secrets)
+        own_address, address = (
+            address_towards(address),
+            _relay(detected, address, f"{job}.{number}", secrets),
+        )
     spec = ProcessSpec(
         job_id=job,
         attempt=number,
@@ -123,7 +140,12 @@ def _prepare(
 
 
 def _rendezvous(
-    detected: ClusterEnv, job: str, attempt: int, host: str | None, rendezvous: Path | None, insecure: bool
+    detected: ClusterEnv,
+    job: str,
+    attempt: int,
+    host: str | None,
+    rendezvous: Path | None,
+    insecure: bool,
 ) -> tuple[str, JobSecrets | None]:
     """Returns where the coordinator is, which process 0 starts, and what it wants to see."""
     one_machine = detected.local_size == detected.num_processes
@@ -139,7 +161,9 @@ def _rendezvous(
     path = folder / f"{job}.{attempt}.json"
     if detected.process_id == 0:
         host = host or (None if one_machine else socket.gethostname())
-        coordinator = Coordinator(job, attempt, detected.num_processes, host=host, outlives_us=True, secured=secured)
+        coordinator = Coordinator(
+            job, attempt, detected.num_processes, host=host, outlives_us=True, secured=secured
+        )
         shown = {} if coordinator.secrets is None else coordinator.secrets.to_env()
         _publish(path, {"coordinator": coordinator.address} | shown)
         return coordinator.address, coordinator.secrets
@@ -164,7 +188,9 @@ def _relay(detected: ClusterEnv, coordinator: str, name: str, secrets: JobSecret
         found: dict[str, Any] = {"relay": relay.address, "pid": relay.pid}
     else:
         found = _wait_for(path, lambda found: Path(f"/proc/{found['pid']}").exists())
-    os.open(f"/proc/{found['pid']}/fd/0", os.O_WRONLY)  # it ends when nobody holds the other end of its input any more: this process does
+    os.open(
+        f"/proc/{found['pid']}/fd/0", os.O_WRONLY
+    )  # it ends when nobody holds the other end of its input any more: this process does
     return str(found["relay"])
 
 
@@ -178,7 +204,9 @@ def _wait_for(path: Path, of_this_run: Callable[[dict[str, Any]], bool]) -> dict
                 return found
         time.sleep(_POLL_S)
     raise StartupTimeout(
-        f"process 0 has not published a coordinator in {path} within {_RENDEZVOUS_S:g} s", timeout_s=_RENDEZVOUS_S, knob="--rendezvous"
+        f"process 0 has not published a coordinator in {path} within {_RENDEZVOUS_S:g} s",
+        timeout_s=_RENDEZVOUS_S,
+        knob="--rendezvous",
     )
 
 
@@ -186,7 +214,9 @@ def _read(path: Path) -> dict[str, Any]:
     """Reads what this user has published. What others can write may lead to a coordinator of theirs, what they can read is no secret."""
     with path.open() as file:
         about = os.fstat(file.fileno())
-        others = about.st_mode & (stat.S_IRWXG | stat.S_IRWXO) and path.parent != user_folder()  # which nobody else can enter
+        others = (
+            about.st_mode & (stat.S_IRWXG | stat.S_IRWXO) and path.parent != user_folder()
+        )  # which nobody else can enter
         if about.st_uid != os.getuid() or others:
             raise StartupFailed(
                 f"{path}: expected a file that only user {os.getuid()} can read, found mode {stat.S_IMODE(about.st_mode):04o} of user "
@@ -206,7 +236,9 @@ def _gathers(found: dict[str, Any]) -> bool:
             undone.callback(folder.remove)
             credentials = credentials_in(folder, secrets)
         try:
-            client = undone.enter_context(StatusClient(found["coordinator"], credentials, timeout_s=_STATUS_TIMEOUT_S))
+            client = undone.enter_context(
+                StatusClient(found["coordinator"], credentials, timeout_s=_STATUS_TIMEOUT_S)
+            )
             return client.status().phase == "gathering"
         except CoordinationError:
             return False
@@ -214,9 +246,13 @@ def _gathers(found: dict[str, Any]) -> bool:
 
 def _run(command: Sequence[str], env: Mapping[str, str], *, passes_on: bool) -> int:
     """Runs the command to its end, and passes signals on to it. A step of Slurm's gets none from here: it is signalled as a whole."""
-    happened: queue.SimpleQueue[tuple[bool, int]] = queue.SimpleQueue()  # (ended?, exit code or signal)
+    happened: queue.SimpleQueue[tuple[bool, int]] = (
+        queue.SimpleQueue()
+    )  # (ended?, exit code or signal)
     with passing_on(lambda number: happened.put((False, number)), signal.SIGUSR1, signal.SIGUSR2):
-        process = WorkerProcess(command, env, on_line=None, on_exit=lambda code: happened.put((True, code)))
+        process = WorkerProcess(
+            command, env, on_line=None, on_exit=lambda code: happened.put((True, code))
+        )
         while not (item := happened.get())[0]:
             if passes_on:
                 process.signal(item[1])

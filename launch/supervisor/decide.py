@@ -19,7 +19,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from holdfast.multihost import Fatal, Hang, JobError, Preempted, StartupFailed, StartupTimeout, WorkerFailed
+from holdfast.multihost import (
+    Fatal,
+    Hang,
+    JobError,
+    Preempted,
+    StartupFailed,
+    StartupTimeout,
+    WorkerFailed,
+)
 from holdfast.multihost.group.group import SaveStage
 
 from .job import (
@@ -79,7 +87,11 @@ def decide(job: Job, event: Event, now: float) -> Decision:
     if isinstance(event, of_attempt) and event.attempt != job.attempt:
         return _decision(job, f"an event of attempt {event.attempt}, now at {job.attempt}")
     handler = _TABLE.get((job.state, type(event)))
-    return handler(job, event, now) if handler else _decision(job, f"nothing to do for {type(event).__name__} while {job.state}")
+    return (
+        handler(job, event, now)
+        if handler
+        else _decision(job, f"nothing to do for {type(event).__name__} while {job.state}")
+    )
 
 
 def backoff_s(job: Job) -> float:
@@ -87,7 +99,9 @@ def backoff_s(job: Job) -> float:
     policy = job.policy
     tries = max(0, sum(job.budget_used.values()) - 1)
     base = min(policy.backoff_cap_s, policy.backoff_s * 2.0 ** min(tries, 32))
-    return base * (1 - policy.backoff_jitter * random.Random(f"{job.job_id}/{job.attempt}").random())
+    return base * (
+        1 - policy.backoff_jitter * random.Random(f"{job.job_id}/{job.attempt}").random()
+    )
 
 
 def _decision(job: Job, reason: str, *actions: Action) -> Decision:
@@ -116,7 +130,11 @@ def _schedule(job: Job, now: float, why: str) -> Decision:
         error=None,
         wake_at=now + job.policy.startup_timeout_s,
     )
-    wanted = f"{job.min_processes} to {job.max_processes}" if job.min_processes < job.max_processes else f"{job.max_processes}"
+    wanted = (
+        f"{job.min_processes} to {job.max_processes}"
+        if job.min_processes < job.max_processes
+        else f"{job.max_processes}"
+    )
     reserve = Reserve(attempt, job.min_processes, job.max_processes, job.policy.startup_timeout_s)
     return _decision(following, f"{why}: attempt {attempt} asks for {wanted} processes", reserve)
 
@@ -128,27 +146,48 @@ def _on_start(job: Job, event: Start, now: float) -> Decision:
 def _on_reserved(job: Job, event: Reserved, now: float) -> Decision:
     num_processes = min(event.num_processes, job.max_processes)
     if num_processes < job.min_processes:
-        return _decision(job, f"room for {num_processes} of at least {job.min_processes} processes: still waiting")
-    following = replace(job, state=State.RUNNING, alive=frozenset(range(num_processes)), started_at=now, wake_at=None)
-    return _decision(following, f"attempt {job.attempt} starts with {num_processes} processes", Launch(job.attempt, num_processes))
+        return _decision(
+            job,
+            f"room for {num_processes} of at least {job.min_processes} processes: still waiting",
+        )
+    following = replace(
+        job,
+        state=State.RUNNING,
+        alive=frozenset(range(num_processes)),
+        started_at=now,
+        wake_at=None,
+    )
+    return _decision(
+        following,
+        f"attempt {job.attempt} starts with {num_processes} processes",
+        Launch(job.attempt, num_processes),
+    )
 
 
 def _on_waiting(job: Job, event: Waiting, now: float) -> Decision:
-    return _decision(replace(job, why_waiting=event.why), f"attempt {job.attempt} waits: {event.why}")
+    return _decision(
+        replace(job, why_waiting=event.why), f"attempt {job.attempt} waits: {event.why}"
+    )
 
 
 def _on_tick_while_scheduling(job: Job, event: Tick, now: float) -> Decision:
     if job.wake_at is None or now < job.wake_at:
         return _decision(job, "still waiting for machines")
     limit_s = job.policy.startup_timeout_s
-    message = f"no room for {job.min_processes} processes within {limit_s:g} s" + (f": {job.why_waiting}" if job.why_waiting else "")
-    return _end_attempt(job, _error(job, StartupTimeout, message, timeout_s=limit_s, knob="startup_timeout_s"), now)
+    message = f"no room for {job.min_processes} processes within {limit_s:g} s" + (
+        f": {job.why_waiting}" if job.why_waiting else ""
+    )
+    return _end_attempt(
+        job, _error(job, StartupTimeout, message, timeout_s=limit_s, knob="startup_timeout_s"), now
+    )
 
 
 def _on_start_failed(job: Job, event: StartFailed, now: float) -> Decision:
     if event.final:
         return _end_job(job, _error(job, StartupFailed, event.why), event.why, Kill())
-    return _end_attempt(job, _error(job, StartupFailed, f"attempt {job.attempt} could not start: {event.why}"), now)
+    return _end_attempt(
+        job, _error(job, StartupFailed, f"attempt {job.attempt} could not start: {event.why}"), now
+    )
 
 
 # ---- Running
@@ -158,11 +197,23 @@ def _on_exit_while_running(job: Job, event: Exited, now: float) -> Decision:
     job = _without(job, event)
     if event.code == DONE:
         if job.alive:
-            return _decision(job, f"process {event.process} is done; {len(job.alive)} of {job.num_processes} still run")
+            return _decision(
+                job,
+                f"process {event.process} is done; {len(job.alive)} of {job.num_processes} still run",
+            )
         following = replace(job, state=State.FINISHED, wake_at=None)
-        return _decision(following, f"all {job.num_processes} processes are done, attempt {job.attempt}", Release())
+        return _decision(
+            following,
+            f"all {job.num_processes} processes are done, attempt {job.attempt}",
+            Release(),
+        )
     if event.code == PREEMPTED:
-        return _preempt(job, _add_notice(job, f"process {event.process}", None), now, f"process {event.process} left as preempted")
+        return _preempt(
+            job,
+            _add_notice(job, f"process {event.process}", None),
+            now,
+            f"process {event.process} left as preempted",
+        )
     return _end_attempt(job, _worker_error(job, event), now)
 
 
@@ -170,16 +221,22 @@ def _on_coordinator_ended(job: Job, event: CoordinatorEnded, now: float) -> Deci
     if not job.alive:
         return _decision(job, f"{event.why}; nobody needs it")
     message = f"{event.why} while {len(job.alive)} of {job.num_processes} processes ran, in attempt {job.attempt}"
-    return _end_attempt(replace(job, saves={}), _error(job, WorkerFailed, message), now)  # nobody says any more how a save stands
+    return _end_attempt(
+        replace(job, saves={}), _error(job, WorkerFailed, message), now
+    )  # nobody says any more how a save stands
 
 
 def _on_stalled(job: Job, event: Stalled, now: float) -> Decision:
     """Ends an attempt that hangs, or refuses a rule that has no steps to go by."""
     if job.step < 0:
         message = f"{event.why}: {_STEPS_WANTED}"
-        return _end_job(job, _error(job, StartupFailed, message, knob="stall_timeout_s"), message, Kill())
+        return _end_job(
+            job, _error(job, StartupFailed, message, knob="stall_timeout_s"), message, Kill()
+        )
     message, limit_s = f"attempt {job.attempt} hangs: {event.why}", job.policy.stall_timeout_s
-    error = _error(job, Hang, message, processes=event.processes, timeout_s=limit_s, knob="stall_timeout_s")
+    error = _error(
+        job, Hang, message, processes=event.processes, timeout_s=limit_s, knob="stall_timeout_s"
+    )
     return _end_attempt(replace(job, silent=event.silent & job.alive), error, now)
 
 
@@ -189,13 +246,22 @@ def _on_progress(job: Job, event: Progress, now: float) -> Decision:
     better = saved > job.saved_step or (saved < 0 and step > job.step)
     job = replace(job, step=step, saved_step=saved, reported_done=job.reported_done or event.done)
     if not better:
-        return _decision(job, f"step {event.step}: no progress beyond step {saved if saved >= 0 else step}")
-    return _decision(replace(job, progressed=True, idle_attempts=0, budget_used={}), f"progress: step {step}, saved {saved}")
+        return _decision(
+            job, f"step {event.step}: no progress beyond step {saved if saved >= 0 else step}"
+        )
+    return _decision(
+        replace(job, progressed=True, idle_attempts=0, budget_used={}),
+        f"progress: step {step}, saved {saved}",
+    )
 
 
 def _on_notice(job: Job, event: Notice, now: float) -> Decision:
-    if event.delivered and job.state is State.RESIZING:  # the echo of our own notice; they leave in any case
-        return _decision(job, f"notice from {event.source}, while all are leaving to come back as more")
+    if (
+        event.delivered and job.state is State.RESIZING
+    ):  # the echo of our own notice; they leave in any case
+        return _decision(
+            job, f"notice from {event.source}, while all are leaving to come back as more"
+        )
     following = _add_notice(job, event.source, event.deadline)
     actions = () if event.delivered or job.state is not State.RUNNING else (Notify(event.source),)
     return _preempt(job, following, now, f"notice from {event.source}", *actions)
@@ -204,19 +270,30 @@ def _on_notice(job: Job, event: Notice, now: float) -> Decision:
 def _on_withdrawn(job: Job, event: Withdrawn, now: float) -> Decision:
     if event.source not in job.notices:
         return _decision(job, f"{event.source} had given no notice")
-    job = replace(job, notices={source: at for source, at in job.notices.items() if source != event.source})
+    job = replace(
+        job, notices={source: at for source, at in job.notices.items() if source != event.source}
+    )
     if job.notices or job.stopping or job.exit_codes:
         return _decision(
-            job, f"{event.source} withdrew its notice; {len(job.notices)} others hold, {len(job.exit_codes)} processes have left"
+            job,
+            f"{event.source} withdrew its notice; {len(job.notices)} others hold, {len(job.exit_codes)} processes have left",
         )
-    return _decision(replace(job, state=State.RUNNING, wake_at=None), f"{event.source} withdrew the only notice", Unnotify())
+    return _decision(
+        replace(job, state=State.RUNNING, wake_at=None),
+        f"{event.source} withdrew the only notice",
+        Unnotify(),
+    )
 
 
 def _on_capacity(job: Job, event: Capacity, now: float) -> Decision:
     num_processes = min(event.num_processes, job.max_processes)
     if num_processes < job.num_processes:
         return _on_notice(job, Notice(f"room for {event.num_processes} processes only"), now)
-    if num_processes == job.num_processes or now - job.started_at < job.policy.grow_after_s or job.exit_codes:
+    if (
+        num_processes == job.num_processes
+        or now - job.started_at < job.policy.grow_after_s
+        or job.exit_codes
+    ):
         return _decision(job, f"room for {event.num_processes} processes, {job.num_processes} run")
     following = replace(job, state=State.RESIZING, wake_at=now + job.policy.preemption_grace_s)
     reason = f"room for {event.num_processes} processes, {job.num_processes} run: save, leave and come back as {num_processes}"
@@ -229,9 +306,13 @@ def _on_stop(job: Job, event: Stop, now: float) -> Decision:
         error = _error(job, Preempted, f"asked to stop by {event.source} while {job.state}")
         return _end_job(job, error, f"{event.source} while {job.state}, no process runs")
     if job.state is State.RESTARTING:
-        return _decision(job, f"{event.source} while ending attempt {job.attempt}: no attempt follows")
+        return _decision(
+            job, f"{event.source} while ending attempt {job.attempt}: no attempt follows"
+        )
     actions = () if job.state in (State.PREEMPTING, State.RESIZING) else (Notify(event.source),)
-    return _preempt(job, _add_notice(job, event.source, None), now, f"asked to stop by {event.source}", *actions)
+    return _preempt(
+        job, _add_notice(job, event.source, None), now, f"asked to stop by {event.source}", *actions
+    )
 
 
 # ---- Leaving: preempting and resizing
@@ -270,26 +351,46 @@ def _on_exit_while_preempting(job: Job, event: Exited, now: float) -> Decision:
     if event.code not in (DONE, PREEMPTED):  # the others may wait for it in vain
         assert job.wake_at is not None
         job = replace(job, wake_at=min(job.wake_at, now + job.policy.grace_s))
-    return _decision(job, f"process {event.process} left with exit code {event.code}; {len(job.alive)} of {job.num_processes} still there")
+    return _decision(
+        job,
+        f"process {event.process} left with exit code {event.code}; {len(job.alive)} of {job.num_processes} still there",
+    )
 
 
 def _on_all_left(job: Job, now: float) -> Decision:
     """Decides whether an attempt that had a notice, and whose processes have all left, is done, to be resized, or preempted."""
     if job.reported_done and not any(job.exit_codes.values()):
         following = replace(job, state=State.FINISHED, wake_at=None)
-        return _decision(following, f"all {job.num_processes} processes reported that they are done, and left", Release())
+        return _decision(
+            following,
+            f"all {job.num_processes} processes reported that they are done, and left",
+            Release(),
+        )
     if job.state is State.RESIZING and not job.stopping:
         return _retry(job, replace(job, idle_attempts=_idle(job)), now, None)
     sources = ", ".join(job.notices) or "a notice"
-    return _end_attempt(job, _error(job, Preempted, f"all {job.num_processes} processes left after notice from {sources}"), now)
+    return _end_attempt(
+        job,
+        _error(
+            job, Preempted, f"all {job.num_processes} processes left after notice from {sources}"
+        ),
+        now,
+    )
 
 
 def _on_tick_while_preempting(job: Job, event: Tick, now: float) -> Decision:
     if job.wake_at is None or now < job.wake_at:
-        return _decision(job, f"{len(job.alive)} of {job.num_processes} processes still have time to leave")
+        return _decision(
+            job, f"{len(job.alive)} of {job.num_processes} processes still have time to leave"
+        )
     remaining = tuple(sorted(job.alive))
     message = f"processes {_list(remaining)} were still there at the deadline of the notice"
-    return _end_attempt(job, _error(job, Preempted, message, processes=remaining, knob="preemption_grace_s"), now, patient=False)
+    return _end_attempt(
+        job,
+        _error(job, Preempted, message, processes=remaining, knob="preemption_grace_s"),
+        now,
+        patient=False,
+    )
 
 
 # ---- Ending an attempt, and the next one. Ending is not preempting: nobody is asked to save.
@@ -300,11 +401,20 @@ def _committing(job: Job) -> frozenset[int]:
 
     It can be while nobody knows its end, if each process that is gone, or cannot report any more, had reported its share.
     """
-    positions = {process: job.saves.get(process, NO_SAVE) for process in (*job.alive, *job.exit_codes)}
+    positions = {
+        process: job.saves.get(process, NO_SAVE) for process in (*job.alive, *job.exit_codes)
+    }
     latest = max((position.save for position in positions.values()), default=-1)
-    if any(positions[process] < (latest, SaveStage.REPORTED) for process in job.exit_codes.keys() | job.silent):
+    if any(
+        positions[process] < (latest, SaveStage.REPORTED)
+        for process in job.exit_codes.keys() | job.silent
+    ):
         return frozenset()
-    return frozenset() if (latest, SaveStage.SETTLED) in positions.values() else (job.alive - job.silent) & job.saves.keys()
+    return (
+        frozenset()
+        if (latest, SaveStage.SETTLED) in positions.values()
+        else (job.alive - job.silent) & job.saves.keys()
+    )
 
 
 def _clear(job: Job) -> tuple[Job, tuple[Action, ...]]:
@@ -324,16 +434,34 @@ def _end_attempt(job: Job, error: JobError, now: float, *, patient: bool = True)
     if setting is None:
         return _end_last(job, error, str(error), now, patient)
     if job.stopping:
-        stopped = error if isinstance(error, Preempted) else _error(job, Preempted, f"asked to stop; then {error}")
+        stopped = (
+            error
+            if isinstance(error, Preempted)
+            else _error(job, Preempted, f"asked to stop; then {error}")
+        )
         return _end_last(job, stopped, "asked to stop: nothing is started again", now, patient)
     used, limit = job.budget_used.get(setting, 0) + 1, int(getattr(job.policy, setting))
     idle = _idle(job)
     if used > limit:
-        return _end_last(job, error, f"{error}; {setting}={limit} is used up" if limit else str(error), now, patient)
+        return _end_last(
+            job,
+            error,
+            f"{error}; {setting}={limit} is used up" if limit else str(error),
+            now,
+            patient,
+        )
     if job.step >= 0 and idle >= max(1, job.policy.attempts_without_progress):
         why = f"{error}; {idle} attempts in a row made no progress beyond step {max(job.saved_step, job.step)}"
         return _end_last(job, error, why, now, patient)
-    return _retry(job, replace(job, budget_used={**job.budget_used, setting: used}, idle_attempts=idle, error=error), now, error, patient)
+    return _retry(
+        job,
+        replace(
+            job, budget_used={**job.budget_used, setting: used}, idle_attempts=idle, error=error
+        ),
+        now,
+        error,
+        patient,
+    )
 
 
 def _end_last(job: Job, error: JobError, reason: str, now: float, patient: bool) -> Decision:
@@ -344,22 +472,40 @@ def _end_last(job: Job, error: JobError, reason: str, now: float, patient: bool)
     return _end_job(job, error, reason, *cleared)
 
 
-def _retry(before: Job, job: Job, now: float, error: JobError | None, patient: bool = True) -> Decision:
+def _retry(
+    before: Job, job: Job, now: float, error: JobError | None, patient: bool = True
+) -> Decision:
     if error is None:
         return _then(_schedule(job, now, "resizing"), Release())
     wait_s = backoff_s(job)
-    spent = ", ".join(f"{used} of {getattr(job.policy, setting)} {setting}" for setting, used in job.budget_used.items())
+    spent = ", ".join(
+        f"{used} of {getattr(job.policy, setting)} {setting}"
+        for setting, used in job.budget_used.items()
+    )
     if not job.alive:
         startup = before.state is State.SCHEDULING
-        job = replace(job, state=State.RESCHEDULING if startup else State.RESTARTING, wake_at=now + wait_s)
+        job = replace(
+            job, state=State.RESCHEDULING if startup else State.RESTARTING, wake_at=now + wait_s
+        )
         prepare = () if startup else (Prepare(job.attempt + 1, job.num_processes),)
         return _decision(job, f"{error}; again in {wait_s:.1f} s ({spent})", Release(), *prepare)
-    return _end_processes(job, now, f"{error}; ending the {len(job.alive)} processes that are left, then again ({spent})", patient)
+    return _end_processes(
+        job,
+        now,
+        f"{error}; ending the {len(job.alive)} processes that are left, then again ({spent})",
+        patient,
+    )
 
 
 def _end_processes(job: Job, now: float, reason: str, patient: bool) -> Decision:
     """Begins to end what is left of an attempt."""
-    job = replace(job, state=State.RESTARTING, ending_since=now, wake_at=now + job.policy.grace_s, killed=not patient)
+    job = replace(
+        job,
+        state=State.RESTARTING,
+        ending_since=now,
+        wake_at=now + job.policy.grace_s,
+        killed=not patient,
+    )
     if not patient:
         return _decision(job, reason, Kill())
     job, actions = _clear(job)
@@ -379,7 +525,9 @@ def _go_on_ending(job: Job, reason: str) -> Decision:
 def _on_exit_while_restarting(job: Job, event: Exited, now: float) -> Decision:
     job = _without(job, event)
     if job.alive:
-        return _go_on_ending(job, f"{len(job.alive)} of {job.num_processes} processes are still to end")
+        return _go_on_ending(
+            job, f"{len(job.alive)} of {job.num_processes} processes are still to end"
+        )
     return _back_off(job, now, f"attempt {job.attempt} is gone")
 
 
@@ -388,7 +536,9 @@ def _on_progress_while_restarting(job: Job, event: Progress, now: float) -> Deci
     return _go_on_ending(decision.job, decision.reason)
 
 
-def _on_coordinator_ended_while_restarting(job: Job, event: CoordinatorEnded, now: float) -> Decision:
+def _on_coordinator_ended_while_restarting(
+    job: Job, event: CoordinatorEnded, now: float
+) -> Decision:
     if job.killed or not job.alive:
         return _decision(job, event.why)
     return _kill_the_rest(job, now, f"{event.why}: nobody says any more how the last save ends")
@@ -399,10 +549,22 @@ def _back_off(job: Job, now: float, why: str) -> Decision:
     if job.why_final:
         return _end_job(job, job.error, job.why_final, Kill())
     if job.stopping:
-        return _end_job(job, _error(job, Preempted, f"asked to stop; before that {job.error}"), why, Kill())
+        return _end_job(
+            job, _error(job, Preempted, f"asked to stop; before that {job.error}"), why, Kill()
+        )
     wait_s = backoff_s(job)
-    following = replace(job, alive=frozenset(), exit_codes={**job.exit_codes, **dict.fromkeys(job.alive, -9)}, wake_at=now + wait_s)
-    return _decision(following, f"{why}; again in {wait_s:.1f} s", Release(), Prepare(job.attempt + 1, job.num_processes))
+    following = replace(
+        job,
+        alive=frozenset(),
+        exit_codes={**job.exit_codes, **dict.fromkeys(job.alive, -9)},
+        wake_at=now + wait_s,
+    )
+    return _decision(
+        following,
+        f"{why}; again in {wait_s:.1f} s",
+        Release(),
+        Prepare(job.attempt + 1, job.num_processes),
+    )
 
 
 def _on_tick_while_restarting(job: Job, event: Tick, now: float) -> Decision:
@@ -411,12 +573,22 @@ def _on_tick_while_restarting(job: Job, event: Tick, now: float) -> Decision:
     if not job.alive:
         return _schedule(job, now, f"after {job.error}")
     if job.killed:
-        return _back_off(job, now, f"processes {_list(job.alive)} did not even end by SIGKILL; their attempt is fenced off")
+        return _back_off(
+            job,
+            now,
+            f"processes {_list(job.alive)} did not even end by SIGKILL; their attempt is fenced off",
+        )
     waiting, until = _committing(job), job.ending_since + job.policy.commit_grace_s
     if waiting and now < until:
         late = job.alive - waiting
-        return _decision(replace(job, wake_at=until), f"processes {_list(waiting)} still save", *([Kill(late)] if late else []))
-    return _kill_the_rest(job, now, f"processes {_list(job.alive)} have not ended in {now - job.ending_since:g} s")
+        return _decision(
+            replace(job, wake_at=until),
+            f"processes {_list(waiting)} still save",
+            *([Kill(late)] if late else []),
+        )
+    return _kill_the_rest(
+        job, now, f"processes {_list(job.alive)} have not ended in {now - job.ending_since:g} s"
+    )
 
 
 def _kill_the_rest(job: Job, now: float, reason: str) -> Decision:
@@ -446,12 +618,23 @@ def _idle(job: Job) -> int:
 def _without(job: Job, event: Exited) -> Job:
     if event.process not in job.alive:
         return job
-    return replace(job, alive=job.alive - {event.process}, exit_codes={**job.exit_codes, event.process: event.code})
+    return replace(
+        job,
+        alive=job.alive - {event.process},
+        exit_codes={**job.exit_codes, event.process: event.code},
+    )
 
 
 def _worker_error(job: Job, event: Exited) -> JobError:
-    ending = f"was ended by signal {-event.code}" if event.code < 0 else f"ended with exit code {event.code}"
-    message = f"process {event.process} of {job.num_processes} {ending} in attempt {job.attempt}" + (f": {event.why}" if event.why else "")
+    ending = (
+        f"was ended by signal {-event.code}"
+        if event.code < 0
+        else f"ended with exit code {event.code}"
+    )
+    message = (
+        f"process {event.process} of {job.num_processes} {ending} in attempt {job.attempt}"
+        + (f": {event.why}" if event.why else "")
+    )
     kind = {DO_NOT_RESTART: Fatal, HANG: Hang}.get(event.code, WorkerFailed)
     return _error(job, kind, message, processes=(event.process,))
 
@@ -493,5 +676,8 @@ _TABLE: dict[tuple[State, type], Callable[[Job, Any, float], Decision]] = {
     **{(state, Stop): _on_stop for state in State},
     (State.RESTARTING, Progress): _on_progress_while_restarting,
     (State.RESTARTING, CoordinatorEnded): _on_coordinator_ended_while_restarting,
-    **{(state, Progress): _on_progress for state in (State.RUNNING, State.PREEMPTING, State.RESIZING)},
+    **{
+        (state, Progress): _on_progress
+        for state in (State.RUNNING, State.PREEMPTING, State.RESIZING)
+    },
 }

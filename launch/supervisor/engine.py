@@ -50,7 +50,11 @@ class JobResult:
     def as_json(self) -> dict[str, Any]:
         """Returns the fields as JSON holds them; `error` as its sentence."""
         error = None if self.error is None else str(self.error)
-        return vars(self) | {"error": error, "reasons": list(self.reasons), "goodput": vars(self.goodput)}
+        return vars(self) | {
+            "error": error,
+            "reasons": list(self.reasons),
+            "goodput": vars(self.goodput),
+        }
 
     def raise_for_outcome(self) -> None:
         """Raises the error that ended the job, if one did."""
@@ -86,7 +90,9 @@ def supervise(
                 reasons.append(decision.reason)
             on_decision(job, decision)
             job = decision.job
-            pending.extendleft(_carry_out(engine, decision))  # a start that failed is decided upon before anything else
+            pending.extendleft(
+                _carry_out(engine, decision)
+            )  # a start that failed is decided upon before anything else
     finally:
         engine.close()
     ended = clock()
@@ -101,12 +107,26 @@ def _carry_out(engine: Engine, decision: Decision) -> list[Event]:
             if not isinstance(action, Reserve | Launch):
                 raise
             final = isinstance(error, StartupFailed)
-            return [StartFailed(decision.job.attempt, str(error) if final else f"{type(error).__name__}: {error}", final)]
+            return [
+                StartFailed(
+                    decision.job.attempt,
+                    str(error) if final else f"{type(error).__name__}: {error}",
+                    final,
+                )
+            ]
     return []
 
 
-def _result(job: Job, reasons: list[str], elapsed_s: float, attempts: int, goodput: Goodput) -> JobResult:
-    outcome = "done" if job.state is State.FINISHED else "preempted" if isinstance(job.error, Preempted) else "failed"
+def _result(
+    job: Job, reasons: list[str], elapsed_s: float, attempts: int, goodput: Goodput
+) -> JobResult:
+    outcome = (
+        "done"
+        if job.state is State.FINISHED
+        else "preempted"
+        if isinstance(job.error, Preempted)
+        else "failed"
+    )
     return JobResult(
         outcome,
         job.job_id,

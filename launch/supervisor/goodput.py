@@ -64,7 +64,13 @@ class GoodputMeter:
     def _part_of(self, job: Job) -> str:
         if job.state not in RUNS:
             return "ending_s" if job.state is State.RESTARTING or job.final else "starting_s"
-        return "starting_s" if self._step < 0 else "redoing_s" if self._step <= self._best else "stepping_s"
+        return (
+            "starting_s"
+            if self._step < 0
+            else "redoing_s"
+            if self._step <= self._best
+            else "stepping_s"
+        )
 
     def _move(self, source: str, target: str, seconds: float) -> None:
         """Counts some of the seconds of a part, which lay within them, for another."""

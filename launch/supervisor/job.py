@@ -40,16 +40,26 @@ class RestartPolicy:
     max_preemptions: int = 0
     max_startup_failures: int = 3
     max_startup_timeouts: int = 0
-    attempts_without_progress: int = 3  # that many in a row, of a job that has ever reported progress, end it
+    attempts_without_progress: int = (
+        3  # that many in a row, of a job that has ever reported progress, end it
+    )
     startup_timeout_s: float = 600.0  # for the whole gang
-    preemption_grace_s: float = 120.0  # to save and leave, where a notice brings no deadline of its own
+    preemption_grace_s: float = (
+        120.0  # to save and leave, where a notice brings no deadline of its own
+    )
     grace_s: float = 5.0  # between SIGTERM and SIGKILL for what is left of a failed attempt without a client of ours
-    commit_grace_s: float = 600.0  # for what is left of a failed attempt to end a save that can still be committed
+    commit_grace_s: float = (
+        600.0  # for what is left of a failed attempt to end a save that can still be committed
+    )
     backoff_s: float = 1.0  # before the first restart; doubles with each one that made no progress
     backoff_cap_s: float = 60.0
-    backoff_jitter: float = 0.25  # random share of the back-off, so that many jobs do not return together
+    backoff_jitter: float = (
+        0.25  # random share of the back-off, so that many jobs do not return together
+    )
     grow_after_s: float = 30.0  # an attempt runs at least that long before it is made larger
-    stall_timeout_s: float = math.inf  # without a step, an attempt hangs; before its first step it has `startup_timeout_s`
+    stall_timeout_s: float = (
+        math.inf
+    )  # without a step, an attempt hangs; before its first step it has `startup_timeout_s`
     straggler_steps: float = math.inf  # a process so far behind the median is reported
 
     def __post_init__(self) -> None:
@@ -80,7 +90,9 @@ class Job:
     attempt: int = 0
     alive: frozenset[int] = frozenset()
     exit_codes: Mapping[int, int] = field(default_factory=dict)  # of this attempt, by process
-    budget_used: Mapping[str, int] = field(default_factory=dict)  # by the policy's setting, since the last progress
+    budget_used: Mapping[str, int] = field(
+        default_factory=dict
+    )  # by the policy's setting, since the last progress
     notices: Mapping[str, float | None] = field(default_factory=dict)  # source -> deadline
     stopping: bool = False  # the supervisor itself is to stop: no attempt after this one
     reported_done: bool = False  # the training loop itself reported its end
@@ -90,11 +102,17 @@ class Job:
     idle_attempts: int = 0  # attempts in a row that ran and made no progress
     started_at: float = 0.0
     wake_at: float | None = None  # when the supervisor wants a Tick
-    saves: Mapping[int, SavePosition] = field(default_factory=dict)  # of this attempt; not of processes that report nothing
+    saves: Mapping[int, SavePosition] = field(
+        default_factory=dict
+    )  # of this attempt; not of processes that report nothing
     ending_since: float = 0.0
     silent: frozenset[int] = frozenset()  # those that cannot report any more
-    killing: frozenset[int] = frozenset()  # those whose end was ordered while others may still commit
-    asked: frozenset[int] = frozenset()  # those that were asked to end: nothing is known of their saves
+    killing: frozenset[int] = (
+        frozenset()
+    )  # those whose end was ordered while others may still commit
+    asked: frozenset[int] = (
+        frozenset()
+    )  # those that were asked to end: nothing is known of their saves
     killed: bool = False  # all of them
     why_final: str = ""  # no attempt follows the one that is ending, and why
     why_waiting: str = ""  # what an engine last reported of missing room
@@ -103,7 +121,9 @@ class Job:
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_processes <= self.max_processes:
-            raise ValueError(f"a job needs 1 <= min_processes <= num_processes, found {self.min_processes} and {self.max_processes}")
+            raise ValueError(
+                f"a job needs 1 <= min_processes <= num_processes, found {self.min_processes} and {self.max_processes}"
+            )
 
     @property
     def final(self) -> bool:
@@ -226,7 +246,19 @@ class Tick:
 
 
 Event: TypeAlias = (
-    Start | Reserved | Waiting | StartFailed | CoordinatorEnded | Exited | Progress | Stalled | Notice | Withdrawn | Capacity | Stop | Tick
+    Start
+    | Reserved
+    | Waiting
+    | StartFailed
+    | CoordinatorEnded
+    | Exited
+    | Progress
+    | Stalled
+    | Notice
+    | Withdrawn
+    | Capacity
+    | Stop
+    | Tick
 )
 
 

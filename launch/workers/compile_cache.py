@@ -15,12 +15,17 @@ from holdfast.coordination.process.job_folder import user_folder
 
 _FOLDER = "JAX_COMPILATION_CACHE_DIR"
 # jax keeps by itself only what took a second to compile: a restart waits for the sum of what did not.
-_KEEP_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+_KEEP_ALL = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 _PREFIX = "compile-cache-"
 
 
 @contextlib.contextmanager
-def compile_cache(environment: Mapping[str, str], log_dir: Path | None, say: Callable[[str], None]) -> Iterator[dict[str, str]]:
+def compile_cache(
+    environment: Mapping[str, str], log_dir: Path | None, say: Callable[[str], None]
+) -> Iterator[dict[str, str]]:
     """Yields the variables that have jax keep what it compiles in `log_dir`, or in a temporary folder that goes with the block.
 
     What comes out of it is run, so nobody but this user can enter it. Yields nothing where `environment` has a folder, which may be "", or
@@ -32,11 +37,21 @@ def compile_cache(environment: Mapping[str, str], log_dir: Path | None, say: Cal
     with contextlib.ExitStack() as stack:
         variables: dict[str, str] = {}
         try:
-            folder = stack.enter_context(_temporary_folder()) if log_dir is None else _private_folder(log_dir / "compile-cache")
-            variables = {_FOLDER: str(folder)} | {key: value for key, value in _KEEP_ALL.items() if key not in environment}
+            folder = (
+                stack.enter_context(_temporary_folder())
+                if log_dir is None
+                else _private_folder(log_dir / "compile-cache")
+            )
+            variables = {_FOLDER: str(folder)} | {
+                key: value for key, value in _KEEP_ALL.items() if key not in environment
+            }
         except OSError as error:
-            say(f"no compile cache, each attempt compiles anew: {error.filename}: {error.strerror}; remove it, or set {_FOLDER}")
-        except CoordinationError:  # the coordinator needs that folder too, and says why there is none
+            say(
+                f"no compile cache, each attempt compiles anew: {error.filename}: {error.strerror}; remove it, or set {_FOLDER}"
+            )
+        except (
+            CoordinationError
+        ):  # the coordinator needs that folder too, and says why there is none
             pass
         yield variables
 

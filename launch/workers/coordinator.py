@@ -17,7 +17,12 @@ from pathlib import Path
 from holdfast.coordination import CoordinationError, CoordinationService, Credentials, StatusClient
 from holdfast.coordination.diagnosis.findings import Evidence, Finding, diagnose
 from holdfast.coordination.diagnosis.stacks import fold
-from holdfast.coordination.diagnosis.stall import StallRule, describe_stragglers, find_stall, find_stragglers
+from holdfast.coordination.diagnosis.stall import (
+    StallRule,
+    describe_stragglers,
+    find_stall,
+    find_stragglers,
+)
 from holdfast.coordination.diagnosis.step_curve import StepCurve, sample
 from holdfast.coordination.process.diagnose import gather
 from holdfast.coordination.process.job_folder import JobFolder, RunningJob
@@ -26,7 +31,16 @@ from holdfast.multihost.group.group import SaveStage
 from holdfast.proto import coordination_pb2, session_pb2
 
 from ..supervisor.goodput import Goodput
-from ..supervisor.job import NO_SAVE, Event, Notice, Progress, RestartPolicy, SavePosition, Stalled, Withdrawn
+from ..supervisor.job import (
+    NO_SAVE,
+    Event,
+    Notice,
+    Progress,
+    RestartPolicy,
+    SavePosition,
+    Stalled,
+    Withdrawn,
+)
 from .secrets import JobSecrets, credentials_in, server_arguments, write_files
 
 HEARTBEAT_TIMEOUT_S = 60.0
@@ -75,13 +89,17 @@ class ProgressWatch:
         goodput: Callable[[], Goodput] = Goodput,
     ) -> None:
         self._attempt, self._report, self._say, self._goodput = attempt, report, say, goodput
-        self._rule = StallRule(policy.stall_timeout_s, policy.startup_timeout_s, policy.straggler_steps)
+        self._rule = StallRule(
+            policy.stall_timeout_s, policy.startup_timeout_s, policy.straggler_steps
+        )
         self._stragglers: set[int] = set()  # that were reported
         self._stalled = False
         self._client = StatusClient(address, credentials, timeout_s=1.0)
         self._lock = threading.Lock()
         self._reported = Progress(attempt)
-        self._ours: set[int] = set()  # processes that have had a Session, as a poll saw or what they said of a save shows
+        self._ours: set[int] = (
+            set()
+        )  # processes that have had a Session, as a poll saw or what they said of a save shows
         self._notices: set[str] = set()
         self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
         self._closed = threading.Event()
@@ -112,9 +130,16 @@ class ProgressWatch:
             if why := find_stall(evidence.status, rule):
                 self._stalled = True
                 self._report_stall(why, evidence)
-        if rule.straggler_steps < math.inf and {task.task_id for task in find_stragglers(self.status, rule)} - self._stragglers:
+        if (
+            rule.straggler_steps < math.inf
+            and {task.task_id for task in find_stragglers(self.status, rule)} - self._stragglers
+        ):
             evidence = gather(self._client, with_stacks=True)
-            if new := [task for task in find_stragglers(evidence.status, rule) if task.task_id not in self._stragglers]:
+            if new := [
+                task
+                for task in find_stragglers(evidence.status, rule)
+                if task.task_id not in self._stragglers
+            ]:
                 self._stragglers |= {task.task_id for task in new}
                 self._say(text := f"straggler: {describe_stragglers(evidence, new)}")
                 self.note(time.time(), text)
@@ -127,15 +152,29 @@ class ProgressWatch:
         for process in odd[:_MOST_STACKS]:
             if samples := evidence.stacks.get(process):
                 self._say(f"stacks of process {process}:\n{fold(samples[-1])}")
-        silent = frozenset(process for finding in findings if finding.kind == "unheard" for process in finding.processes)
-        self._report(Stalled(self._attempt, "; ".join([why, *(finding.text for finding in findings[:1])]), odd, silent))
+        silent = frozenset(
+            process
+            for finding in findings
+            if finding.kind == "unheard"
+            for process in finding.processes
+        )
+        self._report(
+            Stalled(
+                self._attempt,
+                "; ".join([why, *(finding.text for finding in findings[:1])]),
+                odd,
+                silent,
+            )
+        )
 
     def refresh(self) -> None:
         """Polls now, and reports what is new before it returns; takes at most 3 s."""
         with self._lock, contextlib.suppress(CoordinationError):
             self._send_history()
             self._client.report_goodput(vars(self._goodput()))
-            status = self._client.status(with_events=True, events_after=self.events[-1].number if self.events else 0)
+            status = self._client.status(
+                with_events=True, events_after=self.events[-1].number if self.events else 0
+            )
             self.events.extend(status.events)
             self.status = status
             self.curve.add(sample(status, time.time()))
@@ -145,10 +184,24 @@ class ProgressWatch:
             self._connected = sum(task.state == coordination_pb2.CONNECTED for task in status.tasks)
             step = max((process.step for process in self.processes), default=-1)
             saved = max((process.saved_step for process in self.processes), default=-1)
-            done = len(status.tasks) > 0 and all(task.progress.values.get("done", 0) for task in status.tasks)
-            self._ours |= {task.task_id for task in status.tasks if task.has_session or "save_stage" in task.progress.values}
+            done = len(status.tasks) > 0 and all(
+                task.progress.values.get("done", 0) for task in status.tasks
+            )
+            self._ours |= {
+                task.task_id
+                for task in status.tasks
+                if task.has_session or "save_stage" in task.progress.values
+            }
             saves = {process: _save_position(status.tasks[process]) for process in self._ours}
-            progress = Progress(self._attempt, step, saved, done, saves, _most(status, "restore_s"), _most(status, "save_blocked_s"))
+            progress = Progress(
+                self._attempt,
+                step,
+                saved,
+                done,
+                saves,
+                _most(status, "restore_s"),
+                _most(status, "save_blocked_s"),
+            )
             if progress != self._reported:
                 self._reported = progress
                 self._report(progress)
@@ -190,7 +243,13 @@ class ProgressWatch:
                 seen.add(source)
                 if source not in self._notices:
                     at = notice.get("deadline_unix_s")
-                    self._report(Notice(source, None if at is None else time.monotonic() + at - time.time(), delivered=True))
+                    self._report(
+                        Notice(
+                            source,
+                            None if at is None else time.monotonic() + at - time.time(),
+                            delivered=True,
+                        )
+                    )
         for source in self._notices - seen:
             self._report(Withdrawn(source))
         self._notices = seen
@@ -214,7 +273,11 @@ def _most(status: session_pb2.StatusResponse, name: str) -> float:
 
 def _save_position(task: session_pb2.TaskStatus) -> SavePosition:
     values = task.progress.values
-    return SavePosition(int(values["save"]), SaveStage(int(values["save_stage"]))) if "save_stage" in values else NO_SAVE
+    return (
+        SavePosition(int(values["save"]), SaveStage(int(values["save_stage"])))
+        if "save_stage" in values
+        else NO_SAVE
+    )
 
 
 def _progress(task: session_pb2.TaskStatus) -> ProcessProgress:
@@ -278,7 +341,9 @@ class Coordinator:
             )
         except (CoordinationError, OSError, ImportError) as error:
             self._folder.remove()
-            raise StartupFailed(f"the coordinator cannot start: {error}", attempt=attempt) from error
+            raise StartupFailed(
+                f"the coordinator cannot start: {error}", attempt=attempt
+            ) from error
         self._folder.publish(RunningJob(job_id, attempt, self.address, self._service.pid))
 
     @property

@@ -10,14 +10,18 @@ from holdfast.multihost import ProcessSpec
 _DEVICES = "JAX_LOCAL_DEVICE_IDS"  # as jax.distributed.initialize reads it, for GPUs
 
 
-def worker_env(base: Mapping[str, str], spec: ProcessSpec, *, share_of: int = 1) -> tuple[dict[str, str], list[str]]:
+def worker_env(
+    base: Mapping[str, str], spec: ProcessSpec, *, share_of: int = 1
+) -> tuple[dict[str, str], list[str]]:
     """Returns the environment of a process, made from `base`, and one line for each stale MEGASCALE_* value that was replaced.
 
     With `share_of` above 1, that many processes share the GPUs that this one sees, and each is told its own.
     """
     env = dict(base)
     lines = spec.set_slices(env)
-    env.setdefault("PYTHONUNBUFFERED", "1")  # a line comes when it is printed, though stdout is a pipe
+    env.setdefault(
+        "PYTHONUNBUFFERED", "1"
+    )  # a line comes when it is printed, though stdout is a pipe
     devices = local_devices(env, spec.local_rank or 0, share_of)
     if devices and _DEVICES not in env:
         env[_DEVICES] = devices
@@ -30,8 +34,14 @@ def local_devices(environment: Mapping[str, str], local_rank: int, share_of: int
     That is: no or too few GPUs, one process, or GPUs that Slurm has bound to each task already.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    count = len(glob.glob("/dev/nvidia[0-9]*")) if visible is None else len([each for each in visible.split(",") if each])
-    bound = "SLURM_GPUS_PER_TASK" in environment or count < int(environment.get("SLURM_GPUS_ON_NODE") or 0)
+    count = (
+        len(glob.glob("/dev/nvidia[0-9]*"))
+        if visible is None
+        else len([each for each in visible.split(",") if each])
+    )
+    bound = "SLURM_GPUS_PER_TASK" in environment or count < int(
+        environment.get("SLURM_GPUS_ON_NODE") or 0
+    )
     if share_of <= 1 or count < share_of or bound:
         return ""
     each = count // share_of

@@ -14,7 +14,18 @@ from typing import Protocol, TextIO
 from rich.console import Console
 from rich.text import Text
 
-_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta", "bright_green", "bright_yellow")
+_COLOURS = (
+    "cyan",
+    "magenta",
+    "green",
+    "yellow",
+    "blue",
+    "bright_red",
+    "bright_cyan",
+    "bright_magenta",
+    "bright_green",
+    "bright_yellow",
+)
 _LOG_BYTES, _OLD_LOGS = 64 << 20, 3
 
 
@@ -41,7 +52,9 @@ class ConsoleOutput:
         prefix = f"[{process:>{self._width}}] "
         with self._lock, contextlib.suppress(OSError, ValueError):
             if self.console.is_terminal:
-                self.console.print(Text(prefix, style=_COLOURS[process % len(_COLOURS)]) + Text.from_ansi(text))
+                self.console.print(
+                    Text(prefix, style=_COLOURS[process % len(_COLOURS)]) + Text.from_ansi(text)
+                )
             else:
                 _write(self._stdout, f"{prefix}{text}\n")
 
@@ -92,7 +105,9 @@ class LogFiles:
         with self._lock:
             file = self._files.get(name)
             if file is None:
-                file = self._files[name] = _LogFile(self._folder / name, self._max_bytes, self._output.say)
+                file = self._files[name] = _LogFile(
+                    self._folder / name, self._max_bytes, self._output.say
+                )
         file.handle(logging.makeLogRecord({"msg": text}))
 
     def close(self) -> None:
@@ -103,11 +118,20 @@ class LogFiles:
 
 class _LogFile(logging.handlers.RotatingFileHandler):
     def __init__(self, path: Path, max_bytes: int, say: Callable[[str], None]) -> None:
-        super().__init__(path, maxBytes=max_bytes, backupCount=_OLD_LOGS, encoding="utf-8", errors="backslashreplace", delay=True)
+        super().__init__(
+            path,
+            maxBytes=max_bytes,
+            backupCount=_OLD_LOGS,
+            encoding="utf-8",
+            errors="backslashreplace",
+            delay=True,
+        )
         self.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         self._say: Callable[[str], None] | None = say
 
     def handleError(self, record: logging.LogRecord) -> None:
         say, self._say = self._say, None
         if say is not None:
-            say(f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}; its lines are lost until it can")
+            say(
+                f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}; its lines are lost until it can"
+            )

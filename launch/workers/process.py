@@ -51,7 +51,9 @@ class WorkerProcess:
         self._ended = threading.Event()
         self._lock = threading.Lock()  # of the subreaper's input
         pid = self._popen.pid
-        self._reader = threading.Thread(target=self._read, name=f"holdfast-output-{pid}", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read, name=f"holdfast-output-{pid}", daemon=True
+        )
         self._waiter = threading.Thread(target=self._wait, name=f"holdfast-wait-{pid}", daemon=True)
         self._reader.start()
         self._waiter.start()

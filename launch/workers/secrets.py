@@ -21,8 +21,19 @@ from holdfast.coordination.process.job_folder import JobFolder
 
 _VARIABLE = "HOLDFAST_JOB_SECRETS"
 _VALID_DAYS = 3650  # of the certificates: longer than any job
-_CLIENT = {"token": "token", "ca": "ca.crt", "client_cert": "client.crt", "client_key": "client.key", "key": "key"}
-_SERVER = {"token": "token", "ca": "ca.crt", "server_cert": "server.crt", "server_key": "server.key"}
+_CLIENT = {
+    "token": "token",
+    "ca": "ca.crt",
+    "client_cert": "client.crt",
+    "client_key": "client.key",
+    "key": "key",
+}
+_SERVER = {
+    "token": "token",
+    "ca": "ca.crt",
+    "server_cert": "server.crt",
+    "server_key": "server.key",
+}
 CLIENT_FILES, SERVER_FILES = tuple(_CLIENT.values()), tuple(_SERVER.values())
 
 
@@ -47,7 +58,15 @@ class JobSecrets:
         authority = _Authority()
         server_cert, server_key = authority.issue("coordinator", [*hosts, "localhost", "127.0.0.1"])
         client_cert, client_key = authority.issue("process", [])
-        return cls(secrets.token_urlsafe(32), secrets.token_hex(16), authority.pem, server_cert, server_key, client_cert, client_key)
+        return cls(
+            secrets.token_urlsafe(32),
+            secrets.token_hex(16),
+            authority.pem,
+            server_cert,
+            server_key,
+            client_cert,
+            client_key,
+        )
 
     def files_of_client(self) -> dict[str, str]:
         """Returns names and contents of the files that a relay needs."""
@@ -132,18 +151,24 @@ class _Authority:
         self._serialization = _module("cryptography.hazmat.primitives.serialization")
         self._private = self._new_key()
         self._subject = self._name("holdfast job")
-        builder = self._builder(self._subject, self._private).add_extension(self._x509.BasicConstraints(True, 0), True)
+        builder = self._builder(self._subject, self._private).add_extension(
+            self._x509.BasicConstraints(True, 0), True
+        )
         self.pem = self._signed(builder)
 
     def _new_key(self) -> Any:
         return self._key.generate_private_key(self._key.SECP256R1())
 
     def _name(self, name: str) -> Any:
-        return self._x509.Name([self._x509.NameAttribute(_module("cryptography.x509.oid").NameOID.COMMON_NAME, name)])
+        return self._x509.Name(
+            [self._x509.NameAttribute(_module("cryptography.x509.oid").NameOID.COMMON_NAME, name)]
+        )
 
     def _builder(self, subject: Any, private: Any) -> Any:
         now = datetime.datetime.now(datetime.UTC)
-        builder = self._x509.CertificateBuilder(subject_name=subject, issuer_name=self._subject, public_key=private.public_key())
+        builder = self._x509.CertificateBuilder(
+            subject_name=subject, issuer_name=self._subject, public_key=private.public_key()
+        )
         builder = builder.serial_number(self._x509.random_serial_number())
         day = datetime.timedelta(days=1)  # clocks differ
         return builder.not_valid_before(now - day).not_valid_after(now + _VALID_DAYS * day)
@@ -157,9 +182,16 @@ class _Authority:
         private = self._new_key()
         builder = self._builder(self._name(name), private)
         if hosts:
-            builder = builder.add_extension(self._x509.SubjectAlternativeName([self._general_name(host) for host in hosts]), False)
+            builder = builder.add_extension(
+                self._x509.SubjectAlternativeName([self._general_name(host) for host in hosts]),
+                False,
+            )
         serialization = self._serialization
-        key = private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        key = private.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
         return self._signed(builder), str(key.decode())
 
     def _general_name(self, host: str) -> Any:

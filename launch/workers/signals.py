@@ -25,7 +25,11 @@ def passing_on(forward: Callable[[int], None], *more: int) -> Iterator[None]:
     def handler(number: int, frame: FrameType | None) -> None:
         forward(number)
 
-    taken = [number for number in (*_PASSED_ON, *more) if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    taken = [
+        number
+        for number in (*_PASSED_ON, *more)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+    ]
     before = {number: signal.signal(number, handler) for number in taken}
     try:
         yield

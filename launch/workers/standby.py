@@ -39,10 +39,16 @@ def why_cold(command: Sequence[str], env: Mapping[str, str], cwd: str | Path | N
 
 
 def _is_this_interpreter(name: str, env: Mapping[str, str], cwd: str | Path | None) -> bool:
-    found = os.path.join(cwd or ".", name) if os.sep in name else shutil.which(name, path=env.get("PATH"))
+    found = (
+        os.path.join(cwd or ".", name)
+        if os.sep in name
+        else shutil.which(name, path=env.get("PATH"))
+    )
     if found is None or not os.path.exists(found):
         return False
-    folder, ours = (os.path.realpath(os.path.dirname(path)) for path in (found, sys.executable))  # of a venv, whose python is a link
+    folder, ours = (
+        os.path.realpath(os.path.dirname(path)) for path in (found, sys.executable)
+    )  # of a venv, whose python is a link
     return folder == ours and os.path.samefile(found, sys.executable)
 
 
@@ -93,9 +99,19 @@ class Standby:
         self._said: dict[str, str] = {}
         self._socket, theirs = socket.socketpair()
         with theirs:
-            shim = [*command[: 2 if command[1] == "-u" else 1], str(STANDBY), str(theirs.fileno()), ",".join(preload)]
+            shim = [
+                *command[: 2 if command[1] == "-u" else 1],
+                str(STANDBY),
+                str(theirs.fileno()),
+                ",".join(preload),
+            ]
             self._worker = WorkerProcess(
-                [*shim, *command], env, cwd=cwd, on_line=self._on_line, on_exit=self._on_exit, pass_fds=(theirs.fileno(),)
+                [*shim, *command],
+                env,
+                cwd=cwd,
+                on_line=self._on_line,
+                on_exit=self._on_exit,
+                pass_fds=(theirs.fileno(),),
             )
 
     def said(self, kind: str) -> str | None:
@@ -106,11 +122,19 @@ class Standby:
                     self._said |= json.loads(line)
             return self._said.get(kind)
 
-    def take(self, env: Mapping[str, str], on_line: Callable[[str], None], on_exit: Callable[[int], None]) -> WorkerProcess | None:
+    def take(
+        self, env: Mapping[str, str], on_line: Callable[[str], None], on_exit: Callable[[int], None]
+    ) -> WorkerProcess | None:
         """Has it become the program, with `env`. Returns None where it cannot, which is said; its own end was said before."""
         changed = [key for key in self._env.keys() | env if self._env.get(key) != env.get(key)]
         early = sorted(key for key in changed if not key.startswith(_LATE))
-        why = f"its standby has another {', '.join(early)}" if early else "its standby is not ready" if self.said("ready") is None else ""
+        why = (
+            f"its standby has another {', '.join(early)}"
+            if early
+            else "its standby is not ready"
+            if self.said("ready") is None
+            else ""
+        )
         with self._lock:
             if self._ended:
                 return None
@@ -120,8 +144,13 @@ class Standby:
             self._taken = on_line, on_exit
         for line in self._lines:
             on_line(line)
-        changes = {"set": {key: env[key] for key in changed if key in env}, "unset": [key for key in changed if key not in env]}
-        with contextlib.suppress(OSError):  # it has died since, and is reported as the process that it was to be
+        changes = {
+            "set": {key: env[key] for key in changed if key in env},
+            "unset": [key for key in changed if key not in env],
+        }
+        with contextlib.suppress(
+            OSError
+        ):  # it has died since, and is reported as the process that it was to be
             self._socket.sendall(json.dumps(changes).encode() + b"\n")
         return self._worker
 
@@ -140,7 +169,9 @@ class Standby:
         if taken is not None:
             taken[1](code)
         elif not closed:
-            how = failed or (f"it was ended by signal {-code}" if code < 0 else f"it ended with exit code {code}")
+            how = failed or (
+                f"it was ended by signal {-code}" if code < 0 else f"it ended with exit code {code}"
+            )
             self._say(f"no standby for process {self._process}, which will start cold: {how}")
 
     def signal(self, number: int) -> None:
@@ -165,7 +196,14 @@ class Standby:
 class Standbys:
     """The standbys of a job: one for each process. All calls on one thread, which outlives them."""
 
-    def __init__(self, command: Sequence[str], *, cwd: str | Path | None, preload: Sequence[str], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        cwd: str | Path | None,
+        preload: Sequence[str],
+        say: Callable[[str], None],
+    ) -> None:
         self._command, self._cwd, self._say = list(command), cwd, say
         self._preload = [*PRELOAD, *preload]
         self._waiting: dict[int, Standby] = {}
@@ -174,17 +212,25 @@ class Standbys:
 
     def warm(self, environments: Mapping[int, Mapping[str, str]]) -> None:
         """Starts one for each process, with the environment that it has now; none after one has failed in a way that the next would too."""
-        whys = [why for each in self._taken for kind in ("cold", "failed") if (why := each.said(kind))]
+        whys = [
+            why for each in self._taken for kind in ("cold", "failed") if (why := each.said(kind))
+        ]
         if whys and not self._useless:
             self._useless = whys[0]
             self._say(f"no standbys from here on: {whys[0]}")
         self._close(self._taken)
         if not self._useless:
             for process, env in environments.items():
-                self._waiting[process] = Standby(self._command, env, process, cwd=self._cwd, preload=self._preload, say=self._say)
+                self._waiting[process] = Standby(
+                    self._command, env, process, cwd=self._cwd, preload=self._preload, say=self._say
+                )
 
     def take(
-        self, process: int, env: Mapping[str, str], on_line: Callable[[str], None], on_exit: Callable[[int], None]
+        self,
+        process: int,
+        env: Mapping[str, str],
+        on_line: Callable[[str], None],
+        on_exit: Callable[[int], None],
     ) -> WorkerProcess | None:
         """Returns the process's standby as that process; None where there is none, or not of use."""
         standby = self._waiting.pop(process, None)

@@ -51,7 +51,9 @@ def get_barrier_sync_fn(*, processes: Collection[int] | None = None) -> BarrierS
     if should_skip_process_sync(processes):
         return lambda *, key, timeout_ms: None
     if processes and process_index() not in processes:
-        raise ValueError(f"barrier of processes {sorted(processes)}: this is process {process_index()}, which is not one of them")
+        raise ValueError(
+            f"barrier of processes {sorted(processes)}: this is process {process_index()}, which is not one of them"
+        )
     group_client = current_group_client()
     members = _runtime_indices(processes) if processes else None
     return lambda *, key, timeout_ms: _wait(group_client, key, timeout_ms / 1000, members)
@@ -81,7 +83,9 @@ def sync_global_processes(
     jax.monitoring.record_event_duration_secs(record_event_name, waited_s)
 
 
-def _wait(group_client: GroupClient, name: str, timeout_s: float, members: list[int] | None) -> None:
+def _wait(
+    group_client: GroupClient, name: str, timeout_s: float, members: list[int] | None
+) -> None:
     deadline = Deadline(timeout_s)
     kind = "all" if members is None else f"some.{bounded_name('-'.join(map(str, members)))}"
     with group_client.call(kind, name, deadline) as call:
@@ -93,7 +97,9 @@ def _runtime_indices(processes: Collection[int]) -> list[int]:
     count = jax.process_count()
     strangers = sorted(process for process in processes if not 0 <= process < count)
     if strangers:
-        raise ValueError(f"there is no process {strangers[0]}: the job has {count}, 0 to {count - 1}; found processes={sorted(processes)}")
+        raise ValueError(
+            f"there is no process {strangers[0]}: the job has {count}, 0 to {count - 1}; found processes={sorted(processes)}"
+        )
     if use_experimental_distributed_process_id() and is_runtime_to_distributed_ids_initialized():
         runtime = {task: index for index, task in enumerate(runtime_to_distributed_ids())}
         return sorted(runtime[process] for process in processes)

@@ -33,14 +33,18 @@ def global_max(values: Sequence[int], *, timeout_s: float | None = None) -> list
     limits = np.iinfo(np.int32)
     outside = [value for value in values if not limits.min <= value <= limits.max]
     if outside:
-        raise ValueError(f"global_max of {outside[0]}: expected integers from {limits.min} to {limits.max}")
+        raise ValueError(
+            f"global_max of {outside[0]}: expected integers from {limits.min} to {limits.max}"
+        )
     row = np.array([values], dtype=np.int32)
     if jax.process_count() == 1 or not values:
         return [int(value) for value in values]
     return bounded("global_max", lambda: [int(value) for value in _reduced(row, "max")], timeout_s)
 
 
-def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None, *, timeout_s: float | None = None) -> Any:
+def broadcast_one_to_all(
+    in_tree: Any, is_source: bool | None = None, *, timeout_s: float | None = None
+) -> Any:
     """Returns the source's tree, as numpy arrays, in every process; the source is process 0 unless `is_source` says otherwise.
 
     Leaves are arrays, numpy arrays, Python numbers or typed PRNG keys, of the same shapes and dtypes everywhere; bits are kept
@@ -57,7 +61,10 @@ def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None, *, timeout
             words[0] = np.concatenate([_to_words(leaf) for leaf in leaves])
         result = bounded("broadcast_one_to_all", lambda: _reduced(words, "sum"), timeout_s)
         parts = np.split(result, np.cumsum(sizes)[:-1])
-        leaves = [part.view(np.uint8)[: leaf.nbytes].view(leaf.dtype).reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+        leaves = [
+            part.view(np.uint8)[: leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
+            for part, leaf in zip(parts, leaves, strict=True)
+        ]
     results = [_like(leaf, original) for leaf, (_, original) in zip(leaves, paths, strict=True)]
     return jax.tree_util.tree_unflatten(treedef, results)
 
@@ -91,7 +98,10 @@ def bounded(what: str, compute: Callable[[], T], timeout_s: float | None = None)
         while not future.done():
             _raise_if_anybody_is_lost(group_client, what)
             if not changed.wait(deadline.remaining_s()):
-                raise BarrierTimeout(f"{what} did not end in {deadline.timeout_s:g} s: a process has not called it, or hangs", name=what)
+                raise BarrierTimeout(
+                    f"{what} did not end in {deadline.timeout_s:g} s: a process has not called it, or hangs",
+                    name=what,
+                )
             changed.clear()
         error = future.exception()
         if error is not None:
@@ -99,7 +109,9 @@ def bounded(what: str, compute: Callable[[], T], timeout_s: float | None = None)
     return future.result()
 
 
-def _explained(group_client: GroupClient | None, what: str, error: BaseException, changed: threading.Event) -> BaseException:
+def _explained(
+    group_client: GroupClient | None, what: str, error: BaseException, changed: threading.Event
+) -> BaseException:
     """Returns the loss of the process that made the backend fail, once the coordinator knows of it; else the backend's error."""
     if group_client is None or not isinstance(error, (jax.errors.JaxRuntimeError, ValueError)):
         return error
@@ -125,7 +137,9 @@ def _reduced(row: np.ndarray[Any, Any], operation: str) -> np.ndarray[Any, Any]:
     sharding = NamedSharding(mesh, PartitionSpec("host", None))
     make: Any = jax.make_array_from_process_local_data  # jax does not type it
     rows: jax.Array = make(sharding, row, (mesh.shape["host"], row.shape[1]))
-    result: np.ndarray[Any, Any] = np.asarray(_reduction(mesh, operation)(rows).addressable_data(0))[0]
+    result: np.ndarray[Any, Any] = np.asarray(
+        _reduction(mesh, operation)(rows).addressable_data(0)
+    )[0]
     return result
 
 
@@ -146,7 +160,9 @@ def _host_mesh(devices: tuple[jax.Device, ...]) -> Mesh:
 def _reduction(mesh: Mesh, operation: str) -> Callable[[jax.Array], jax.Array]:
     reduce = {"max": jax.lax.pmax, "sum": jax.lax.psum}[operation]
     body = functools.partial(reduce, axis_name="host")
-    mapped = jax.shard_map(body, mesh=mesh, in_specs=PartitionSpec("host", None), out_specs=PartitionSpec())
+    mapped = jax.shard_map(
+        body, mesh=mesh, in_specs=PartitionSpec("host", None), out_specs=PartitionSpec()
+    )
     return jax.jit(mapped)
 
 

@@ -94,7 +94,9 @@ class ClusterGroup:
         tasks: Sequence[int] | None = None,
     ) -> None:
         if not 0 <= index < count or (processes is not None and len(processes) != count):
-            raise ValueError(f"rank {index} of {count} processes {processes}: expected 0 <= rank < count, and a process for every rank")
+            raise ValueError(
+                f"rank {index} of {count} processes {processes}: expected 0 <= rank < count, and a process for every rank"
+            )
         self.index = index
         self.count = count
         self.processes = None if processes is None else list(processes)
@@ -120,10 +122,16 @@ class ClusterGroup:
                 self._group_client.barrier(call, deadline, self.processes)
             except CoordinationError as error:
                 if self.index:
-                    if isinstance(error, BarrierTimeout):  # else rank 0 may still count it, and deletes it
-                        self._try(lambda: self._group_client.delete(f"{folder}/{self.index}", deadline))
+                    if isinstance(
+                        error, BarrierTimeout
+                    ):  # else rank 0 may still count it, and deletes it
+                        self._try(
+                            lambda: self._group_client.delete(f"{folder}/{self.index}", deadline)
+                        )
                     raise
-                values = {} if isinstance(error, BarrierTimeout) else self._group_client.list(folder)
+                values = (
+                    {} if isinstance(error, BarrierTimeout) else self._group_client.list(folder)
+                )
                 self._try(lambda: self._group_client.delete(folder, deadline))
                 if len(values) < self.count:
                     raise
@@ -151,7 +159,9 @@ class ClusterGroup:
                 if value is not None:
                     self._group_client.set(f"{folder}/value", value, deadline)
                     return value
-                return self._group_client.get(f"{folder}/value", name, deadline, self.processes[0] if self.processes else 0)
+                return self._group_client.get(
+                    f"{folder}/value", name, deadline, self.processes[0] if self.processes else 0
+                )
             finally:
                 self._try(lambda: self._group_client.delete_after(folder, self.count, deadline))
 

@@ -22,7 +22,9 @@ from holdfast.coordination.deadline import Deadline as Deadline
 # How long an error of a lost process waits for what the coordinator pushes about it.
 _PUSHED_S = 1.0
 
-_LONGEST_NAME = 120  # characters of what callers choose, in a key: a service takes 4 KiB, and keeps it
+_LONGEST_NAME = (
+    120  # characters of what callers choose, in a key: a service takes 4 KiB, and keeps it
+)
 _MOST_NAMES = 20_000  # of barriers, that a process numbers the calls of
 _BARRIER_KINDS = ("holdfast/all/", "holdfast/some.", "holdfast/barrier/", "holdfast/barrier.")
 
@@ -41,8 +43,12 @@ def bounded_name(name: str) -> str:
 class Client(Protocol):
     """What this room needs of a coordination client: the names and meanings of jaxlib's."""
 
-    def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int, process_ids: Sequence[int] | None = None) -> None: ...
-    def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None: ...
+    def wait_at_barrier(
+        self, barrier_id: str, timeout_in_ms: int, process_ids: Sequence[int] | None = None
+    ) -> None: ...
+    def key_value_set_bytes(
+        self, key: str, value: bytes, allow_overwrite: bool = False
+    ) -> None: ...
     def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes: ...
     def key_value_dir_get_bytes(self, key: str) -> list[tuple[str, bytes]]: ...
     def key_value_delete(self, key: str) -> None: ...
@@ -93,7 +99,9 @@ class GroupClient:
     def __init__(self, client: Client, tasks: Sequence[int] | None = None) -> None:
         self.client = client
         self.tasks = tasks
-        self.loss_known_s = 0.0  # how long after a death its report may take; set by who connected the client
+        self.loss_known_s = (
+            0.0  # how long after a death its report may take; set by who connected the client
+        )
         # Raises ProcessLost for lives that ended (None: any); the health of this client's processes sets it.
         self.require: Callable[[Iterable[int] | None, str], None] = lambda processes, name: None
         self._lock = threading.Lock()
@@ -111,12 +119,20 @@ class GroupClient:
         acquired = queue.lock.acquire(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX))
         with self._lock:
             queue.number += 1
-            call = CallInstance(key, name, queue.number, key if not queue.generation else f"{key}@{queue.generation}")
+            call = CallInstance(
+                key,
+                name,
+                queue.number,
+                key if not queue.generation else f"{key}@{queue.generation}",
+            )
             if not acquired:
                 queue.generation = queue.number + 1
                 queue.users -= 1
         if not acquired:
-            raise BarrierTimeout(f"another thread of this process still waits at {name!r} after {deadline.timeout_s:g} s", name=name)
+            raise BarrierTimeout(
+                f"another thread of this process still waits at {name!r} after {deadline.timeout_s:g} s",
+                name=name,
+            )
         try:
             yield call
         except BaseException:
@@ -146,7 +162,9 @@ class GroupClient:
                     self._barriers[oldest] = kept
         return queue
 
-    def barrier(self, call: CallInstance, deadline: Deadline, processes: Sequence[int] | None = None) -> None:
+    def barrier(
+        self, call: CallInstance, deadline: Deadline, processes: Sequence[int] | None = None
+    ) -> None:
         """Waits until `processes` (None: all) have made this call. Raises BarrierTimeout, ProcessLost, CoordinatorLost."""
         self.require(processes, call.name)
         tasks = () if processes is None else ([self.task(process) for process in processes],)
@@ -158,7 +176,11 @@ class GroupClient:
 
     def _within(self, deadline: Deadline | None) -> dict[str, float]:
         """Returns how a call is told its time: ours takes one, and cleaning up has a second at least; jaxlib's own has two minutes."""
-        return {} if deadline is None or not self._pushes else {"timeout_s": max(1.0, deadline.remaining_s())}
+        return (
+            {}
+            if deadline is None or not self._pushes
+            else {"timeout_s": max(1.0, deadline.remaining_s())}
+        )
 
     def set(self, key: str, value: bytes, deadline: Deadline | None = None) -> None:
         """Sets a key, whether it exists or not."""
@@ -168,12 +190,16 @@ class GroupClient:
 
     def get(self, key: str, name: str, deadline: Deadline, source: int) -> bytes:
         """Waits for a key that process `source` sets. Raises ProcessLost as soon as its loss is known, and BarrierTimeout."""
-        depends_on = {"depends_on": [self.task(source)]} if self._pushes else {}  # to jaxlib's own client a loss is no news
+        depends_on = (
+            {"depends_on": [self.task(source)]} if self._pushes else {}
+        )  # to jaxlib's own client a loss is no news
         client: Any = self.client
         try:
             self.require([source], name)
             with self.errors(f"value {name!r}", name, deadline.timeout_s):
-                return bytes(client.blocking_key_value_get_bytes(key, deadline.remaining_ms(), **depends_on))
+                return bytes(
+                    client.blocking_key_value_get_bytes(key, deadline.remaining_ms(), **depends_on)
+                )
         except ProcessLost as error:
             raise self._explained(error) from error.__cause__
         except CoordinationError as error:
@@ -206,7 +232,9 @@ class GroupClient:
         if self.tasks is None:
             return process
         if not 0 <= process < len(self.tasks):
-            raise ValueError(f"there is no process {process}: the job has {len(self.tasks)}, 0 to {len(self.tasks) - 1}")
+            raise ValueError(
+                f"there is no process {process}: the job has {len(self.tasks)}, 0 to {len(self.tasks) - 1}"
+            )
         return self.tasks[process]
 
     def process(self, task: int) -> int:
@@ -256,7 +284,12 @@ class GroupClient:
     def lost_tasks(self) -> Sequence[int]:
         """Returns the task ids of processes that are known to be gone, those in error first: the others may have left because of them."""
         infos = self.infos()
-        return [info.process_id for state in ("ERROR", "DISCONNECTED") for info in infos if info.state == state]
+        return [
+            info.process_id
+            for state in ("ERROR", "DISCONNECTED")
+            for info in infos
+            if info.state == state
+        ]
 
     def raise_if_lost(self, processes: Iterable[int], name: str) -> None:
         """Raises ProcessLost when one of `processes` is known to be gone; over jaxlib's client none ever is. Asks nobody."""
@@ -299,22 +332,35 @@ class GroupClient:
         if isinstance(error, ProcessLost):
             details = [] if error.process is None else self._deaths(self.task(error.process))
         else:
-            details = [f"process {process} last reported {report}" for process, report in sorted(error.progress.items())]
-        error.args = ("; ".join([error.message, *(detail for detail in details if detail not in error.message)]),)
+            details = [
+                f"process {process} last reported {report}"
+                for process, report in sorted(error.progress.items())
+            ]
+        error.args = (
+            "; ".join(
+                [error.message, *(detail for detail in details if detail not in error.message)]
+            ),
+        )
         return error
 
     def _deaths(self, task: int) -> Sequence[str]:
         """Returns what the coordinator pushes about the end of a task, waiting for it a moment: the error may be the faster one."""
 
         def ended() -> Sequence[str]:
-            return [info.message for info in self._pushed or () if info.process_id == task and info.state in ("ERROR", "DISCONNECTED")]
+            return [
+                info.message
+                for info in self._pushed or ()
+                if info.process_id == task and info.state in ("ERROR", "DISCONNECTED")
+            ]
 
         self.infos()
         with self._changed:
             self._changed.wait_for(lambda: not self._pushes or ended(), _PUSHED_S)
             return [message for message in ended() if message]
 
-    def _translated(self, error: Exception, what: str, name: str, timeout_s: float) -> CoordinationError | None:
+    def _translated(
+        self, error: Exception, what: str, name: str, timeout_s: float
+    ) -> CoordinationError | None:
         """Reads a status text such as `DEADLINE_EXCEEDED: Barrier timed out. ...`, all that jaxlib's client gives."""
         found = _CODE.match(str(error))
         if found is None:
@@ -323,7 +369,9 @@ class GroupClient:
         if code == "DEADLINE_EXCEEDED":
             missing = tuple(sorted({self.process(task) for task in _missing_tasks(text)}))
             who = f", waiting for {_named(missing)}" if missing else ""
-            return BarrierTimeout(f"{what} timed out after {timeout_s:g} s{who}: {text}", name=name, missing=missing)
+            return BarrierTimeout(
+                f"{what} timed out after {timeout_s:g} s{who}: {text}", name=name, missing=missing
+            )
         if code == "UNAVAILABLE":
             return CoordinatorLost(f"{what}: {text}")
         return CoordinationError(f"{what}: {text}", code=code)

@@ -32,18 +32,31 @@ _distributed_to_devices: list[list[int]] | None = None
 
 def local_ids() -> ProcessIds:
     """Reads this process's numbers from jax. Brings the backend up."""
-    return ProcessIds(jax.process_index(), distributed_process_id(), tuple(device.id for device in jax.local_devices()))
+    return ProcessIds(
+        jax.process_index(),
+        distributed_process_id(),
+        tuple(device.id for device in jax.local_devices()),
+    )
 
 
-def exchange_ids(client: Client, mine: ProcessIds, num_processes: int, timeout_s: float = _EXCHANGE_TIMEOUT_S) -> list[ProcessIds]:
+def exchange_ids(
+    client: Client, mine: ProcessIds, num_processes: int, timeout_s: float = _EXCHANGE_TIMEOUT_S
+) -> list[ProcessIds]:
     """Returns the numbers of all `num_processes` processes, in order of their distributed ids. Every process calls it; blocks for them.
 
     Raises BarrierTimeout or ProcessLost, and ValueError when two processes claim one number.
     """
     group = ClusterGroup(client, mine.distributed, num_processes)
     everybody = group.gather("ids", json.dumps(asdict(mine)).encode(), timeout_s=timeout_s)
-    table = group.broadcast("ids", None if everybody is None else b"[" + b",".join(everybody) + b"]", timeout_s=timeout_s)
-    ids = [ProcessIds(entry["runtime"], entry["distributed"], tuple(entry["devices"])) for entry in json.loads(table)]
+    table = group.broadcast(
+        "ids",
+        None if everybody is None else b"[" + b",".join(everybody) + b"]",
+        timeout_s=timeout_s,
+    )
+    ids = [
+        ProcessIds(entry["runtime"], entry["distributed"], tuple(entry["devices"]))
+        for entry in json.loads(table)
+    ]
     for field in ("runtime", "distributed"):
         numbers = sorted(getattr(entry, field) for entry in ids)
         if numbers != list(range(num_processes)):
@@ -53,7 +66,12 @@ def exchange_ids(client: Client, mine: ProcessIds, num_processes: int, timeout_s
     return ids
 
 
-def initialize_ids(mine: ProcessIds | None = None, *, client: Client | None = None, timeout_s: float = _EXCHANGE_TIMEOUT_S) -> None:
+def initialize_ids(
+    mine: ProcessIds | None = None,
+    *,
+    client: Client | None = None,
+    timeout_s: float = _EXCHANGE_TIMEOUT_S,
+) -> None:
     """Exchanges both maps at once. Every process calls it; does nothing when both are known.
 
     `mine` defaults to what jax says; a test gives numbers that differ.
@@ -64,7 +82,9 @@ def initialize_ids(mine: ProcessIds | None = None, *, client: Client | None = No
     client = current_client() if client is None else client
     ids = exchange_ids(client, mine or local_ids(), jax.process_count(), timeout_s)
     _distributed_to_devices = [list(entry.devices) for entry in ids]
-    _runtime_to_distributed = [entry.distributed for entry in sorted(ids, key=lambda entry: entry.runtime)]
+    _runtime_to_distributed = [
+        entry.distributed for entry in sorted(ids, key=lambda entry: entry.runtime)
+    ]
     group_client_of(client).tasks = _runtime_to_distributed
 
 
@@ -97,7 +117,9 @@ def is_distributed_to_device_ids_initialized() -> bool:
 def runtime_to_distributed_ids() -> list[int]:
     """Returns the distributed ids in order of runtime index. Raises ValueError before they are known."""
     if _runtime_to_distributed is None:
-        raise ValueError("the distributed ids are not known yet: call initialize_runtime_to_distributed_ids() in every process")
+        raise ValueError(
+            "the distributed ids are not known yet: call initialize_runtime_to_distributed_ids() in every process"
+        )
     return _runtime_to_distributed
 
 
@@ -112,7 +134,9 @@ def runtime_to_distributed_process_id(pid: int) -> int:
 def distributed_to_device_ids() -> list[list[int]]:
     """Returns the device ids of every process in order of distributed id. Raises ValueError before they are known."""
     if _distributed_to_devices is None:
-        raise ValueError("the device ids are not known yet: call initialize_distributed_to_device_ids() in every process")
+        raise ValueError(
+            "the device ids are not known yet: call initialize_distributed_to_device_ids() in every process"
+        )
     return _distributed_to_devices
 
 
@@ -123,6 +147,8 @@ def process_index_from_device(device: jax.Device) -> int:
     return int(device.process_index)
 
 
-def unique_processes_from_devices(device_array: np.ndarray[Any, Any] | Sequence[jax.Device]) -> set[int]:
+def unique_processes_from_devices(
+    device_array: np.ndarray[Any, Any] | Sequence[jax.Device],
+) -> set[int]:
     """Returns the numbers of the processes that the devices of an array of any shape belong to."""
     return {process_index_from_device(device) for device in np.asarray(device_array).flat}

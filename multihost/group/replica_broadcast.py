@@ -66,7 +66,11 @@ def broadcast_one_replica_to_all(
     `memory_limit_bytes` a device (default: `get_available_memory`), and at least one. Blocks for at most `timeout_s` (default 300) a
     round. Raises ProcessLost when a peer is dead, BarrierTimeout, and ValueError for a leaf with another kind of sharding.
     """
-    limit = get_available_memory(in_tree, memory_scaling_factor) if memory_limit_bytes is None else memory_limit_bytes
+    limit = (
+        get_available_memory(in_tree, memory_scaling_factor)
+        if memory_limit_bytes is None
+        else memory_limit_bytes
+    )
     axis = global_mesh.axis_names[replica_axis_index]
     found: list[jax.Array] = []
     rounds = list(_rounds(in_tree, limit))
@@ -75,7 +79,9 @@ def broadcast_one_replica_to_all(
         for leaf in leaves:
             if isinstance(leaf, jax.Array):
                 leaf.delete()
-        found += bounded("broadcast_one_replica_to_all", functools.partial(_merged, spread), timeout_s)
+        found += bounded(
+            "broadcast_one_replica_to_all", functools.partial(_merged, spread), timeout_s
+        )
     return tuple(found), len(rounds)
 
 
@@ -92,7 +98,9 @@ def _rounds(leaves: Sequence[Leaf], limit: int) -> Iterator[list[Leaf]]:
 
 def _spread(leaf: Leaf, mesh: jax.sharding.Mesh, axis: str, is_source: bool) -> jax.Array:
     """Returns `[replicas, *shape]` over the mesh: the leaf at the source's place, zeros at all others."""
-    if not isinstance(leaf.sharding, NamedSharding) or axis in jax.tree.leaves(tuple(leaf.sharding.spec)):
+    if not isinstance(leaf.sharding, NamedSharding) or axis in jax.tree.leaves(
+        tuple(leaf.sharding.spec)
+    ):
         raise ValueError(
             f"a leaf of shape {leaf.shape} has {leaf.sharding}: expected a NamedSharding over the axes of a replica, without {axis!r}"
         )
@@ -100,13 +108,18 @@ def _spread(leaf: Leaf, mesh: jax.sharding.Mesh, axis: str, is_source: bool) -> 
     shape = (mesh.shape[axis], *leaf.shape)
     ours = {shard.device: shard.data for shard in leaf.addressable_shards} if is_source else {}
     zeros = np.zeros(sharding.shard_shape(shape), leaf.dtype)
-    pieces = [jax.device_put(ours[device][None] if device in ours else zeros, device) for device in sharding.addressable_devices]
+    pieces = [
+        jax.device_put(ours[device][None] if device in ours else zeros, device)
+        for device in sharding.addressable_devices
+    ]
     return jax.make_array_from_single_device_arrays(shape, sharding, pieces, dtype=leaf.dtype)
 
 
 def _merged(spread: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     shardings: list[Any] = [leaf.sharding for leaf in spread]
-    targets = tuple(NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:])) for sharding in shardings)
+    targets = tuple(
+        NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:])) for sharding in shardings
+    )
     merged: tuple[jax.Array, ...] = jax.jit(_sum_of_bits, out_shardings=targets)(spread)
     for leaf in merged:
         leaf.block_until_ready()
@@ -124,4 +137,6 @@ def _sum(leaf: jax.Array) -> jax.Array:
     if jnp.iscomplexobj(leaf):
         return jax.lax.complex(_sum(leaf.real), _sum(leaf.imag))
     bits = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
-    return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(leaf, bits).sum(axis=0, dtype=bits), leaf.dtype)
+    return jax.lax.bitcast_convert_type(
+        jax.lax.bitcast_convert_type(leaf, bits).sum(axis=0, dtype=bits), leaf.dtype
+    )

@@ -7,7 +7,9 @@ from typing import Any
 
 import jax
 from absl import flags
-from jax._src import distributed  # the only place where jax keeps its client and its distributed process id
+from jax._src import (
+    distributed,
+)  # the only place where jax keeps its client and its distributed process id
 
 from ..spec import ProcessSpec
 from .group_client import Client, GroupClient, group_client_of
@@ -29,7 +31,9 @@ def current_spec() -> ProcessSpec | None:
 
 def coordinator_address() -> str | None:
     """Returns the address of the coordinator that this process has joined, HOST:PORT or unix:PATH; None where it is not known."""
-    address: str | None = _spec.coordinator if _spec is not None else distributed.global_state.coordinator_address
+    address: str | None = (
+        _spec.coordinator if _spec is not None else distributed.global_state.coordinator_address
+    )
     return address
 
 
@@ -46,7 +50,9 @@ def address_towards(coordinator: str) -> str:
     host, _, port = coordinator.rpartition(":")
     if coordinator.startswith("unix:"):
         return "127.0.0.1"
-    family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    family, kind, _, _, target = socket.getaddrinfo(
+        host.strip("[]"), int(port), type=socket.SOCK_DGRAM
+    )[0]
     with socket.socket(family, kind) as probe:  # a datagram socket that is connected sends nothing
         probe.connect(target)
         return str(probe.getsockname()[0])
@@ -57,16 +63,22 @@ def tls_files() -> tuple[str, str, str] | None:
     if _spec is not None:
         found: tuple[Any, ...] = (_spec.tls_cert, _spec.tls_key, _spec.tls_ca)
     else:  # since jax 0.12
-        found = tuple(getattr(jax.config, f"jax_mtls_{name}_file", None) for name in ("cert", "key", "ca"))
+        found = tuple(
+            getattr(jax.config, f"jax_mtls_{name}_file", None) for name in ("cert", "key", "ca")
+        )
     cert, key, ca = found
     return (cert, key, ca) if cert and key and ca else None
 
 
 def current_client() -> Client:
     """Returns `initialize()`'s client, else jax.distributed's own. Raises ValueError where there is neither."""
-    client: Client | None = _own_client if _own_client is not None else distributed.global_state.client
+    client: Client | None = (
+        _own_client if _own_client is not None else distributed.global_state.client
+    )
     if client is None:
-        raise ValueError("this process has no coordination client: call holdfast.multihost.initialize() first")
+        raise ValueError(
+            "this process has no coordination client: call holdfast.multihost.initialize() first"
+        )
     return client
 
 
@@ -84,7 +96,9 @@ def get_jax_distributed_client() -> Any:
     """Returns jax.distributed's own client. Raises ValueError when jax.distributed was not initialized."""
     client = distributed.global_state.client
     if client is None:
-        raise ValueError("jax.distributed has no client: call holdfast.multihost.initialize() or jax.distributed.initialize() first")
+        raise ValueError(
+            "jax.distributed has no client: call holdfast.multihost.initialize() or jax.distributed.initialize() first"
+        )
     return client
 
 
@@ -101,7 +115,11 @@ def use_experimental_distributed_process_id() -> bool:
 
 def process_index() -> int:
     """Returns this process's number: its runtime index, or its distributed id where Orbax's flag asks for that."""
-    return distributed_process_id() if use_experimental_distributed_process_id() else int(jax.process_index())
+    return (
+        distributed_process_id()
+        if use_experimental_distributed_process_id()
+        else int(jax.process_index())
+    )
 
 
 def process_count() -> int:

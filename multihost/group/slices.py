@@ -19,41 +19,75 @@ def slice_count() -> int:
     spec = current_spec()
     if spec is not None and jax.default_backend() == "cpu":
         return spec.num_slices
-    return len({device.slice_index for device in jax.devices() if hasattr(device, "slice_index")}) or 1
+    return (
+        len({device.slice_index for device in jax.devices() if hasattr(device, "slice_index")}) or 1
+    )
 
 
 def replica_count(global_mesh: jax.sharding.Mesh, *, replica_axis_index: int = 0) -> int:
     """Returns the size of the mesh's replica axis; a mesh of one axis is one replica."""
-    return 1 if global_mesh.devices.ndim == 1 else int(global_mesh.devices.shape[replica_axis_index])
+    return (
+        1 if global_mesh.devices.ndim == 1 else int(global_mesh.devices.shape[replica_axis_index])
+    )
 
 
-def replica_devices(global_mesh: jax.sharding.Mesh, *, replica_id: int = 0, replica_axis_index: int = 0) -> Devices:
+def replica_devices(
+    global_mesh: jax.sharding.Mesh, *, replica_id: int = 0, replica_axis_index: int = 0
+) -> Devices:
     """Returns the devices of one replica: the mesh's array at `replica_id` of the replica axis, one axis less."""
     return np.asarray(np.take(global_mesh.devices, replica_id, axis=replica_axis_index))
 
 
-def in_replica(process_index: int, global_mesh: jax.sharding.Mesh, *, replica_id: int = 0, replica_axis_index: int = 0) -> bool:
+def in_replica(
+    process_index: int,
+    global_mesh: jax.sharding.Mesh,
+    *,
+    replica_id: int = 0,
+    replica_axis_index: int = 0,
+) -> bool:
     """Returns whether a process has devices in a replica."""
-    devices = replica_devices(global_mesh, replica_id=replica_id, replica_axis_index=replica_axis_index)
+    devices = replica_devices(
+        global_mesh, replica_id=replica_id, replica_axis_index=replica_axis_index
+    )
     return process_index in unique_processes_from_devices(devices)
 
 
-def process_replica_id(process_index: int, global_mesh: jax.sharding.Mesh, *, replica_axis_index: int = 0) -> int:
+def process_replica_id(
+    process_index: int, global_mesh: jax.sharding.Mesh, *, replica_axis_index: int = 0
+) -> int:
     """Returns the first replica that a process has devices in, -1 where there is none."""
     for replica_id in range(replica_count(global_mesh, replica_axis_index=replica_axis_index)):
-        if in_replica(process_index, global_mesh, replica_id=replica_id, replica_axis_index=replica_axis_index):
+        if in_replica(
+            process_index, global_mesh, replica_id=replica_id, replica_axis_index=replica_axis_index
+        ):
             return replica_id
     return -1
 
 
-def local_replica_devices(global_mesh: jax.sharding.Mesh, *, replica_axis_index: int = 0) -> Devices:
+def local_replica_devices(
+    global_mesh: jax.sharding.Mesh, *, replica_axis_index: int = 0
+) -> Devices:
     """Returns the devices of this process's replica. Raises ValueError when this process has no device in the mesh."""
-    replica_id = process_replica_id(own_process_index(), global_mesh, replica_axis_index=replica_axis_index)
+    replica_id = process_replica_id(
+        own_process_index(), global_mesh, replica_axis_index=replica_axis_index
+    )
     if replica_id < 0:
-        raise ValueError(f"process {own_process_index()} has no device in the mesh {global_mesh.shape}")
-    return replica_devices(global_mesh, replica_id=replica_id, replica_axis_index=replica_axis_index)
+        raise ValueError(
+            f"process {own_process_index()} has no device in the mesh {global_mesh.shape}"
+        )
+    return replica_devices(
+        global_mesh, replica_id=replica_id, replica_axis_index=replica_axis_index
+    )
 
 
-def primary_process_in_replica(global_mesh: jax.sharding.Mesh, *, replica_id: int = 0, replica_axis_index: int = 0) -> int:
+def primary_process_in_replica(
+    global_mesh: jax.sharding.Mesh, *, replica_id: int = 0, replica_axis_index: int = 0
+) -> int:
     """Returns the process that speaks for a replica: the lowest that has devices in it, the same in every process."""
-    return min(unique_processes_from_devices(replica_devices(global_mesh, replica_id=replica_id, replica_axis_index=replica_axis_index)))
+    return min(
+        unique_processes_from_devices(
+            replica_devices(
+                global_mesh, replica_id=replica_id, replica_axis_index=replica_axis_index
+            )
+        )
+    )

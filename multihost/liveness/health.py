@@ -48,14 +48,19 @@ class HealthListener(Protocol):
         """Takes the complete list, in order of process numbers, at every change and never an older one. Must not block for long."""
 
 
-def failed_incarnations(old: Sequence[ProcessInfo], new: Sequence[ProcessInfo]) -> dict[int, ProcessInfo]:
+def failed_incarnations(
+    old: Sequence[ProcessInfo], new: Sequence[ProcessInfo]
+) -> dict[int, ProcessInfo]:
     """Returns the lives that ended between two complete lists, by process: connected before, and now not, or with another incarnation."""
     now = {info.process_id: info for info in new}
     return {
         before.process_id: before
         for before in old
         if before.state == "CONNECTED"
-        and ((after := now.get(before.process_id)) is None or (after.state, after.incarnation) != ("CONNECTED", before.incarnation))
+        and (
+            (after := now.get(before.process_id)) is None
+            or (after.state, after.incarnation) != ("CONNECTED", before.incarnation)
+        )
     }
 
 
@@ -118,7 +123,11 @@ class Health:
     def statistics(self) -> dict[str, Any]:
         """Returns how many lists came, how many listeners there are, and which processes are refused."""
         with self._lock:
-            return {"version": self._version, "listeners": len(self._listeners), "failed": sorted(self._failed)}
+            return {
+                "version": self._version,
+                "listeners": len(self._listeners),
+                "failed": sorted(self._failed),
+            }
 
     def close(self) -> None:
         """Stops listening."""
@@ -126,14 +135,26 @@ class Health:
             self._stop()
 
     def _update(self, task_infos: Sequence[Any]) -> None:
-        infos = sorted((self._translated(info) for info in task_infos), key=lambda info: info.process_id)
+        infos = sorted(
+            (self._translated(info) for info in task_infos), key=lambda info: info.process_id
+        )
         with self._lock:
             now = {info.process_id: info for info in infos}
             for process, ended in failed_incarnations(self._infos, infos).items():
                 seen = now.get(process)
-                why = seen.error if seen is not None and seen.error else "it was started again" if seen is not None else "it left"
-                self._failed[process] = ProcessInfo(process, "ERROR", ended.incarnation, why, ended.host)
-                _log.warning("process %d (host %s) is lost: %s", process, ended.host or "unknown", why)
+                why = (
+                    seen.error
+                    if seen is not None and seen.error
+                    else "it was started again"
+                    if seen is not None
+                    else "it left"
+                )
+                self._failed[process] = ProcessInfo(
+                    process, "ERROR", ended.incarnation, why, ended.host
+                )
+                _log.warning(
+                    "process %d (host %s) is lost: %s", process, ended.host or "unknown", why
+                )
             self._infos, self._version = infos, self._version + 1
             for listener in list(self._listeners):
                 try:
@@ -146,7 +167,13 @@ class Health:
         error = info.message or ("" if info.code == "OK" else info.code)
         if info.state == "DISCONNECTED" and not error:
             error = "it has left the job"
-        return ProcessInfo(self._group_client.process(info.process_id), info.state, info.incarnation, error, info.host)
+        return ProcessInfo(
+            self._group_client.process(info.process_id),
+            info.state,
+            info.incarnation,
+            error,
+            info.host,
+        )
 
 
 def _lost(ended: ProcessInfo, name: str) -> ProcessLost:
@@ -183,7 +210,9 @@ def lost_tasks(group_client: GroupClient) -> list[int]:
     return [group_client.task(process) for process in current.failed()]
 
 
-def live_processes(processes: Collection[int] | None = None, *, timeout_s: float | None = None) -> dict[int, int]:
+def live_processes(
+    processes: Collection[int] | None = None, *, timeout_s: float | None = None
+) -> dict[int, int]:
     """Returns {process: incarnation} of those of `processes` (None: all) that live: the same answer to every one of them.
 
     A barrier over the living: each of them has to call it, with the same processes, this one among them. Blocks for at most
@@ -193,15 +222,24 @@ def live_processes(processes: Collection[int] | None = None, *, timeout_s: float
     timeout_s = coordination_timeout() if timeout_s is None else timeout_s
     members = sorted(range(jax.process_count()) if processes is None else set(processes))
     if jax.process_index() not in members:
-        raise ValueError(f"live_processes of {members}: this is process {jax.process_index()}, which is not one of them")
+        raise ValueError(
+            f"live_processes of {members}: this is process {jax.process_index()}, which is not one of them"
+        )
     if not 0 <= members[0] <= members[-1] < jax.process_count():
-        raise ValueError(f"live_processes of {members}: the job has {jax.process_count()} processes, 0 to {jax.process_count() - 1}")
+        raise ValueError(
+            f"live_processes of {members}: the job has {jax.process_count()} processes, 0 to {jax.process_count() - 1}"
+        )
     if jax.process_count() == 1:
         return {0: 0}
     group_client = current_group_client()
-    answer = on_thread("live_processes", lambda: _live(group_client, members))  # the call has no timeout of its own
+    answer = on_thread(
+        "live_processes", lambda: _live(group_client, members)
+    )  # the call has no timeout of its own
     if not wait([answer], timeout_s).done:
-        raise BarrierTimeout(f"live_processes did not end in {timeout_s:g} s: a living process has not called it", name="live_processes")
+        raise BarrierTimeout(
+            f"live_processes did not end in {timeout_s:g} s: a living process has not called it",
+            name="live_processes",
+        )
     health().admit(answer.result())
     return answer.result()
 
@@ -214,7 +252,9 @@ def _live(group_client: GroupClient, members: Sequence[int]) -> dict[int, int]:
 
 
 @contextmanager
-def live_devices(devices: Sequence[jax.Device] | None = None, *, timeout_s: float | None = None) -> Iterator[list[jax.Device]]:
+def live_devices(
+    devices: Sequence[jax.Device] | None = None, *, timeout_s: float | None = None
+) -> Iterator[list[jax.Device]]:
     """Runs a block on those of `devices` (None: all) whose processes live, with one outcome on every survivor.
 
     On entry it asks afresh who lives (jax.live_devices answers with what it knew at the end of the block before), and gives the devices in
@@ -228,7 +268,10 @@ def live_devices(devices: Sequence[jax.Device] | None = None, *, timeout_s: floa
     began = live_processes(members, timeout_s=timeout_s)
     failure: Exception | None = None
     try:
-        yield sorted((device for device in devices if device.process_index in began), key=lambda device: device.id)
+        yield sorted(
+            (device for device in devices if device.process_index in began),
+            key=lambda device: device.id,
+        )
     except Exception as error:
         failure = error
     if jax.process_count() > 1:
@@ -237,20 +280,41 @@ def live_devices(devices: Sequence[jax.Device] | None = None, *, timeout_s: floa
         raise failure
 
 
-def _end_alike(members: Sequence[int], began: Mapping[int, int], failure: Exception | None, timeout_s: float | None) -> None:
+def _end_alike(
+    members: Sequence[int],
+    began: Mapping[int, int],
+    failure: Exception | None,
+    timeout_s: float | None,
+) -> None:
     """Reports to the others how the block ended here, waits for all that live, and raises what concerns all."""
     group_client, me = current_group_client(), jax.process_index()
     deadline = Deadline(coordination_timeout() if timeout_s is None else timeout_s)
     with group_client.call("live", "-".join(map(str, members)), deadline) as call:
-        group_client.set(f"{call.folder}/{me}", f"{type(failure).__name__}: {failure}".encode() if failure else b"")
+        group_client.set(
+            f"{call.folder}/{me}",
+            f"{type(failure).__name__}: {failure}".encode() if failure else b"",
+        )
         now = live_processes(members, timeout_s=timeout_s)
-        outcomes = {int(process): text.decode() for process, text in group_client.list(call.folder).items()}
+        outcomes = {
+            int(process): text.decode() for process, text in group_client.list(call.folder).items()
+        }
         if me == min(now) and call.number:  # all have read the outcomes of the block before
             group_client.delete(f"{call.key}/{call.number - 1}")
-    ended = sorted(process for process, incarnation in began.items() if now.get(process) != incarnation)
+    ended = sorted(
+        process for process, incarnation in began.items() if now.get(process) != incarnation
+    )
     if ended:
-        known = health().failed().get(ended[0], ProcessInfo(ended[0], "ERROR", began[ended[0]], "it died during the block"))
+        known = (
+            health()
+            .failed()
+            .get(
+                ended[0],
+                ProcessInfo(ended[0], "ERROR", began[ended[0]], "it died during the block"),
+            )
+        )
         raise _lost(known, "live_devices") from failure
     others = sorted(process for process, text in outcomes.items() if text and process in began)
     if others and failure is None:
-        raise CoordinationError(f"the block failed in process {others[0]}: {outcomes[others[0]]}", code="ABORTED")
+        raise CoordinationError(
+            f"the block failed in process {others[0]}: {outcomes[others[0]]}", code="ABORTED"
+        )

@@ -40,7 +40,9 @@ class Vitals:
         self._closed = threading.Event()
         self._process_id = process_id
         self._looker = threading.Thread(target=self._look, name="holdfast-vitals", daemon=True)
-        self._reporter = threading.Thread(target=self._report, name="holdfast-vitals-report", daemon=True)
+        self._reporter = threading.Thread(
+            target=self._report, name="holdfast-vitals-report", daemon=True
+        )
         self._looker.start()
         self._reporter.start()
 
@@ -50,7 +52,11 @@ class Vitals:
 
     def statistics(self) -> dict[str, Any]:
         """Returns the step, the resident memory, and the share of its time in which the main thread waits for devices or others."""
-        return {"step": self._step, "memory_bytes": _memory_bytes(), "waiting_share": round(self._waiting_share, 3)}
+        return {
+            "step": self._step,
+            "memory_bytes": _memory_bytes(),
+            "waiting_share": round(self._waiting_share, 3),
+        }
 
     def close(self) -> None:
         """Stops; the coordinator keeps what was reported."""
@@ -91,7 +97,9 @@ def _open_file(process_id: int) -> int | None:
     if sys.platform != "linux" or signal.getsignal(LOOK_SIGNAL) is not signal.SIG_DFL:
         return None
     file = os.memfd_create(vitals_file(process_id, threading.get_native_id()))
-    fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)  # the reader truncates it
+    fcntl.fcntl(
+        file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND
+    )  # the reader truncates it
     faulthandler.register(LOOK_SIGNAL, file=file, all_threads=True, chain=False)
     signal.siginterrupt(LOOK_SIGNAL, False)
     return file

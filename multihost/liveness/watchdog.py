@@ -98,7 +98,9 @@ class Watchdog:
                 self._reported_s = self._progress_s
                 self._hang(idle_s)
             # Four checks in T keep the C timers, which cannot see progress, at least T away from the last one.
-            if self._closed.wait(self.timeout_s / 4 if hanging else min(self.timeout_s - idle_s, self.timeout_s / 4)):
+            if self._closed.wait(
+                self.timeout_s / 4 if hanging else min(self.timeout_s - idle_s, self.timeout_s / 4)
+            ):
                 return
             _arm()
 
@@ -107,7 +109,12 @@ class Watchdog:
         text = f"no progress for {idle_s:.0f} s (watchdog of {self.timeout_s:g} s)"
         all_stacks = stacks()
         _log.error("%s; stacks of all threads:\n%s", text, all_stacks)
-        reporter = threading.Thread(target=_report_hang, args=(text, all_stacks, self._exit), name="holdfast-stacks", daemon=True)
+        reporter = threading.Thread(
+            target=_report_hang,
+            args=(text, all_stacks, self._exit),
+            name="holdfast-stacks",
+            daemon=True,
+        )
         reporter.start()
         if self._exit:
             reporter.join(_LAST_RESORT_S)
@@ -120,7 +127,10 @@ def stacks() -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     frames = sorted(sys._current_frames().items(), key=lambda item: item[0] == main)
-    return "\n".join(f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames)
+    return "\n".join(
+        f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in frames
+    )
 
 
 def progress() -> None:
@@ -137,9 +147,13 @@ def _report_hang(text: str, all_stacks: str, ending: bool) -> None:
     with suppress(Exception):
         client: Any = current_client()
         task = distributed_process_id()
-        body = json.dumps({"unix_s": time.time(), "why": text, "stacks": all_stacks[-_STACKS_BYTES:]})
+        body = json.dumps(
+            {"unix_s": time.time(), "why": text, "stacks": all_stacks[-_STACKS_BYTES:]}
+        )
         client.key_value_set(f"{STACKS_PREFIX}{task}", body, True)
-        explainer = threading.Thread(target=_log_why, args=(client,), name="holdfast-why", daemon=True)
+        explainer = threading.Thread(
+            target=_log_why, args=(client,), name="holdfast-why", daemon=True
+        )
         explainer.start()
         explainer.join(_WHY_S)
         if ending and hasattr(client, "report_error"):
@@ -166,7 +180,9 @@ def _why(client: Any, spec: ProcessSpec) -> str:
         return str(client.blocking_key_value_get(f"{folder}/why", _WHY_MS))
     credentials = Credentials(spec.token_file, spec.tls_cert, spec.tls_key, spec.tls_ca)
     with StatusClient(spec.coordinator, credentials) as status:
-        why = "; ".join(finding.text for finding in diagnose(gather(status, hangs=True))[:_MOST_FINDINGS])
+        why = "; ".join(
+            finding.text for finding in diagnose(gather(status, hangs=True))[:_MOST_FINDINGS]
+        )
     client.key_value_set(f"{folder}/why", why)
     return why
 
@@ -225,7 +241,9 @@ def _set_exit_timer(after_s: float) -> None:
     libc: Any = ctypes.CDLL(None)
     if _exit_timer is None:
         function = ctypes.cast(libc._exit, ctypes.c_void_p)
-        event = _SigEvent(value=HANG_EXIT_CODE, notify=2, function=function)  # 2: SIGEV_THREAD, which calls function(value)
+        event = _SigEvent(
+            value=HANG_EXIT_CODE, notify=2, function=function
+        )  # 2: SIGEV_THREAD, which calls function(value)
         timer = ctypes.c_void_p()
         if libc.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
             return

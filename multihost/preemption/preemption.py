@@ -66,7 +66,9 @@ class Preemption:
         self._asked_s = time.monotonic()
         self._sync = SyncPoint(None, "preemption", on_change=self._on_change)
         # A thread of its own: settling calls the coordinator, and a signal's reader thread must stay free for the next signal.
-        self._settler = threading.Thread(target=self._settle_on_change, name="holdfast-preemption", daemon=True)
+        self._settler = threading.Thread(
+            target=self._settle_on_change, name="holdfast-preemption", daemon=True
+        )
         self._settler.start()
         self._sources: list[Source] = []
         for source in default_sources() if sources is None else sources:
@@ -83,11 +85,21 @@ class Preemption:
     ) -> None:
         """Becomes one of the sync points of `tasks`: what it was notified of before is everybody's from here on."""
         sync = SyncPoint(
-            client, "preemption", process_id=process_id, tasks=tasks, timeout_s=timeout_s, lost=lost, on_change=self._on_change
+            client,
+            "preemption",
+            process_id=process_id,
+            tasks=tasks,
+            timeout_s=timeout_s,
+            lost=lost,
+            on_change=self._on_change,
         )
         with self._settling:
             alone, self._sync = self._sync, sync
-            self._group_client, self._process_id, self._lowest = group_client_of(client), process_id, min(tasks)
+            self._group_client, self._process_id, self._lowest = (
+                group_client_of(client),
+                process_id,
+                min(tasks),
+            )
             self._published = None
         alone.close()
         for signals in self.signals():
@@ -125,7 +137,9 @@ class Preemption:
         if group_client is None:
             return ""
         answer = on_thread("over", lambda: group_client.list(OVER_FOLDER).get("over", b"").decode())
-        return answer.result() if wait([answer], _OVER_S).done and answer.exception() is None else ""
+        return (
+            answer.result() if wait([answer], _OVER_S).done and answer.exception() is None else ""
+        )
 
     def _on_change(self, value: str) -> None:
         self._unsettled.set()
@@ -137,7 +151,10 @@ class Preemption:
                 self._mine.pop(source, None)
             else:
                 self._mine[source] = notice
-        _log.warning("preemption notice: %s", notice.reason if notice else f"{source.name if source else 'program'} withdraws")
+        _log.warning(
+            "preemption notice: %s",
+            notice.reason if notice else f"{source.name if source else 'program'} withdraws",
+        )
         self._unsettled.set()
 
     def reached(self, step: int) -> bool:
@@ -154,19 +171,25 @@ class Preemption:
 
     def notice(self) -> Notice | None:
         """Returns the standing notices of all processes as one: the earliest deadline wins. Asks the coordinator."""
-        notices = list(self._published_everywhere().values()) or ([mine] if (mine := self._merged()) else [])
+        notices = list(self._published_everywhere().values()) or (
+            [mine] if (mine := self._merged()) else []
+        )
         return merge(notices)
 
     def noticed(self) -> tuple[int, ...]:
         """Returns the processes that have given notice, by runtime index. Asks the coordinator."""
         if self._group_client is None:
             return (0,) if self._merged() else ()
-        return tuple(sorted(self._group_client.process(int(task)) for task in self._published_everywhere()))
+        return tuple(
+            sorted(self._group_client.process(int(task)) for task in self._published_everywhere())
+        )
 
     def statistics(self) -> dict[str, Any]:
         """Returns the sync point's counts and the notices of this process."""
         with self._lock:
-            return self._sync.statistics() | {"notices": [notice.reason for notice in self._mine.values()]}
+            return self._sync.statistics() | {
+                "notices": [notice.reason for notice in self._mine.values()]
+            }
 
     def close(self) -> None:
         """Stops the sources and the threads; questions are answered from what is known. From the main thread, to give signals back."""
@@ -226,7 +249,9 @@ class Preemption:
 
     def _publish(self, mine: Notice | None) -> None:
         if self._group_client is not None and mine:
-            self._group_client.set(f"{self._sync.folder}/notices/{self._process_id}", json.dumps(asdict(mine)).encode())
+            self._group_client.set(
+                f"{self._sync.folder}/notices/{self._process_id}", json.dumps(asdict(mine)).encode()
+            )
         elif self._group_client is not None:
             self._group_client.delete(f"{self._sync.folder}/notices/{self._process_id}")
         self._withdrew = self._withdrew or mine is None
@@ -277,7 +302,13 @@ def default_sources(environment: Mapping[str, str] = os.environ) -> list[Source]
 
 def merge(notices: Sequence[Notice]) -> Notice | None:
     """Returns several notices as one: the one with the earliest deadline, or any where none has one; None for none."""
-    return min(notices, key=lambda notice: notice.deadline_unix_s if notice.deadline_unix_s is not None else float("inf"), default=None)
+    return min(
+        notices,
+        key=lambda notice: (
+            notice.deadline_unix_s if notice.deadline_unix_s is not None else float("inf")
+        ),
+        default=None,
+    )
 
 
 def _jax_client() -> Any:
@@ -312,7 +343,13 @@ def start(
             for source in sources or ():
                 _current.add_source(source)
         if client is not None:
-            _current.join(client, process_id=process_id, tasks=range(num_processes), timeout_s=timeout_s, lost=lost)
+            _current.join(
+                client,
+                process_id=process_id,
+                tasks=range(num_processes),
+                timeout_s=timeout_s,
+                lost=lost,
+            )
         return _current
 
 

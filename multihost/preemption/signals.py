@@ -66,22 +66,34 @@ class Signals:
         if self._theirs is not None:
             return
         if threading.current_thread() is not threading.main_thread():
-            _log.warning("signals %s are not watched: started outside the main thread", [s.name for s in self.numbers])
+            _log.warning(
+                "signals %s are not watched: started outside the main thread",
+                [s.name for s in self.numbers],
+            )
             return
         self._notify = notify
         self._ours, self._theirs = socket.socketpair()
         self._theirs.setblocking(False)
-        threading.Thread(target=self._reader, args=(self._ours,), name="holdfast-signals", daemon=True).start()
+        threading.Thread(
+            target=self._reader, args=(self._ours,), name="holdfast-signals", daemon=True
+        ).start()
         self._earlier_fd = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
         for number in self.numbers:
             self._previous[number] = signal.signal(number, self._handle)
             if self._previous[number] is None:
-                _log.warning("%s was handled in C (JAX's preemption service); from here on it feeds holdfast's sync point", number.name)
+                _log.warning(
+                    "%s was handled in C (JAX's preemption service); from here on it feeds holdfast's sync point",
+                    number.name,
+                )
 
     def close(self) -> None:
         """Puts the earlier handlers back where ours still stand. Outside the main thread they stay and only pass signals on."""
         self._notify = lambda notice: None
-        if self._theirs is None or self._ours is None or threading.current_thread() is not threading.main_thread():
+        if (
+            self._theirs is None
+            or self._ours is None
+            or threading.current_thread() is not threading.main_thread()
+        ):
             return
         for number, previous in self._previous.items():
             if signal.getsignal(number) == self._handle:
@@ -105,7 +117,9 @@ class Signals:
                         self._arrived(number - _HANDLED)
                 raw = bytes(number for number in numbers if number < _HANDLED)
                 if self._earlier_fd != -1 and raw:
-                    with contextlib.suppress(OSError):  # as the C handler would: a full or closed pipe loses the byte
+                    with contextlib.suppress(
+                        OSError
+                    ):  # as the C handler would: a full or closed pipe loses the byte
                         os.write(self._earlier_fd, raw)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -121,11 +135,23 @@ class Signals:
         now, name = time.monotonic(), signal.Signals(number).name
         if self._first_s is None:
             self._first_s = now
-            if self.joined is not None and self._previous[signal.Signals(number)] == signal.SIG_DFL and not self.joined.wait(_JOINING_S):
+            if (
+                self.joined is not None
+                and self._previous[signal.Signals(number)] == signal.SIG_DFL
+                and not self.joined.wait(_JOINING_S)
+            ):
                 _die_of(number)
-            self._notify(Notice(f"{name} received", None if self._grace_s is None else time.time() + self._grace_s))
+            self._notify(
+                Notice(
+                    f"{name} received",
+                    None if self._grace_s is None else time.time() + self._grace_s,
+                )
+            )
         elif now - self._first_s >= self._repeat_s and self.seconds_idle() >= self._repeat_s:
-            os.write(2, f"holdfast: {name} again after {now - self._first_s:.0f} s, and the program asks nothing: ending it\n".encode())
+            os.write(
+                2,
+                f"holdfast: {name} again after {now - self._first_s:.0f} s, and the program asks nothing: ending it\n".encode(),
+            )
             faulthandler.dump_traceback(all_threads=True)
             os._exit(128 + number)
 

@@ -56,7 +56,9 @@ class Polled:
 
     def start(self, notify: Notify) -> None:
         """Begins to poll, at once and then periodically."""
-        self._thread = threading.Thread(target=self._run, args=(notify,), name=f"holdfast-notice-{self.name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(notify,), name=f"holdfast-notice-{self.name}", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -74,7 +76,10 @@ class Polled:
                 failing = False
             except Exception as error:
                 _log.log(
-                    logging.DEBUG if failing else logging.WARNING, "source %s of preemption notices: %s; asking again", self.name, error
+                    logging.DEBUG if failing else logging.WARNING,
+                    "source %s of preemption notices: %s; asking again",
+                    self.name,
+                    error,
                 )
                 seen, failing = standing, True
             if seen != standing and not self._closed.is_set():
@@ -123,8 +128,13 @@ class GceMetadata(Polled):
         return self._standing
 
     def _get(self, path: str) -> str:
-        request = urllib.request.Request(f"http://{self._host}/computeMetadata/v1/instance/{path}", headers={"Metadata-Flavor": "Google"})
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the metadata server is never behind a proxy
+        request = urllib.request.Request(
+            f"http://{self._host}/computeMetadata/v1/instance/{path}",
+            headers={"Metadata-Flavor": "Google"},
+        )
+        direct = urllib.request.build_opener(
+            urllib.request.ProxyHandler({})
+        )  # the metadata server is never behind a proxy
         with direct.open(request, timeout=5) as answer:
             text: str = answer.read(1000).decode()
             return text.strip()
@@ -133,7 +143,10 @@ class GceMetadata(Polled):
     def is_here() -> bool:
         """Returns whether this machine is one of GCE's, without asking the network."""
         try:
-            return Path("/sys/class/dmi/id/product_name").read_text().strip() == "Google Compute Engine"
+            return (
+                Path("/sys/class/dmi/id/product_name").read_text().strip()
+                == "Google Compute Engine"
+            )
         except OSError:
             return False
 
@@ -147,7 +160,11 @@ class SlurmEnd(Polled):
     def __init__(self, end_unix_s: float, *, lead_s: float = 120.0, every_s: float = 1.0) -> None:
         self._notice = Notice("Slurm's time limit", end_unix_s)
         self._from_unix_s = end_unix_s - lead_s
-        super().__init__("slurm", lambda: self._notice if time.time() >= self._from_unix_s else None, every_s=every_s)
+        super().__init__(
+            "slurm",
+            lambda: self._notice if time.time() >= self._from_unix_s else None,
+            every_s=every_s,
+        )
 
 
 class RayTrain(Polled):

@@ -72,7 +72,9 @@ class SyncPoint:
         self._lost = lost
         self._on_change = on_change
         self._log = StepLog()
-        self._changed = threading.Condition()  # guards _log, _missing, _last_error and _coordinator_lost
+        self._changed = (
+            threading.Condition()
+        )  # guards _log, _missing, _last_error and _coordinator_lost
         self._missing: tuple[int, ...] = ()
         self._last_error: Exception | None = None
         self._coordinator_lost = False  # for longer than the back-off takes
@@ -80,7 +82,12 @@ class SyncPoint:
         self._follower: threading.Thread | None = None
         if self._group_client is not None:
             # A thread, because rounds have to go on while the main thread sits in a device collective.
-            self._follower = threading.Thread(target=self._follow, args=(self._group_client,), name=f"holdfast-sync-{name}", daemon=True)
+            self._follower = threading.Thread(
+                target=self._follow,
+                args=(self._group_client,),
+                name=f"holdfast-sync-{name}",
+                daemon=True,
+            )
             self._follower.start()
             _open.add(self)
 
@@ -93,7 +100,12 @@ class SyncPoint:
     def statistics(self) -> dict[str, Any]:
         """Returns the counts of this sync point: rounds decided, the highest step answered, whether one is being decided."""
         with self._changed:
-            return {"rounds": self._log.round, "floor": self._log.floor, "frozen": self._log.frozen, "missing": self._missing}
+            return {
+                "rounds": self._log.round,
+                "floor": self._log.floor,
+                "frozen": self._log.frozen,
+                "missing": self._missing,
+            }
 
     def propose(self, value: str = "") -> bool:
         """Announces a value, to hold from one step on that is ahead of all. Blocks for one round trip. Raises CoordinationError.
@@ -114,7 +126,9 @@ class SyncPoint:
         if won:
             self._send(self._group_client, number, announcement, self._tasks)
         elif earlier := self._get(self._group_client, f"{number}/change", 1.0):
-            self._send(self._group_client, number, earlier, [self._process_id])  # its announcer may have died before it sent any
+            self._send(
+                self._group_client, number, earlier, [self._process_id]
+            )  # its announcer may have died before it sent any
         return won
 
     def reached(self, step: int) -> bool:
@@ -133,7 +147,10 @@ class SyncPoint:
             if self._log.may_answer(step):
                 return self._log.answer(step)
             settled = self._changed.wait_for(
-                lambda: self._log.may_answer(step) or self._closed.is_set() or self._coordinator_lost, self._timeout_s
+                lambda: (
+                    self._log.may_answer(step) or self._closed.is_set() or self._coordinator_lost
+                ),
+                self._timeout_s,
             )
             if self._closed.is_set():
                 self._log.frozen = False
@@ -159,9 +176,18 @@ class SyncPoint:
         self._closed.set()
         with self._changed:
             self._changed.notify_all()
-        if self._group_client is not None and self._follower is not None and self._follower.is_alive():
+        if (
+            self._group_client is not None
+            and self._follower is not None
+            and self._follower.is_alive()
+        ):
             # On a thread: with the coordinator gone it would wait for longer than we may.
-            waker = threading.Thread(target=self._wake, args=(self._group_client, floor), name=f"holdfast-wake-{self.name}", daemon=True)
+            waker = threading.Thread(
+                target=self._wake,
+                args=(self._group_client, floor),
+                name=f"holdfast-wake-{self.name}",
+                daemon=True,
+            )
             waker.start()
             if self._follower is not threading.current_thread():
                 self._follower.join(2 * TAKE_OVER_S)
@@ -169,7 +195,9 @@ class SyncPoint:
         _open.discard(self)
 
     def _wake(self, group_client: GroupClient, floor: int | None) -> None:
-        with suppress(CoordinationError):  # where the client was shut down, its waiting calls have ended
+        with suppress(
+            CoordinationError
+        ):  # where the client was shut down, its waiting calls have ended
             if floor is not None:
                 group_client.set(f"{self.folder}/left/{self._process_id}", str(floor).encode())
             self._send(group_client, self._log.round, "", [self._process_id])
@@ -180,11 +208,20 @@ class SyncPoint:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _timeout_error(self, step: int) -> CoordinationError:
-        missing = tuple(self._group_client.process(task) for task in self._missing) if self._group_client else ()
+        missing = (
+            tuple(self._group_client.process(task) for task in self._missing)
+            if self._group_client
+            else ()
+        )
         why = f"; the last call failed with: {self._last_error}" if self._last_error else ""
         return BarrierTimeout(
             f"sync point {self.name!r} could not be agreed on in {self._timeout_s:g} s, asked at step {step}: no answer from "
@@ -204,15 +241,28 @@ class SyncPoint:
                 announcement = self._get(group_client, mail, _GET_S)
                 if announcement:
                     self._round(group_client, announcement)
-                elif announcement is not None and not self._closed.is_set():  # it woke an earlier life of this process
+                elif (
+                    announcement is not None and not self._closed.is_set()
+                ):  # it woke an earlier life of this process
                     group_client.delete(f"{self.folder}/{mail}")
                 failures, self._last_error, self._coordinator_lost = 0, None, False
             except Exception as error:
-                if getattr(error, "code", "") in ("CANCELLED", "FAILED_PRECONDITION"):  # the client was shut down
+                if getattr(error, "code", "") in (
+                    "CANCELLED",
+                    "FAILED_PRECONDITION",
+                ):  # the client was shut down
                     return
-                _log.log(logging.DEBUG if failures else logging.WARNING, "sync point %r: %s; trying again", self.name, error)
+                _log.log(
+                    logging.DEBUG if failures else logging.WARNING,
+                    "sync point %r: %s; trying again",
+                    self.name,
+                    error,
+                )
                 with self._changed:
-                    self._last_error, self._coordinator_lost = error, failures >= len(_BACK_OFF_S) and isinstance(error, CoordinatorLost)
+                    self._last_error, self._coordinator_lost = (
+                        error,
+                        failures >= len(_BACK_OFF_S) and isinstance(error, CoordinatorLost),
+                    )
                     self._changed.notify_all()
                 self._closed.wait(_BACK_OFF_S[min(failures, len(_BACK_OFF_S) - 1)])
                 failures += 1
@@ -220,7 +270,9 @@ class SyncPoint:
     def _catch_up(self, group_client: GroupClient) -> None:
         """Takes part in rounds whose mail did not come: they were announced before this process came, or their announcer died."""
         self._skip(group_client)
-        while not self._closed.is_set() and (announcement := group_client.list(f"{self.folder}/{self._log.round}").get("change")):
+        while not self._closed.is_set() and (
+            announcement := group_client.list(f"{self.folder}/{self._log.round}").get("change")
+        ):
             self._round(group_client, announcement.decode())
 
     def _skip(self, group_client: GroupClient) -> bool:
@@ -256,7 +308,9 @@ class SyncPoint:
                 step = self._gather(group_client, number, announcement)
             else:
                 step = self._get(group_client, f"{number}/step", self._take_over_s)
-            if step is None and self._skip(group_client):  # the others took this process for dead, and went on
+            if step is None and self._skip(
+                group_client
+            ):  # the others took this process for dead, and went on
                 return
         if step is None:
             return
@@ -279,10 +333,17 @@ class SyncPoint:
         keys = group_client.list(f"{self.folder}/{number}")
         if "step" in keys:
             return keys["step"].decode()
-        floors = {int(key.removeprefix("floor/")): int(value) for key, value in keys.items() if key.startswith("floor/")}
+        floors = {
+            int(key.removeprefix("floor/")): int(value)
+            for key, value in keys.items()
+            if key.startswith("floor/")
+        }
         missing = sorted(set(self._tasks) - set(floors) - set(self._lost()))
         if missing:
-            left = {int(task): int(floor) for task, floor in group_client.list(f"{self.folder}/left").items()}
+            left = {
+                int(task): int(floor)
+                for task, floor in group_client.list(f"{self.folder}/left").items()
+            }
             floors |= {task: left[task] for task in missing if task in left}
             missing = [task for task in missing if task not in left]
         with self._changed:
@@ -294,7 +355,9 @@ class SyncPoint:
             self._send(group_client, number, announcement, missing)
         return None
 
-    def _send(self, group_client: GroupClient, number: int, announcement: str, tasks: Sequence[int]) -> None:
+    def _send(
+        self, group_client: GroupClient, number: int, announcement: str, tasks: Sequence[int]
+    ) -> None:
         for task in tasks:
             group_client.set(f"{self.folder}/{number}/mail/{task}", announcement.encode())
 
@@ -313,7 +376,9 @@ class SyncPoint:
         """Waits for a key; returns None when it has not come in time."""
         try:
             with group_client.errors(f"sync point {self.name!r}", self.name, timeout_s):
-                return group_client.client.blocking_key_value_get_bytes(f"{self.folder}/{key}", Deadline(timeout_s).remaining_ms()).decode()
+                return group_client.client.blocking_key_value_get_bytes(
+                    f"{self.folder}/{key}", Deadline(timeout_s).remaining_ms()
+                ).decode()
         except CoordinationError as error:
             if error.code != "DEADLINE_EXCEEDED":
                 raise
@@ -347,4 +412,10 @@ def agree_on_step(group: Group, name: str) -> SyncPoint:
         return SyncPoint(None, name)
     group_client = group._group_client
     tasks = [group_client.task(process) for process in group.processes or range(group.count)]
-    return SyncPoint(group_client.client, name, process_id=tasks[group.index], tasks=tasks, lost=lambda: lost_tasks(group_client))
+    return SyncPoint(
+        group_client.client,
+        name,
+        process_id=tasks[group.index],
+        tasks=tasks,
+        lost=lambda: lost_tasks(group_client),
+    )

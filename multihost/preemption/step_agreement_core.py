@@ -89,7 +89,9 @@ class StepLog:
 
     def decide(self, step: int, value: str) -> None:
         """Appends the next round's outcome and answers again."""
-        assert self.frozen and step > self.floor, f"a round decided for step {step}, at or below the published floor {self.floor}"
+        assert self.frozen and step > self.floor, (
+            f"a round decided for step {step}, at or below the published floor {self.floor}"
+        )
         self._changes.append(Change(step, value))
         self.frozen = False
 
@@ -103,7 +105,9 @@ class StepLog:
         if not self._changes:
             self.floor = max(self.floor, step)
             return _NOTHING
-        last = next((change for change in reversed(self._changes) if change.step <= step), self._before)
+        last = next(
+            (change for change in reversed(self._changes) if change.step <= step), self._before
+        )
         if step > self.floor:
             has_changed, self.floor = last.step > self.floor, step
             if has_changed:
@@ -112,7 +116,9 @@ class StepLog:
         return Answer(last.value, step in self._fired)
 
     def _forget(self) -> None:
-        known = bisect_right(self._changes, self.floor, key=lambda change: change.step)  # the same ones in every process
+        known = bisect_right(
+            self._changes, self.floor, key=lambda change: change.step
+        )  # the same ones in every process
         if known > 2 * KEPT_CHANGES:
             gone = known - KEPT_CHANGES
             self._before = self._changes[gone - 1]

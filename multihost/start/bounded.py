@@ -18,7 +18,9 @@ _STATUS_TIMEOUT_S = 2.0
 
 
 @contextmanager
-def ended_by_loss(group_client: GroupClient, spec: ProcessSpec, credentials: Credentials, deadline: Deadline) -> Iterator[None]:
+def ended_by_loss(
+    group_client: GroupClient, spec: ProcessSpec, credentials: Credentials, deadline: Deadline
+) -> Iterator[None]:
     """Runs the start of jax; ends its waits in C++ when a process is lost or the time is over.
 
     Raises ProcessLost with the name of a process that has died since it joined, else StartupTimeout with those that jax waits for. What
@@ -63,10 +65,14 @@ def end_jax() -> None:
     state = distributed.global_state
     with suppress(Exception):
         state.shutdown()  # type: ignore[no-untyped-call]
-    state.preemption_sync_manager = state.client = state.service = None  # or jax's own exit would try once more
+    state.preemption_sync_manager = state.client = state.service = (
+        None  # or jax's own exit would try once more
+    )
 
 
-def _culprit(group_client: GroupClient, spec: ProcessSpec, credentials: Credentials, deadline: Deadline) -> Exception:
+def _culprit(
+    group_client: GroupClient, spec: ProcessSpec, credentials: Credentials, deadline: Deadline
+) -> Exception:
     """Returns who is to blame: one that died without a word, one known to be lost, or those that have not begun."""
     try:
         with StatusClient(spec.coordinator, credentials, timeout_s=_STATUS_TIMEOUT_S) as client:
@@ -87,7 +93,11 @@ def _culprit(group_client: GroupClient, spec: ProcessSpec, credentials: Credenti
     except ProcessLost as error:
         return error
     late = tuple(task.task_id for task in tasks if not task.has_agent)
-    whom = f"process{'es' * (len(late) > 1)} {', '.join(map(str, late))}" if late else "one whose backend does not come up"
+    whom = (
+        f"process{'es' * (len(late) > 1)} {', '.join(map(str, late))}"
+        if late
+        else "one whose backend does not come up"
+    )
     return StartupTimeout(
         f"jax did not start in {deadline.timeout_s:g} s: all have joined the job, and it waits for {whom}",
         attempt=spec.attempt,

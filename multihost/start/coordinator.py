@@ -25,7 +25,9 @@ _HEARTBEAT_TIMEOUT_S = 100.0
 _started: list[CoordinationService] = []  # they end by themselves, after all have left
 
 
-def find_coordinator(spec: ProcessSpec, deadline: Deadline, heartbeat_timeout_s: float | None) -> None:
+def find_coordinator(
+    spec: ProcessSpec, deadline: Deadline, heartbeat_timeout_s: float | None
+) -> None:
     """Returns when a coordinator that has not yet had all its processes can be joined at the address; process 0 starts it.
 
     One that has had them is of an earlier start, whose processes died without leaving: waits until it ends. Raises StartupFailed when
@@ -41,12 +43,26 @@ def find_coordinator(spec: ProcessSpec, deadline: Deadline, heartbeat_timeout_s:
                 knob="timeout_s",
             )
         if not waited:
-            _log.warning("the coordinator at %s belongs to an earlier start; waiting for it to end", spec.coordinator)
+            _log.warning(
+                "the coordinator at %s belongs to an earlier start; waiting for it to end",
+                spec.coordinator,
+            )
             waited = True
         time.sleep(min(_POLL_S, deadline.remaining_s()))
     if phase is None and spec.process_id == 0:
-        host, _, port = spec.coordinator.rpartition(":") if not spec.coordinator.startswith("unix:") else (spec.coordinator, "", "0")
-        _start(host.strip("[]"), int(port), spec.num_processes, spec.job_id, spec.attempt, heartbeat_timeout_s)
+        host, _, port = (
+            spec.coordinator.rpartition(":")
+            if not spec.coordinator.startswith("unix:")
+            else (spec.coordinator, "", "0")
+        )
+        _start(
+            host.strip("[]"),
+            int(port),
+            spec.num_processes,
+            spec.job_id,
+            spec.attempt,
+            heartbeat_timeout_s,
+        )
 
 
 def phase_at(address: str) -> str | None:
@@ -58,12 +74,17 @@ def phase_at(address: str) -> str | None:
         return None if error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED") else ""
 
 
-def gather_workers(worker: RayTrainWorker, deadline: Deadline, heartbeat_timeout_s: float | None) -> ProcessSpec:
+def gather_workers(
+    worker: RayTrainWorker, deadline: Deadline, heartbeat_timeout_s: float | None
+) -> ProcessSpec:
     """Returns who a worker of Ray Train is, once all have come; rank 0 starts the coordinator on its node. Raises StartupTimeout."""
     started: tuple[str, int] | None = None
     if worker.rank == 0:
         attempt = count_attempt(worker.run_id)
-        started = _start(worker.host, 0, worker.num_workers, worker.run_id, attempt, heartbeat_timeout_s), attempt
+        started = (
+            _start(worker.host, 0, worker.num_workers, worker.run_id, attempt, heartbeat_timeout_s),
+            attempt,
+        )
     try:
         address, attempt = broadcast(started, deadline.remaining_s())
     except TimeoutError as error:
@@ -86,7 +107,14 @@ def gather_workers(worker: RayTrainWorker, deadline: Deadline, heartbeat_timeout
     )
 
 
-def _start(host: str, port: int, num_processes: int, job_id: str, attempt: int, heartbeat_timeout_s: float | None) -> str:
+def _start(
+    host: str,
+    port: int,
+    num_processes: int,
+    job_id: str,
+    attempt: int,
+    heartbeat_timeout_s: float | None,
+) -> str:
     """Starts a coordinator and returns its address."""
     service = CoordinationService.spawn(
         num_processes,

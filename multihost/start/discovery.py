@@ -23,7 +23,9 @@ from ..spec import ProcessSpec
 
 GIVEN = ("coordinator", "num_processes", "process_id")
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
-_URI = re.compile(rb"\x86\x81?(.)", re.DOTALL)  # among alternative names in DER: the tag, and the length of what follows
+_URI = re.compile(
+    rb"\x86\x81?(.)", re.DOTALL
+)  # among alternative names in DER: the tag, and the length of what follows
 _SCONTROL_S = 30.0
 _COLLECTIVE_TIMEOUT_FLAG = "xla_cpu_collective_timeout_seconds"
 
@@ -41,7 +43,9 @@ class DiscoveredProcess:
     worker: RayTrainWorker | None = None
 
 
-def discover_process(spec: ProcessSpec | None, given: dict[str, Any], devices: Sequence[int] | None, timeout_s: float) -> DiscoveredProcess:
+def discover_process(
+    spec: ProcessSpec | None, given: dict[str, Any], devices: Sequence[int] | None, timeout_s: float
+) -> DiscoveredProcess:
     """Returns who this process is: from a spec, what was given, our launcher's environment, Ray Train, or what jax detects."""
     if spec is not None:
         if given:
@@ -53,14 +57,20 @@ def discover_process(spec: ProcessSpec | None, given: dict[str, Any], devices: S
         return DiscoveredProcess(None, True, devices, worker)
     if len(given) < len(GIVEN):
         detect: Any = clusters.ClusterEnv.auto_detect_unset_distributed_params
-        *detected, devices = detect(*(given.get(field) for field in GIVEN), devices, None, math.ceil(timeout_s))
+        *detected, devices = detect(
+            *(given.get(field) for field in GIVEN), devices, None, math.ceil(timeout_s)
+        )
         if "coordinator" not in given and detected[0] is not None:
             detected[0] = _with_first_node(detected[0], os.environ.get("SLURM_STEP_NODELIST", ""))
-        given = {field: value for field, value in zip(GIVEN, detected, strict=True) if value is not None}
+        given = {
+            field: value for field, value in zip(GIVEN, detected, strict=True) if value is not None
+        }
     if not given:
         return DiscoveredProcess(None)
     if missing := [field for field in GIVEN if field not in given]:
-        raise ValueError(f"initialize() knows {given} but not {', '.join(missing)}: give them, or start with `holdfast run`")
+        raise ValueError(
+            f"initialize() knows {given} but not {', '.join(missing)}: give them, or start with `holdfast run`"
+        )
     return DiscoveredProcess(ProcessSpec(**given), False, devices)
 
 
@@ -72,9 +82,13 @@ def _with_first_node(address: str, nodes: str) -> str:
         return address
     command = ["scontrol", "show", "hostnames", nodes]
     try:
-        first = subprocess.run(command, capture_output=True, text=True, timeout=_SCONTROL_S, check=True).stdout.split()[0]
+        first = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SCONTROL_S, check=True
+        ).stdout.split()[0]
     except (OSError, subprocess.SubprocessError, IndexError) as error:
-        raise ValueError(f"scontrol show hostnames {nodes!r} failed: {error}; give coordinator=, the address of process 0") from error
+        raise ValueError(
+            f"scontrol show hostnames {nodes!r} failed: {error}; give coordinator=, the address of process 0"
+        ) from error
     return f"{first}:{port}"
 
 
@@ -83,9 +97,18 @@ def own_tls(spec: ProcessSpec) -> dict[str, str]:
 
     It shows no token, and no key of the process, for which a certificate stands that names the process (docs/coordinator.md).
     """
-    files = {"mtls_cert_file": spec.tls_cert, "mtls_key_file": spec.tls_key, "mtls_ca_file": spec.tls_ca}
+    files = {
+        "mtls_cert_file": spec.tls_cert,
+        "mtls_key_file": spec.tls_key,
+        "mtls_ca_file": spec.tls_ca,
+    }
     known = files.keys() <= inspect.signature(jax.distributed.initialize).parameters.keys()
-    if not known or spec.token_file is not None or not spec.tls_cert or not _names_process(spec.tls_cert, spec.process_id):
+    if (
+        not known
+        or spec.token_file is not None
+        or not spec.tls_cert
+        or not _names_process(spec.tls_cert, spec.process_id)
+    ):
         return {}
     return {option: str(file) for option, file in files.items()}
 
@@ -95,21 +118,29 @@ def _names_process(certificate: str, process_id: int) -> bool:
     pem = _CERTIFICATE.search(Path(certificate).read_text())
     der = ssl.PEM_cert_to_DER_cert(pem[0]) if pem else b""
     wanted = re.compile(rb"(?:holdfast:|spiffe://[^/]+/(?:.+/)?holdfast/)process/%d" % process_id)
-    return any(wanted.fullmatch(der[found.end() : found.end() + found[1][0]]) for found in _URI.finditer(der))
+    return any(
+        wanted.fullmatch(der[found.end() : found.end() + found[1][0]])
+        for found in _URI.finditer(der)
+    )
 
 
 def set_collective_timeout(timeout_s: float) -> None:
     """Sets XLA's flag, where this jaxlib knows it (an unknown flag would end the process) and the user has not."""
     flags = os.environ.get("XLA_FLAGS", "")
     if _COLLECTIVE_TIMEOUT_FLAG not in flags and _jaxlib_knows(_COLLECTIVE_TIMEOUT_FLAG):
-        os.environ["XLA_FLAGS"] = f"{flags} --{_COLLECTIVE_TIMEOUT_FLAG}={math.ceil(timeout_s)}".strip()
+        os.environ["XLA_FLAGS"] = (
+            f"{flags} --{_COLLECTIVE_TIMEOUT_FLAG}={math.ceil(timeout_s)}".strip()
+        )
 
 
 def _jaxlib_knows(flag: str) -> bool:
     package = importlib.util.find_spec("jaxlib")
     for folder in package.submodule_search_locations or () if package else ():
         for library in sorted(Path(folder).glob("*.so"), key=lambda path: -path.stat().st_size):
-            with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            with (
+                library.open("rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
+            ):
                 if text.find(flag.encode()) >= 0:
                     return True
     return False

@@ -15,7 +15,13 @@ from typing import Any
 import jax
 from jax._src import distributed, xla_bridge
 
-from holdfast.coordination import CoordinationClient, CoordinationError, Credentials, ProcessInfo, Relay
+from holdfast.coordination import (
+    CoordinationClient,
+    CoordinationError,
+    Credentials,
+    ProcessInfo,
+    Relay,
+)
 from holdfast.coordination.client.connection import keep_for_ever
 
 from ..errors import StartupFailed, StartupTimeout
@@ -94,22 +100,42 @@ def initialize(
     until all have come, and is a notice from then on.
     """
     if _job is not None or distributed.global_state.client is not None:
-        hint = "; JaxTrainer leaves it to initialize() where it is given jax_config=JaxConfig()" if is_worker() else ""
-        raise RuntimeError(f"this process has joined a job already: call initialize() once, and jax.distributed.initialize() never{hint}")
+        hint = (
+            "; JaxTrainer leaves it to initialize() where it is given jax_config=JaxConfig()"
+            if is_worker()
+            else ""
+        )
+        raise RuntimeError(
+            f"this process has joined a job already: call initialize() once, and jax.distributed.initialize() never{hint}"
+        )
     if xla_bridge.backends_are_initialized():
-        raise RuntimeError("initialize() comes before any computation, jax.devices() and the like: the backend is up already")
+        raise RuntimeError(
+            "initialize() comes before any computation, jax.devices() and the like: the backend is up already"
+        )
     deadline = Deadline(timeout_s)
     given = dict(zip(GIVEN, (coordinator_address, num_processes, process_id), strict=True))
     devices = [local_device_ids] if isinstance(local_device_ids, int) else local_device_ids
-    discovered = discover_process(spec, {field: value for field, value in given.items() if value is not None}, devices, timeout_s)
+    discovered = discover_process(
+        spec,
+        {field: value for field, value in given.items() if value is not None},
+        devices,
+        timeout_s,
+    )
     preemption.start(None, sources=preemption_sources)
     if discovered.worker is not None:
-        discovered = dataclasses.replace(discovered, spec=gather_workers(discovered.worker, deadline, heartbeat_timeout_s))
+        discovered = dataclasses.replace(
+            discovered, spec=gather_workers(discovered.worker, deadline, heartbeat_timeout_s)
+        )
     if discovered.spec is None or (discovered.spec.num_processes == 1 and not discovered.launched):
         return
     preemption.set_waiting(True)
     try:
-        _join(discovered, discovered.spec, _Timeouts(heartbeat_timeout_s, collective_timeout_s, shutdown_timeout_s), deadline)
+        _join(
+            discovered,
+            discovered.spec,
+            _Timeouts(heartbeat_timeout_s, collective_timeout_s, shutdown_timeout_s),
+            deadline,
+        )
     except BaseException as error:
         _give_up(f"{type(error).__name__}: {error}")
         raise
@@ -142,7 +168,9 @@ def is_initialized() -> bool:
     return _job is not None
 
 
-def _join(discovered: DiscoveredProcess, spec: ProcessSpec, timeouts: _Timeouts, deadline: Deadline) -> None:
+def _join(
+    discovered: DiscoveredProcess, spec: ProcessSpec, timeouts: _Timeouts, deadline: Deadline
+) -> None:
     """Does what `initialize()` promises, once it is known who this process is."""
     global _job
     if discovered.launched:
@@ -165,7 +193,13 @@ def _join(discovered: DiscoveredProcess, spec: ProcessSpec, timeouts: _Timeouts,
         _start_jax(spec, address, tls, discovered.devices, deadline, timeouts.shutdown_s)
         initialize_ids(client=client, timeout_s=deadline.remaining_s())
     health()  # watches from here on: a life that ends before somebody asks is noticed too
-    _log.info("process %d of %d, coordinator %s, attempt %d", spec.process_id, spec.num_processes, spec.coordinator, spec.attempt)
+    _log.info(
+        "process %d of %d, coordinator %s, attempt %d",
+        spec.process_id,
+        spec.num_processes,
+        spec.coordinator,
+        spec.attempt,
+    )
 
 
 def _reach_for_jax(spec: ProcessSpec, credentials: Credentials) -> tuple[str, dict[str, str]]:
@@ -181,7 +215,9 @@ def _reach_for_jax(spec: ProcessSpec, credentials: Credentials) -> tuple[str, di
     return relay.address, {}
 
 
-def _connect(spec: ProcessSpec, credentials: Credentials, deadline: Deadline, timeouts: _Timeouts) -> CoordinationClient:
+def _connect(
+    spec: ProcessSpec, credentials: Credentials, deadline: Deadline, timeouts: _Timeouts
+) -> CoordinationClient:
     arrivals = _Arrivals(spec.num_processes)
     client = CoordinationClient(
         spec.coordinator,
@@ -244,11 +280,18 @@ class _Arrivals:
 def arrival_line(here: Collection[int], num_processes: int) -> str:
     """Returns how far a start is, such as "3 of 4 processes, waiting for 2"."""
     missing = [str(process) for process in range(num_processes) if process not in here]
-    return f"{len(here)} of {num_processes} processes" + (f", waiting for {', '.join(missing)}" if missing else "")
+    return f"{len(here)} of {num_processes} processes" + (
+        f", waiting for {', '.join(missing)}" if missing else ""
+    )
 
 
 def _start_jax(
-    spec: ProcessSpec, address: str, tls: dict[str, str], devices: Sequence[int] | None, deadline: Deadline, shutdown_timeout_s: float
+    spec: ProcessSpec,
+    address: str,
+    tls: dict[str, str],
+    devices: Sequence[int] | None,
+    deadline: Deadline,
+    shutdown_timeout_s: float,
 ) -> None:
     """Puts jax.distributed on our coordinator, and refuses a job that is smaller than asked for (INIT-1). Brings the backend up."""
     configure: Any = jax.config.update  # jax does not type it
@@ -321,7 +364,12 @@ def _forget_in_child() -> None:
     if job is None:
         return
     state = distributed.global_state
-    for inherited in (state.preemption_sync_manager, state.client, state.service, *xla_bridge._backends.values()):
+    for inherited in (
+        state.preemption_sync_manager,
+        state.client,
+        state.service,
+        *xla_bridge._backends.values(),
+    ):
         keep_for_ever(inherited)  # destroying them waits for threads that the child does not have
     state.preemption_sync_manager = state.client = state.service = None
     if job.relay is not None:

@@ -10,7 +10,13 @@ import pickle
 import pytest
 
 from holdfast.checkpoint import CheckpointError, CommitUnknown, Corrupt, SaveFailed, StepExists
-from holdfast.checkpoint.errors import error_from_message, error_text, error_to_message, failure_of, naming_path
+from holdfast.checkpoint.errors import (
+    error_from_message,
+    error_text,
+    error_to_message,
+    failure_of,
+    naming_path,
+)
 from holdfast.coordination import BarrierTimeout, Fenced, HoldfastError, ProcessLost
 
 
@@ -28,29 +34,56 @@ def test_what_is_sent_is_what_is_raised(error: HoldfastError) -> None:
     """Class, sentence and fields survive JSON; nothing else travels."""
     error.__cause__ = OSError("mine")
     found = error_from_message(*json.loads(json.dumps(error_to_message(error))))
-    assert type(found) is type(error) and found.message == error.message and vars(found) == vars(error) and found.__cause__ is None
+    assert (
+        type(found) is type(error)
+        and found.message == error.message
+        and vars(found) == vars(error)
+        and found.__cause__ is None
+    )
 
 
 def test_an_unknown_kind_is_a_failed_save() -> None:
     """An error of a class that is not sent becomes SaveFailed, with the fields that it knows; those of nobody are dropped."""
     sent = error_to_message(Corrupt("bad bytes", path="/x", file="a", leaf="w"))
     found = error_from_message(*sent)
-    assert type(found) is SaveFailed and (found.path, found.leaf) == ("/x", "w") and not hasattr(found, "file")
+    assert (
+        type(found) is SaveFailed
+        and (found.path, found.leaf) == ("/x", "w")
+        and not hasattr(found, "file")
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "message", "process"),
     [
-        (OSError(28, "full"), "step 7 was not saved: process 2 failed: OSError: [Errno 28] full", 2),
-        (BarrierTimeout("1 of 2", missing=(1,)), "step 7 was not saved: DEADLINE_EXCEEDED: 1 of 2", 1),
-        (BarrierTimeout("nobody knows"), "step 7 was not saved: DEADLINE_EXCEEDED: nobody knows", None),
+        (
+            OSError(28, "full"),
+            "step 7 was not saved: process 2 failed: OSError: [Errno 28] full",
+            2,
+        ),
+        (
+            BarrierTimeout("1 of 2", missing=(1,)),
+            "step 7 was not saved: DEADLINE_EXCEEDED: 1 of 2",
+            1,
+        ),
+        (
+            BarrierTimeout("nobody knows"),
+            "step 7 was not saved: DEADLINE_EXCEEDED: nobody knows",
+            None,
+        ),
         (ProcessLost("it is gone", process=4), "step 7 was not saved: UNAVAILABLE: it is gone", 4),
     ],
 )
-def test_any_other_error_names_a_process(error: Exception, message: str, process: int | None) -> None:
+def test_any_other_error_names_a_process(
+    error: Exception, message: str, process: int | None
+) -> None:
     """It is a SaveFailed of the step: of the process that is missing or lost, or of the one that failed."""
     found = failure_of(error, 7, 2)
-    assert isinstance(found, SaveFailed) and (str(found), found.step, found.process) == (message, 7, process)
+    assert isinstance(found, SaveFailed) and (str(found), found.step, found.process) == (
+        message,
+        7,
+        process,
+    )
 
 
 def test_an_error_that_can_be_sent_is_itself() -> None:
@@ -62,18 +95,38 @@ def test_an_error_that_can_be_sent_is_itself() -> None:
 def test_errors_pickle_with_their_fields() -> None:
     """An error comes back from another process of Python with its fields."""
     error = pickle.loads(pickle.dumps(SaveFailed("no", step=3, process=1, leaf="w", path="/x")))
-    assert (error.step, error.process, error.leaf, error.path, error_text(error)) == (3, 1, "w", "/x", "SaveFailed: no")
+    assert (error.step, error.process, error.leaf, error.path, error_text(error)) == (
+        3,
+        1,
+        "w",
+        "/x",
+        "SaveFailed: no",
+    )
 
 
 @pytest.mark.parametrize(
     ("number", "filename", "message"),
     [
-        (errno.EIO, "root/1/pack", "root/1/pack cannot be read: Input/output error; look at the disk or the mount, then call it again"),
-        (errno.EIO, None, "root cannot be read: Input/output error; look at the disk or the mount, then call it again"),
-        (errno.EMFILE, None, "root cannot be read: Too many open files; this process has too many files open: raise its limit (ulimit -n)"),
+        (
+            errno.EIO,
+            "root/1/pack",
+            "root/1/pack cannot be read: Input/output error; look at the disk or the mount, then call it again",
+        ),
+        (
+            errno.EIO,
+            None,
+            "root cannot be read: Input/output error; look at the disk or the mount, then call it again",
+        ),
+        (
+            errno.EMFILE,
+            None,
+            "root cannot be read: Too many open files; this process has too many files open: raise its limit (ulimit -n)",
+        ),
     ],
 )
-def test_errors_of_the_store_name_a_path_and_what_to_do(number: int, filename: str | None, message: str) -> None:
+def test_errors_of_the_store_name_a_path_and_what_to_do(
+    number: int, filename: str | None, message: str
+) -> None:
     """An OSError becomes a CheckpointError; the error's own file comes before the path of the call."""
     with pytest.raises(CheckpointError) as caught, naming_path("root"):
         raise OSError(number, os.strerror(number), filename)

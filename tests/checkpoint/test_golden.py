@@ -35,8 +35,13 @@ CLASSES = [golden.Net, golden.Pair]
 
 
 def _files() -> dict[str, tuple[bytes, int]]:
-    places = [path for name in ("root", "oneshot", "two") for path in sorted((GOLDEN / name).rglob("*"))]
-    return {str(path): (path.read_bytes() if path.is_file() else b"", path.stat().st_mtime_ns) for path in places}
+    places = [
+        path for name in ("root", "oneshot", "two") for path in sorted((GOLDEN / name).rglob("*"))
+    ]
+    return {
+        str(path): (path.read_bytes() if path.is_file() else b"", path.stat().st_mtime_ns)
+        for path in places
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +56,11 @@ def _reading_changes_nothing() -> Iterator[None]:
 def _bits(leaf: Any) -> tuple[Any, ...]:
     """Returns a leaf as something that is equal to another's when type, shape and each bit are."""
     if isinstance(leaf, jax.Array):
-        leaf = np.asarray(jax.random.key_data(leaf) if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
+        leaf = np.asarray(
+            jax.random.key_data(leaf)
+            if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            else leaf
+        )
     if isinstance(leaf, np.ndarray | np.generic):
         return isinstance(leaf, np.generic), leaf.dtype, leaf.shape, leaf.tobytes()
     if isinstance(leaf, float | complex):
@@ -66,7 +75,9 @@ def _same(found: Any, wanted: Any) -> None:
     assert len(leaves) >= 3
     for (path, want), leaf in zip(leaves, jax.tree_util.tree_leaves(found), strict=True):
         value = want.value if isinstance(want, golden.Put) else want
-        assert _bits(leaf) == _bits(value), f"{jax.tree_util.keystr(path)}: found {leaf!r}, expected {value!r}"
+        assert _bits(leaf) == _bits(value), (
+            f"{jax.tree_util.keystr(path)}: found {leaf!r}, expected {value!r}"
+        )
 
 
 def _untold(step: int) -> Any:
@@ -114,11 +125,18 @@ def test_every_leaf_of_a_step_comes_back_bit_by_bit(step: int) -> None:
 def test_everything_else_of_a_step_comes_back(step: int) -> None:
     """The JSON item, the iterator's state, metrics and metadata are what they were."""
     with _manager("root") as manager:
-        assert manager.all_steps() == list(golden.STEPS) and manager.best_step("loss") == golden.STEPS[-1]
+        assert (
+            manager.all_steps() == list(golden.STEPS)
+            and manager.best_step("loss") == golden.STEPS[-1]
+        )
         assert manager.restore(step, item="config") == golden.CONFIG
         reader = manager.restore(step, like=golden.Reader(), item="data")
         order, want = reader.state.pop("order"), golden.reader_state(step)
-        assert _bits(order) == _bits(want.pop("order")) and reader.state == want and isinstance(reader.state["pair"], tuple)
+        assert (
+            _bits(order) == _bits(want.pop("order"))
+            and reader.state == want
+            and isinstance(reader.state["pair"], tuple)
+        )
         assert manager.metrics(step) == {"loss": 1 / step, "steps": step}
         assert manager.metadata(step) == golden.METADATA
 
@@ -127,9 +145,14 @@ def test_classes_that_nobody_passes_come_back_as_nodes() -> None:
     """A class is named in the record by module and name, and is never imported."""
     found = load(GOLDEN / "root", item="state")
     assert isinstance(found["params"], Node) and found["params"].type_name == "golden:Net"
-    assert _bits(found["params"].fields["kernel"]) == _bits(golden.state(golden.STEPS[-1])["params"].kernel.value)
+    assert _bits(found["params"].fields["kernel"]) == _bits(
+        golden.state(golden.STEPS[-1])["params"].kernel.value
+    )
     first, second = found["moments"]
-    assert type(found["moments"]).__name__ == "Pair" and found["moments"]._fields == ("first", "second")
+    assert type(found["moments"]).__name__ == "Pair" and found["moments"]._fields == (
+        "first",
+        "second",
+    )
     assert [part.dtype.name for part in (first, second)] == ["bfloat16", "float32"]
 
 
@@ -158,7 +181,11 @@ def test_verify_finds_no_fault(name: str) -> None:
 
 def test_the_first_version_reads_what_is_written_today(tmp_path: Path) -> None:
     """A step with large chunks, whose packs say more than they did then, is read by that version's code, and by the safetensors library."""
-    tree = {"large": np.arange(1 << 19, dtype=np.float32), "odd": np.arange(700_001, dtype=np.int16), "small": np.arange(5.0)}
+    tree = {
+        "large": np.arange(1 << 19, dtype=np.float32),
+        "odd": np.arange(700_001, dtype=np.int16),
+        "small": np.arange(5.0),
+    }
     save(tmp_path, tree)
     chunks = first_version.read_chunks(tmp_path, "state")
     assert chunks == {name: array.tobytes() for name, array in tree.items()}
@@ -178,16 +205,35 @@ def on_eight_devices() -> None:
         wanted = golden.state(step)
         with _manager("root") as manager:
             found = manager.restore(step, SAVED, types=CLASSES)
-            other = manager.restore(step, _like(wanted, lambda leaf: NamedSharding(crossed, PartitionSpec(*("z" for _ in leaf.spec[:1])))))
+            other = manager.restore(
+                step,
+                _like(
+                    wanted,
+                    lambda leaf: NamedSharding(
+                        crossed, PartitionSpec(*("z" for _ in leaf.spec[:1]))
+                    ),
+                ),
+            )
         _same(found, _untold(step))
         _same(other, wanted)
         for leaf, want in zip(jax.tree.leaves(found), jax.tree.leaves(_untold(step)), strict=True):
-            assert not isinstance(want, golden.Put) or leaf.sharding == golden.on_mesh(want), leaf.sharding
+            assert not isinstance(want, golden.Put) or leaf.sharding == golden.on_mesh(want), (
+                leaf.sharding
+            )
 
 
 def test_shardings_come_back() -> None:
     """On as many devices every array comes back in its saved sharding, and in another one on fewer devices, bit by bit."""
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+    }
     code = "import runpy, sys; runpy.run_path(sys.argv[1])['on_eight_devices']()"
-    ran = subprocess.run([sys.executable, "-c", code, __file__], env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", code, __file__],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr

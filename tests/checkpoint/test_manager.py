@@ -42,11 +42,18 @@ def tree(step: int) -> dict[str, object]:
 def equal(got: object, step: int) -> bool:
     want = tree(step)
     assert jax.tree.structure(got) == jax.tree.structure(want)
-    return all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
+    return all(
+        np.array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
+    )
 
 
 def files(root: Path) -> list[str]:
-    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and ".holdfast" not in path.parts)
+    return sorted(
+        str(path.relative_to(root))
+        for path in root.rglob("*")
+        if path.is_file() and ".holdfast" not in path.parts
+    )
 
 
 def test_a_notebook_needs_a_path_and_nothing_else(tmp_path: Path) -> None:
@@ -73,21 +80,37 @@ def test_items_metrics_metadata(tmp_path: Path) -> None:
             return {"at": self.at, "key": b"\0\xff", "shape": (1, 2), 7: np.arange(3)}
 
         def set_state(self, state: dict[object, object]) -> None:
-            assert state["key"] == b"\0\xff" and state["shape"] == (1, 2) and np.array_equal(state[7], np.arange(3))  # type: ignore[arg-type]
+            assert (
+                state["key"] == b"\0\xff"
+                and state["shape"] == (1, 2)
+                and np.array_equal(state[7], np.arange(3))
+            )  # type: ignore[arg-type]
             self.at = state["at"]  # type: ignore[assignment]
 
     reader = Reader()
     reader.at = 41
     with CheckpointManager(tmp_path) as manager:
-        items = {"state": tree(1), "ema": tree(2), "config": Json({"$layers": [1, None, "x"]}), "data": reader}
-        manager.save(1, items=items, metrics={"loss": jnp.float32(2)}, metadata={"run": "a", "tags": [1]})
+        items = {
+            "state": tree(1),
+            "ema": tree(2),
+            "config": Json({"$layers": [1, None, "x"]}),
+            "data": reader,
+        }
+        manager.save(
+            1, items=items, metrics={"loss": jnp.float32(2)}, metadata={"run": "a", "tags": [1]}
+        )
         reader.at = 99
         manager.wait_until_finished()
-        assert equal(manager.restore(1, like=tree(0)), 1) and equal(manager.restore(1, like=tree(0), item="ema"), 2)
+        assert equal(manager.restore(1, like=tree(0)), 1) and equal(
+            manager.restore(1, like=tree(0), item="ema"), 2
+        )
         assert manager.restore(item="config") == {"$layers": [1, None, "x"]}
         again = manager.restore(like=Reader(), item="data")
         assert isinstance(again, Reader) and again.at == 41
-        assert manager.metrics(1) == {"loss": 2.0} and manager.metadata(1) == {"run": "a", "tags": [1]}
+        assert manager.metrics(1) == {"loss": 2.0} and manager.metadata(1) == {
+            "run": "a",
+            "tags": [1],
+        }
         with pytest.raises(StepNotFound, match="ghost"):
             manager.restore(1, item="ghost")
 
@@ -98,12 +121,19 @@ def test_a_step_that_exists(tmp_path: Path) -> None:
         manager.save(1, tree(1))
         manager.wait_until_finished()
         before = files(tmp_path)
-        with pytest.raises(StepExists, match=r"step 1 is already in .*; nothing was written. To replace it, pass overwrite=True"):
+        with pytest.raises(
+            StepExists,
+            match=r"step 1 is already in .*; nothing was written. To replace it, pass overwrite=True",
+        ):
             manager.save(1, tree(2))
         assert files(tmp_path) == before
         manager.save(1, tree(3), overwrite=True)
         manager.wait_until_finished()
-        assert equal(manager.restore(1, like=tree(0)), 3) and len(files(tmp_path)) == len(before) and files(tmp_path) != before
+        assert (
+            equal(manager.restore(1, like=tree(0)), 3)
+            and len(files(tmp_path)) == len(before)
+            and files(tmp_path) != before
+        )
 
 
 def test_callers_mistakes_are_raised_at_once_and_write_nothing(tmp_path: Path) -> None:
@@ -132,7 +162,9 @@ def test_callers_mistakes_are_raised_at_once_and_write_nothing(tmp_path: Path) -
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     """Opening says so, names it, and says how to only read; reading only works."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"cannot write a checkpoint in .*file.*Options\(read_only=True\)"):
+    with pytest.raises(
+        CheckpointError, match=r"cannot write a checkpoint in .*file.*Options\(read_only=True\)"
+    ):
         CheckpointManager(tmp_path / "file")
     with CheckpointManager(tmp_path / "run") as manager:
         manager.save(3, tree(3))
@@ -159,9 +191,14 @@ def test_a_step_that_was_copied_under_another_number(tmp_path: Path) -> None:
             lambda: load(tmp_path / "run/5"),
             lambda: verify(tmp_path / "run/5"),
         ):
-            with pytest.raises(Corrupt, match=r"run/5/checkpoint.json: this is the record of step 4, in the folder of step 5; .* 4 again"):
+            with pytest.raises(
+                Corrupt,
+                match=r"run/5/checkpoint.json: this is the record of step 4, in the folder of step 5; .* 4 again",
+            ):
                 read()
-        assert equal(manager.restore(like=tree(0), fallback=True), 4) and equal(load(tmp_path / "best", tree(0)), 4)
+        assert equal(manager.restore(like=tree(0), fallback=True), 4) and equal(
+            load(tmp_path / "best", tree(0)), 4
+        )
         manager.save(6, tree(6))
         manager.wait_until_finished()
         assert equal(manager.restore(4, like=tree(0)), 4)
@@ -184,7 +221,11 @@ def test_a_leaked_manager_warns(tmp_path: Path) -> None:
         manager._worker.wait(60)
         del manager
         gc.collect()
-    assert any("was not closed" in str(warning.message) for warning in caught if warning.category is ResourceWarning)
+    assert any(
+        "was not closed" in str(warning.message)
+        for warning in caught
+        if warning.category is ResourceWarning
+    )
 
 
 def test_an_exit_with_a_save_in_flight_waits_for_it(tmp_path: Path) -> None:
@@ -198,8 +239,23 @@ def test_an_exit_with_a_save_in_flight_waits_for_it(tmp_path: Path) -> None:
         raise KeyError("mine")
     """
     for how, code in (("end", 0), ("raise", 1)):
-        command = [sys.executable, "-W", "ignore::ResourceWarning", "-c", textwrap.dedent(script), str(tmp_path / how), how]
-        done = subprocess.run(command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, timeout=90, check=False)
+        command = [
+            sys.executable,
+            "-W",
+            "ignore::ResourceWarning",
+            "-c",
+            textwrap.dedent(script),
+            str(tmp_path / how),
+            how,
+        ]
+        done = subprocess.run(
+            command,
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
         assert done.returncode == code, done.stderr
         with CheckpointManager(tmp_path / how, options=Options(read_only=True)) as manager:
             assert manager.all_steps() == [7] and float(manager.restore(7)["w3"][5]) == 7
@@ -212,7 +268,9 @@ def _load(threads: int) -> tuple[int, int, int]:
     end = time.monotonic() + 10
     while (found := len(os.listdir("/proc/self/task"))) > threads and time.monotonic() < end:
         time.sleep(0.01)
-    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+    resident = (
+        int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+    )
     return found, len(os.listdir("/proc/self/fd")), resident
 
 
@@ -229,7 +287,10 @@ def test_many_saves_in_a_row_leave_no_trace(tmp_path: Path, saves: int) -> None:
                 manager.wait_until_finished()
                 manager._worker.wait(60)
                 loads.append(_load(loads[0][0] if loads else 1 << 20))
-        assert manager.all_steps() == [saves - 3, saves - 2, saves - 1] and manager._index.steps() == manager.all_steps()
+        assert (
+            manager.all_steps() == [saves - 3, saves - 2, saves - 1]
+            and manager._index.steps() == manager.all_steps()
+        )
         threads, handles, resident = zip(*loads, strict=True)
         assert max(threads) <= threads[0] and max(handles) <= handles[0], loads
         assert resident[3] - resident[1] < 4096, f"KiB after each quarter: {resident}"
@@ -239,9 +300,16 @@ def test_one_restore_of_several_items(tmp_path: Path) -> None:
     """`items` gives a dict of trees, JSON and an iterator's state, all of one step; one that is not there is StepNotFound, naming it."""
     with CheckpointManager(tmp_path) as manager:
         for step in (1, 2):
-            manager.save(step, items={"model": tree(step), "ema": tree(step + 1), "config": Json({"lr": step})}).wait()
+            manager.save(
+                step,
+                items={"model": tree(step), "ema": tree(step + 1), "config": Json({"lr": step})},
+            ).wait()
         found = manager.restore(items={"model": tree(0), "config": None, "ema": None})
-        assert list(found) == ["model", "config", "ema"] and equal(found["model"], 2) and found["config"] == {"lr": 2}
+        assert (
+            list(found) == ["model", "config", "ema"]
+            and equal(found["model"], 2)
+            and found["config"] == {"lr": 2}
+        )
         assert isinstance(found["ema"]["w"], np.ndarray) and found["ema"]["step"] == 3
         assert manager.statistics()["restores"] == 1
         assert manager.restore(1, items={"config": None}, fallback=True) == {"config": {"lr": 1}}
@@ -255,7 +323,9 @@ def test_a_restore_renames_leaves(tmp_path: Path) -> None:
     """`rename` gives stored leaves the paths of `like`, of holdfast's steps as of others; without a `like` a flat dict comes back."""
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"old": {"w": jnp.arange(3.0)}, "step": 7}).wait()
-        found = manager.restore(like={"new": {"w": jnp.zeros(3)}, "step": 0}, rename={"old.w": "new.w"})
+        found = manager.restore(
+            like={"new": {"w": jnp.zeros(3)}, "step": 0}, rename={"old.w": "new.w"}
+        )
         assert found["new"]["w"].tolist() == [0, 1, 2] and found["step"] == 7
         assert set(manager.restore(rename=[(r"old\.(.*)", r"\1")])) == {"w", "step"}
         with pytest.raises(ValueError, match="the same name"):
@@ -269,22 +339,40 @@ def test_steps_live_under_the_names_of_the_root(tmp_path: Path, incremental: boo
     with CheckpointManager(tmp_path, keep_policy=KeepLast(2), options=options) as manager:
         for step in (1, 2, 30000):
             manager.save(step, tree(step), metrics={"loss": step}).wait()
-        assert manager.all_steps() == [2, 30000] and equal(manager.restore(2, like=tree(0), hold_s=60), 2)
-        assert manager.structure(2).step == 2 and manager.metrics(2) == {"loss": 2} and manager.best_step("loss") == 2
+        assert manager.all_steps() == [2, 30000] and equal(
+            manager.restore(2, like=tree(0), hold_s=60), 2
+        )
+        assert (
+            manager.structure(2).step == 2
+            and manager.metrics(2) == {"loss": 2}
+            and manager.best_step("loss") == 2
+        )
         with pytest.raises(StepExists, match="step 2 is already in"):
             manager.save(2, tree(2))
         manager.save(2, tree(3), overwrite=True).wait()
         assert equal(manager.restore(2, like=tree(0)), 3)
-    assert {name.split("/")[0] for name in files(tmp_path)} == {"checkpoint_0002", "checkpoint_30000"}
+    assert {name.split("/")[0] for name in files(tmp_path)} == {
+        "checkpoint_0002",
+        "checkpoint_30000",
+    }
     assert equal(load(tmp_path, tree(0)), 30000) and verify(tmp_path / "checkpoint_0002").step == 2
-    assert next(iterate_steps(tmp_path, timeout_s=1)) == 30000 and wait_for_new_step(tmp_path, after=2, timeout_s=1) == 30000
+    assert (
+        next(iterate_steps(tmp_path, timeout_s=1)) == 30000
+        and wait_for_new_step(tmp_path, after=2, timeout_s=1) == 30000
+    )
     (tmp_path / "checkpoint_0005" / "state").mkdir(parents=True)
-    (tmp_path / "checkpoint_0005" / "state" / "00000-00000-0123456700000001.safetensors").write_text("left behind")
+    (
+        tmp_path / "checkpoint_0005" / "state" / "00000-00000-0123456700000001.safetensors"
+    ).write_text("left behind")
     with CheckpointManager(tmp_path) as manager:
         assert manager.all_steps() == [2, 30000] and manager.latest_step() == 30000
         manager.save(30001, tree(4)).wait()
         manager.delete(30000)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".holdfast", "checkpoint_0002", "checkpoint_30001"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".holdfast",
+        "checkpoint_0002",
+        "checkpoint_30001",
+    ]
     with CheckpointManager(tmp_path, options=Options(read_only=True)) as manager:
         assert manager.all_steps() == [2, 30001]
 

@@ -37,8 +37,15 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     tree = {"w": jnp.arange(6.0).reshape(2, 3), "n": np.arange(3), "lr": 0.5}
     save(tmp_path / "a", tree, item="net", step=7, metadata={"run": "a"})
     found = load(tmp_path / "a", tree, item="net")
-    assert found["lr"] == 0.5 and (found["w"] == tree["w"]).all() and type(found["w"]) is type(tree["w"])
-    assert isinstance(load(tmp_path / "a", item="net")["w"], np.ndarray) and verify(tmp_path / "a").step == 7
+    assert (
+        found["lr"] == 0.5
+        and (found["w"] == tree["w"]).all()
+        and type(found["w"]) is type(tree["w"])
+    )
+    assert (
+        isinstance(load(tmp_path / "a", item="net")["w"], np.ndarray)
+        and verify(tmp_path / "a").step == 7
+    )
     assert [name.split("/")[0] for name in files(tmp_path / "a")] == ["checkpoint.json", "net"]
     with pytest.raises(StepNotFound, match="'state'"):
         load(tmp_path / "a")
@@ -48,11 +55,22 @@ def test_a_checkpoint_that_exists_is_replaced_only_on_request(tmp_path: Path) ->
     """It is StepExists, and nothing changes; with `overwrite` the new files alone are there."""
     save(tmp_path, {"w": np.zeros(3)})
     before = files(tmp_path)
-    with pytest.raises(StepExists, match=r"holds a checkpoint already; save to another folder, or pass overwrite=True") as caught:
+    with pytest.raises(
+        StepExists,
+        match=r"holds a checkpoint already; save to another folder, or pass overwrite=True",
+    ) as caught:
         save(tmp_path, {"w": np.ones(3)})
-    assert files(tmp_path) == before and caught.value.path == str(tmp_path) and (load(tmp_path)["w"] == 0).all()
+    assert (
+        files(tmp_path) == before
+        and caught.value.path == str(tmp_path)
+        and (load(tmp_path)["w"] == 0).all()
+    )
     save(tmp_path, {"w": np.ones(3)}, overwrite=True)
-    assert len(files(tmp_path)) == len(before) and files(tmp_path) != before and (load(tmp_path)["w"] == 1).all()
+    assert (
+        len(files(tmp_path)) == len(before)
+        and files(tmp_path) != before
+        and (load(tmp_path)["w"] == 1).all()
+    )
 
 
 def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -64,7 +82,9 @@ def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(SaveFailed, match="step 0 was not saved: process 0 failed") as caught:
         save(tmp_path / "b", {"w": np.zeros(3)})
     assert isinstance(caught.value.__cause__, OSError)
-    assert files(tmp_path) == ["b/state"] and not [name for name in os.listdir(tmp_path / "b") if name != "state"]
+    assert files(tmp_path) == ["b/state"] and not [
+        name for name in os.listdir(tmp_path / "b") if name != "state"
+    ]
 
 
 def test_a_root_means_its_latest_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -73,8 +93,14 @@ def test_a_root_means_its_latest_step(tmp_path: Path, caplog: pytest.LogCaptureF
         for step in (9, 10):
             manager.save(step, items={"state": {"at": step}, "config": Json({"at": step})})
     with caplog.at_level(logging.INFO, "holdfast.checkpoint"):
-        assert load(tmp_path) == {"at": 10} and load(tmp_path / "9") == {"at": 9} and load(tmp_path, item="config") == {"at": 10}
-    assert any("is a root of 2 steps: taking the latest" in record.message for record in caplog.records)
+        assert (
+            load(tmp_path) == {"at": 10}
+            and load(tmp_path / "9") == {"at": 9}
+            and load(tmp_path, item="config") == {"at": 10}
+        )
+    assert any(
+        "is a root of 2 steps: taking the latest" in record.message for record in caplog.records
+    )
     (tmp_path / "10" / "checkpoint.json").write_text("{}")
     with pytest.raises(Corrupt):
         load(tmp_path)
@@ -85,7 +111,11 @@ def test_a_folder_that_is_called_like_a_step(tmp_path: Path) -> None:
     save(tmp_path / "20261122", {"n": 1})
     save(tmp_path / "7", {"n": 7}, step=7)
     save(tmp_path / "007", {"n": 8}, step=8)
-    assert load(tmp_path / "20261122") == {"n": 1} and load(tmp_path / "7") == {"n": 7} and load(tmp_path / "007") == {"n": 8}
+    assert (
+        load(tmp_path / "20261122") == {"n": 1}
+        and load(tmp_path / "7") == {"n": 7}
+        and load(tmp_path / "007") == {"n": 8}
+    )
     with pytest.raises(ValueError, match=r"the folder 5 is called as step 5 is, and step=4"):
         save(tmp_path / "5", {"n": 4}, step=4)
     assert not (tmp_path / "5").exists()
@@ -104,15 +134,28 @@ def test_a_group_saves_one_checkpoint(tmp_path: Path) -> None:
 
     def saved(group: Group, root: Path, leaf: object) -> Exception | None:
         try:
-            save(root, {"shared": np.arange(4), "mine": leaf}, group=group, per_process=lambda path: path == "mine", timeout_s=60)
+            save(
+                root,
+                {"shared": np.arange(4), "mine": leaf},
+                group=group,
+                per_process=lambda path: path == "mine",
+                timeout_s=60,
+            )
         except Exception as error:
             return error
         return None
 
     with groups(2) as both:
-        assert at_once([lambda group=group: saved(group, tmp_path / "a", 10 + group.index) for group in both]) == [None, None]
+        assert at_once(
+            [lambda group=group: saved(group, tmp_path / "a", 10 + group.index) for group in both]
+        ) == [None, None]
         leaves = [1, object()]
-        errors = at_once([lambda group=group: saved(group, tmp_path / "b", leaves[group.index]) for group in both])
+        errors = at_once(
+            [
+                lambda group=group: saved(group, tmp_path / "b", leaves[group.index])
+                for group in both
+            ]
+        )
     assert [load(tmp_path / "a", process=index)["mine"] for index in range(2)] == [10, 11]
     assert all(isinstance(error, SaveFailed) and error.process == 1 for error in errors), errors
     assert isinstance(errors[1].__cause__, UnsupportedLeaf) and files(tmp_path / "b") == []  # type: ignore[union-attr]

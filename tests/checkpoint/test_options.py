@@ -25,7 +25,9 @@ from holdfast.checkpoint.options import PROGRESS_S, ProgressMeter, Statistics
         ({"claim_age_s": float("nan")}, "claim_age_s must be above 0, found nan"),
     ],
 )
-def test_nonsense_is_refused_with_the_name_of_the_field(wrong: dict[str, object], message: str) -> None:
+def test_nonsense_is_refused_with_the_name_of_the_field(
+    wrong: dict[str, object], message: str
+) -> None:
     """Each setting that cannot be is a ValueError when the value is made."""
     with pytest.raises(ValueError, match=f"Options: {message}"):
         Options(**wrong)  # type: ignore[arg-type]
@@ -34,13 +36,22 @@ def test_nonsense_is_refused_with_the_name_of_the_field(wrong: dict[str, object]
 def test_counters_add_up_from_many_threads() -> None:
     """No addition is lost, and what comes out is of JSON types."""
     statistics = Statistics()
-    threads = [threading.Thread(target=lambda: [statistics.add(saves=1, save_s=0.5) for _ in range(1000)] and None) for _ in range(4)]
+    threads = [
+        threading.Thread(
+            target=lambda: [statistics.add(saves=1, save_s=0.5) for _ in range(1000)] and None
+        )
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     found = statistics.to_dict()
-    assert (found["saves"], found["save_s"], found["restores"]) == (4000, 2000.0, 0) and "_lock" not in found
+    assert (found["saves"], found["save_s"], found["restores"]) == (
+        4000,
+        2000.0,
+        0,
+    ) and "_lock" not in found
 
 
 class Clock:
@@ -54,7 +65,9 @@ class Clock:
 
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.floats(0, 1)), max_size=30))
-def test_progress_is_passed_on_now_and_then_and_at_the_end(written: list[tuple[int, float]]) -> None:
+def test_progress_is_passed_on_now_and_then_and_at_the_end(
+    written: list[tuple[int, float]],
+) -> None:
     """Whatever is written when: calls are PROGRESS_S apart, ascend, and the last one that is due says that all is out."""
     clock, total = Clock(), sum(size for size, _ in written)
     with pytest.MonkeyPatch.context() as patch:
@@ -92,5 +105,7 @@ def test_statistics_are_what_the_demo_prints(tmp_path: Path) -> None:
         manager.wait_until_finished()
         manager.restore(1)
         found = manager.statistics()
-    assert (found["saves"], found["restores"], found["restore_bytes"]) == (1, 1, 4000) and found["save_bytes"] >= 4000
+    assert (found["saves"], found["restores"], found["restore_bytes"]) == (1, 1, 4000) and found[
+        "save_bytes"
+    ] >= 4000
     assert found["save_s"] > 0 and found["save_blocked_s"] > 0 and found["restore_s"] > 0

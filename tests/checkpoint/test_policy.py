@@ -27,7 +27,10 @@ from holdfast.checkpoint import (
 )
 from holdfast.checkpoint.policy import PolicyContext, StepFacts, best_rule, to_delete
 
-STEPS = [StepFacts(step, {"loss": loss}) for step, loss in [(0, 3.0), (10, 1.0), (20, 2.0), (30, math.nan), (40, 1.0)]] + [StepFacts(50)]
+STEPS = [
+    StepFacts(step, {"loss": loss})
+    for step, loss in [(0, 3.0), (10, 1.0), (20, 2.0), (30, math.nan), (40, 1.0)]
+] + [StepFacts(50)]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +38,11 @@ STEPS = [StepFacts(step, {"loss": loss}) for step, loss in [(0, 3.0), (10, 1.0),
     [
         (EveryNSteps(10), PolicyContext(20), "step 20 is a multiple of 10"),
         (EveryNSteps(10), PolicyContext(21), ""),
-        (EveryNSeconds(600), PolicyContext(21, elapsed_s=601), "601.0 s since the last save, of 600 s"),
+        (
+            EveryNSeconds(600),
+            PolicyContext(21, elapsed_s=601),
+            "601.0 s since the last save, of 600 s",
+        ),
         (EveryNSeconds(600), PolicyContext(21, elapsed_s=599), ""),
         (AtSteps({3, 5}), PolicyContext(5), "step 5 is named"),
         (AtSteps({3, 5}), PolicyContext(4), ""),
@@ -48,7 +55,9 @@ STEPS = [StepFacts(step, {"loss": loss}) for step, loss in [(0, 3.0), (10, 1.0),
         (AnyOf(), PolicyContext(7), ""),
     ],
 )
-def test_a_save_policy_gives_its_reason(policy: object, context: PolicyContext, reason: str) -> None:
+def test_a_save_policy_gives_its_reason(
+    policy: object, context: PolicyContext, reason: str
+) -> None:
     """Each save policy answers with the sentence that says why, or nothing."""
     assert policy.wants(context) == reason  # type: ignore[attr-defined]
 
@@ -80,7 +89,12 @@ def _timed(*times_s: float | None) -> list[StepFacts]:
 
 def test_of_equally_close_steps_the_newer_stays() -> None:
     """Steps that the clock chose lie around the multiples: 9 and 11 are as close to 10, and 14 is closer to 10 than to 20."""
-    assert KeepClosestTo(10).keeps([StepFacts(step) for step in (2, 9, 11, 14, 18, 23, 26)]) == {2, 11, 18, 26}
+    assert KeepClosestTo(10).keeps([StepFacts(step) for step in (2, 9, 11, 14, 18, 23, 26)]) == {
+        2,
+        11,
+        18,
+        26,
+    }
 
 
 @pytest.mark.parametrize(
@@ -89,26 +103,36 @@ def test_of_equally_close_steps_the_newer_stays() -> None:
         (KeepLatestFor(100), [0, 899, 900, 950, 1000], [0, 1]),
         (KeepLatestFor(100), [None, 0, 1000], [1]),
         (KeepLatestFor(100), [None, None], []),
-        (KeepLatestFor(10), [1000, 500, 400], [1]),  # a clock that was set back: the newest step stays nevertheless
+        (
+            KeepLatestFor(10),
+            [1000, 500, 400],
+            [1],
+        ),  # a clock that was set back: the newest step stays nevertheless
         (KeepEverySeconds(60), [0, 30, 60, 61, 119, 120, 130], [1, 3, 4]),
         (KeepEverySeconds(60), [0, None, 30, 90], [2]),
         (KeepAnyOf(KeepLatestFor(20), KeepEverySeconds(60)), [0, 30, 60, 75, 90], [1]),
     ],
 )
-def test_steps_are_kept_by_their_times(policy: KeepPolicy, times_s: list[float | None], deleted: list[int]) -> None:
+def test_steps_are_kept_by_their_times(
+    policy: KeepPolicy, times_s: list[float | None], deleted: list[int]
+) -> None:
     """It is as late as the newest step; whose time is not known stays; what is kept for good lies the seconds apart."""
     assert to_delete(policy, _timed(*times_s)) == deleted
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.floats(1, 1e5))
-def test_what_every_seconds_keeps_it_keeps_as_steps_come_and_go(times_s: list[float], seconds: float) -> None:
+def test_what_every_seconds_keeps_it_keeps_as_steps_come_and_go(
+    times_s: list[float], seconds: float
+) -> None:
     """Deciding after each save keeps the same steps as deciding once at the end, but for the newest."""
     steps, there = _timed(*sorted(times_s)), list[StepFacts]()
     for facts in steps:
         there.append(facts)
         gone = to_delete(KeepEverySeconds(seconds), there)
         there = [each for each in there if each.step not in gone]
-    assert {each.step for each in there} == KeepEverySeconds(seconds).keeps(steps) | {steps[-1].step}
+    assert {each.step for each in there} == KeepEverySeconds(seconds).keeps(steps) | {
+        steps[-1].step
+    }
 
 
 def test_a_held_step_stays() -> None:
@@ -119,13 +143,19 @@ def test_a_held_step_stays() -> None:
 def test_best_is_what_the_keep_policy_says() -> None:
     """`best_step()` takes metric and mode from the KeepBest inside the keep policy."""
     rule = KeepBest(2, "loss")
-    assert best_rule(KeepAnyOf(KeepLast(1), KeepAnyOf(rule))) == rule and best_rule(KeepLast(1)) is None
+    assert (
+        best_rule(KeepAnyOf(KeepLast(1), KeepAnyOf(rule))) == rule
+        and best_rule(KeepLast(1)) is None
+    )
     assert rule.ranked(STEPS) == [40, 10, 20, 0]
 
 
 def test_policies_are_values() -> None:
     """Policies compare, hash and print as what they are; nonsense is refused with the name of the field."""
-    assert AnyOf(EveryNSteps(1), AtSteps([2])) == AnyOf(EveryNSteps(1), AtSteps({2})) and repr(AtSteps([2, 1])) == "AtSteps([1, 2])"
+    assert (
+        AnyOf(EveryNSteps(1), AtSteps([2])) == AnyOf(EveryNSteps(1), AtSteps({2}))
+        and repr(AtSteps([2, 1])) == "AtSteps([1, 2])"
+    )
     assert len({KeepLast(1), KeepLast(1), KeepAll(), AtSteps([1]), AtSteps([1])}) == 3
     with pytest.raises(ValueError, match="EveryNSteps: n must be above 0, found 0"):
         EveryNSteps(0)

@@ -8,7 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointManager, Corrupt, Json, KeepLast, Options, StepGone, StepNotFound, TreeMismatch
+from holdfast.checkpoint import (
+    CheckpointManager,
+    Corrupt,
+    Json,
+    KeepLast,
+    Options,
+    StepGone,
+    StepNotFound,
+    TreeMismatch,
+)
 from holdfast.checkpoint.storage.base import Entry
 from holdfast.checkpoint.storage.local import LocalStorage
 
@@ -34,7 +43,9 @@ def test_falling_back_to_the_newest_whole_step(tmp_path: Path) -> None:
             manager.restore(like=tree(0))
         assert equal(manager.restore(like=tree(0), fallback=True), 1)
         manager.delete(1)
-        with pytest.raises(StepNotFound, match=r"no step of .* restores: step 3: Corrupt.*; step 2"):
+        with pytest.raises(
+            StepNotFound, match=r"no step of .* restores: step 3: Corrupt.*; step 2"
+        ):
             manager.restore(like=tree(0), fallback=True)
 
 
@@ -69,7 +80,9 @@ def test_falling_back_beside_a_writer_that_keeps_one_step(tmp_path: Path, found:
                 # Once the reader knows the newest step, from its folder, its record or one of its packs, that step is gone.
                 def _replace(self, name: str, result: object) -> object:
                     step = name.split("/")[0]
-                    if len(replaced) < 20 and (name == "" if found == "folders" else step == str(writer.latest_step())):
+                    if len(replaced) < 20 and (
+                        name == "" if found == "folders" else step == str(writer.latest_step())
+                    ):
                         replaced.append(1)
                         writer.save(len(replaced) + 1, tree(len(replaced) + 1))
                         writer.wait_until_finished()
@@ -110,9 +123,13 @@ def test_a_writer_that_deletes_faster_than_a_reader_reads(tmp_path: Path) -> Non
                     return data
 
             reader._restorer._storage = Deleting(tmp_path)
-            with pytest.raises(StepGone, match="the step was deleted while it was being read") as caught:
+            with pytest.raises(
+                StepGone, match="the step was deleted while it was being read"
+            ) as caught:
                 reader.restore(like=tree(0), fallback=True)
-            assert caught.value.__notes__ == ["so were 63 steps before it; hold_s keeps a step while it is read"]
+            assert caught.value.__notes__ == [
+                "so were 63 steps before it; hold_s keeps a step while it is read"
+            ]
 
 
 def test_a_step_that_is_overwritten_under_a_reader(tmp_path: Path) -> None:
@@ -125,7 +142,9 @@ def test_a_step_that_is_overwritten_under_a_reader(tmp_path: Path) -> None:
                     data = super().fetch(name, limit_bytes)
                     if not overwritten:
                         overwritten.append(name)
-                        writer.save(1, items={"state": tree(2), "config": Json({"n": 2})}, overwrite=True)
+                        writer.save(
+                            1, items={"state": tree(2), "config": Json({"n": 2})}, overwrite=True
+                        )
                         writer.wait_until_finished()
                         writer._worker.wait(30)
                     return data
@@ -133,11 +152,16 @@ def test_a_step_that_is_overwritten_under_a_reader(tmp_path: Path) -> None:
             reader._restorer._storage = Overwriting(tmp_path)
             for item in ("state", "config"):
                 for fallback in (False, True):
-                    writer.save(1, items={"state": tree(1), "config": Json({"n": 1})}, overwrite=True)
+                    writer.save(
+                        1, items={"state": tree(1), "config": Json({"n": 1})}, overwrite=True
+                    )
                     writer.wait_until_finished()
                     overwritten: list[str] = []
                     if not fallback:
-                        with pytest.raises(StepGone, match="the step was overwritten while it was being read; restore it again"):
+                        with pytest.raises(
+                            StepGone,
+                            match="the step was overwritten while it was being read; restore it again",
+                        ):
                             reader.restore(1, item=item)
                     elif item == "state":
                         assert equal(reader.restore(like=tree(0), fallback=True), 2)

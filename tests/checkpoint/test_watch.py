@@ -10,7 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointManager, KeepLast, Options, ProgressBar, StepNotFound, iterate_steps, wait_for_new_step
+from holdfast.checkpoint import (
+    CheckpointManager,
+    KeepLast,
+    Options,
+    ProgressBar,
+    StepNotFound,
+    iterate_steps,
+    wait_for_new_step,
+)
 from holdfast.checkpoint.steps.holds import HOLDS, add_hold, held_steps, hold
 from holdfast.checkpoint.storage.local import LocalStorage
 
@@ -26,7 +34,11 @@ def test_waiting_for_a_step(tmp_path: Path) -> None:
         manager.save(3, {"w": np.ones(3)})
         manager.wait_until_finished()
         waiter.join()
-        assert found == [3] and wait_for_new_step(root, 3, timeout_s=0.01) is None and wait_for_new_step(root, 2) == 3
+        assert (
+            found == [3]
+            and wait_for_new_step(root, 3, timeout_s=0.01) is None
+            and wait_for_new_step(root, 2) == 3
+        )
 
 
 def test_a_step_in_use_is_not_deleted(tmp_path: Path) -> None:
@@ -46,7 +58,9 @@ def test_a_step_in_use_is_not_deleted(tmp_path: Path) -> None:
         manager.save(4, {"w": np.ones(3)})
         manager.wait_until_finished()
         assert manager.all_steps() == [4] and list((tmp_path / HOLDS).iterdir()) == []
-        assert list(iterate_steps(tmp_path, after=1, timeout_s=0, skip_to_newest=False, hold_s=0)) == [4]
+        assert list(
+            iterate_steps(tmp_path, after=1, timeout_s=0, skip_to_newest=False, hold_s=0)
+        ) == [4]
 
 
 def test_restore_can_hold_what_it_restores(tmp_path: Path) -> None:
@@ -66,7 +80,9 @@ def test_restore_can_hold_what_it_restores(tmp_path: Path) -> None:
     os.utime(tmp_path / HOLDS / "2-5-1000000000-0a0b0c0d", (1e9, 1e9))
     (tmp_path / HOLDS / "foreign").touch()
     add_hold(storage, 7, 100)
-    assert held_steps(storage) == {7} and {entry.name.rpartition("/")[2][:1] for entry in storage.list(HOLDS)} == {"7", "f"}
+    assert held_steps(storage) == {7} and {
+        entry.name.rpartition("/")[2][:1] for entry in storage.list(HOLDS)
+    } == {"7", "f"}
     with hold(storage, 8, 100):
         assert held_steps(storage) == {7, 8}
     assert held_steps(storage) == {7}
@@ -83,7 +99,9 @@ def test_a_step_deleted_by_hand_is_not_found(tmp_path: Path) -> None:
             manager.restore(1)
 
 
-def test_the_bar_shows_nothing_without_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_bar_shows_nothing_without_a_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """`Options(progress=ProgressBar())` is safe in a batch job: no terminal, no output."""
     with CheckpointManager(tmp_path, options=Options(progress=ProgressBar())) as manager:
         manager.save(1, {"w": np.ones(1000)})
@@ -97,6 +115,12 @@ def test_a_loop_that_hangs_is_reported(tmp_path: Path, caplog: pytest.LogCapture
         manager.wait_until_finished()
     assert not [record for record in caplog.records if "watchdog" in record.getMessage()]
     with CheckpointManager(tmp_path, options=Options(hang_timeout_s=0.1)):
-        while not (said := [record.getMessage() for record in caplog.records if "watchdog" in record.getMessage()]):
+        while not (
+            said := [
+                record.getMessage()
+                for record in caplog.records
+                if "watchdog" in record.getMessage()
+            ]
+        ):
             time.sleep(0.01)
     assert "watchdog of 0.1 s" in said[0] and "test_a_loop_that_hangs_is_reported" in said[0]

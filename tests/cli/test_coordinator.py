@@ -16,11 +16,17 @@ def coordinator(*options: str) -> list[str]:
 
 def test_the_command_prints_one_line_and_ends_at_sigterm() -> None:
     """`coordinator at HOST:PORT` is all of its output; whoever waits for it can tell that it was stopped."""
-    with subprocess.Popen(coordinator("--num-processes", "2"), stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        coordinator("--num-processes", "2"), stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         process.terminate()
-        assert process.wait(20) == -signal.SIGTERM and line.startswith("coordinator at 127.0.0.1:") and process.stdout.read() == ""
+        assert (
+            process.wait(20) == -signal.SIGTERM
+            and line.startswith("coordinator at 127.0.0.1:")
+            and process.stdout.read() == ""
+        )
 
 
 @pytest.mark.parametrize(
@@ -32,12 +38,20 @@ def test_the_command_prints_one_line_and_ends_at_sigterm() -> None:
             "--tls-cert, --tls-key, --tls-ca belong together: each side shows a certificate, and checks "
             "the other's; expected all three, found --tls-cert",
         ),
-        (("-n", "1", "--tls-ca", __file__), "checks the other's; expected all three, found --tls-ca"),
+        (
+            ("-n", "1", "--tls-ca", __file__),
+            "checks the other's; expected all three, found --tls-ca",
+        ),
         (("-n", "1", "--token-file", "{short}"), "expected at least 16 characters, found 5"),
-        (("-n", "1", "--journal", "/nonexistent/journal"), "cannot be opened: No such file or directory"),
+        (
+            ("-n", "1", "--journal", "/nonexistent/journal"),
+            "cannot be opened: No such file or directory",
+        ),
     ],
 )
-def test_a_wrong_option_is_one_sentence(options: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
+def test_a_wrong_option_is_one_sentence(
+    options: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
     """Exit code 1 or 2, and what was expected."""
     (tmp_path / "short").write_text("short\n")
     command = coordinator(*(option.format(short=tmp_path / "short") for option in options))
@@ -53,12 +67,18 @@ def test_a_wrong_option_is_one_sentence(options: tuple[str, ...], sentence: str,
     ],
     ids=["open", "token"],
 )
-def test_an_open_address_is_warned_of(tmp_path: Path, options: tuple[str, ...], warning: str) -> None:
+def test_an_open_address_is_warned_of(
+    tmp_path: Path, options: tuple[str, ...], warning: str
+) -> None:
     """Bound to more than loopback without TLS, it says so once, on stderr, whether it asks for a token or not."""
     token = tmp_path / "token"
     token.write_text("a secret of more than sixteen characters")
-    command = coordinator("-n", "1", "--host", "0.0.0.0", *(f"{option}={token}" for option in options))
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    command = coordinator(
+        "-n", "1", "--host", "0.0.0.0", *(f"{option}={token}" for option in options)
+    )
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None and process.stderr is not None
         assert "0.0.0.0" not in process.stdout.readline()
         process.terminate()

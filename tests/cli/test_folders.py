@@ -33,7 +33,14 @@ def run(*arguments: object, code: int = 0) -> Result:
 
 def state(k: int) -> dict[str, Any]:
     dense = {"kernel": jnp.ones((8, 4)) * k, "bias": jnp.zeros(4, jnp.bfloat16)}
-    return {"params": {"dense": dense}, "step": k, "key": jax.random.key(k), "n": np.arange(3), "name": "x", "opt": (None, {})}
+    return {
+        "params": {"dense": dense},
+        "step": k,
+        "key": jax.random.key(k),
+        "n": np.arange(3),
+        "name": "x",
+        "opt": (None, {}),
+    }
 
 
 @pytest.fixture
@@ -42,7 +49,12 @@ def root(tmp_path: Path) -> Path:
     path = tmp_path / "run"
     with CheckpointManager(path) as manager:
         for k in (1, 2, 3):
-            manager.save(k, items={"state": state(k), "config": Json({"lr": k})}, metrics={"loss": 1 / k}, metadata={"who": "me"})
+            manager.save(
+                k,
+                items={"state": state(k), "config": Json({"lr": k})},
+                metrics={"loss": 1 / k},
+                metadata={"who": "me"},
+            )
             manager.wait_until_finished()
     return path
 
@@ -95,7 +107,17 @@ def test_good_empty_foreign_damaged_missing(command: str, root: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("command", "code"), [("ls", 0), ("show", 4), ("verify", 4), ("diff", 4), ("convert", 4), ("prune", 0), ("sweep", 0), ("cp", 4)]
+    ("command", "code"),
+    [
+        ("ls", 0),
+        ("show", 4),
+        ("verify", 4),
+        ("diff", 4),
+        ("convert", 4),
+        ("prune", 0),
+        ("sweep", 0),
+        ("cp", 4),
+    ],
 )
 def test_a_damaged_record(command: str, code: int, root: Path, tmp_path: Path) -> None:
     """A damaged record is named; listing, pruning and sweeping go on around it and leave it alone."""
@@ -112,8 +134,17 @@ def test_ls_lists_steps_and_what_was_never_finished(root: Path, orbax_root: Path
     (root / "2" / "checkpoint.json").unlink()
     (root / "9.orbax-checkpoint-tmp").mkdir()
     rows = {row["name"]: row for row in json.loads(run("ls", root, "--json").output)}
-    assert [rows[name]["state"] for name in ("1", "2", "3", "9.orbax-checkpoint-tmp")] == ["whole", "unfinished", "whole", "unfinished"]
-    assert rows["3"]["metrics"] == {"loss": pytest.approx(1 / 3)} and rows["3"]["items"] == ["state", "config"] and rows["3"]["bytes"] > 100
+    assert [rows[name]["state"] for name in ("1", "2", "3", "9.orbax-checkpoint-tmp")] == [
+        "whole",
+        "unfinished",
+        "whole",
+        "unfinished",
+    ]
+    assert (
+        rows["3"]["metrics"] == {"loss": pytest.approx(1 / 3)}
+        and rows["3"]["items"] == ["state", "config"]
+        and rows["3"]["bytes"] > 100
+    )
     assert "holdfast sweep" in run("ls", root).output
     (row,) = json.loads(run("ls", orbax_root, "--json").output)
     assert (row["layout"], row["step"], row["state"]) == ("orbax", 3, "whole")
@@ -126,16 +157,36 @@ def test_show_tells_tree_values_and_statistics(root: Path, orbax_root: Path) -> 
         output = run("show", path).output
         assert "params.dense.kernel" in output and "bfloat16" in output and "loss" in output
         found = json.loads(run("show", path, "--path", "params", "--stats", "--json").output)
-        assert [leaf["path"] for leaf in found["leaves"]] == ["params.dense.bias", "params.dense.kernel"]
-        assert found["leaves"][1]["stats"] == {"nan": 0, "inf": 0, "min": 3.0, "max": 3.0, "mean": 3.0, "bins": []}
-        assert json.loads(run("show", path, "--item", "config", "--json").output)["leaves"][0]["value"] == {"lr": 3}
+        assert [leaf["path"] for leaf in found["leaves"]] == [
+            "params.dense.bias",
+            "params.dense.kernel",
+        ]
+        assert found["leaves"][1]["stats"] == {
+            "nan": 0,
+            "inf": 0,
+            "min": 3.0,
+            "max": 3.0,
+            "mean": 3.0,
+            "bins": [],
+        }
+        assert json.loads(run("show", path, "--item", "config", "--json").output)["leaves"][0][
+            "value"
+        ] == {"lr": 3}
     assert "every byte is as it was written" in run("show", root, "--verify").output
     page = root.parent / "page.html"
     run("show", root, "--stats", "--html", page)
-    assert "<title>state/params.dense.kernel: " in page.read_text() and 'aria-label="Sizes of the leaves' in page.read_text()
-    assert "cannot be written: " in run("show", root, "--html", root / "none" / "page.html", code=5).output
+    assert (
+        "<title>state/params.dense.kernel: " in page.read_text()
+        and 'aria-label="Sizes of the leaves' in page.read_text()
+    )
+    assert (
+        "cannot be written: "
+        in run("show", root, "--html", root / "none" / "page.html", code=5).output
+    )
     assert "no leaf below 'nothing'" in run("show", root, "--path", "nothing", code=3).output
-    assert "has no item 'x'; it has: config, state" in run("show", root, "--item", "x", code=3).output
+    assert (
+        "has no item 'x'; it has: config, state" in run("show", root, "--item", "x", code=3).output
+    )
     assert "has no step 7; it has 1, 2, 3" in run("show", root, "--step", 7, code=3).output
 
 
@@ -171,9 +222,15 @@ def test_diff_finds_one_ulp_in_one_leaf_of_a_thousand(tmp_path: Path) -> None:
     save(tmp_path / "a", tree)
     tree["w0617"][3] = np.nextafter(tree["w0617"][3], np.float32(np.inf))
     save(tmp_path / "b", tree)
-    found = json.loads(run("diff", tmp_path / "a", tmp_path / "b", "--json", code=1).output)["differences"]
-    assert [(row["path"], row["what"], row["count"], row["size"]) for row in found] == [("w0617", "value", 1, 16)]
-    assert found[0]["max_abs"] == pytest.approx(6.1e-5, rel=0.01) and found[0]["max_rel"] == pytest.approx(9.9e-8, rel=0.01)
+    found = json.loads(run("diff", tmp_path / "a", tmp_path / "b", "--json", code=1).output)[
+        "differences"
+    ]
+    assert [(row["path"], row["what"], row["count"], row["size"]) for row in found] == [
+        ("w0617", "value", 1, 16)
+    ]
+    assert found[0]["max_abs"] == pytest.approx(6.1e-5, rel=0.01) and found[0][
+        "max_rel"
+    ] == pytest.approx(9.9e-8, rel=0.01)
     assert "1 leaf differs" in run("diff", tmp_path / "a", tmp_path / "b", code=1).output
     assert "equal, bit by bit" in run("diff", tmp_path / "a", tmp_path / "a").output
 
@@ -182,7 +239,15 @@ def test_diff_tells_structure_shape_dtype_and_value(tmp_path: Path) -> None:
     """Each kind of difference has its own word."""
     save(
         tmp_path / "a",
-        {"same": 1, "gone": 1, "shape": jnp.ones(3), "dtype": jnp.ones(3), "value": "x", "type": 1, "nan": jnp.array([jnp.nan])},
+        {
+            "same": 1,
+            "gone": 1,
+            "shape": jnp.ones(3),
+            "dtype": jnp.ones(3),
+            "value": "x",
+            "type": 1,
+            "nan": jnp.array([jnp.nan]),
+        },
     )
     save(
         tmp_path / "b",
@@ -196,9 +261,18 @@ def test_diff_tells_structure_shape_dtype_and_value(tmp_path: Path) -> None:
             "nan": jnp.array([jnp.nan]),
         },
     )
-    found = json.loads(run("diff", tmp_path / "a", tmp_path / "b", "--json", code=1).output)["differences"]
+    found = json.loads(run("diff", tmp_path / "a", tmp_path / "b", "--json", code=1).output)[
+        "differences"
+    ]
     words = {row["path"]: row["what"] for row in found}
-    assert words == {"gone": "only in A", "new": "only in B", "shape": "shape", "dtype": "dtype", "value": "value", "type": "type"}
+    assert words == {
+        "gone": "only in A",
+        "new": "only in B",
+        "shape": "shape",
+        "dtype": "dtype",
+        "value": "value",
+        "type": "type",
+    }
 
 
 def test_convert_there_and_back_is_exact(root: Path, tmp_path: Path) -> None:
@@ -208,15 +282,38 @@ def test_convert_there_and_back_is_exact(root: Path, tmp_path: Path) -> None:
     for step in (1, 2, 3):
         run("diff", root, tmp_path / "back", "--step-a", step, "--step-b", step)
     with CheckpointManager(tmp_path / "back") as manager:
-        assert manager.all_steps() == [1, 2, 3] and manager.metrics(2) == {"loss": 0.5} and manager.metadata(2) == {"who": "me"}
+        assert (
+            manager.all_steps() == [1, 2, 3]
+            and manager.metrics(2) == {"loss": 0.5}
+            and manager.metadata(2) == {"who": "me"}
+        )
         restored = manager.restore(3, state(0))
-    assert jax.random.key_data(restored["key"]).tolist() == jax.random.key_data(jax.random.key(3)).tolist()
-    assert run("convert", root, tmp_path / "back", "--to", "holdfast", "--all").output.count("left as it is") == 3
+    assert (
+        jax.random.key_data(restored["key"]).tolist()
+        == jax.random.key_data(jax.random.key(3)).tolist()
+    )
+    assert (
+        run("convert", root, tmp_path / "back", "--to", "holdfast", "--all").output.count(
+            "left as it is"
+        )
+        == 3
+    )
     flip(pack_of(root / "2"))
     result = run("convert", root, tmp_path / "most", "--to", "holdfast", "--all", code=4)
-    assert pack_of(root / "2").name in result.stderr and sorted(os.listdir(tmp_path / "most")) == ["1", "3"]
-    found = json.loads(run("convert", root, tmp_path / "most2", "--to", "safetensors", "--all", "--json", code=4).stdout)
-    assert len(found["converted"]) == 2 and len(found["errors"]) == 1 and sorted(os.listdir(tmp_path / "most2")) == ["1", "3"]
+    assert pack_of(root / "2").name in result.stderr and sorted(os.listdir(tmp_path / "most")) == [
+        "1",
+        "3",
+    ]
+    found = json.loads(
+        run(
+            "convert", root, tmp_path / "most2", "--to", "safetensors", "--all", "--json", code=4
+        ).stdout
+    )
+    assert (
+        len(found["converted"]) == 2
+        and len(found["errors"]) == 1
+        and sorted(os.listdir(tmp_path / "most2")) == ["1", "3"]
+    )
     assert "already" in run("convert", root, tmp_path / "back", "--to", "holdfast", code=5).output
     assert "already" in run("convert", root, tmp_path / "orbax", "--to", "orbax", code=5).output
 
@@ -224,22 +321,43 @@ def test_convert_there_and_back_is_exact(root: Path, tmp_path: Path) -> None:
 def test_convert_a_subtree_with_a_map(root: Path, tmp_path: Path) -> None:
     """`--path` and `--map` make the file that another framework wants."""
     names = tmp_path / "names.json"
-    names.write_text(json.dumps([[r"params\.(\w+)\.kernel", r"\1.weight"], [r"params\.(\w+)\.bias", r"\1.bias"]]))
+    names.write_text(
+        json.dumps([[r"params\.(\w+)\.kernel", r"\1.weight"], [r"params\.(\w+)\.bias", r"\1.bias"]])
+    )
     run("convert", root, tmp_path / "hf", "--to", "safetensors", "--path", "params", "--map", names)
     assert set(load(tmp_path / "hf")) == {"dense.weight", "dense.bias"}
     names.write_text("[")
-    assert "the map is not JSON" in run("convert", root, tmp_path / "hf2", "--to", "safetensors", "--map", names, code=5).output
-    assert "no leaf below" in run("convert", root, tmp_path / "hf3", "--to", "safetensors", "--path", "zzz", code=3).output
+    assert (
+        "the map is not JSON"
+        in run(
+            "convert", root, tmp_path / "hf2", "--to", "safetensors", "--map", names, code=5
+        ).output
+    )
+    assert (
+        "no leaf below"
+        in run(
+            "convert", root, tmp_path / "hf3", "--to", "safetensors", "--path", "zzz", code=3
+        ).output
+    )
 
 
 def test_prune_keeps_what_the_rules_say(root: Path, orbax_root: Path) -> None:
     """`--dry-run` says and does nothing; then the same steps go; Orbax's never do."""
     rules = "last:1,best:1:loss:max"
-    assert json.loads(run("prune", root, "--keep", rules, "--dry-run", "--json").output)["deleted"] == [2]
+    assert json.loads(run("prune", root, "--keep", rules, "--dry-run", "--json").output)[
+        "deleted"
+    ] == [2]
     assert (root / "2" / "checkpoint.json").exists()
     assert "deleted: 2" in run("prune", root, "--keep", rules).output
     assert sorted(path.name for path in root.iterdir() if path.name.isdigit()) == ["1", "3"]
-    day = run("prune", root, "--keep", "last-seconds:86400,every-seconds:3600,closest:3", "--dry-run", "--json")
+    day = run(
+        "prune",
+        root,
+        "--keep",
+        "last-seconds:86400,every-seconds:3600,closest:3",
+        "--dry-run",
+        "--json",
+    )
     assert json.loads(day.output)["deleted"] == []
     for wrong in ("first:1", "every-seconds:x", "last:x", "last:0", "best:1", ""):
         assert "--keep" in run("prune", root, "--keep", wrong, code=2).output
@@ -296,8 +414,14 @@ def test_no_permission_is_a_sentence(root: Path, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     for command in FOLDER_COMMANDS:
-        result = CliRunner().invoke(main, [str(argument) for argument in arguments(command, file, tmp_path)])
-        assert result.exit_code in (3, 5) and "Traceback" not in result.output and str(file) in result.output, (command, result.output)
+        result = CliRunner().invoke(
+            main, [str(argument) for argument in arguments(command, file, tmp_path)]
+        )
+        assert (
+            result.exit_code in (3, 5)
+            and "Traceback" not in result.output
+            and str(file) in result.output
+        ), (command, result.output)
     assert "file" in run("cp", root, file / "below", code=5).output
     assert "file" in run("convert", root, file / "below", "--to", "orbax", code=5).output
 
@@ -308,9 +432,14 @@ def test_commands_go_by_the_names_of_the_root(tmp_path: Path) -> None:
         for step in (1, 2):
             manager.save(step, {"w": np.arange(3.0)}).wait()
     (tmp_path / "run" / "ck_0007").mkdir()
-    listed = {row["name"]: row["state"] for row in json.loads(run("ls", tmp_path / "run", "--json").output)}
+    listed = {
+        row["name"]: row["state"]
+        for row in json.loads(run("ls", tmp_path / "run", "--json").output)
+    }
     assert listed == {"ck_0001": "whole", "ck_0002": "whole", "ck_0007": "unfinished"}
     save(tmp_path / "other" / "5", {"w": np.arange(3.0)}, step=5)
     run("convert", tmp_path / "other" / "5", tmp_path / "run", "--to", "holdfast")
     assert (tmp_path / "run" / "ck_0005" / "checkpoint.json").exists()
-    assert json.loads(run("prune", tmp_path / "run", "--keep", "last:1", "--json").output)["deleted"] == [1, 2]
+    assert json.loads(run("prune", tmp_path / "run", "--keep", "last:1", "--json").output)[
+        "deleted"
+    ] == [1, 2]

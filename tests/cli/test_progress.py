@@ -48,7 +48,12 @@ def on_a_terminal(*arguments: str) -> str:
     """Runs SHOW with a terminal as its stderr; returns what appears there."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100"}
-    process = subprocess.Popen([sys.executable, "-c", SHOW, *arguments], stdout=subprocess.PIPE, stderr=theirs, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SHOW, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env=environment,
+    )
     os.close(theirs)
     seen = b""
     try:
@@ -72,19 +77,26 @@ def test_a_bar_appears_when_it_takes_long() -> None:
 
 def test_no_bar_without_a_terminal() -> None:
     """A log file stays clean."""
-    done = subprocess.run([sys.executable, "-c", SHOW, "slow"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW, "slow"], capture_output=True, text=True, timeout=60
+    )
     assert (done.stdout, done.stderr) == ("done\n", "")
 
 
 @pytest.mark.parametrize("layout", ["holdfast", "orbax", "safetensors"])
 def test_verify_and_diff_report_how_far_they_are(layout: str, tmp_path: Path) -> None:
     """Every layout reports the bytes of its arrays while it reads them, in many steps."""
-    save(tmp_path / "a", {f"w{i}": jnp.asarray(np.arange(1 << 18, dtype=np.float32)) for i in range(24)})
+    save(
+        tmp_path / "a",
+        {f"w{i}": jnp.asarray(np.arange(1 << 18, dtype=np.float32)) for i in range(24)},
+    )
     convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), layout)
     reported: list[int] = []
 
     def opened() -> CheckpointReader:
-        return open_checkpoint(tmp_path / "b", wrap=lambda storage: CountingStorage(storage, reported.append))
+        return open_checkpoint(
+            tmp_path / "b", wrap=lambda storage: CountingStorage(storage, reported.append)
+        )
 
     checkpoint = opened()
     total = total_bytes(checkpoint)
@@ -108,12 +120,22 @@ main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("command", ["convert A B --to holdfast", "convert A B --to orbax", "convert A B --to safetensors", "verify A"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "convert A B --to holdfast",
+        "convert A B --to orbax",
+        "convert A B --to safetensors",
+        "verify A",
+    ],
+)
 def test_ctrl_c(command: str, tmp_path: Path) -> None:
     """Exit code 130, one word, and nothing left of what was begun."""
     save(tmp_path / "a", {"w": np.ones(1 << 16)})
     words = {"A": str(tmp_path / "a"), "B": str(tmp_path / "b")}
     arguments = [words.get(word, word) for word in command.split()]
-    done = subprocess.run([sys.executable, "-c", INTERRUPT, *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPT, *arguments], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Error: interrupted\n")
     assert not (tmp_path / "b").exists() or os.listdir(tmp_path / "b") == []

@@ -44,13 +44,26 @@ def test_status_shows_who_waits_and_who_is_missing() -> None:
         waiting.start()
         shown: dict[str, object] = {}
         while not shown.get("barriers"):
-            output = subprocess.run(holdfast("status", service.address, "--json"), capture_output=True, check=True, text=True).stdout
+            output = subprocess.run(
+                holdfast("status", service.address, "--json"),
+                capture_output=True,
+                check=True,
+                text=True,
+            ).stdout
             shown = json.loads(output)
         (barrier,) = shown["barriers"]  # type: ignore[misc]
-        assert barrier["barrier_id"] == "save/100" and barrier["missing"] == [1] and [each["task_id"] for each in barrier["waiting"]] == [0]
-        assert [task["state"] for task in shown["tasks"]] == ["CONNECTED"] * 2 and shown["job"] == "digits"  # type: ignore[union-attr]
+        assert (
+            barrier["barrier_id"] == "save/100"
+            and barrier["missing"] == [1]
+            and [each["task_id"] for each in barrier["waiting"]] == [0]
+        )
+        assert [task["state"] for task in shown["tasks"]] == ["CONNECTED"] * 2 and shown[
+            "job"
+        ] == "digits"  # type: ignore[union-attr]
         assert shown["prefixes"][0]["prefix"] == "dir"  # type: ignore[index]
-        table = subprocess.run(holdfast("status", service.address), capture_output=True, check=True, text=True).stdout
+        table = subprocess.run(
+            holdfast("status", service.address), capture_output=True, check=True, text=True
+        ).stdout
         assert "job digits attempt 3, 2 processes, running" in table and "save/100" in table
         clients[1].wait_at_barrier("save/100", 60_000)
         waiting.join(30)
@@ -66,43 +79,82 @@ def test_status_shows_where_local_steps_are(tmp_path: Path) -> None:
         first.save(5)
     for survives in (1, 0):
         parts = [f"part-{process:05d}.json" for process in range(3)]
-        holders = [[rank for rank, folder in enumerate(hosts) if list(folder.rglob(part))] for part in parts]
+        holders = [
+            [rank for rank, folder in enumerate(hosts) if list(folder.rglob(part))]
+            for part in parts
+        ]
         with job(tmp_path / "root", hosts) as later:
             address = later.managers[0]._group._group_client.client.address  # type: ignore[attr-defined]
             steps: list[dict[str, Any]] = []
             while not steps:  # a report goes out at once, and is not waited for
-                output = subprocess.run(holdfast("status", address, "--json"), capture_output=True, check=True, text=True).stdout
+                output = subprocess.run(
+                    holdfast("status", address, "--json"),
+                    capture_output=True,
+                    check=True,
+                    text=True,
+                ).stdout
                 steps = json.loads(output)["tasks"][0]["progress"].get("root", {}).get("steps", [])
-            assert [(step["step"], step["local"], step["survives"]) for step in steps] == [("5", True, survives)]
+            assert [(step["step"], step["local"], step["survives"]) for step in steps] == [
+                ("5", True, survives)
+            ]
             assert [sorted(each["processes"]) for each in steps[0]["copies"]] == holders
-            table = subprocess.run(holdfast("status", address), capture_output=True, check=True, text=True, env=WIDE).stdout
+            table = subprocess.run(
+                holdfast("status", address), capture_output=True, check=True, text=True, env=WIDE
+            ).stdout
             host = socket.gethostname()
-            shown = "; ".join(f"{process}: {', '.join(f'{rank} ({host})' for rank in found)}" for process, found in enumerate(holders))
+            shown = "; ".join(
+                f"{process}: {', '.join(f'{rank} ({host})' for rank in found)}"
+                for process, found in enumerate(holders)
+            )
             assert "local step  hosts that may be lost  whose part is where" in table
-            assert re.search(rf"^ +5 +{survives}  {re.escape(shown)} *$", table, re.MULTILINE), table
+            assert re.search(rf"^ +5 +{survives}  {re.escape(shown)} *$", table, re.MULTILINE), (
+                table
+            )
         shutil.rmtree(hosts[1])
 
 
 def test_a_local_save_is_in_the_status_once_it_is_there(tmp_path: Path) -> None:
     """Not a save later."""
-    with CoordinationService.spawn(1) as service, CoordinationClient(service.address, 0) as client, StatusClient(service.address) as status:
+    with (
+        CoordinationService.spawn(1) as service,
+        CoordinationClient(service.address, 0) as client,
+        StatusClient(service.address) as status,
+    ):
         local = Local(tmp_path / "host", save_policy=EveryNSteps(1))
         group = ClusterGroup(client, 0, 1)
-        with CheckpointManager(tmp_path / "root", save_policy=EveryNSteps(100), group=group, local=local) as manager:
+        with CheckpointManager(
+            tmp_path / "root", save_policy=EveryNSteps(100), group=group, local=local
+        ) as manager:
             manager.save(3, {"x": 1}).wait()
             while not (steps := status.status().tasks[0].progress.root.steps):
                 pass
-            assert (steps[0].step, steps[0].local, steps[0].survives, list(steps[0].copies[0].processes)) == (3, True, 0, [0])
+            assert (
+                steps[0].step,
+                steps[0].local,
+                steps[0].survives,
+                list(steps[0].copies[0].processes),
+            ) == (3, True, 0, [0])
 
 
 @pytest.mark.parametrize(
     ("address", "why"),
-    [("127.0.0.1:1", "Connection refused"), ("unix:/nonexistent/socket", "No such file or directory"), ("here", "this is no address")],
+    [
+        ("127.0.0.1:1", "Connection refused"),
+        ("unix:/nonexistent/socket", "No such file or directory"),
+        ("here", "this is no address"),
+    ],
 )
 def test_status_of_nobody_says_what_was_tried_and_for_how_long(address: str, why: str) -> None:
     """An address where nothing answers is one sentence and exit code 1."""
-    ended = subprocess.run(holdfast("status", address, "--timeout-s", "0.5"), capture_output=True, check=False, text=True)
-    assert ended.returncode == 1 and ended.stderr.startswith(f"Error: {address}: no coordinator answered a status request within ")
+    ended = subprocess.run(
+        holdfast("status", address, "--timeout-s", "0.5"),
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert ended.returncode == 1 and ended.stderr.startswith(
+        f"Error: {address}: no coordinator answered a status request within "
+    )
     assert why in ended.stderr and len(ended.stderr.splitlines()) == 1
 
 
@@ -112,11 +164,26 @@ def test_status_without_an_address_finds_this_users_jobs() -> None:
         env = os.environ | {"TMPDIR": base}
 
         def status() -> subprocess.CompletedProcess[str]:
-            return subprocess.run(holdfast("status"), env=env, capture_output=True, text=True, check=False)
+            return subprocess.run(
+                holdfast("status"), env=env, capture_output=True, text=True, check=False
+            )
 
         def start(job: str) -> subprocess.Popen[str]:
-            command = holdfast("run", "-n", "1", "--job-id", job, "--", sys.executable, "-S", "-c", "import time; time.sleep(600)")
-            popen = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            command = holdfast(
+                "run",
+                "-n",
+                "1",
+                "--job-id",
+                job,
+                "--",
+                sys.executable,
+                "-S",
+                "-c",
+                "import time; time.sleep(600)",
+            )
+            popen = subprocess.Popen(
+                command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )
             stack.callback(popen.communicate)
             stack.callback(popen.kill)
             assert popen.stderr is not None
@@ -132,7 +199,9 @@ def test_status_without_an_address_finds_this_users_jobs() -> None:
         assert "job one attempt 1, 1 processes, gathering" in status().stdout
         start("two")
         several = status()
-        assert several.returncode == 1 and several.stderr.startswith("Error: 2 jobs of this user run on this machine: choose one\n")
+        assert several.returncode == 1 and several.stderr.startswith(
+            "Error: 2 jobs of this user run on this machine: choose one\n"
+        )
         assert "# one, attempt 1\n" in several.stderr and "# two, attempt 1\n" in several.stderr
         first.kill()
         first.wait(30)
@@ -152,25 +221,60 @@ def test_the_history_of_a_job_survives_its_coordinator(tmp_path: Path) -> None:
         os.kill(service.pid, signal.SIGKILL)
         service.wait(30)
     with CoordinationService.spawn(1, job="j", journal=journal) as service:
-        shown = subprocess.run(holdfast("status", service.address, "--events"), capture_output=True, check=True, text=True).stdout
+        shown = subprocess.run(
+            holdfast("status", service.address, "--events"),
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
         texts = [line.split(maxsplit=3)[2:] for line in shown.splitlines()]
         assert texts[0][0] == "joined" and texts[1] == ["saved", "step 30 is saved"], shown
-        assert texts[2] == ["coordinator", "the coordinator was started again, with its journal"], shown
-        as_json = subprocess.run(holdfast("status", service.address, "--events", "--json"), capture_output=True, check=True, text=True)
-        assert [event["kind"] for event in json.loads(as_json.stdout)] == ["joined", "saved", "coordinator"]
-        late = subprocess.run(holdfast("status", service.address, "--since", "0s"), capture_output=True, check=True, text=True)
+        assert texts[2] == ["coordinator", "the coordinator was started again, with its journal"], (
+            shown
+        )
+        as_json = subprocess.run(
+            holdfast("status", service.address, "--events", "--json"),
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        assert [event["kind"] for event in json.loads(as_json.stdout)] == [
+            "joined",
+            "saved",
+            "coordinator",
+        ]
+        late = subprocess.run(
+            holdfast("status", service.address, "--since", "0s"),
+            capture_output=True,
+            check=True,
+            text=True,
+        )
         assert late.stdout == ""
-        wrong = subprocess.run(holdfast("status", service.address, "--since", "soon"), capture_output=True, check=False, text=True)
-        assert wrong.returncode == 2 and "expected a time such as 90s, 10m or 2h, found 'soon'" in wrong.stderr
+        wrong = subprocess.run(
+            holdfast("status", service.address, "--since", "soon"),
+            capture_output=True,
+            check=False,
+            text=True,
+        )
+        assert (
+            wrong.returncode == 2
+            and "expected a time such as 90s, 10m or 2h, found 'soon'" in wrong.stderr
+        )
 
 
 def test_the_history_holds_the_attempts_before() -> None:
     """A new attempt has a new coordinator: its launcher tells it what came before."""
     command = f"{sys.executable} -c 'from holdfast.cli import main; main()' status --events"
-    script = f'[ "$HOLDFAST_ATTEMPT" = 1 ] && exit 3; until {command} | grep "exit code 3"; do :; done'
+    script = (
+        f'[ "$HOLDFAST_ATTEMPT" = 1 ] && exit 3; until {command} | grep "exit code 3"; do :; done'
+    )
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
         ended = subprocess.run(
             holdfast("run", "-n", "1", "--max-restarts", "1", "--", "sh", "-c", script),
             env=os.environ | {"TMPDIR": base}, capture_output=True, text=True, check=False, timeout=100,
         )  # fmt: skip
-    assert ended.returncode == 0 and "launcher    attempt 1 is restarting: process 0 of 1 ended with exit code 3" in ended.stdout, ended
+    assert (
+        ended.returncode == 0
+        and "launcher    attempt 1 is restarting: process 0 of 1 ended with exit code 3"
+        in ended.stdout
+    ), ended

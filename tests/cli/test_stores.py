@@ -97,8 +97,16 @@ def servers() -> Iterator[dict[str, str]]:
 def run7(tmp_path: Path) -> Path:
     with CheckpointManager(tmp_path / "run") as manager:
         for step in (1, 2, 3):
-            state = {"params": {"w": jnp.full((8, 8), step), "b": jnp.zeros(3, jnp.bfloat16)}, "step": step, "key": jax.random.key(step)}
-            manager.save(step, items={"state": state, "config": Json({"lr": step})}, metrics={"loss": 1 / step})
+            state = {
+                "params": {"w": jnp.full((8, 8), step), "b": jnp.zeros(3, jnp.bfloat16)},
+                "step": step,
+                "key": jax.random.key(step),
+            }
+            manager.save(
+                step,
+                items={"state": state, "config": Json({"lr": step})},
+                metrics={"loss": 1 / step},
+            )
             manager.wait_until_finished()
     return tmp_path
 
@@ -112,20 +120,33 @@ def test_every_command_there(kind: str, servers: dict[str, str], run7: Path) -> 
     arguments = [str(run7), f"{kind}://{BUCKET}/cli/", servers[kind], *promise]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(BODY), *arguments], env=environment, capture_output=True, text=True, timeout=110
+        [sys.executable, "-c", textwrap.dedent(BODY), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
     )
     assert done.returncode == 0 and "all done" in done.stdout, done.stdout + done.stderr
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     for folder in (run7 / "orbax/3", run7 / "direct") if kind == "s3" else ():
-        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one) if hasattr(x, "dtype") else x, load(folder))
+        like = jax.tree.map(
+            lambda x: (
+                jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one) if hasattr(x, "dtype") else x
+            ),
+            load(folder),
+        )
         assert ocp1.load(folder, like)["params"]["w"].tolist() == np.full((8, 8), 3).tolist()
 
 
 def test_a_command_by_itself(servers: dict[str, str], run7: Path) -> None:
     """The installed command, given nothing but a URL."""
     url = f"s3://{BUCKET}/alone{servers['s3']}"
-    subprocess.run([HOLDFAST, "cp", str(run7 / "run"), url], check=True, timeout=60, capture_output=True)
-    done = subprocess.run([HOLDFAST, "ls", url, "--json"], check=True, timeout=60, capture_output=True, text=True)
+    subprocess.run(
+        [HOLDFAST, "cp", str(run7 / "run"), url], check=True, timeout=60, capture_output=True
+    )
+    done = subprocess.run(
+        [HOLDFAST, "ls", url, "--json"], check=True, timeout=60, capture_output=True, text=True
+    )
     assert [row["step"] for row in json.loads(done.stdout)] == [1, 2, 3] and done.stderr == ""
 
 
@@ -173,13 +194,28 @@ def test_killed_in_the_middle_and_begun_again(what: str, tmp_path: Path) -> None
     """A copy or conversion whose process dies, twice, is finished by the third try; until then there is no step."""
     save(tmp_path / "a", {f"w{i}": np.full(1 << 20, i, np.int64) for i in range(8)})
     for after in (1, 3):
-        command = [sys.executable, "-c", DIES, str(tmp_path / "a"), str(tmp_path / "b"), what, str(after)]
-        assert subprocess.run(command, timeout=60, env=os.environ | {"JAX_PLATFORMS": "cpu"}).returncode == 9
+        command = [
+            sys.executable,
+            "-c",
+            DIES,
+            str(tmp_path / "a"),
+            str(tmp_path / "b"),
+            what,
+            str(after),
+        ]
+        assert (
+            subprocess.run(
+                command, timeout=60, env=os.environ | {"JAX_PLATFORMS": "cpu"}
+            ).returncode
+            == 9
+        )
         assert os.listdir(tmp_path / "b") and not find_steps(LocalStorage(tmp_path / "b"))
     store = open_storage(tmp_path / "b")
     claims = open_claims(store)
     if what == "cp":
-        done = copy_checkpoint(StorePath(LocalStorage(tmp_path / "a")), StorePath(store, "0"), claims)
+        done = copy_checkpoint(
+            StorePath(LocalStorage(tmp_path / "a")), StorePath(store, "0"), claims
+        )
         assert done.skipped
     else:
         convert(open_checkpoint(tmp_path / "a"), StorePath(store), what, claims=claims)

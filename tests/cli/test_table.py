@@ -55,7 +55,10 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("table") / "good"
     with CheckpointManager(path) as manager:
         for k in (1, 2, 3):
-            items = {"state": {"w": jnp.ones((64, 64)) * k, "b": jnp.zeros(64)}, "config": Json({"lr": k})}
+            items = {
+                "state": {"w": jnp.ones((64, 64)) * k, "b": jnp.zeros(64)},
+                "config": Json({"lr": k}),
+            }
             manager.save(k, items=items, metrics={"loss": 1 / k})
             manager.wait_until_finished()
     return path
@@ -75,12 +78,18 @@ def make(kind: str, good: Path, path: Path) -> None:
     if kind.startswith("record"):
         record = path / "3/checkpoint.json"
         data = record.read_bytes()
-        record.write_bytes(b"{" if kind == "record broken" else data[:200] + bytes([data[200] ^ 1]) + data[201:])
+        record.write_bytes(
+            b"{" if kind == "record broken" else data[:200] + bytes([data[200] ^ 1]) + data[201:]
+        )
     if kind.startswith("pack"):
         (pack,) = (path / "3/state").iterdir()
         data = pack.read_bytes()
         at = len(data) - 300  # in the last chunks: those of "w"
-        pack.write_bytes(data[:at] if kind == "pack truncated" else data[: at - 300] + bytes([data[at - 300] ^ 1]) + data[at - 299 :])
+        pack.write_bytes(
+            data[:at]
+            if kind == "pack truncated"
+            else data[: at - 300] + bytes([data[at - 300] ^ 1]) + data[at - 299 :]
+        )
         if kind == "pack missing":
             pack.unlink()
 
@@ -100,12 +109,16 @@ def expected(command: str, kind: str) -> tuple[int, str]:
 def snapshot(path: Path) -> dict[str, bytes]:
     if path.is_file():
         return {"": path.read_bytes()}
-    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    return {
+        str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()
+    }
 
 
 @pytest.mark.parametrize("kind", ["good", *NOTHING, *DAMAGED])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_on_every_kind_of_path(command: str, kind: str, good: Path, tmp_path: Path) -> None:
+def test_every_command_on_every_kind_of_path(
+    command: str, kind: str, good: Path, tmp_path: Path
+) -> None:
     """With and without --json: exit code, sentence, valid JSON, nothing half-made, and nobody's files touched."""
     code, saying = expected(command, kind)
     for as_json in (False, True):
@@ -113,11 +126,17 @@ def test_every_command_on_every_kind_of_path(command: str, kind: str, good: Path
         make(kind, good, path)
         before = snapshot(path)
         words = {"PATH": str(path), "GOOD": str(good), "TARGET": str(target)}
-        arguments = [words.get(word, word) for word in COMMANDS[command].split()] + ["--json"] * as_json
+        arguments = [words.get(word, word) for word in COMMANDS[command].split()] + [
+            "--json"
+        ] * as_json
         result = CliRunner().invoke(main, arguments)
         assert result.exit_code == code, (arguments, result.output, result.exception)
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        assert "Traceback" not in result.output and saying.format(parent=tmp_path) in result.output, result.output
+        assert result.exception is None or isinstance(result.exception, SystemExit), (
+            result.exception
+        )
+        assert (
+            "Traceback" not in result.output and saying.format(parent=tmp_path) in result.output
+        ), result.output
         if code:
             assert result.stderr.startswith("Error: ") and str(path) in result.stderr
             assert ("cannot be mended" in result.stderr) == (code == 4)
@@ -130,12 +149,22 @@ def test_every_command_on_every_kind_of_path(command: str, kind: str, good: Path
             assert result.stdout == "" or command in ("verify --all", "cp")  # the whole steps
         if command not in ("prune", "sweep"):
             assert snapshot(path) == before
-        if command == "prune" and kind in ("record broken", "record flipped", "pack truncated", "pack missing"):
-            assert (path / "2/checkpoint.json").exists(), "the newest whole step was deleted in favour of a damaged one"
+        if command == "prune" and kind in (
+            "record broken",
+            "record flipped",
+            "pack truncated",
+            "pack missing",
+        ):
+            assert (path / "2/checkpoint.json").exists(), (
+                "the newest whole step was deleted in favour of a damaged one"
+            )
         if command.startswith("convert") and code:
             assert not target.exists() or os.listdir(target) == []
         if command == "cp" and code == 4:
-            assert not (target / "3/checkpoint.json").exists() and (target / "2/checkpoint.json").exists()
+            assert (
+                not (target / "3/checkpoint.json").exists()
+                and (target / "2/checkpoint.json").exists()
+            )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -152,6 +181,11 @@ def test_the_installed_command(command: str, good: Path, tmp_path: Path) -> None
     words |= {"PATH": str(tmp_path / "good"), "TARGET": str(tmp_path / "other")}
     found = start()
     out, error = missing.communicate(timeout=60)
-    assert missing.returncode == 3 and out == "" and "there is nothing at" in error and "Traceback" not in error
+    assert (
+        missing.returncode == 3
+        and out == ""
+        and "there is nothing at" in error
+        and "Traceback" not in error
+    )
     out, error = found.communicate(timeout=60)
     assert found.returncode == 0 and out and "Traceback" not in error, error

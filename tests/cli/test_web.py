@@ -19,19 +19,47 @@ def test_a_machine_without_a_job_has_no_page() -> None:
     """Without an address there is nothing to show: one sentence."""
     with tempfile.TemporaryDirectory(dir="/tmp") as base:  # a longer path would not hold a socket
         environment = os.environ | {"TMPDIR": base}
-        ended = subprocess.run([*HOLDFAST, "web"], env=environment, capture_output=True, text=True, check=False, timeout=60)
+        ended = subprocess.run(
+            [*HOLDFAST, "web"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
     assert ended.returncode == 1
-    assert ended.stderr == "Error: no job of this user runs on this machine: give the address that the launcher printed\n"
+    assert (
+        ended.stderr
+        == "Error: no job of this user runs on this machine: give the address that the launcher printed\n"
+    )
 
 
 def test_a_run_has_a_page_as_long_as_it_lasts() -> None:
     """Its URL is printed; it finds the job by itself, and goes with it."""
     script = "until [ -e $TMPDIR/go ]; do sleep 0.1; done"
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
-        command = [*HOLDFAST, "run", "-n", "1", "--web", "--job-id", "digits", "--", "sh", "-c", script]
-        with subprocess.Popen(command, env=os.environ | {"TMPDIR": base}, stderr=subprocess.PIPE, text=True) as run:
+        command = [
+            *HOLDFAST,
+            "run",
+            "-n",
+            "1",
+            "--web",
+            "--job-id",
+            "digits",
+            "--",
+            "sh",
+            "-c",
+            script,
+        ]
+        with subprocess.Popen(
+            command, env=os.environ | {"TMPDIR": base}, stderr=subprocess.PIPE, text=True
+        ) as run:
             assert run.stderr is not None
-            url = next(line for line in run.stderr if line.startswith("page at ")).removeprefix("page at ").strip()
+            url = (
+                next(line for line in run.stderr if line.startswith("page at "))
+                .removeprefix("page at ")
+                .strip()
+            )
             with snapshots(url) as seen:
                 assert next(each for each in seen if each["job"])["job"] == "digits"
             assert fetch(url)[0] == 200
@@ -44,6 +72,9 @@ def test_a_run_has_a_page_as_long_as_it_lasts() -> None:
 def test_ray_has_no_page_of_its_own() -> None:
     """It is said how to get one."""
     ended = subprocess.run(
-        [*HOLDFAST, "run", "--ray", "auto", "--web", "-n", "1", "--", sys.executable], capture_output=True, text=True, check=False
+        [*HOLDFAST, "run", "--ray", "auto", "--web", "-n", "1", "--", sys.executable],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ended.returncode == 2 and "use `holdfast web ADDRESS`" in ended.stderr

@@ -25,7 +25,10 @@ def test_the_token_is_read_when_it_is_shown(tmp_path: Path) -> None:
     credentials = Credentials(str(file))
     for token in ("first", "second"):
         file.write_text(f" {token}\n")
-        assert credentials.metadata() == ((TOKEN_HEADER, f"Bearer {token}"), (KEY_HEADER, credentials.key))
+        assert credentials.metadata() == (
+            (TOKEN_HEADER, f"Bearer {token}"),
+            (KEY_HEADER, credentials.key),
+        )
 
 
 def test_a_certificate_alone_shows_the_key_too(tmp_path: Path) -> None:
@@ -39,7 +42,10 @@ def test_a_certificate_alone_shows_the_key_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
-        ({"tls_cert": "c", "tls_ca": "a"}, "tls_cert, tls_key, tls_ca belong together: .* expected all three, found tls_cert, tls_ca"),
+        (
+            {"tls_cert": "c", "tls_ca": "a"},
+            "tls_cert, tls_key, tls_ca belong together: .* expected all three, found tls_cert, tls_ca",
+        ),
         ({"tls_key": "k"}, "expected all three, found tls_key"),
         ({"tls_cert": "c", "tls_key": "k"}, "expected all three, found tls_cert, tls_key"),
         ({"tls_ca": "a"}, "expected all three, found tls_ca"),
@@ -56,7 +62,10 @@ def test_a_file_without_content_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text(" \n")
     with pytest.raises(CoordinationError, match=r"UNAUTHENTICATED: the token file .* is empty"):
         Credentials(str(tmp_path / "empty")).metadata()
-    with pytest.raises(CoordinationError, match=r"UNAUTHENTICATED: cannot read the TLS CA file .*: No such file or directory"):
+    with pytest.raises(
+        CoordinationError,
+        match=r"UNAUTHENTICATED: cannot read the TLS CA file .*: No such file or directory",
+    ):
         Credentials(None, "c", "k", str(tmp_path / "none")).tls()
 
 

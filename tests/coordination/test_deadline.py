@@ -28,7 +28,9 @@ def test_time_that_passes_is_counted() -> None:
         pass
     assert deadline.elapsed_s() > 0 and not deadline.passed()
     assert abs(deadline.elapsed_s() + deadline.remaining_s() - 100) < 1
-    assert repr(deadline).startswith("Deadline(99.9") or repr(deadline).startswith("Deadline(100.000")
+    assert repr(deadline).startswith("Deadline(99.9") or repr(deadline).startswith(
+        "Deadline(100.000"
+    )
 
 
 def test_a_deadline_that_is_over() -> None:

@@ -16,11 +16,19 @@ def test_the_largest_value_is_let_in() -> None:
 
 def test_every_limit_is_a_positive_number() -> None:
     """None of them is a switch."""
-    assert all(isinstance(getattr(Limits(), field.name), int) and getattr(Limits(), field.name) > 0 for field in fields(Limits))
+    assert all(
+        isinstance(getattr(Limits(), field.name), int) and getattr(Limits(), field.name) > 0
+        for field in fields(Limits)
+    )
 
 
 def test_the_defaults_are_jaxs() -> None:
     """100 s of silence, 300 s for the shutdown barrier; strict, and not survivable."""
     config = Config(4, 7)
-    assert (config.heartbeat_timeout_s, config.shutdown_timeout_s, config.recoverable, config.survivable) == (100.0, 300.0, False, False)
+    assert (
+        config.heartbeat_timeout_s,
+        config.shutdown_timeout_s,
+        config.recoverable,
+        config.survivable,
+    ) == (100.0, 300.0, False, False)
     assert config.limits == Limits()

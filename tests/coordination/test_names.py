@@ -32,17 +32,24 @@ def test_a_session_takes_the_calls_of_profile_a_and_three_of_its_own() -> None:
     """Each method has the messages of its name."""
     assert SESSION_METHODS.keys() - METHODS.keys() == {"Report", "ReportError", "Stacks"}
     for name, method in SESSION_METHODS.items():
-        assert (method.request.DESCRIPTOR.name, method.response.DESCRIPTOR.name) == (f"{name}Request", f"{name}Response")
+        assert (method.request.DESCRIPTOR.name, method.response.DESCRIPTOR.name) == (
+            f"{name}Request",
+            f"{name}Response",
+        )
 
 
 def test_codes_have_names() -> None:
     """All of gRPC's; any other number is UNKNOWN."""
-    assert [status_name(code.value[0]) for code in grpc.StatusCode] == [code.name for code in grpc.StatusCode]
+    assert [status_name(code.value[0]) for code in grpc.StatusCode] == [
+        code.name for code in grpc.StatusCode
+    ]
     assert status_name(99) == "UNKNOWN"
 
 
 @pytest.mark.parametrize("version", ["1.65.9", "1.86.0", "2.0.0"])
-def test_an_untested_grpcio_is_no_silent_switch(version: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_untested_grpcio_is_no_silent_switch(
+    version: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Outside the tested releases the public API serves, and one warning says so and what to install."""
     is_tested_grpc.cache_clear()
     assert not is_tested_grpc(version) and not is_tested_grpc(version)
@@ -56,33 +63,54 @@ def test_the_installed_grpcio_is_the_last_that_was_tested(caplog: pytest.LogCapt
     """The private module is used for it, and a later minor release has to be tested before it is."""
     release = tuple(int(part) for part in grpc.__version__.split(".")[:2])
     assert is_tested_grpc() and is_tested_grpc("1.66.2") and not caplog.records
-    assert TESTED_GRPC[0] <= release < TESTED_GRPC[1] and not is_tested_grpc(f"{TESTED_GRPC[1][0]}.{TESTED_GRPC[1][1]}.0")
+    assert TESTED_GRPC[0] <= release < TESTED_GRPC[1] and not is_tested_grpc(
+        f"{TESTED_GRPC[1][0]}.{TESTED_GRPC[1][1]}.0"
+    )
 
 
 def test_a_barrier_whose_time_is_over_names_the_missing() -> None:
     """Also without a payload, as jaxlib's service answers; the gatherings have names of their own."""
-    payloads = missing(session_pb2.MissingTask(task_id=3, silent_s=-1), session_pb2.MissingTask(task_id=1, silent_s=2))
+    payloads = missing(
+        session_pb2.MissingTask(task_id=3, silent_s=-1),
+        session_pb2.MissingTask(task_id=1, silent_s=2),
+    )
     error = make_error("DEADLINE_EXCEEDED", "m", payloads, BARRIER)
     assert isinstance(error, BarrierTimeout) and (error.name, error.missing) == ("b", (3, 1))
     bare = make_error("DEADLINE_EXCEEDED", "m", {}, BARRIER)
     assert isinstance(bare, BarrierTimeout) and bare.missing == ()
-    for request, name in ((coordination_pb2.RegisterTaskRequest(), "connect"), (coordination_pb2.ShutdownTaskRequest(), "shutdown")):
+    for request, name in (
+        (coordination_pb2.RegisterTaskRequest(), "connect"),
+        (coordination_pb2.ShutdownTaskRequest(), "shutdown"),
+    ):
         gathering = make_error("DEADLINE_EXCEEDED", "m", payloads, request)
         assert isinstance(gathering, BarrierTimeout) and gathering.name == name
-    assert type(make_error("DEADLINE_EXCEEDED", "m", {}, coordination_pb2.GetKeyValueRequest())) is CoordinationError
+    assert (
+        type(make_error("DEADLINE_EXCEEDED", "m", {}, coordination_pb2.GetKeyValueRequest()))
+        is CoordinationError
+    )
 
 
-@pytest.mark.parametrize(("silent_s", "host", "expected"), [(2.5, "h", (1, "h", 2.5)), (-1, "", (1, None, None))])
+@pytest.mark.parametrize(
+    ("silent_s", "host", "expected"), [(2.5, "h", (1, "h", 2.5)), (-1, "", (1, None, None))]
+)
 def test_a_lost_process_is_named(silent_s: float, host: str, expected: tuple[object, ...]) -> None:
     """With host and silence, None where they are not known; the code stays."""
     lost = session_pb2.MissingTask(task_id=1, host=host, silent_s=silent_s, lost=True)
     error = make_error("INTERNAL", "m", missing(lost), BARRIER)
-    assert isinstance(error, ProcessLost) and (error.process, error.host, error.silent_s) == expected and error.code == "INTERNAL"
+    assert (
+        isinstance(error, ProcessLost)
+        and (error.process, error.host, error.silent_s) == expected
+        and error.code == "INTERNAL"
+    )
 
 
 def test_counters_and_mismatches_travel_with_the_error() -> None:
     """Read back by the client; another error has neither."""
-    counted = {BARRIER_ERROR_TYPE: coordination_pb2.BarrierError(barrier_id="b", counter=4).SerializeToString()}
+    counted = {
+        BARRIER_ERROR_TYPE: coordination_pb2.BarrierError(
+            barrier_id="b", counter=4
+        ).SerializeToString()
+    }
     assert barrier_counter(make_error("INTERNAL", "m", counted, BARRIER)) == 4
     assert is_service_mismatch(make_error("INTERNAL", "m", {MISMATCH_TYPE: b""}, BARRIER))
     plain = make_error("INTERNAL", "m", {}, BARRIER)

@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.coordination import BarrierTimeout, CoordinationClient, CoordinationError, ProcessInfo, ProcessLost
+from holdfast.coordination import (
+    BarrierTimeout,
+    CoordinationClient,
+    CoordinationError,
+    ProcessInfo,
+    ProcessLost,
+)
 from holdfast.coordination.client import frame_transport, session
 from holdfast.coordination.client.frame_transport import PublicFrameTransport, QueueFrameTransport
 from holdfast.coordination.deadline import Deadline
@@ -18,7 +24,9 @@ from tests.support.in_process import Served, serving
 from tests.support.proxy import Proxy
 
 COUNT = 3
-PAIRS = [(client, aio) for client in (QueueFrameTransport, PublicFrameTransport) for aio in (False, True)]
+PAIRS = [
+    (client, aio) for client in (QueueFrameTransport, PublicFrameTransport) for aio in (False, True)
+]
 
 
 def _name(pair: object) -> str:
@@ -44,7 +52,10 @@ def clients(served: Served) -> Iterator[list[CoordinationClient]]:
 
 
 def joined(address: str, **options: Any) -> list[CoordinationClient]:
-    clients = [CoordinationClient(address, index, rpc_timeout_s=20, session=True, **options) for index in range(COUNT)]
+    clients = [
+        CoordinationClient(address, index, rpc_timeout_s=20, session=True, **options)
+        for index in range(COUNT)
+    ]
     at_once([client.connect for client in clients])
     return clients
 
@@ -56,7 +67,9 @@ def at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
         return [future.exception(60) or future.result() for future in futures]
 
 
-def test_the_pair_is_the_one_that_was_asked_for(request: pytest.FixtureRequest, clients: list[CoordinationClient]) -> None:
+def test_the_pair_is_the_one_that_was_asked_for(
+    request: pytest.FixtureRequest, clients: list[CoordinationClient]
+) -> None:
     """The suite tests what it says."""
     transport = clients[0]._connection._transport
     assert isinstance(transport, session.SessionTransport) and transport._stream is not None
@@ -69,7 +82,9 @@ def test_calls_of_many_threads_are_answered_each_its_own(clients: list[Coordinat
 
     def work(number: int) -> bytes:
         client, value = clients[number % COUNT], bytes([number]) * (1 << 20)
-        assert [client.key_value_increment(f"count/{number}", 1) for _ in range(20)] == list(range(1, 21))
+        assert [client.key_value_increment(f"count/{number}", 1) for _ in range(20)] == list(
+            range(1, 21)
+        )
         client.key_value_set_bytes(f"value/{number}", value)
         with pytest.raises(CoordinationError, match="NOT_FOUND"):
             client.key_value_try_get(f"none/{number}")
@@ -84,14 +99,30 @@ def test_calls_of_many_threads_are_answered_each_its_own(clients: list[Coordinat
 def test_barriers_pass_and_name_the_missing(clients: list[CoordinationClient]) -> None:
     """All pass together, again and again; one that comes too late is named, to itself too, and the name works afterwards."""
     for _ in range(20):
-        assert at_once([lambda client=client: client.wait_at_barrier("step", 20_000) for client in clients]) == [None] * COUNT  # type: ignore[misc]
-    failed = at_once([lambda client=client: client.wait_at_barrier("late", 300) for client in clients[1:]])  # type: ignore[misc]
+        assert (
+            at_once(
+                [lambda client=client: client.wait_at_barrier("step", 20_000) for client in clients]
+            )
+            == [None] * COUNT
+        )  # type: ignore[misc]
+    failed = at_once(
+        [lambda client=client: client.wait_at_barrier("late", 300) for client in clients[1:]]
+    )  # type: ignore[misc]
     failed += at_once([lambda: clients[0].wait_at_barrier("late", 20_000)])
-    assert all(isinstance(error, BarrierTimeout) and error.missing == (0,) for error in failed), failed
-    assert at_once([lambda client=client: client.wait_at_barrier("late", 20_000) for client in clients]) == [None] * COUNT  # type: ignore[misc]
+    assert all(isinstance(error, BarrierTimeout) and error.missing == (0,) for error in failed), (
+        failed
+    )
+    assert (
+        at_once(
+            [lambda client=client: client.wait_at_barrier("late", 20_000) for client in clients]
+        )
+        == [None] * COUNT
+    )  # type: ignore[misc]
 
 
-def test_a_wait_ends_by_the_key_by_its_time_and_by_a_loss(clients: list[CoordinationClient]) -> None:
+def test_a_wait_ends_by_the_key_by_its_time_and_by_a_loss(
+    clients: list[CoordinationClient],
+) -> None:
     """Whichever comes first, and each with its own error."""
     late, over, lost = (
         lambda: clients[0].blocking_key_value_get("late", 60_000),
@@ -134,7 +165,9 @@ def test_a_connection_that_breaks_is_opened_again(served: Served) -> None:
             proxy.cut()
             clients[1].key_value_set("probe", "x", allow_overwrite=True)
         clients[1].key_value_set("late", "here")
-        at_once([lambda client=client: client.wait_at_barrier("all", 60_000) for client in clients[1:]])  # type: ignore[misc]
+        at_once(
+            [lambda client=client: client.wait_at_barrier("all", 60_000) for client in clients[1:]]
+        )  # type: ignore[misc]
         assert get.result(20) == "here" and barrier.result(20) is None
         assert int(clients[1].statistics()["reconnects"]) >= 1
         for client in clients:
@@ -144,9 +177,15 @@ def test_a_connection_that_breaks_is_opened_again(served: Served) -> None:
 def test_the_end_of_a_client_ends_its_waits(clients: list[CoordinationClient]) -> None:
     """`close` in one thread frees the others, and the process's stacks can no longer be asked for."""
     with ThreadPoolExecutor(2) as pool:
-        waits = [pool.submit(clients[0].blocking_key_value_get, f"never/{number}", 60_000) for number in range(2)]
+        waits = [
+            pool.submit(clients[0].blocking_key_value_get, f"never/{number}", 60_000)
+            for number in range(2)
+        ]
         while (
-            clients[1]._connection.call("Stacks", StacksRequest(task_id=0), Deadline(20)).stacks.count(b"blocking_key_value_get_bytes") < 2
+            clients[1]
+            ._connection.call("Stacks", StacksRequest(task_id=0), Deadline(20))
+            .stacks.count(b"blocking_key_value_get_bytes")
+            < 2
         ):
             pass
         clients[0].close()

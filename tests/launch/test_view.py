@@ -29,7 +29,10 @@ def test_the_live_view_on_a_terminal() -> None:
     ours, theirs = os.openpty()
     script = "import sys; print('hello'); sys.exit(0)"
     popen = subprocess.Popen(
-        [HOLDFAST, "run", "-n", "2", "--", *python(script)], stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "xterm"}
+        [HOLDFAST, "run", "-n", "2", "--", *python(script)],
+        stdout=theirs,
+        stderr=theirs,
+        env=os.environ | {"TERM": "xterm"},
     )
     os.close(theirs)
     seen = b""

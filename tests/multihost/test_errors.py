@@ -7,7 +7,15 @@ import pickle
 import pytest
 
 from holdfast.coordination import HoldfastError
-from holdfast.multihost import Fatal, Hang, JobError, Preempted, StartupFailed, StartupTimeout, WorkerFailed
+from holdfast.multihost import (
+    Fatal,
+    Hang,
+    JobError,
+    Preempted,
+    StartupFailed,
+    StartupTimeout,
+    WorkerFailed,
+)
 
 KINDS = [StartupTimeout, StartupFailed, Preempted, WorkerFailed, Hang, Fatal]
 
@@ -15,10 +23,18 @@ KINDS = [StartupTimeout, StartupFailed, Preempted, WorkerFailed, Hang, Fatal]
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_of_a_job_keeps_its_fields_when_pickled(kind: type[JobError]) -> None:
     """Attempt, processes, times and the setting that governs it come back from another process."""
-    error = kind("it ended", attempt=3, processes=(1, 2), elapsed_s=4.5, timeout_s=4.0, knob="max_failures")
+    error = kind(
+        "it ended", attempt=3, processes=(1, 2), elapsed_s=4.5, timeout_s=4.0, knob="max_failures"
+    )
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is kind and str(again) == "it ended"
-    assert (again.attempt, again.processes, again.elapsed_s, again.timeout_s, again.knob) == (3, (1, 2), 4.5, 4.0, "max_failures")
+    assert (again.attempt, again.processes, again.elapsed_s, again.timeout_s, again.knob) == (
+        3,
+        (1, 2),
+        4.5,
+        4.0,
+        "max_failures",
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -26,4 +42,10 @@ def test_fields_that_nobody_set_are_empty(kind: type[JobError]) -> None:
     """One `except JobError`, or `except HoldfastError`, catches all of them, and every field can be read."""
     error = kind("it ended")
     assert isinstance(error, JobError) and isinstance(error, HoldfastError)
-    assert (error.attempt, error.processes, error.elapsed_s, error.timeout_s, error.knob) == (None, (), None, None, "")
+    assert (error.attempt, error.processes, error.elapsed_s, error.timeout_s, error.knob) == (
+        None,
+        (),
+        None,
+        None,
+        "",
+    )

@@ -6,7 +6,15 @@ import pytest
 
 from holdfast.multihost import ProcessSpec
 
-SPEC = ProcessSpec(process_id=3, num_processes=4, coordinator="10.0.0.1:4321", job_id="j", attempt=2, slice_id=1, num_slices=2)
+SPEC = ProcessSpec(
+    process_id=3,
+    num_processes=4,
+    coordinator="10.0.0.1:4321",
+    job_id="j",
+    attempt=2,
+    slice_id=1,
+    num_slices=2,
+)
 STALE = {
     "MEGASCALE_NUM_SLICES": "3",
     "MEGASCALE_SLICE_ID": "2",
@@ -47,7 +55,9 @@ def test_the_environment_carries_all_of_it() -> None:
 def test_an_environment_of_nobody_is_none() -> None:
     """Without a launcher of ours there is no spec; a token file alone makes none."""
     assert ProcessSpec.from_env({}) is None
-    assert ProcessSpec.from_env({"HOLDFAST_TOKEN_FILE": "x", "JAX_COORDINATOR_ADDRESS": "a:1"}) is None
+    assert (
+        ProcessSpec.from_env({"HOLDFAST_TOKEN_FILE": "x", "JAX_COORDINATOR_ADDRESS": "a:1"}) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,19 +67,36 @@ def test_an_environment_of_nobody_is_none() -> None:
             {"HOLDFAST_PROCESS_ID": None},
             "HOLDFAST_PROCESS_ID is not set, but .*HOLDFAST_COORDINATOR.* is: start the process with `holdfast run`",
         ),
-        ({"HOLDFAST_NUM_PROCESSES": "four"}, "HOLDFAST_NUM_PROCESSES='four': expected a whole number"),
-        ({"HOLDFAST_PROCESS_ID": "4"}, "process_id=4 with num_processes=4: expected 0 <= process_id < num_processes"),
+        (
+            {"HOLDFAST_NUM_PROCESSES": "four"},
+            "HOLDFAST_NUM_PROCESSES='four': expected a whole number",
+        ),
+        (
+            {"HOLDFAST_PROCESS_ID": "4"},
+            "process_id=4 with num_processes=4: expected 0 <= process_id < num_processes",
+        ),
         ({"HOLDFAST_COORDINATOR": "10.0.0.1"}, "coordinator='10.0.0.1': expected HOST:PORT"),
-        ({"HOLDFAST_COORDINATOR": "unix:here"}, "coordinator='unix:here': expected unix: and an absolute path"),
-        ({"HOLDFAST_COORDINATOR": "unix:/s", "HOLDFAST_SLICE_ADDRESS": ""}, "num_slices=2: slices need a slice_address to meet at"),
+        (
+            {"HOLDFAST_COORDINATOR": "unix:here"},
+            "coordinator='unix:here': expected unix: and an absolute path",
+        ),
+        (
+            {"HOLDFAST_COORDINATOR": "unix:/s", "HOLDFAST_SLICE_ADDRESS": ""},
+            "num_slices=2: slices need a slice_address to meet at",
+        ),
         ({"HOLDFAST_NUM_SLICES": "3"}, "num_processes=4 in num_slices=3: a slice is incomplete"),
-        ({"HOLDFAST_SLICE_ID": "0"}, "process_id=3 reports slice_id=0, expected 1: sort the processes by slice and worker, 2 a slice"),
+        (
+            {"HOLDFAST_SLICE_ID": "0"},
+            "process_id=3 reports slice_id=0, expected 1: sort the processes by slice and worker, 2 a slice",
+        ),
         ({"HOLDFAST_ATTEMPT": "-1"}, "attempt=-1: expected 0 or more"),
     ],
 )
 def test_a_malformed_environment_is_named(changes: dict[str, str | None], message: str) -> None:
     """Every variable that is missing or does not fit is named with its value and what was expected."""
-    environment = {key: value for key, value in (SPEC.to_env() | changes).items() if value is not None}
+    environment = {
+        key: value for key, value in (SPEC.to_env() | changes).items() if value is not None
+    }
     with pytest.raises(ValueError, match=message):
         ProcessSpec.from_env(environment)
 
@@ -116,7 +143,9 @@ def test_stale_slices_of_a_job_with_one_slice_go() -> None:
 )
 def test_the_slices_meet_at_rank_0(address: str, expected: tuple[str, str]) -> None:
     """The launcher's address for the slices wins over the coordinator's host; its port over 8081. A first value is no replacement."""
-    spec = ProcessSpec(process_id=0, num_processes=2, coordinator="c:1", num_slices=2, slice_address=address)
+    spec = ProcessSpec(
+        process_id=0, num_processes=2, coordinator="c:1", num_slices=2, slice_address=address
+    )
     environment: dict[str, str] = {}
     assert spec.set_slices(environment) == []
     assert (environment["MEGASCALE_COORDINATOR_ADDRESS"], environment["MEGASCALE_PORT"]) == expected

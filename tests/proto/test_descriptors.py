@@ -16,13 +16,26 @@ from holdfast.proto import coordination_b_pb2, coordination_pb2
 
 PROFILE_A = "xla/pjrt/distributed/coordination/coordination_service.proto"
 PROFILE_B = "xla/tsl/protobuf/coordination_service.proto"
-WIRE_TYPES = {5: "int32", 14: "int32", 3: "int64", 6: "fixed64", 8: "bool", 9: "string", 12: "bytes", 11: "message"}  # an enum is an int32
+WIRE_TYPES = {
+    5: "int32",
+    14: "int32",
+    3: "int64",
+    6: "fixed64",
+    8: "bool",
+    9: "string",
+    12: "bytes",
+    11: "message",
+}  # an enum is an int32
 
 
 def _jaxlib_binaries() -> list[Path]:
     import jaxlib
 
-    return [path for path in Path(jaxlib.__file__).parent.glob("*.so") if path.stat().st_size > 1_000_000]
+    return [
+        path
+        for path in Path(jaxlib.__file__).parent.glob("*.so")
+        if path.stat().st_size > 1_000_000
+    ]
 
 
 def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
@@ -67,13 +80,20 @@ def embedded(name: str) -> descriptor_pb2.FileDescriptorProto | None:
 
 def _fields(message: descriptor_pb2.DescriptorProto) -> dict[int, tuple[str, str, bool]]:
     label = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
-    return {field.number: (field.name, WIRE_TYPES[field.type], field.label == label) for field in message.field}
+    return {
+        field.number: (field.name, WIRE_TYPES[field.type], field.label == label)
+        for field in message.field
+    }
 
 
 @pytest.mark.parametrize(
-    ("name", "ours", "methods"), [(PROFILE_A, coordination_pb2, RPCS_A), (PROFILE_B, coordination_b_pb2, RPCS_B)], ids=["A", "B"]
+    ("name", "ours", "methods"),
+    [(PROFILE_A, coordination_pb2, RPCS_A), (PROFILE_B, coordination_b_pb2, RPCS_B)],
+    ids=["A", "B"],
 )
-def test_every_message_has_jaxlibs_fields(name: str, ours: object, methods: dict[str, object]) -> None:
+def test_every_message_has_jaxlibs_fields(
+    name: str, ours: object, methods: dict[str, object]
+) -> None:
     """Each message of ours has the numbers, names and types of jaxlib's, and every rpc that it declares and calls is served."""
     theirs = embedded(name)
     assert theirs is not None, f"{name} is not in this jaxlib: the wire may have changed"
@@ -95,4 +115,6 @@ def test_states_are_jaxlibs() -> None:
     theirs = embedded(PROFILE_A)
     assert theirs is not None
     (states,) = (enum for enum in theirs.enum_type if enum.name == "TaskState")
-    assert {value.name: value.number for value in states.value} == dict(coordination_pb2.TaskState.items())
+    assert {value.name: value.number for value in states.value} == dict(
+        coordination_pb2.TaskState.items()
+    )

@@ -19,7 +19,9 @@ class MemoryReader:
         self.arrays = dict(arrays)
         self.batches: list[list[ReadRequest]] = []
 
-    def fill(self, reads: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]) -> None:
+    def fill(
+        self, reads: Sequence[ReadRequest], allocate: Callable[[int], np.ndarray[Any, Any]]
+    ) -> None:
         """Gives every request its array."""
         self.batches.append(list(reads))
         for read in reads:
@@ -29,7 +31,9 @@ class MemoryReader:
             read.array = memory
 
 
-def record_of(path: str, array: np.ndarray[Any, Any], chunk_shape: tuple[int, ...] | None = None, **facts: Any) -> LeafRecord:
+def record_of(
+    path: str, array: np.ndarray[Any, Any], chunk_shape: tuple[int, ...] | None = None, **facts: Any
+) -> LeafRecord:
     """Returns the record of an array that is stored as one shard, in chunks of `chunk_shape` (None: one)."""
     grid = Grid(array.shape, array.shape, chunk_shape or array.shape, array.itemsize)
     return LeafRecord(path, "array", array.dtype.name, array.shape, grid=grid, **facts)
@@ -38,4 +42,10 @@ def record_of(path: str, array: np.ndarray[Any, Any], chunk_shape: tuple[int, ..
 def item_of(arrays: Mapping[str, np.ndarray[Any, Any]], name: str = "state") -> ItemRecord:
     """Returns an item that is a flat dict of arrays."""
     leaves = tuple(record_of(path, array) for path, array in arrays.items())
-    return ItemRecord(name, "tree", (), {"kind": "dict", "keys": list(arrays), "nodes": list(range(len(leaves)))}, leaves)
+    return ItemRecord(
+        name,
+        "tree",
+        (),
+        {"kind": "dict", "keys": list(arrays), "nodes": list(range(len(leaves)))},
+        leaves,
+    )

@@ -57,7 +57,9 @@ def goes(call, kind):
 
 
 # So do processes whose environment says who they are and where their coordinator is.
-START_LAUNCHED = START.replace(_JOIN, "import holdfast.multihost as multihost; multihost.initialize(timeout_s=60)")
+START_LAUNCHED = START.replace(
+    _JOIN, "import holdfast.multihost as multihost; multihost.initialize(timeout_s=60)"
+)
 
 
 def free_port() -> int:
@@ -67,16 +69,29 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def together(script: str, count: int, root: object, *arguments: object, **options: object) -> Processes:
+def together(
+    script: str, count: int, root: object, *arguments: object, **options: object
+) -> Processes:
     """Starts `count` processes of one jax.distributed job that run START and then `script`; `root` and `arguments` are its arguments."""
-    return Processes(START + textwrap.dedent(script), count, arguments=[free_port(), root, *arguments], **options)  # type: ignore[arg-type]
+    return Processes(
+        START + textwrap.dedent(script), count, arguments=[free_port(), root, *arguments], **options
+    )  # type: ignore[arg-type]
 
 
-def run_together(script: str, count: int, root: object, *arguments: object, timeout_s: float = 90, **options: object) -> list[str]:
+def run_together(
+    script: str,
+    count: int,
+    root: object,
+    *arguments: object,
+    timeout_s: float = 90,
+    **options: object,
+) -> list[str]:
     """Runs them to their end, asserts that all exit with 0, and returns what they printed."""
     with together(script, count, root, *arguments, **options) as processes:
         finished = processes.wait(timeout_s)
-    report = "\n".join(f"--- process {i} (exit {f.code}):\n{f.output}" for i, f in enumerate(finished))
+    report = "\n".join(
+        f"--- process {i} (exit {f.code}):\n{f.output}" for i, f in enumerate(finished)
+    )
     assert [f.code for f in finished] == [0] * count, report
     return [f.output for f in finished]
 
@@ -91,7 +106,10 @@ def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
 def groups(count: int) -> Iterator[list[ClusterGroup]]:
     """Yields the group of each process of a job whose processes are threads of this one: a real coordinator, a client for each."""
     with CoordinationService.spawn(count) as service:
-        clients = [CoordinationClient(service.address, index, shutdown_timeout_s=20) for index in range(count)]
+        clients = [
+            CoordinationClient(service.address, index, shutdown_timeout_s=20)
+            for index in range(count)
+        ]
         at_once([client.connect for client in clients])
         try:
             yield [ClusterGroup(client, index, count) for index, client in enumerate(clients)]

@@ -55,7 +55,11 @@ class Processes:
         self._scratch = tempfile.TemporaryDirectory()
         path = Path(self._scratch.name) / "script.py"
         path.write_text(textwrap.dedent(script))
-        base = {key: value for key, value in os.environ.items() if not key.startswith(("HOLDFAST_", "MEGASCALE_", "JAX_"))}
+        base = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("HOLDFAST_", "MEGASCALE_", "JAX_"))
+        }
         base |= {
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
@@ -78,7 +82,10 @@ class Processes:
             )
             for index in range(count)
         ]
-        self._readers = [threading.Thread(target=self._read, args=(index,), daemon=True) for index in range(count)]
+        self._readers = [
+            threading.Thread(target=self._read, args=(index,), daemon=True)
+            for index in range(count)
+        ]
         for reader in self._readers:
             reader.start()
 
@@ -102,9 +109,16 @@ class Processes:
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while text not in "".join(self._output[index]):
-                ended = self.popens[index].poll() is not None and not self._readers[index].is_alive()
-                if ended or (not self._changed.wait(min(0.2, max(0.0, deadline - time.monotonic()))) and time.monotonic() > deadline):
-                    raise AssertionError(f"process {index} never printed {text!r}; it printed:\n{''.join(self._output[index])}")
+                ended = (
+                    self.popens[index].poll() is not None and not self._readers[index].is_alive()
+                )
+                if ended or (
+                    not self._changed.wait(min(0.2, max(0.0, deadline - time.monotonic())))
+                    and time.monotonic() > deadline
+                ):
+                    raise AssertionError(
+                        f"process {index} never printed {text!r}; it printed:\n{''.join(self._output[index])}"
+                    )
 
     def kill(self, index: int, number: int = signal.SIGKILL) -> None:
         """Sends a signal to process `index`."""
@@ -121,9 +135,14 @@ class Processes:
                 if popen.poll() is None:
                     popen.send_signal(signal.SIGABRT)  # faulthandler prints every thread's stack
             self._join()
-            raise AssertionError("\n".join(f"--- process {i}:\n{self.output(i)}" for i in range(len(self.popens)))) from None
+            raise AssertionError(
+                "\n".join(f"--- process {i}:\n{self.output(i)}" for i in range(len(self.popens)))
+            ) from None
         self._join()
-        return [Finished(popen.returncode, self.output(index)) for index, popen in enumerate(self.popens)]
+        return [
+            Finished(popen.returncode, self.output(index))
+            for index, popen in enumerate(self.popens)
+        ]
 
     def _join(self) -> None:
         for reader in self._readers:
@@ -132,7 +151,12 @@ class Processes:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for popen in self.popens:
             if popen.poll() is None:
                 popen.kill()
@@ -144,12 +168,21 @@ class Processes:
         self._scratch.cleanup()
 
 
-def run_processes(script: str, count: int, *, timeout_s: float = 90, codes: Sequence[int] | None = None, **options: object) -> list[str]:
+def run_processes(
+    script: str,
+    count: int,
+    *,
+    timeout_s: float = 90,
+    codes: Sequence[int] | None = None,
+    **options: object,
+) -> list[str]:
     """Runs `count` processes to their end, asserts their exit codes (default: all 0) and returns their outputs."""
     with Processes(script, count, **options) as processes:  # type: ignore[arg-type]
         finished = processes.wait(timeout_s)
     expected = list(codes) if codes is not None else [0] * count
-    report = "\n".join(f"--- process {i} (exit {f.code}):\n{f.output}" for i, f in enumerate(finished))
+    report = "\n".join(
+        f"--- process {i} (exit {f.code}):\n{f.output}" for i, f in enumerate(finished)
+    )
     assert [f.code for f in finished] == expected, report
     return [f.output for f in finished]
 

@@ -34,12 +34,23 @@ def make(process_id: int) -> Any:
     from jax._src.lib import _jax
 
     return _jax.get_distributed_runtime_client(
-        ADDRESS, process_id, init_timeout=30, heartbeat_timeout=HEARTBEAT_S, shutdown_timeout=10, shutdown_on_destruction=False
+        ADDRESS,
+        process_id,
+        init_timeout=30,
+        heartbeat_timeout=HEARTBEAT_S,
+        shutdown_timeout=10,
+        shutdown_on_destruction=False,
     )
 
 
 def show(value: Any) -> Any:
-    return value.hex() if isinstance(value, bytes) else [show(each) for each in value] if isinstance(value, (list, tuple)) else value
+    return (
+        value.hex()
+        if isinstance(value, bytes)
+        else [show(each) for each in value]
+        if isinstance(value, (list, tuple))
+        else value
+    )
 
 
 def one(name: str, call: Callable[[], Any]) -> None:
@@ -56,7 +67,10 @@ def one(name: str, call: Callable[[], Any]) -> None:
 
 def together(name: str, *calls: Callable[[], Any]) -> None:
     """Makes calls at the same time, from a thread each."""
-    threads = [threading.Thread(target=one, args=(f"{name}/{index}", call)) for index, call in enumerate(calls)]
+    threads = [
+        threading.Thread(target=one, args=(f"{name}/{index}", call))
+        for index, call in enumerate(calls)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -69,7 +83,9 @@ def keys(a: Any, b: Any) -> None:
     one("set exists, same value", lambda: a.key_value_set("k/a", "x"))
     one("value unharmed", lambda: b.key_value_try_get("k/a"))
     one("set overwrite", lambda: b.key_value_set("k/a", "z", True))
-    one("set overwrite by name", lambda: b.key_value_set(key="k/a", value="w", allow_overwrite=True))
+    one(
+        "set overwrite by name", lambda: b.key_value_set(key="k/a", value="w", allow_overwrite=True)
+    )
     one("overwritten", lambda: a.key_value_try_get("k/a"))
     one("overwrite of nothing", lambda: a.key_value_set("k/new", "n", True))
     one("set bytes", lambda: a.key_value_set_bytes("k/b", b"\xff\x00\x01"))
@@ -104,7 +120,13 @@ def keys(a: Any, b: Any) -> None:
     one("empty value get", lambda: b.key_value_try_get("k/e"))
     one("empty value get bytes", lambda: b.key_value_try_get_bytes("k/e"))
     one("unicode", lambda: (a.key_value_set("k/ü", "ö"), b.key_value_try_get("k/ü"))[1])
-    one("big", lambda: (a.key_value_set_bytes("k/big", b"x" * (9 << 20)), len(b.key_value_try_get_bytes("k/big")))[1])
+    one(
+        "big",
+        lambda: (
+            a.key_value_set_bytes("k/big", b"x" * (9 << 20)),
+            len(b.key_value_try_get_bytes("k/big")),
+        )[1],
+    )
     one("delete", lambda: a.key_value_delete("k/a"))
     one("deleted", lambda: b.key_value_try_get("k/a"))
     one("set again after delete", lambda: a.key_value_set("k/a", "again"))
@@ -112,35 +134,70 @@ def keys(a: Any, b: Any) -> None:
     one("delete dir", lambda: a.key_value_delete("k"))
     one("dir is empty", lambda: b.key_value_dir_get("k"))
     one("sibling stays", lambda: b.key_value_try_get("kk/1"))
-    one("delete key with children", lambda: (a.key_value_set("p", "1"), a.key_value_set("p/q", "2"), a.key_value_delete("p"))[2])
+    one(
+        "delete key with children",
+        lambda: (a.key_value_set("p", "1"), a.key_value_set("p/q", "2"), a.key_value_delete("p"))[
+            2
+        ],
+    )
     one("children gone", lambda: b.key_value_try_get("p/q"))
     one("increment", lambda: a.key_value_increment("n", 3))
     one("increment on", lambda: b.key_value_increment("n", 4))
     one("decrement", lambda: a.key_value_increment("n", -9))
     one("increment by 0", lambda: a.key_value_increment("n", 0))
     one("counter is text", lambda: a.key_value_try_get("n"))
-    one("increment of a set number", lambda: (a.key_value_set("m", "41"), a.key_value_increment("m", 1))[1])
-    one("increment of no number", lambda: (a.key_value_set("t", "abc"), a.key_value_increment("t", 1))[1])
+    one(
+        "increment of a set number",
+        lambda: (a.key_value_set("m", "41"), a.key_value_increment("m", 1))[1],
+    )
+    one(
+        "increment of no number",
+        lambda: (a.key_value_set("t", "abc"), a.key_value_increment("t", 1))[1],
+    )
     one("no number unharmed", lambda: a.key_value_try_get("t"))
     one("key of another type", lambda: a.key_value_set(1, "x"))
     one("value of another type", lambda: a.key_value_set("x", b"x"))
     one("bytes of another type", lambda: a.key_value_set_bytes("x", "x"))
-    together("get waits for set", lambda: b.blocking_key_value_get("later", 5000), lambda: a.key_value_set("later", "here"))
-    together("two wait", *[lambda c=c: c.blocking_key_value_get("later2", 5000) for c in (a, b)], lambda: a.key_value_set("later2", "2"))
-    together("many increments", *[lambda c=c: c.key_value_increment("many", 1) and None for c in (a, b) * 4])
+    together(
+        "get waits for set",
+        lambda: b.blocking_key_value_get("later", 5000),
+        lambda: a.key_value_set("later", "here"),
+    )
+    together(
+        "two wait",
+        *[lambda c=c: c.blocking_key_value_get("later2", 5000) for c in (a, b)],
+        lambda: a.key_value_set("later2", "2"),
+    )
+    together(
+        "many increments",
+        *[lambda c=c: c.key_value_increment("many", 1) and None for c in (a, b) * 4],
+    )
     one("many increments sum", lambda: a.key_value_try_get("many"))
 
 
 def barriers(a: Any, b: Any, c: Any) -> None:
     everyone = (a, b, c)
     for round_number in range(3):
-        together(f"barrier round {round_number}", *[lambda client=client: client.wait_at_barrier("all", 5000) for client in everyone])
+        together(
+            f"barrier round {round_number}",
+            *[lambda client=client: client.wait_at_barrier("all", 5000) for client in everyone],
+        )
     one("alone", lambda: a.wait_at_barrier("alone", 1000, [0]))
-    one("alone again, by name", lambda: a.wait_at_barrier(barrier_id="alone", timeout_in_ms=1000, process_ids=[0]))
+    one(
+        "alone again, by name",
+        lambda: a.wait_at_barrier(barrier_id="alone", timeout_in_ms=1000, process_ids=[0]),
+    )
     one("alone in no time", lambda: a.wait_at_barrier("alone0", 0, [0]))
     one("alone in less", lambda: a.wait_at_barrier("alone1", -5, [0]))
-    together("pair", *[lambda client=client: client.wait_at_barrier("pair", 5000, [0, 1]) for client in (a, b)])
-    together("pair in any order", lambda: a.wait_at_barrier("pair2", 5000, [0, 1]), lambda: b.wait_at_barrier("pair2", 5000, [1, 0]))
+    together(
+        "pair",
+        *[lambda client=client: client.wait_at_barrier("pair", 5000, [0, 1]) for client in (a, b)],
+    )
+    together(
+        "pair in any order",
+        lambda: a.wait_at_barrier("pair2", 5000, [0, 1]),
+        lambda: b.wait_at_barrier("pair2", 5000, [1, 0]),
+    )
     one("late", lambda: a.wait_at_barrier("late", 300))
     one("late again", lambda: a.wait_at_barrier("late", 300))
     one("came too late", lambda: b.wait_at_barrier("late", 300))
@@ -150,8 +207,13 @@ def barriers(a: Any, b: Any, c: Any) -> None:
     one("negative process", lambda: a.wait_at_barrier("negative", 1000, [0, -1]))
     one("no processes means all", lambda: a.wait_at_barrier("none named", 300, []))
     one("other participants later", lambda: a.wait_at_barrier("alone", 300, [0, 1]))
-    together("wide names never meet", *[lambda client=client: client.wait_at_barrier("x" * 1000, 5000) for client in everyone])
-    together("names apart", *[lambda n=n: a.wait_at_barrier(f"apart{n}", 5000, [0]) for n in range(3)])
+    together(
+        "wide names never meet",
+        *[lambda client=client: client.wait_at_barrier("x" * 1000, 5000) for client in everyone],
+    )
+    together(
+        "names apart", *[lambda n=n: a.wait_at_barrier(f"apart{n}", 5000, [0]) for n in range(3)]
+    )
 
 
 def live(a: Any, b: Any, c: Any) -> None:
@@ -173,7 +235,10 @@ def leaving(a: Any, b: Any, c: Any) -> None:
         one("leave alone", c.shutdown)
         # A barrier with one who left: jaxlib's service waits for the time-out, ours says so at once; not compared.
         one("barrier without", lambda: a.wait_at_barrier("without", 5000, [0]))
-        together("live without", *[lambda client=client: sorted(client.get_live_nodes([0, 1, 2])) for client in (a, b)])
+        together(
+            "live without",
+            *[lambda client=client: sorted(client.get_live_nodes([0, 1, 2])) for client in (a, b)],
+        )
         one("keys stay", lambda: a.key_value_try_get("kk/1"))
         together("leave", a.shutdown, b.shutdown)
     else:

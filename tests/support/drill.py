@@ -83,20 +83,32 @@ train()
 
 def line_of(mark: str) -> int:
     """Returns the line of the trainer that bears a mark."""
-    return next(number for number, line in enumerate(TRAINER.strip().splitlines(), 1) if line.endswith(f"# {mark}"))
+    return next(
+        number
+        for number, line in enumerate(TRAINER.strip().splitlines(), 1)
+        if line.endswith(f"# {mark}")
+    )
 
 
 class Drill:
     """A job that runs, to be disturbed."""
 
-    def __init__(self, folder: Path, address: str | None, environment: dict[str, str], job: subprocess.Popen[bytes] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        address: str | None,
+        environment: dict[str, str],
+        job: subprocess.Popen[bytes] | None = None,
+    ) -> None:
         self.folder, self.address, self.environment, self.job = folder, address, environment, job
 
     def status(self, *arguments: str) -> str:
         """Returns what `holdfast status` prints, "" where it finds nobody."""
         command = [*HOLDFAST, "status", *([self.address] if self.address else []), *arguments]
         environment = self.environment | {"COLUMNS": "400"}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60).stdout
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=60
+        ).stdout
 
     def json(self) -> dict[str, Any]:
         """Returns the status as JSON."""
@@ -108,7 +120,9 @@ class Drill:
         if self.address is not None:
             return self.address
         said = (self.folder / "run.log").read_text()
-        return next(line.rpartition(" ")[2] for line in said.splitlines() if "coordinator at " in line)
+        return next(
+            line.rpartition(" ")[2] for line in said.splitlines() if "coordinator at " in line
+        )
 
     def pid(self, process: int) -> int:
         """Returns the number of a process."""
@@ -117,8 +131,13 @@ class Drill:
     def wait_for_step(self, step: int, timeout_s: float = 60.0) -> None:
         """Waits until all processes have made so many steps."""
         deadline = time.monotonic() + timeout_s
-        while not (tasks := self.json().get("tasks")) or any(int(task["progress"].get("step", 0)) < step for task in tasks):
-            assert time.monotonic() < deadline, (self.status(), (self.folder / "run.log").read_text()[-4000:])
+        while not (tasks := self.json().get("tasks")) or any(
+            int(task["progress"].get("step", 0)) < step for task in tasks
+        ):
+            assert time.monotonic() < deadline, (
+                self.status(),
+                (self.folder / "run.log").read_text()[-4000:],
+            )
 
     def begin(self, fault: str) -> None:
         """Begins a fault of the trainer's own."""
@@ -168,13 +187,26 @@ def drill(folder: Path, *options: str, under_launcher: bool = True) -> Iterator[
 
 
 @contextmanager
-def _separately(script: Path, folder: Path, environment: dict[str, str], log: Any) -> Iterator[Drill]:
+def _separately(
+    script: Path, folder: Path, environment: dict[str, str], log: Any
+) -> Iterator[Drill]:
     from holdfast.coordination import CoordinationService
 
-    with CoordinationService.spawn(COUNT, recoverable=True, survivable=True) as service, Proxy(service.address) as proxy:
-        addresses = [proxy.address if process == VICTIM else service.address for process in range(COUNT)]
-        commands = [[sys.executable, script, folder, str(process), addresses[process], str(COUNT)] for process in range(COUNT)]
-        popens = [subprocess.Popen(command, env=environment, stdout=log, stderr=log) for command in commands]
+    with (
+        CoordinationService.spawn(COUNT, recoverable=True, survivable=True) as service,
+        Proxy(service.address) as proxy,
+    ):
+        addresses = [
+            proxy.address if process == VICTIM else service.address for process in range(COUNT)
+        ]
+        commands = [
+            [sys.executable, script, folder, str(process), addresses[process], str(COUNT)]
+            for process in range(COUNT)
+        ]
+        popens = [
+            subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            for command in commands
+        ]
         try:
             drilled = Drill(folder, service.address, environment)
             drilled.drop_packets = proxy.drop  # type: ignore[attr-defined]

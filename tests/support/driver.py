@@ -36,7 +36,9 @@ class Driver:
             assert self.open(task_id) is None
 
     def open(self, task_id: int, life: int = 1) -> Status | None:
-        return self.machine.registration.open_session(task_id, 100 * life + task_id, f"b{task_id}", 1, self.now)
+        return self.machine.registration.open_session(
+            task_id, 100 * life + task_id, f"b{task_id}", 1, self.now
+        )
 
     def call(self) -> int:
         self.calls += 1
@@ -72,11 +74,22 @@ class Driver:
         self.settle()
 
     def barrier(
-        self, task_id: int, name: str = "save/100", counter: int = 0, timeout_s: float = 5, ids: tuple[int, ...] = (), life: int = 1
+        self,
+        task_id: int,
+        name: str = "save/100",
+        counter: int = 0,
+        timeout_s: float = 5,
+        ids: tuple[int, ...] = (),
+        life: int = 1,
     ) -> int:
-        deadline, since = self.now + timeout_s, self.machine.task_table.life_of(task_id, 100 * life + task_id)
+        deadline, since = (
+            self.now + timeout_s,
+            self.machine.task_table.life_of(task_id, 100 * life + task_id),
+        )
         return self.make(
-            lambda call: self.machine.barrier(Arrival(call, task_id, since, name, counter, deadline, frozenset(ids)), self.now)
+            lambda call: self.machine.barrier(
+                Arrival(call, task_id, since, name, counter, deadline, frozenset(ids)), self.now
+            )
         )
 
     def code(self, call: int) -> Code | None:
@@ -91,11 +104,23 @@ class Driver:
         assert status is not None
         return status.message
 
-    def get(self, key: str, task_id: int = 0, timeout_s: float = math.inf, depends_on: tuple[int, ...] = ()) -> int:
-        return self.make(lambda call: self.machine.keys.get(call, task_id, key, self.now, self.now + timeout_s, frozenset(depends_on)))
+    def get(
+        self,
+        key: str,
+        task_id: int = 0,
+        timeout_s: float = math.inf,
+        depends_on: tuple[int, ...] = (),
+    ) -> int:
+        return self.make(
+            lambda call: self.machine.keys.get(
+                call, task_id, key, self.now, self.now + timeout_s, frozenset(depends_on)
+            )
+        )
 
     def set(self, key: str, value: bytes, overwrite: bool = False) -> int:
         return self.make(lambda call: self.machine.keys.insert(call, key, value, overwrite))
 
     def register(self, task_id: int, incarnation: int) -> int:
-        return self.make(lambda call: self.machine.registration.register(call, task_id, incarnation, self.now))
+        return self.make(
+            lambda call: self.machine.registration.register(call, task_id, incarnation, self.now)
+        )

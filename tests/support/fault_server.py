@@ -23,7 +23,16 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint import CheckpointManager, Json, KeepLast, Options, StepNotFound, load, save, verify
+from holdfast.checkpoint import (
+    CheckpointManager,
+    Json,
+    KeepLast,
+    Options,
+    StepNotFound,
+    load,
+    save,
+    verify,
+)
 from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.storage.path import StorePath, open_storage
 from holdfast.checkpoint.tools.convert import convert
@@ -31,7 +40,13 @@ from holdfast.coordination import HoldfastError
 from holdfast.multihost import Solo
 
 LIBRARY = ctypes.CDLL(None)
-LIBRARY.killpoint_arm_below.argtypes = (ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_long, ctypes.c_int)
+LIBRARY.killpoint_arm_below.argtypes = (
+    ctypes.c_char_p,
+    ctypes.c_long,
+    ctypes.c_int,
+    ctypes.c_long,
+    ctypes.c_int,
+)
 LIBRARY.killpoint_count.restype = ctypes.c_long
 HANG_S = 15.0  # an operation takes some 20 ms
 MOST_POINTS = 2000  # a save makes some 300 calls
@@ -47,7 +62,9 @@ def state(number: int) -> dict[str, Any]:
 def number_of(found: Any) -> int:
     """Returns the number that a restored state stands for; fails where it is not one state, bit for bit."""
     want = state(found["n"])
-    assert np.array_equal(found["a"], want["a"]) and np.array_equal(found["b"]["c"], want["b"]["c"]), "a state of two saves"
+    assert np.array_equal(found["a"], want["a"]) and np.array_equal(
+        found["b"]["c"], want["b"]["c"]
+    ), "a state of two saves"
     return int(found["n"])
 
 
@@ -75,9 +92,14 @@ class Trial:
         return None
 
 
-def managed(trial: Trial, root: Path, work: Callable[[CheckpointManager], None], keep: int = 99) -> None:
+def managed(
+    trial: Trial, root: Path, work: Callable[[CheckpointManager], None], keep: int = 99
+) -> None:
     """Opens the root, works, and once the work has ended in an error, with the store well again, saves another step."""
-    manager = trial.call("open", lambda: CheckpointManager(root, keep_policy=KeepLast(keep), group=Solo(), options=OPTIONS))
+    manager = trial.call(
+        "open",
+        lambda: CheckpointManager(root, keep_policy=KeepLast(keep), group=Solo(), options=OPTIONS),
+    )
     if manager is None:
         return
     before = len(trial.done)
@@ -94,11 +116,19 @@ def saved(manager: CheckpointManager, step: int, value: Any, overwrite: bool = F
 
 
 def run_save(trial: Trial, root: Path) -> None:
-    managed(trial, root, lambda manager: trial.call("save", lambda: saved(manager, 3, state(3))), keep=2)
+    managed(
+        trial, root, lambda manager: trial.call("save", lambda: saved(manager, 3, state(3))), keep=2
+    )
 
 
 def run_overwrite(trial: Trial, root: Path) -> None:
-    managed(trial, root, lambda manager: trial.call("save", lambda: saved(manager, 2, state(2 + NEW), overwrite=True)))
+    managed(
+        trial,
+        root,
+        lambda manager: trial.call(
+            "save", lambda: saved(manager, 2, state(2 + NEW), overwrite=True)
+        ),
+    )
 
 
 def run_delete(trial: Trial, root: Path) -> None:
@@ -115,7 +145,10 @@ def run_oneshot(trial: Trial, root: Path) -> None:
 
 
 def run_oneshot_overwrite(trial: Trial, root: Path) -> None:
-    trial.call("save", lambda: save(root, state(2 + NEW), step=2, overwrite=True, group=Solo(), timeout_s=5.0))
+    trial.call(
+        "save",
+        lambda: save(root, state(2 + NEW), step=2, overwrite=True, group=Solo(), timeout_s=5.0),
+    )
 
 
 def make_root(root: Path) -> None:
@@ -143,7 +176,9 @@ def allowed(operation: str, trial: dict[str, Any]) -> dict[int, set[int | None]]
             after[1] = {1, None}
     if operation == "overwrite":
         after[2] = {new} if "save" in done else {2, new}
-    if operation == "delete":  # a store that finds nothing any more, its own listings included, cannot say that a step is still there
+    if (
+        operation == "delete"
+    ):  # a store that finds nothing any more, its own listings included, cannot say that a step is still there
         finds_nothing = trial["error"] == errno.ENOENT and trial["times"] > 2
         after[1] = {None} if "delete" in done and not finds_nothing else {1, None}
     if "goes on" in trial["calls"]:
@@ -168,12 +203,19 @@ def check_root(root: Path, operation: str, trial: dict[str, Any]) -> dict[str, A
         assert not found, f"unknown steps {found}"
         saved(manager, 9, state(9))
         steps = manager.all_steps()
-    return {"steps": steps, "left": left_in(root, [(f"{step}/", root / str(step)) for step in steps])}
+    return {
+        "steps": steps,
+        "left": left_in(root, [(f"{step}/", root / str(step)) for step in steps]),
+    }
 
 
 def check_folder(root: Path, operation: str, trial: dict[str, Any]) -> dict[str, Any]:
     """Does the same for a checkpoint by itself."""
-    old, new, done = (2, 2 + NEW, "save" in trial["done"]) if operation == "oneshot overwrite" else (None, 3, "save" in trial["done"])
+    old, new, done = (
+        (2, 2 + NEW, "save" in trial["done"])
+        if operation == "oneshot overwrite"
+        else (None, 3, "save" in trial["done"])
+    )
     try:
         verify(root)
         found: int | None = number_of(load(root))
@@ -190,8 +232,12 @@ def left_in(root: Path, folders: list[tuple[str, Path]]) -> list[str]:
     named = set()
     for prefix, folder in folders:
         record = json.loads((folder / "checkpoint.json").read_bytes())
-        named |= {f"{prefix}{name}" for item in record["items"].values() for name, *_ in item["files"]} | {f"{prefix}checkpoint.json"}
-    return sorted({str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()} - named)
+        named |= {
+            f"{prefix}{name}" for item in record["items"].values() for name, *_ in item["files"]
+        } | {f"{prefix}checkpoint.json"}
+    return sorted(
+        {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()} - named
+    )
 
 
 @dataclass(frozen=True)
@@ -237,7 +283,9 @@ def in_child(work: Callable[[], Any]) -> tuple[Any, str]:
     return None, {1: "hang\n", 3: ""}.get(code, f"ended with {code}\n") + wrong
 
 
-def run_trial(operation: Operation, root: Path, point: int, error: int, times: int, after: bool) -> dict[str, Any]:
+def run_trial(
+    operation: Operation, root: Path, point: int, error: int, times: int, after: bool
+) -> dict[str, Any]:
     trial, where = Trial(), os.memfd_create("where")
     faulthandler.register(signal.SIGUSR1, file=where, all_threads=False)
     LIBRARY.killpoint_signal(signal.SIGUSR1)
@@ -246,15 +294,31 @@ def run_trial(operation: Operation, root: Path, point: int, error: int, times: i
     reached = LIBRARY.killpoint_count() > point
     LIBRARY.killpoint_disarm()
     stack = os.pread(where, 1 << 20, 0).decode()
-    said = {"point": point, "error": error, "times": times, "after": after, "reached": reached, "stack": stack}
+    said = {
+        "point": point,
+        "error": error,
+        "times": times,
+        "after": after,
+        "reached": reached,
+        "stack": stack,
+    }
     return said | {"calls": trial.calls, "done": trial.done, "untyped": trial.untyped}
 
 
-def inject(operation: Operation, name: str, root: Path, point: int, error: int, times: int, after: bool) -> dict[str, Any]:
+def inject(
+    operation: Operation, name: str, root: Path, point: int, error: int, times: int, after: bool
+) -> dict[str, Any]:
     """Does one trial and its check; `wrong` says what was lost, unreadable or hung, `left` what no record names."""
     trial, wrong = in_child(lambda: run_trial(operation, root, point, error, times, after))
     if trial is None:
-        return {"point": point, "wrong": wrong, "untyped": [], "left": [], "calls": {}, "reached": True}
+        return {
+            "point": point,
+            "wrong": wrong,
+            "untyped": [],
+            "left": [],
+            "calls": {},
+            "reached": True,
+        }
     found, wrong = in_child(lambda: operation.check(root, name, trial))
     if wrong:
         wrong += f"the fault was in\n{trial['stack']}"

@@ -29,13 +29,17 @@ class Fault(NamedTuple):
         return f"{errno.errorcode[self.error]}-{self.times}-{'after' if self.after else 'before'}"
 
 
-def inject(library: Path, operation: str, faults: Sequence[Fault], *, first: int = 0, every: int = 1) -> list[dict[str, Any]]:
+def inject(
+    library: Path, operation: str, faults: Sequence[Fault], *, first: int = 0, every: int = 1
+) -> list[dict[str, Any]]:
     """Begins each fault at the calls `first`, `first + every`, ... that touch the root; returns what fault_server.py says of each trial."""
     environment = {**os.environ, "LD_PRELOAD": str(library), "JAX_PLATFORMS": "cpu"}
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch:
         arguments = [scratch, operation, str(first), str(every), json.dumps(faults)]
         command = [sys.executable, str(HERE / "fault_server.py"), *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=110, check=False
+        )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return [json.loads(line) for line in done.stdout.splitlines()]

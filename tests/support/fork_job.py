@@ -68,7 +68,9 @@ def ends_at_once(pid: int) -> None:
     while time.monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            assert os.waitstatus_to_exitcode(status) == 0, f"the child ended with {os.waitstatus_to_exitcode(status)}"
+            assert os.waitstatus_to_exitcode(status) == 0, (
+                f"the child ended with {os.waitstatus_to_exitcode(status)}"
+            )
             return
         time.sleep(0.001)
     os.kill(pid, signal.SIGABRT)  # faulthandler shows where it stands
@@ -124,7 +126,9 @@ class _ForkAtLine:
         self.reached = False
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if not frame.f_code.co_filename.endswith(PHASES) or "holdfast" not in frame.f_globals.get("__name__", ""):
+        if not frame.f_code.co_filename.endswith(PHASES) or "holdfast" not in frame.f_globals.get(
+            "__name__", ""
+        ):
             return None
         if event == "line" and not self.reached:
             self._remaining -= 1
@@ -182,13 +186,19 @@ def forks_beside_one_shots(root: Path, every: int) -> int:
     raise AssertionError
 
 
-WAYS = {"saving": forks_while_it_saves, "beginning": forks_while_it_begins, "oneshot": forks_beside_one_shots}
+WAYS = {
+    "saving": forks_while_it_saves,
+    "beginning": forks_while_it_begins,
+    "oneshot": forks_beside_one_shots,
+}
 
 
 def main() -> None:
     logging.disable(logging.ERROR)
     faulthandler.enable()
-    warnings.filterwarnings("ignore", message=".*fork.*")  # what Python says of every fork beside threads
+    warnings.filterwarnings(
+        "ignore", message=".*fork.*"
+    )  # what Python says of every fork beside threads
     phases = WAYS[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))
     print(json.dumps(phases))
 

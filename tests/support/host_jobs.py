@@ -61,7 +61,11 @@ class Hosts:
         """Gives a host empty memory."""
         self.folders[index].mkdir(parents=True, exist_ok=True)
         options = f"size={self._size_bytes},nr_inodes=4096,mode=700"
-        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.folders[index])], check=True, capture_output=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.folders[index])],
+            check=True,
+            capture_output=True,
+        )
 
     def lose(self, *indices: int) -> None:
         """Takes all away that hosts had. Nobody may have a file open there."""
@@ -84,7 +88,9 @@ class Hosts:
         """Gives hosts (none named: all) what a copy has instead of what they have."""
         for index in indices or range(len(self.folders)):
             self.lose(index)
-            shutil.copytree(copy / self.folders[index].name, self.folders[index], dirs_exist_ok=True)
+            shutil.copytree(
+                copy / self.folders[index].name, self.folders[index], dirs_exist_ok=True
+            )
 
 
 @contextlib.contextmanager
@@ -148,10 +154,16 @@ class Program:
     def _opened(self) -> CheckpointManager:
         place, tier = self.place, None
         if place.local is not None:
-            settings = {"save_policy": AtSteps(()), "timeout_s": 20, "failure_domain": place.folder.name} | place.local
+            settings = {
+                "save_policy": AtSteps(()),
+                "timeout_s": 20,
+                "failure_domain": place.folder.name,
+            } | place.local
             tier = Local(place.folder, **settings)
         options = Options(save_timeout_s=60, restore_timeout_s=60)
-        return CheckpointManager(place.root, save_policy=EveryNSteps(place.every), options=options, local=tier)
+        return CheckpointManager(
+            place.root, save_policy=EveryNSteps(place.every), options=options, local=tier
+        )
 
     def reopen(self) -> None:
         """Closes the root and opens it again, as a new life does."""
@@ -159,7 +171,10 @@ class Program:
         self.manager = self._opened()
 
     def _array(self, step: int) -> np.ndarray[Any, Any]:
-        return np.arange(ROWS * self.place.columns, dtype=np.float32).reshape(ROWS, self.place.columns) + step
+        return (
+            np.arange(ROWS * self.place.columns, dtype=np.float32).reshape(ROWS, self.place.columns)
+            + step
+        )
 
     def state(self, step: int) -> dict[str, Any]:
         """Returns the state at a step: an array sharded over all devices, one that all have, and a number."""
@@ -175,7 +190,10 @@ class Program:
         """Says whether what came back is the state at the step that it names, to the bit."""
         wanted = {"sharded": self._array(found["step"]), "all": self._array(found["step"])[0]}
         shards = [(name, shard) for name in wanted for shard in found[name].addressable_shards]
-        return all(np.array_equal(np.asarray(shard.data), wanted[name][shard.index]) for name, shard in shards)
+        return all(
+            np.array_equal(np.asarray(shard.data), wanted[name][shard.index])
+            for name, shard in shards
+        )
 
     def hold(self, module: str, name: str, turn: int) -> None:
         """Lets the `turn`th call from now on of a function ("Class.method" too) stand still before it begins, once, and announces it."""
@@ -190,7 +208,9 @@ class Program:
             calls.append(name)
             if len(calls) == turn:
                 self.announce(f"at {name}")
-                assert self._may_go_on.poll(ANSWER_S)  # what is never read stays, for all that are held
+                assert self._may_go_on.poll(
+                    ANSWER_S
+                )  # what is never read stays, for all that are held
             return held(*arguments, **options)
 
         setattr(owner, last, standing)
@@ -285,7 +305,9 @@ def logged(program: Program) -> list[str]:
 class HostJob:
     """One life of a job: a process for each rank, on the host that `places` names. A context manager; what runs at the end is killed."""
 
-    def __init__(self, hosts: Hosts, root: Path, places: Sequence[int] | None = None, **settings: Any) -> None:
+    def __init__(
+        self, hosts: Hosts, root: Path, places: Sequence[int] | None = None, **settings: Any
+    ) -> None:
         places = range(len(hosts.folders)) if places is None else places
         network, count = hosts.network, len(places)
         self._stacks, self.root = root.parent, root
@@ -295,9 +317,19 @@ class HostJob:
         self.pipes, self.processes = [], []
         self._go_on: list[Connection] = []  # no events: those wait for a process that is stopped
         for rank, host in enumerate(places):
-            place = Place(rank, count, self._service.address, network.names[host], root, hosts.folders[host], **settings)
+            place = Place(
+                rank,
+                count,
+                self._service.address,
+                network.names[host],
+                root,
+                hosts.folders[host],
+                **settings,
+            )
             (own, other), (may_go_on, go_on) = _processes.Pipe(), _processes.Pipe(duplex=False)
-            process = _processes.Process(target=_run, args=(place, other, may_go_on, self._stack_file(rank)), daemon=True)
+            process = _processes.Process(
+                target=_run, args=(place, other, may_go_on, self._stack_file(rank)), daemon=True
+            )
             process.start()
             other.close()
             may_go_on.close()
@@ -336,7 +368,9 @@ class HostJob:
             self.pipes[rank].send(None)
         for rank in running:
             self.processes[rank].join(ANSWER_S)
-            assert self.processes[rank].exitcode == 0, f"process {rank} ended with {self.processes[rank].exitcode}"
+            assert self.processes[rank].exitcode == 0, (
+                f"process {rank} ended with {self.processes[rank].exitcode}"
+            )
 
     def kill(self, *ranks: int) -> None:
         """Kills processes, and waits until they are gone."""
@@ -373,11 +407,15 @@ class HostJob:
             if not self.pipes[rank].poll(max(0.0, end - time.monotonic())):
                 self.signal(rank, signal.SIGABRT)
                 self.processes[rank].join(10)
-                raise AssertionError(f"process {rank} is silent:\n{self._stack_file(rank).read_text()}")
+                raise AssertionError(
+                    f"process {rank} is silent:\n{self._stack_file(rank).read_text()}"
+                )
             try:
                 kind, value = self.pipes[rank].recv()
             except EOFError:
-                raise AssertionError(f"process {rank} has ended:\n{self._stack_file(rank).read_text()}") from None
+                raise AssertionError(
+                    f"process {rank} has ended:\n{self._stack_file(rank).read_text()}"
+                ) from None
             if kind == "event":
                 self._events[rank].append(value)
             else:

@@ -39,11 +39,17 @@ class Served:
 
 
 @contextmanager
-def serving(num_tasks: int, *, aio: bool = False, token: str | None = None, **settings: Any) -> Iterator[Served]:
+def serving(
+    num_tasks: int, *, aio: bool = False, token: str | None = None, **settings: Any
+) -> Iterator[Served]:
     """Yields a service at a free port of loopback, over one of the two transports."""
     stopping, bound = threading.Event(), threading.Event()
     listening = Listening("127.0.0.1:0", token=token)
-    service = Service(Machine(Config(num_tasks, INCARNATION, **settings), time.monotonic()), listening.clock, secured=listening.secured)
+    service = Service(
+        Machine(Config(num_tasks, INCARNATION, **settings), time.monotonic()),
+        listening.clock,
+        secured=listening.secured,
+    )
     ports: list[int] = []
 
     def reason() -> str | None:

@@ -22,7 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint import CheckpointManager, KeepLast, StepExists, StepNotFound, load, save, verify
+from holdfast.checkpoint import (
+    CheckpointManager,
+    KeepLast,
+    StepExists,
+    StepNotFound,
+    load,
+    save,
+    verify,
+)
 from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.storage.path import StorePath, open_storage
 from holdfast.checkpoint.tools.convert import convert
@@ -40,7 +48,11 @@ def state(number: int) -> dict[str, Any]:
 
 def check(found: Any, number: int) -> None:
     want = state(number)
-    assert found["n"] == number and np.array_equal(found["a"], want["a"]) and np.array_equal(found["b"][0], want["b"][0]), (number, found)
+    assert (
+        found["n"] == number
+        and np.array_equal(found["a"], want["a"])
+        and np.array_equal(found["b"][0], want["b"][0])
+    ), (number, found)
 
 
 class Interrupter:
@@ -116,7 +128,9 @@ def manager_saves(root: Path, saves: int, rng: random.Random, interrupter: Inter
             if end == "done" or step in manager.all_steps():
                 check(manager.restore(step), step)
             one(step + 1)
-            assert manager.all_steps()[-1] == step + 1 and len(manager.all_steps()) == 3, manager.all_steps()
+            assert manager.all_steps()[-1] == step + 1 and len(manager.all_steps()) == 3, (
+                manager.all_steps()
+            )
             check(manager.restore(step + 1), step + 1)
 
 
@@ -134,7 +148,9 @@ def managers(root: Path, saves: int, rng: random.Random, interrupter: Interrupte
     for step in range(TRIES, TRIES + 2 * saves, 2):
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         acknowledged: list[int] = []
-        interrupter.run(lambda step=step, acknowledged=acknowledged: one(step, acknowledged), delay())
+        interrupter.run(
+            lambda step=step, acknowledged=acknowledged: one(step, acknowledged), delay()
+        )
         with CheckpointManager(root, keep_policy=KeepLast(3), group=Solo()) as manager:
             steps = manager.all_steps()
             assert set(acknowledged) | {step - 1} <= set(steps), (steps, acknowledged)
@@ -150,13 +166,18 @@ def one_shots(root: Path, saves: int, rng: random.Random, interrupter: Interrupt
     for number in range(saves):
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         folder, there, overwrite = root / str(number // 4), number - 1, number % 4 > 0
-        end = interrupter.run(functools.partial(save, folder, state(number), overwrite=overwrite, group=Solo()), delay())
+        end = interrupter.run(
+            functools.partial(save, folder, state(number), overwrite=overwrite, group=Solo()),
+            delay(),
+        )
         try:
             found = load(folder)
         except StepNotFound:
             assert not overwrite and end != "done", (number, end)
         else:
-            check(found, number if end == "done" or found["n"] == number or not overwrite else there)
+            check(
+                found, number if end == "done" or found["n"] == number or not overwrite else there
+            )
             verify(folder)
         save(folder, state(number), overwrite=True, group=Solo())
 
@@ -167,7 +188,11 @@ def conversions(root: Path, saves: int, rng: random.Random, interrupter: Interru
         save(root / f"source{number}", state(number), step=number, group=Solo())
 
     def one(number: int) -> None:
-        convert(open_checkpoint(root / f"source{number % 4}"), StorePath(open_storage(root / f"to{number // 4}")), "holdfast")
+        convert(
+            open_checkpoint(root / f"source{number % 4}"),
+            StorePath(open_storage(root / f"to{number // 4}")),
+            "holdfast",
+        )
 
     delay = delays(rng, one, 4 * saves)
     for number in range(saves):
@@ -184,7 +209,12 @@ def conversions(root: Path, saves: int, rng: random.Random, interrupter: Interru
         check(load(there), number % 4)
 
 
-WAYS = {"manager": manager_saves, "managers": managers, "oneshot": one_shots, "convert": conversions}
+WAYS = {
+    "manager": manager_saves,
+    "managers": managers,
+    "oneshot": one_shots,
+    "convert": conversions,
+}
 
 
 def main() -> None:

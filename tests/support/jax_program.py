@@ -32,4 +32,9 @@ jax.distributed.shutdown()
 
 def preempted_at(outputs: list[str]) -> set[str]:
     """Returns the steps at which the processes were told to stop: one, where they agreed."""
-    return {line for output in outputs for line in output.splitlines() if line.startswith("preempted at")}
+    return {
+        line
+        for output in outputs
+        for line in output.splitlines()
+        if line.startswith("preempted at")
+    }

@@ -28,21 +28,42 @@ from holdfast.coordination import CoordinationClient, CoordinationService, Holdf
 from holdfast.multihost import ClusterGroup, Group, Solo
 
 LIBRARY = ctypes.CDLL(None)
-LIBRARY.killpoint_arm_below.argtypes = (ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_long, ctypes.c_int)
+LIBRARY.killpoint_arm_below.argtypes = (
+    ctypes.c_char_p,
+    ctypes.c_long,
+    ctypes.c_int,
+    ctypes.c_long,
+    ctypes.c_int,
+)
 LIBRARY.killpoint_count.restype = ctypes.c_long
 DURABLE, LOCAL, LAST = 1, 2, 6
 
 
 def state(step: int, rank: int) -> dict[str, Any]:
-    return {"a": np.arange(30_000) + step, "b": np.full(7, step), "mine": np.arange(5000) + 100 * step + rank, "step": step}
+    return {
+        "a": np.arange(30_000) + step,
+        "b": np.full(7, step),
+        "mine": np.arange(5000) + 100 * step + rank,
+        "step": step,
+    }
 
 
 @contextlib.contextmanager
 def opened(folder: Path, group: Group) -> Iterator[CheckpointManager]:
     host = f"host{group.index}"
-    local = Local(folder / host, save_policy=EveryNSteps(1), timeout_s=10, address="127.0.0.1", failure_domain=host)
-    options = Options(per_process=lambda path: path == "mine", save_timeout_s=30, restore_timeout_s=30)
-    with CheckpointManager(folder / "root", save_policy=EveryNSteps(1000), group=group, options=options, local=local) as manager:
+    local = Local(
+        folder / host,
+        save_policy=EveryNSteps(1),
+        timeout_s=10,
+        address="127.0.0.1",
+        failure_domain=host,
+    )
+    options = Options(
+        per_process=lambda path: path == "mine", save_timeout_s=30, restore_timeout_s=30
+    )
+    with CheckpointManager(
+        folder / "root", save_policy=EveryNSteps(1000), group=group, options=options, local=local
+    ) as manager:
         yield manager
 
 
@@ -61,7 +82,9 @@ def save(manager: CheckpointManager, group: Group, step: int) -> bool:
 def restore(manager: CheckpointManager, rank: int) -> int:
     """Restores the newest step, asserts that it is what was saved, and returns which it is."""
     found = manager.restore()
-    assert all(np.array_equal(found[name], wanted) for name, wanted in state(found["step"], rank).items())
+    assert all(
+        np.array_equal(found[name], wanted) for name, wanted in state(found["step"], rank).items()
+    )
     return int(found["step"])
 
 
@@ -83,7 +106,10 @@ def attempt(folder: Path, victim: int, point: int, error: int, group: Group) -> 
                 if save(manager, group, step):
                     (folder / f"known{step}").touch()
                     found["saved"] += 1
-            found["failed"], found["off"] = manager.statistics()["local_saves_failed"], manager.statistics()["local_off"]
+            found["failed"], found["off"] = (
+                manager.statistics()["local_saves_failed"],
+                manager.statistics()["local_off"],
+            )
     except HoldfastError as failed:
         found["ended"] = type(failed).__name__
     found["reached"] = LIBRARY.killpoint_count() > point
@@ -99,7 +125,9 @@ def check(folder: Path, known: int, group: Group) -> Any:
         assert save(manager, group, LAST), manager.statistics()
         assert restore(manager, group.index) == LAST
     found = (folder / f"host{group.index}").rglob("*")
-    files = sorted(path.name for path in found if path.is_file() and not path.name.startswith("mark-"))
+    files = sorted(
+        path.name for path in found if path.is_file() and not path.name.startswith("mark-")
+    )
     packs = [f"{rank:05d}" for rank in range(group.count)]
     assert [name.partition("-")[0] for name in files] == packs + ["part"] * group.count, files
     return {"newest": newest}
@@ -146,28 +174,48 @@ def together(count: int, work: Callable[[Group], Any]) -> list[tuple[int, Any]]:
     with contextlib.ExitStack() as stack:
         address = ""
         if count > 1:
-            address = stack.enter_context(CoordinationService.spawn(count, arguments=("--reconnect-grace-s", "0.1"))).address
-        return [child.ended() for child in [Child(work, address, index, count) for index in range(count)]]
+            address = stack.enter_context(
+                CoordinationService.spawn(count, arguments=("--reconnect-grace-s", "0.1"))
+            ).address
+        return [
+            child.ended()
+            for child in [Child(work, address, index, count) for index in range(count)]
+        ]
 
 
 def main() -> None:
     logging.disable(logging.WARNING)
     assert threading.active_count() == 1, "only what has no threads may fork"
-    scratch, count, victim, error, points = Path(sys.argv[1]), *map(int, sys.argv[2:5]), json.loads(sys.argv[5])
+    scratch, count, victim, error, points = (
+        Path(sys.argv[1]),
+        *map(int, sys.argv[2:5]),
+        json.loads(sys.argv[5]),
+    )
     assert [code for code, _ in together(count, partial(make, scratch / "template"))] == [0] * count
     for point in points:
         folder = scratch / str(point)
         shutil.copytree(scratch / "template", folder)
         ended = together(count, partial(attempt, folder, victim, point, error))
         killed = ended[victim][0] == -signal.SIGKILL and not error
-        assert all(code == 0 or (index == victim and killed) for index, (code, _) in enumerate(ended)), (point, ended)
-        known = max([int(path.name[5:]) for path in folder.glob("known*")], default=LOCAL if killed or count > 1 else DURABLE)
+        assert all(
+            code == 0 or (index == victim and killed) for index, (code, _) in enumerate(ended)
+        ), (point, ended)
+        known = max(
+            [int(path.name[5:]) for path in folder.glob("known*")],
+            default=LOCAL if killed or count > 1 else DURABLE,
+        )
         if count > 1 and point % 3:  # one host of the group may be lost besides
             shutil.rmtree(folder / f"host{point % 3 - 1}", ignore_errors=True)
         checked = together(count, partial(check, folder, known))
         assert all(code == 0 for code, _ in checked), (point, ended)
         reached = killed or ended[victim][1]["reached"]
-        line = {"point": point, "reached": reached, "killed": killed, "known": known, "newest": checked[0][1]["newest"]}
+        line = {
+            "point": point,
+            "reached": reached,
+            "killed": killed,
+            "known": known,
+            "newest": checked[0][1]["newest"],
+        }
         print(json.dumps(line | {"ended": [said for _, said in ended if said]}), flush=True)
         shutil.rmtree(folder)
         if not reached:

@@ -48,7 +48,9 @@ def items(step: int, process: int = 0, mesh: Mesh | None = None) -> dict[str, An
     """Returns what is saved. With a mesh of two processes `w` lies on both, so that both write packs; `own` each keeps for itself."""
     w: Any = np.arange(4000, dtype=np.float32).reshape(2, 2000) + step
     if mesh is not None:
-        w = jax.make_array_from_callback(w.shape, NamedSharding(mesh, PartitionSpec("x")), lambda index, whole=w: whole[index])
+        w = jax.make_array_from_callback(
+            w.shape, NamedSharding(mesh, PartitionSpec("x")), lambda index, whole=w: whole[index]
+        )
     state = {
         "base": np.arange(20_000),
         "a": np.arange(3000) + step,
@@ -66,7 +68,9 @@ OPTIONS = Options(per_process=lambda path: path == "own", incremental=INCREMENTA
 def save(root: Path, group: Group, mesh: Mesh | None, then: Callable[[], None]) -> str:
     """Saves step 3; returns "saved", or the error's name. Any error that is not of the tree comes through."""
     try:
-        with CheckpointManager(root, keep_policy=KeepLast(2), group=group, options=OPTIONS) as manager:
+        with CheckpointManager(
+            root, keep_policy=KeepLast(2), group=group, options=OPTIONS
+        ) as manager:
             manager._worker.wait()
             if INCREMENTAL:  # something to link to
                 manager.save(2, items=items(2, group.index, mesh), overwrite=True)
@@ -114,7 +118,9 @@ def attempt(root: Path, processes: int, victim: int, point: int, error: int) -> 
         known = root.parent / f"{root.name}.known{index}"
         if index == victim:
             LIBRARY.killpoint_arm(point, error)
-        how = save(root, group, mesh, lambda: os.mknod(known))  # a call that killpoint.c does not count
+        how = save(
+            root, group, mesh, lambda: os.mknod(known)
+        )  # a call that killpoint.c does not count
         reached = index != victim or LIBRARY.killpoint_count() > point
         LIBRARY.killpoint_arm(-1, 0)
         return [how, reached]
@@ -122,23 +128,44 @@ def attempt(root: Path, processes: int, victim: int, point: int, error: int) -> 
     with contextlib.ExitStack() as stack:
         address = ""
         if processes > 1:
-            options: dict[str, Any] = {"recoverable": True, "survivable": True, "heartbeat_timeout_s": HEARTBEAT_S}
+            options: dict[str, Any] = {
+                "recoverable": True,
+                "survivable": True,
+                "heartbeat_timeout_s": HEARTBEAT_S,
+            }
             address = stack.enter_context(CoordinationService.spawn(processes, **options)).address
-        results = [ended(child) for child in [fork(lambda index=index: member(index, address)) for index in range(processes)]]
+        results = [
+            ended(child)
+            for child in [
+                fork(lambda index=index: member(index, address)) for index in range(processes)
+            ]
+        ]
     assert all(code in (0, -signal.SIGKILL) for code, _ in results), results
     said = [json.loads(text) if text else ["killed", True] for _, text in results]
     known = any((root.parent / f"{root.name}.known{index}").exists() for index in range(processes))
-    return {"point": point, "how": [how for how, _ in said], "known": known, "reached": all(reached for _, reached in said)}
+    return {
+        "point": point,
+        "how": [how for how, _ in said],
+        "known": known,
+        "reached": all(reached for _, reached in said),
+    }
 
 
 def check_step(manager: CheckpointManager, step: int, processes: int) -> None:
     """Asserts that a step is bit-exact, for each process that saved it."""
     for process in range(processes if step == 3 else 1):
         got, want = manager.restore(step, process=process), items(step, process)["state"]
-        for name, found in (("base", got["base"]), ("a", got["a"]), ("w", got["w"]), ("own", got["own"])):
+        for name, found in (
+            ("base", got["base"]),
+            ("a", got["a"]),
+            ("w", got["w"]),
+            ("own", got["own"]),
+        ):
             assert np.array_equal(found, want[name]), (step, process, name)
         assert np.array_equal(got["b"]["c"], want["b"]["c"]), step
-        assert manager.restore(step, like=Reader(0), item="data", process=process).at == step + process
+        assert (
+            manager.restore(step, like=Reader(0), item="data", process=process).at == step + process
+        )
 
 
 def check(root: Path, known: bool, processes: int) -> dict[str, Any]:
@@ -147,7 +174,12 @@ def check(root: Path, known: bool, processes: int) -> dict[str, Any]:
     with CheckpointManager(root, keep_policy=KeepLast(2), group=Solo(), options=OPTIONS) as manager:
         manager._worker.wait()
         steps = manager.all_steps()
-        assert 2 in steps and set(steps) <= {1, 2, 3} and (3 in steps or not known) and (1 in steps or 3 in steps), (steps, known)
+        assert (
+            2 in steps
+            and set(steps) <= {1, 2, 3}
+            and (3 in steps or not known)
+            and (1 in steps or 3 in steps)
+        ), (steps, known)
         for step in steps:
             check_step(manager, step, processes)
         manager.save(4, items=items(4))
@@ -156,11 +188,18 @@ def check(root: Path, known: bool, processes: int) -> dict[str, Any]:
     assert len(kept) == 2 and kept[-1] == 4, kept
     records = {step: json.loads((root / f"{step}/checkpoint.json").read_text()) for step in kept}
     assert records.get(3, {"processes": processes})["processes"] == processes
-    named = {f"{step}/{name}" for step, found in records.items() for item in found["items"].values() for name, *_ in item["files"]}
+    named = {
+        f"{step}/{name}"
+        for step, found in records.items()
+        for item in found["items"].values()
+        for name, *_ in item["files"]
+    }
     left = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
     assert left == named | {f"{step}/checkpoint.json" for step in kept}, left
     packs = {name.split("/")[2][:5] for name in named if name.startswith("3/state/")}
-    assert packs in (set(), {f"{process:05d}" for process in range(processes)}), "each process writes packs"
+    assert packs in (set(), {f"{process:05d}" for process in range(processes)}), (
+        "each process writes packs"
+    )
     assert os.listdir(root / ".holdfast") == [] and len(os.listdir(root)) == 3, os.listdir(root)
     return {"steps": steps, "linked": linked}
 
@@ -175,14 +214,20 @@ def make(root: Path) -> bool:
 def main() -> None:
     logging.disable(logging.WARNING)
     assert threading.active_count() == 1, "only what has no threads may fork"
-    scratch, processes, victim, error, points = Path(sys.argv[1]), *map(int, sys.argv[2:5]), json.loads(sys.argv[5])
+    scratch, processes, victim, error, points = (
+        Path(sys.argv[1]),
+        *map(int, sys.argv[2:5]),
+        json.loads(sys.argv[5]),
+    )
     template = scratch / "template"
     assert ended(fork(lambda: make(template)))[0] == 0
     for point in points:
         root = scratch / str(point)
         shutil.copytree(template, root)
         found = attempt(root, processes, victim, point, error)
-        code, said = ended(fork(lambda root=root, found=found: check(root, found["known"], processes)))
+        code, said = ended(
+            fork(lambda root=root, found=found: check(root, found["known"], processes))
+        )
         assert code == 0, (found, code)
         print(json.dumps(found | json.loads(said)), flush=True)
         shutil.rmtree(root)

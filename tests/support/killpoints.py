@@ -28,13 +28,28 @@ def build(folder: Path, name: str = "killpoint") -> Path:
         assert not os.environ.get("CI"), "CI has to have a C compiler"
         pytest.skip(f"needs Linux and a C compiler (gcc or cc) to build tests/support/{name}.c")
     library = folder / f"{name}.so"
-    command = [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(HERE / f"{name}.c"), "-ldl"]
+    command = [
+        compiler,
+        "-shared",
+        "-fPIC",
+        "-O2",
+        "-o",
+        str(library),
+        str(HERE / f"{name}.c"),
+        "-ldl",
+    ]
     subprocess.run(command, check=True, timeout=60)
     return library
 
 
 def walk(
-    library: Path, processes: int, victim: int, error: int, points: Sequence[int], *, incremental: bool = False
+    library: Path,
+    processes: int,
+    victim: int,
+    error: int,
+    points: Sequence[int],
+    *,
+    incremental: bool = False,
 ) -> list[dict[str, Any]]:
     """Goes through the points; returns what each fork server line says. `error` 0 kills process `victim`, else its call fails so.
 
@@ -52,17 +67,29 @@ def walk(
             json.dumps(list(points)),
             "incremental" if incremental else "",
         ]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=170, check=False
+        )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def walk_local(library: Path, processes: int, victim: int, error: int, points: Sequence[int]) -> list[dict[str, Any]]:
+def walk_local(
+    library: Path, processes: int, victim: int, error: int, points: Sequence[int]
+) -> list[dict[str, Any]]:
     """Does so with local saves of one process or two, and the calls below the folder of the victim's host, reading ones among them."""
     environment = {**os.environ, "LD_PRELOAD": str(library), "JAX_PLATFORMS": "cpu"}
     with tempfile.TemporaryDirectory() as scratch:
         numbers = map(str, (processes, victim, error))
-        command = [sys.executable, str(HERE / "killpoint_local_server.py"), scratch, *numbers, json.dumps(list(points))]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+        command = [
+            sys.executable,
+            str(HERE / "killpoint_local_server.py"),
+            scratch,
+            *numbers,
+            json.dumps(list(points)),
+        ]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=280, check=False
+        )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -13,7 +13,10 @@ from holdfast.checkpoint.tools.convert import convert
 
 LAYOUTS = ("holdfast", "orbax", "safetensors")
 
-TREE = {"a": {"w": np.arange(60, dtype=np.float32).reshape(5, 12), "b": np.arange(4, dtype=np.int8)}, "c": np.float16(2.5)}
+TREE = {
+    "a": {"w": np.arange(60, dtype=np.float32).reshape(5, 12), "b": np.arange(4, dtype=np.int8)},
+    "c": np.float16(2.5),
+}
 
 
 def write(layout: str, root: str) -> str:

@@ -18,13 +18,19 @@ SIZE = 5000
 
 def state(step: int, rank: int, size: int = SIZE) -> dict[str, Any]:
     """Returns a rank's state at a step: an array of its own, one that is equal everywhere, and a number."""
-    return {"mine": np.arange(size, dtype=np.float32) + 1000 * rank + step, "all": np.full(size, step, np.float64), "step": step}
+    return {
+        "mine": np.arange(size, dtype=np.float32) + 1000 * rank + step,
+        "all": np.full(size, step, np.float64),
+        "step": step,
+    }
 
 
 def is_state(found: Any, step: int, rank: int, size: int = SIZE) -> bool:
     """Says whether a restored state is that of a rank at a step, to the bit."""
     want = state(step, rank, size)
-    return found["step"] == step and all(np.array_equal(found[name], want[name]) for name in ("mine", "all"))
+    return found["step"] == step and all(
+        np.array_equal(found[name], want[name]) for name in ("mine", "all")
+    )
 
 
 class Job:
@@ -35,7 +41,9 @@ class Job:
 
     def each(self, call: Callable[[int, CheckpointManager], Any]) -> list[Any]:
         """Makes a call on every rank, and returns the values, or raises the first error."""
-        return at_once([functools.partial(call, rank, manager) for rank, manager in enumerate(self.managers)])
+        return at_once(
+            [functools.partial(call, rank, manager) for rank, manager in enumerate(self.managers)]
+        )
 
     def save(self, step: int, **options: Any) -> None:
         """Saves a step on all ranks, durably at each `every`th, and waits for its end there."""
@@ -67,7 +75,14 @@ class Job:
 
 
 @contextlib.contextmanager
-def job(root: Path, folders: Sequence[Path | None], *, every: int = 1000, hosts: Sequence[str] = (), **local: Any) -> Iterator[Job]:
+def job(
+    root: Path,
+    folders: Sequence[Path | None],
+    *,
+    every: int = 1000,
+    hosts: Sequence[str] = (),
+    **local: Any,
+) -> Iterator[Job]:
     """Yields a job with a rank for each folder (None: without a local tier), each on a host of its own unless `hosts` says otherwise.
 
     Steps are saved when they are told to be: see `Job.begin`.
@@ -75,11 +90,20 @@ def job(root: Path, folders: Sequence[Path | None], *, every: int = 1000, hosts:
 
     def opened(rank: int) -> CheckpointManager:
         folder = folders[rank]
-        settings = {"replicas": 1, "timeout_s": 20, "address": "127.0.0.1", "failure_domain": hosts[rank] if hosts else f"host{rank}"}
+        settings = {
+            "replicas": 1,
+            "timeout_s": 20,
+            "address": "127.0.0.1",
+            "failure_domain": hosts[rank] if hosts else f"host{rank}",
+        }
         settings |= {"save_policy": AtSteps(())} | local
-        options = Options(per_process=lambda path: path == "mine", save_timeout_s=60, restore_timeout_s=60)
+        options = Options(
+            per_process=lambda path: path == "mine", save_timeout_s=60, restore_timeout_s=60
+        )
         tier = None if folder is None else Local(folder, **settings)
-        return CheckpointManager(root, save_policy=EveryNSteps(every), group=members[rank], options=options, local=tier)
+        return CheckpointManager(
+            root, save_policy=EveryNSteps(every), group=members[rank], options=options, local=tier
+        )
 
     with groups(len(folders)) as members:
         managers = at_once([functools.partial(opened, rank) for rank in range(len(folders))])

@@ -60,13 +60,35 @@ class Network:
     def part(self, *indices: int, parted: bool = True) -> None:
         """Lets no packet through between any two of these peers, or lets them through again; all else they reach as before."""
         for index in indices:
-            ip("link", "set", f"v{self.names[index]}", "type", "bridge_slave", "isolated", "on" if parted else "off")
+            ip(
+                "link",
+                "set",
+                f"v{self.names[index]}",
+                "type",
+                "bridge_slave",
+                "isolated",
+                "on" if parted else "off",
+            )
 
     def throttle(self, index: int, megabits_s: int | None) -> None:
         """Bounds what a peer sends a second, or no more (None)."""
-        shape = ["add", "dev", "eth0", "root", "tbf", "rate", f"{megabits_s}mbit", "burst", "64kb", "latency", "100ms"]
+        shape = [
+            "add",
+            "dev",
+            "eth0",
+            "root",
+            "tbf",
+            "rate",
+            f"{megabits_s}mbit",
+            "burst",
+            "64kb",
+            "latency",
+            "100ms",
+        ]
         command = shape if megabits_s else ["del", "dev", "eth0", "root"]
-        subprocess.run(["tc", "-n", self.names[index], "qdisc", *command], check=True, capture_output=True)
+        subprocess.run(
+            ["tc", "-n", self.names[index], "qdisc", *command], check=True, capture_output=True
+        )
 
     def wait_until_sent(self, index: int, size: int, within_s: float = 30) -> None:
         """Waits until a peer has sent so many bytes more."""

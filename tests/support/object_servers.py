@@ -29,10 +29,14 @@ def s3_server(*, ignored: Sequence[str] = (), requests: list[str] | None = None)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     assert server._server is not None
-    server._server.app = _past(server._server.app, ignored, requests if requests is not None else [])
+    server._server.app = _past(
+        server._server.app, ignored, requests if requests is not None else []
+    )
     try:
         _, port = server.get_host_and_port()
-        with _environment(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_EC2_METADATA_DISABLED="true"):
+        with _environment(
+            AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_EC2_METADATA_DISABLED="true"
+        ):
             request = urllib.request.Request(f"http://127.0.0.1:{port}/{BUCKET}", method="PUT")
             urllib.request.urlopen(request, timeout=30).close()
             yield f"?endpoint=http://127.0.0.1:{port}&aws_region=us-east-1"
@@ -40,7 +44,9 @@ def s3_server(*, ignored: Sequence[str] = (), requests: list[str] | None = None)
         server.stop()
 
 
-def _past(app: Any, ignored: Sequence[str], requests: list[str]) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
+def _past(
+    app: Any, ignored: Sequence[str], requests: list[str]
+) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
     """Returns a WSGI application in front of another: it notes requests, takes headers away, and makes one PUT at a time.
 
     moto looks at a condition and writes in two steps, where S3 takes one.
@@ -67,15 +73,22 @@ def gcs_server() -> Iterator[None]:
     server.start()
     try:
         port = server._api._httpd.socket.getsockname()[1]
-        with _environment(TENSORSTORE_GCS_HTTP_URL=f"http://127.0.0.1:{port}", GOOGLE_AUTH_TOKEN_FOR_TESTING="token"):
+        with _environment(
+            TENSORSTORE_GCS_HTTP_URL=f"http://127.0.0.1:{port}",
+            GOOGLE_AUTH_TOKEN_FOR_TESTING="token",
+        ):
             yield
     finally:
         server.stop()
 
 
 AZURITE = "azurite-blob"  # of npm's package azurite, on the PATH
-_AZURITE_ACCOUNT = "devstoreaccount1"  # and its key, which Azurite's documentation gives for everybody
-_AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+_AZURITE_ACCOUNT = (
+    "devstoreaccount1"  # and its key, which Azurite's documentation gives for everybody
+)
+_AZURITE_KEY = (
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
 
 
 @contextlib.contextmanager
@@ -91,10 +104,16 @@ def azure_server() -> Iterator[str]:
         "--skipApiVersionCheck",
         "--disableTelemetry",
     ]
-    with subprocess.Popen([*command, "--disableTelemetry"], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [*command, "--disableTelemetry"], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         try:
-            found = next(match for line in process.stdout if (match := re.search(r"listens on (http://[0-9.:]+)", line)))
+            found = next(
+                match
+                for line in process.stdout
+                if (match := re.search(r"listens on (http://[0-9.:]+)", line))
+            )
             drain = threading.Thread(target=process.stdout.read)
             drain.start()
             with _environment(AZURITE_BLOB_STORAGE_URL=found[1]):
@@ -110,10 +129,19 @@ def _make_container(url: str) -> None:
     date = datetime.datetime.now(datetime.UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
     headers = {"x-ms-date": date, "x-ms-version": "2021-12-02"}
     lines = "".join(f"{name}:{value}\n" for name, value in headers.items())
-    text = "PUT" + "\n" * 12 + lines + f"/{_AZURITE_ACCOUNT}/{_AZURITE_ACCOUNT}/{BUCKET}\nrestype:container"
-    signed = base64.b64encode(hmac.new(base64.b64decode(_AZURITE_KEY), text.encode(), hashlib.sha256).digest()).decode()
+    text = (
+        "PUT"
+        + "\n" * 12
+        + lines
+        + f"/{_AZURITE_ACCOUNT}/{_AZURITE_ACCOUNT}/{BUCKET}\nrestype:container"
+    )
+    signed = base64.b64encode(
+        hmac.new(base64.b64decode(_AZURITE_KEY), text.encode(), hashlib.sha256).digest()
+    ).decode()
     headers |= {"Authorization": f"SharedKey {_AZURITE_ACCOUNT}:{signed}", "Content-Length": "0"}
-    request = urllib.request.Request(f"{url}/{_AZURITE_ACCOUNT}/{BUCKET}?restype=container", method="PUT", headers=headers)
+    request = urllib.request.Request(
+        f"{url}/{_AZURITE_ACCOUNT}/{BUCKET}?restype=container", method="PUT", headers=headers
+    )
     urllib.request.urlopen(request, timeout=30).close()
 
 

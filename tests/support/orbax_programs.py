@@ -42,20 +42,36 @@ def _made(folder: Path) -> Path:
 def assert_equal(found: Any, expected: Any, at: str = "") -> None:
     """Asserts two results equal: containers, types, dtypes, bits, shardings. A Composite of either is a mapping."""
     if hasattr(expected, "items") and hasattr(expected, "keys"):
-        assert isinstance(found, Mapping) and set(found) == set(expected.keys()), f"{at}: {found!r} for {expected!r}"
+        assert isinstance(found, Mapping) and set(found) == set(expected.keys()), (
+            f"{at}: {found!r} for {expected!r}"
+        )
         for key in expected.keys():  # noqa: SIM118 (Orbax's Composite has keys and no iterator in some versions)
             assert_equal(found[key], expected[key], f"{at}.{key}")
     elif isinstance(expected, list | tuple):
-        assert type(found) is type(expected) and len(found) == len(expected), f"{at}: {found!r} for {expected!r}"
+        assert type(found) is type(expected) and len(found) == len(expected), (
+            f"{at}: {found!r} for {expected!r}"
+        )
         for index, (one, two) in enumerate(zip(found, expected, strict=True)):
             assert_equal(one, two, f"{at}[{index}]")
     elif isinstance(expected, jax.Array | np.ndarray | np.generic):
-        assert isinstance(found, jax.Array) == isinstance(expected, jax.Array), f"{at}: {type(found)} for {type(expected)}"
-        assert found.dtype == expected.dtype and found.shape == expected.shape, f"{at}: {found!r} for {expected!r}"
+        assert isinstance(found, jax.Array) == isinstance(expected, jax.Array), (
+            f"{at}: {type(found)} for {type(expected)}"
+        )
+        assert found.dtype == expected.dtype and found.shape == expected.shape, (
+            f"{at}: {found!r} for {expected!r}"
+        )
         if isinstance(expected, jax.Array):
-            assert found.sharding == expected.sharding, f"{at}: {found.sharding} for {expected.sharding}"
-        if isinstance(expected, jax.Array) and jax.numpy.issubdtype(expected.dtype, jax.dtypes.prng_key):
+            assert found.sharding == expected.sharding, (
+                f"{at}: {found.sharding} for {expected.sharding}"
+            )
+        if isinstance(expected, jax.Array) and jax.numpy.issubdtype(
+            expected.dtype, jax.dtypes.prng_key
+        ):
             found, expected = jax.random.key_data(found), jax.random.key_data(expected)
-        assert np.asarray(found).tobytes() == np.asarray(expected).tobytes(), f"{at}: {found!r} for {expected!r}"
+        assert np.asarray(found).tobytes() == np.asarray(expected).tobytes(), (
+            f"{at}: {found!r} for {expected!r}"
+        )
     else:
-        assert type(found) is type(expected) and found == expected, f"{at}: {found!r} for {expected!r}"
+        assert type(found) is type(expected) and found == expected, (
+            f"{at}: {found!r} for {expected!r}"
+        )

@@ -43,7 +43,9 @@ def page(*arguments: str) -> Iterator[str]:
 def fetch(url: str, **headers: str) -> tuple[int, str, Any]:
     """Returns the status, the text and the headers of an answer."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), timeout=60
+        ) as answer:
             return answer.status, answer.read().decode(), answer.headers
     except urllib.error.HTTPError as error:
         with error:
@@ -62,16 +64,23 @@ def not_reading(url: str) -> Iterator[None]:
     """Keeps a viewer who asks for snapshots and reads none."""
     parts = urlsplit(url)
     with socket.socket() as viewer:
-        viewer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)  # before it connects: else the kernel offers more
+        viewer.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVBUF, 1024
+        )  # before it connects: else the kernel offers more
         viewer.connect((parts.hostname, parts.port))
         viewer.sendall(f"GET {parts.path}events HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode())
         yield
 
 
 @contextmanager
-def processes(service: CoordinationService, count: int, host: str = "b{}") -> Iterator[list[CoordinationClient]]:
+def processes(
+    service: CoordinationService, count: int, host: str = "b{}"
+) -> Iterator[list[CoordinationClient]]:
     """Connects clients as the processes of a job."""
-    clients = [CoordinationClient(service.address, number, host=host.format(number)) for number in range(count)]
+    clients = [
+        CoordinationClient(service.address, number, host=host.format(number))
+        for number in range(count)
+    ]
     threads = [threading.Thread(target=client.connect) for client in clients]
     for thread in threads:
         thread.start()
@@ -85,6 +94,13 @@ def processes(service: CoordinationService, count: int, host: str = "b{}") -> It
 
 def serious_faults(tab: Any) -> list[tuple[str, str]]:
     """Returns what axe finds in a tab that keeps people out, each with its first place; skips without axe."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python: pip install 'holdfast[slow]'")
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright",
+        reason="needs axe-playwright-python: pip install 'holdfast[slow]'",
+    )
     found = axe.Axe().run(tab).response["violations"]
-    return [(each["id"], each["nodes"][0]["html"][:100]) for each in found if each["impact"] in ("serious", "critical")]
+    return [
+        (each["id"], each["nodes"][0]["html"][:100])
+        for each in found
+        if each["impact"] in ("serious", "critical")
+    ]

@@ -77,7 +77,9 @@ def state_of(step: int) -> jax.Array:
     mesh = jax.make_mesh((jax.device_count(),), ("all",))
     shape = (jax.process_count() * FLOATS,)
     own = np.full(FLOATS, step, np.float32)
-    return jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("all")), own, shape)
+    return jax.make_array_from_process_local_data(
+        NamedSharding(mesh, PartitionSpec("all")), own, shape
+    )
 
 
 def work(index: int, address: str, plan: Plan, root: Path) -> None:
@@ -115,7 +117,10 @@ class Job:
     def __init__(self, address: str, plan: Plan, folder: Path) -> None:
         self._root = folder / "steps"
         self.outputs = [folder / str(index) for index in range(plan.count)]
-        self.pids = [_fork(self.outputs[index], index, address, plan, self._root) for index in range(plan.count)]
+        self.pids = [
+            _fork(self.outputs[index], index, address, plan, self._root)
+            for index in range(plan.count)
+        ]
         self.codes: dict[int, int] = {}
 
     def text(self, index: int) -> str:
@@ -137,13 +142,20 @@ class Job:
     def wait_for(self, index: int, mark: str) -> None:
         """Waits until a process has printed a line, or has ended."""
         end_s = time.monotonic() + LIMIT_S
-        while f"{mark}\n" not in self.text(index) and index not in self.codes and time.monotonic() < end_s:
+        while (
+            f"{mark}\n" not in self.text(index)
+            and index not in self.codes
+            and time.monotonic() < end_s
+        ):
             self.poll()
             time.sleep(0.002)
 
     def in_a_save(self) -> bool:
         """Returns whether all processes have begun to save a step that is not committed."""
-        begun = [[line for line in self.text(index).splitlines() if line.startswith("saving ")] for index in range(len(self.pids))]
+        begun = [
+            [line for line in self.text(index).splitlines() if line.startswith("saving ")]
+            for index in range(len(self.pids))
+        ]
         if not all(begun) or len(last := {lines[-1] for lines in begun}) != 1:
             return False
         step = last.pop().removeprefix("saving ")
@@ -166,7 +178,10 @@ class Job:
         end_s = time.monotonic() + LIMIT_S
         while len(self.codes) < len(self.pids):
             self.poll()
-            died_early = any(self.codes.get(index) == -signal.SIGTERM and "joined\n" not in self.text(index) for index in plan.victims)
+            died_early = any(
+                self.codes.get(index) == -signal.SIGTERM and "joined\n" not in self.text(index)
+                for index in plan.victims
+            )
             if died_early or time.monotonic() > end_s:
                 for index in range(len(self.pids)):
                     self.signal(index, signal.SIGKILL)
@@ -197,8 +212,14 @@ def faults_of(job: Job, plan: Plan) -> list[str]:
     died = [index for index in plan.victims if job.codes[index] == -signal.SIGTERM]
     if died and not gathered:
         return []  # before all had joined: the launcher counts it as preempted
-    over = [index for index in died if "left\n" in texts[index]]  # the job was: its signals are the program's own again
-    faults = [f"process {index} ended with {code}" for index, code in sorted(job.codes.items()) if code and index not in over]
+    over = [
+        index for index in died if "left\n" in texts[index]
+    ]  # the job was: its signals are the program's own again
+    faults = [
+        f"process {index} ended with {code}"
+        for index, code in sorted(job.codes.items())
+        if code and index not in over
+    ]
     stories = {line for text in texts for line in text.splitlines() if line.startswith("story: ")}
     return faults + ([f"stories differ: {sorted(stories)}"] if len(stories) != 1 else [])
 
@@ -206,12 +227,16 @@ def faults_of(job: Job, plan: Plan) -> list[str]:
 def run(seed: int) -> list[str]:
     """Runs a trial and returns what was wrong with it."""
     plan = plan_of(seed)
-    folder = Path(tempfile.mkdtemp())  # not a TemporaryDirectory, which the end of every child would remove
+    folder = Path(
+        tempfile.mkdtemp()
+    )  # not a TemporaryDirectory, which the end of every child would remove
     with CoordinationService.spawn(plan.count, recoverable=True, survivable=True) as service:
         job = Job(service.address, plan, folder)
         moment = plan.when
         if plan.when == "in a save":
-            moment += ", in flight on all" if job.wait_for_save(plan.delay_s) else ", which none was"
+            moment += (
+                ", in flight on all" if job.wait_for_save(plan.delay_s) else ", which none was"
+            )
         else:
             for victim in plan.victims:
                 job.wait_for(victim, MARKS[plan.when])
@@ -222,10 +247,23 @@ def run(seed: int) -> list[str]:
             time.sleep(0.02)
         job.finish(plan)
         faults = faults_of(job, plan)
-        stories = {line for index in range(plan.count) for line in job.text(index).splitlines() if line.startswith("story")}
-        print(f"seed {seed}: {moment}: {faults or sorted(stories) or 'preempted before it began'}", flush=True)
+        stories = {
+            line
+            for index in range(plan.count)
+            for line in job.text(index).splitlines()
+            if line.startswith("story")
+        }
+        print(
+            f"seed {seed}: {moment}: {faults or sorted(stories) or 'preempted before it began'}",
+            flush=True,
+        )
         if faults:
-            print(plan, *(f"--- process {index}:\n{job.text(index)}" for index in range(plan.count)), sep="\n", flush=True)
+            print(
+                plan,
+                *(f"--- process {index}:\n{job.text(index)}" for index in range(plan.count)),
+                sep="\n",
+                flush=True,
+            )
     shutil.rmtree(folder)
     return faults
 
@@ -235,7 +273,10 @@ def main(arguments: Sequence[str]) -> int:
     logging.getLogger("holdfast").setLevel("INFO")
     first, count = map(int, arguments)
     failed = [seed for seed in range(first, first + count) if run(seed)]
-    print(f"{count - len(failed)} of {count} trials have one story", *(f"failed: {failed}" for _ in failed[:1]))
+    print(
+        f"{count - len(failed)} of {count} trials have one story",
+        *(f"failed: {failed}" for _ in failed[:1]),
+    )
     return bool(failed)
 
 

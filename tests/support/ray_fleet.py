@@ -31,7 +31,11 @@ class Fleet:
     def become(self, labels: list[dict[str, str]]) -> None:
         """Makes the cluster one of healthy nodes with these labels, one each."""
         for node, label in list(zip(self.nodes, self.labels, strict=True)):
-            if label not in labels or labels.count(label) < self.labels.count(label) or not self.healthy(node):
+            if (
+                label not in labels
+                or labels.count(label) < self.labels.count(label)
+                or not self.healthy(node)
+            ):
                 self.remove(node)
         for label in labels:
             if self.labels.count(label) < labels.count(label):
@@ -41,11 +45,15 @@ class Fleet:
     def add(self, labels: dict[str, str]) -> None:
         resources = {"TPU": 4.0} if labels else {}
         settings: dict[str, Any] = {}
-        if pod := labels.get("ray.io/tpu-pod-type"):  # what Ray finds on a real host of a slice, and places Ray Train's workers by
+        if pod := labels.get(
+            "ray.io/tpu-pod-type"
+        ):  # what Ray finds on a real host of a slice, and places Ray Train's workers by
             resources["accelerator_type:TPU-V4"] = 1
             resources |= {f"TPU-{pod}-head": 1} if labels["ray.io/tpu-worker-id"] == "0" else {}
             settings["env_vars"] = {"TPU_NAME": labels["ray.io/tpu-slice-name"]}
-        self.nodes.append(self._cluster.add_node(num_cpus=1, labels=labels, resources=resources, **settings))
+        self.nodes.append(
+            self._cluster.add_node(num_cpus=1, labels=labels, resources=resources, **settings)
+        )
         self.labels.append(labels)
 
     def remove(self, node: Any) -> None:
@@ -56,8 +64,22 @@ class Fleet:
 
     def drain(self, node: Any, seconds: int) -> None:
         """Gives a node a notice of preemption, by Ray's own command."""
-        command = [str(Path(sys.executable).parent / "ray"), "drain-node", "--address", self._cluster.address, "--node-id", node.node_id]
-        command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "test", "--deadline-remaining-seconds", str(seconds)]
+        command = [
+            str(Path(sys.executable).parent / "ray"),
+            "drain-node",
+            "--address",
+            self._cluster.address,
+            "--node-id",
+            node.node_id,
+        ]
+        command += [
+            "--reason",
+            "DRAIN_NODE_REASON_PREEMPTION",
+            "--reason-message",
+            "test",
+            "--deadline-remaining-seconds",
+            str(seconds),
+        ]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
 
     @contextlib.contextmanager

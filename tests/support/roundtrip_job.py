@@ -56,12 +56,20 @@ def build(node: list[Any], make: Callable[[dict[str, Any]], Any]) -> Any:
 def truth(facts: dict[str, Any]) -> Any:
     """Returns a leaf's whole value on the host: of a typed key array its data, of a Python value itself."""
     if facts["kind"] == "value":
-        return {"int": int, "float": float.fromhex, "bool": bool, "str": str, "bytes": bytes.fromhex}[facts["type"]](facts["value"])
+        return {
+            "int": int,
+            "float": float.fromhex,
+            "bool": bool,
+            "str": str,
+            "bytes": bytes.fromhex,
+        }[facts["type"]](facts["value"])
     dtype, random = jnp.dtype(facts["dtype"]), np.random.default_rng(facts["seed"])
     shape = data_shape(facts)
     if facts["dtype"] in ("bool", "int4", "uint4"):
         return random.integers(0, 2 if facts["dtype"] == "bool" else 7, shape).astype(dtype)
-    return np.frombuffer(random.bytes(math.prod(shape) * dtype.itemsize), dtype).reshape(shape)  # any bits, NaNs among them
+    return np.frombuffer(random.bytes(math.prod(shape) * dtype.itemsize), dtype).reshape(
+        shape
+    )  # any bits, NaNs among them
 
 
 def data_shape(facts: dict[str, Any]) -> tuple[int, ...]:
@@ -92,7 +100,9 @@ def put(facts: dict[str, Any]) -> Any:
     if sharding is None:
         array = jnp.asarray(value)
     else:
-        array = jax.make_array_from_callback(value.shape, sharding, lambda index: value[index], dtype=value.dtype)
+        array = jax.make_array_from_callback(
+            value.shape, sharding, lambda index: value[index], dtype=value.dtype
+        )
     return jax.random.wrap_key_data(array) if facts["kind"] == "key" else array
 
 
@@ -101,7 +111,11 @@ def like(facts: dict[str, Any]) -> Any:
     if facts["kind"] == "value":
         return truth(facts)
     if facts["wanted"] == "numpy":
-        return np.zeros((), facts["dtype"])[()] if facts["kind"] == "scalar" else np.zeros(facts["shape"], jnp.dtype(facts["dtype"]))
+        return (
+            np.zeros((), facts["dtype"])[()]
+            if facts["kind"] == "scalar"
+            else np.zeros(facts["shape"], jnp.dtype(facts["dtype"]))
+        )
     dtype = jax.random.key(0).dtype if facts["kind"] == "key" else jnp.dtype(facts["dtype"])
     return jax.ShapeDtypeStruct(tuple(facts["shape"]), dtype, sharding=sharding_of(facts["wanted"]))
 
@@ -117,11 +131,20 @@ def check(facts: dict[str, Any], found: Any, place: Any) -> None:
         assert sharding is None or found.sharding == sharding, (facts, found.sharding)
         found = jax.random.key_data(found) if facts["kind"] == "key" else found
         for shard in found.addressable_shards:
-            assert np.asarray(shard.data).tobytes() == whole[shard.index].tobytes(), (facts, shard.index)
+            assert np.asarray(shard.data).tobytes() == whole[shard.index].tobytes(), (
+                facts,
+                shard.index,
+            )
     else:
-        assert place in (None, "numpy") and isinstance(found, np.generic if facts["kind"] == "scalar" else np.ndarray), (facts, type(found))
+        assert place in (None, "numpy") and isinstance(
+            found, np.generic if facts["kind"] == "scalar" else np.ndarray
+        ), (facts, type(found))
         assert found.tobytes() == whole.tobytes(), facts
-    assert (found.dtype, found.shape) == (whole.dtype, whole.shape), (facts, found.dtype, found.shape)
+    assert (found.dtype, found.shape) == (whole.dtype, whole.shape), (
+        facts,
+        found.dtype,
+        found.shape,
+    )
 
 
 def check_tree(tree: list[Any], found: Any, place: Callable[[dict[str, Any]], Any]) -> None:
@@ -137,7 +160,11 @@ def check_tree(tree: list[Any], found: Any, place: Callable[[dict[str, Any]], An
 
 def do_save(request: dict[str, Any]) -> None:
     """Saves the tree, cut into pieces as small as asked for, and looks at it where it was saved."""
-    for name, size in zip(("CHUNK_BYTES", "SHARED_CHUNK_BYTES", "SHARE_BYTES", "PACK_BYTES"), request["cuts"] or CUTS, strict=True):
+    for name, size in zip(
+        ("CHUNK_BYTES", "SHARED_CHUNK_BYTES", "SHARE_BYTES", "PACK_BYTES"),
+        request["cuts"] or CUTS,
+        strict=True,
+    ):
         setattr(plan, name, size)
     save(request["folder"], build(request["tree"], put))
     check_tree(request["tree"], load(request["folder"], SAVED), placed)
@@ -164,7 +191,14 @@ def do_read_once(request: dict[str, Any]) -> None:
     """Loads it with each byte read once in the whole job: a collective, so nothing of one process may fail before it."""
     collective_read.BUNDLED_BYTES = (request["cuts"] or [BUNDLED_BYTES])[0]
     store = LocalStorage(request["folder"])
-    found = restore_item(store, "", read_record(store, ""), "state", build(request["tree"], like), RestoreOptions(read_once=True))
+    found = restore_item(
+        store,
+        "",
+        read_record(store, ""),
+        "state",
+        build(request["tree"], like),
+        RestoreOptions(read_once=True),
+    )
     check_tree(request["tree"], found, lambda facts: facts.get("wanted"))
 
 
@@ -180,12 +214,17 @@ def main() -> None:
     if count > 1:
         jax.distributed.initialize(f"127.0.0.1:{coordinator}", count, index)
     jax.devices()
-    with socket.create_connection(("127.0.0.1", port)) as connection, connection.makefile("rw") as stream:
+    with (
+        socket.create_connection(("127.0.0.1", port)) as connection,
+        connection.makefile("rw") as stream,
+    ):
         print(index, file=stream, flush=True)
         for line in stream:
             request, trouble = json.loads(line), ""
             try:
-                {"save": do_save, "load": do_load, "read_once": do_read_once, "refuse": do_refuse}[request["do"]](request)
+                {"save": do_save, "load": do_load, "read_once": do_read_once, "refuse": do_refuse}[
+                    request["do"]
+                ](request)
             except Exception:
                 trouble = traceback.format_exc()
             print(json.dumps(trouble), file=stream, flush=True)

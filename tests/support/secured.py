@@ -14,7 +14,12 @@ from holdfast.coordination import CoordinationClient, Credentials
 from holdfast.coordination.names import PROFILE_A, PROFILE_B, PROFILE_D, REPORT_EXIT, STACKS, STATUS
 from holdfast.coordination.server.profile_d import RPCS_D
 from holdfast.coordination.server.profiles import RPCS
-from holdfast.proto import coordination_b_pb2, coordination_pb2, distributed_runtime_pb2, session_pb2
+from holdfast.proto import (
+    coordination_b_pb2,
+    coordination_pb2,
+    distributed_runtime_pb2,
+    session_pb2,
+)
 from tests.support.tls import Authority
 
 UNARY = [*RPCS, *RPCS_D, STATUS, STACKS, REPORT_EXIT]
@@ -39,7 +44,9 @@ class Security:
 
     def member(self) -> Credentials:
         """Returns what one more process of the job shows: certificate and token of the job, and a key of its own."""
-        return Credentials(self.own.token_file, self.own.tls_cert, self.own.tls_key, self.own.tls_ca)
+        return Credentials(
+            self.own.token_file, self.own.tls_cert, self.own.tls_key, self.own.tls_ca
+        )
 
     def stranger(self, kind: str) -> Credentials:
         """Returns what a stranger shows."""
@@ -51,7 +58,9 @@ class Security:
             "no certificate": _WithoutCertificate(own.token_file, tls_ca=own.tls_ca),
             "another authority": Credentials(own.token_file, foreign.cert, foreign.key, own.tls_ca),
             "no token": Credentials(None, own.tls_cert, own.tls_key, own.tls_ca),
-            "an old token": Credentials(str(self.folder / "old"), own.tls_cert, own.tls_key, own.tls_ca),
+            "an old token": Credentials(
+                str(self.folder / "old"), own.tls_cert, own.tls_key, own.tls_ca
+            ),
         }[kind]
 
 
@@ -72,7 +81,12 @@ def secure(folder: Path) -> Security:
     server, client = authority.issue("server"), authority.issue("client")
     token = folder / "token"
     token.write_text("a token of the job, long enough\n")
-    arguments = (f"--tls-cert={server.cert}", f"--tls-key={server.key}", f"--tls-ca={server.ca}", f"--token-file={token}")
+    arguments = (
+        f"--tls-cert={server.cert}",
+        f"--tls-key={server.key}",
+        f"--tls-ca={server.ca}",
+        f"--token-file={token}",
+    )
     return Security(folder, Credentials(str(token), client.cert, client.key, client.ca), arguments)
 
 
@@ -101,7 +115,10 @@ def together(clients: list[CoordinationClient], name: str) -> None:
 
 def join(address: str, credentials: list[Credentials]) -> list[CoordinationClient]:
     """Returns connected clients, one for each of `credentials`."""
-    clients = [CoordinationClient(address, index, credentials=shown, init_timeout_s=30) for index, shown in enumerate(credentials)]
+    clients = [
+        CoordinationClient(address, index, credentials=shown, init_timeout_s=30)
+        for index, shown in enumerate(credentials)
+    ]
     at_once([client.connect for client in clients])
     return clients
 
@@ -129,22 +146,33 @@ class Secured:
         assert all(process.alive for process in self.clients[0].process_info())
         for process_id, credentials in enumerate(self.credentials):
             with self.channel(credentials) as channel:
-                request = coordination_pb2.HeartbeatRequest(incarnation=self.incarnation(process_id), source_task_id=process_id)
+                request = coordination_pb2.HeartbeatRequest(
+                    incarnation=self.incarnation(process_id), source_task_id=process_id
+                )
                 request.incarnations.CopyFrom(self.stamp(process_id))
                 call = channel.unary_unary(PROFILE_A + "Heartbeat")
                 call(request.SerializeToString(), timeout=10, metadata=credentials.metadata())
 
     def stamp(self, process_id: int) -> coordination_pb2.Incarnations:
         """Returns what profile A's calls of a member's agent hold."""
-        incarnations = {"task_incarnation": self.incarnation(process_id), "service_incarnation": self.service_incarnation}
+        incarnations = {
+            "task_incarnation": self.incarnation(process_id),
+            "service_incarnation": self.service_incarnation,
+        }
         return coordination_pb2.Incarnations(task_id=process_id, **incarnations)
 
 
-def register(channel: grpc.Channel, credentials: Credentials, process_id: int, incarnation: int) -> int:
+def register(
+    channel: grpc.Channel, credentials: Credentials, process_id: int, incarnation: int
+) -> int:
     """Registers an agent over profile A and returns the service's incarnation."""
-    request = coordination_pb2.RegisterTaskRequest(incarnation=incarnation, source_task_id=process_id).SerializeToString()
+    request = coordination_pb2.RegisterTaskRequest(
+        incarnation=incarnation, source_task_id=process_id
+    ).SerializeToString()
     with channel:
-        answer = channel.unary_unary(PROFILE_A + "RegisterTask")(request, timeout=20, metadata=credentials.metadata())
+        answer = channel.unary_unary(PROFILE_A + "RegisterTask")(
+            request, timeout=20, metadata=credentials.metadata()
+        )
     return coordination_pb2.RegisterTaskResponse.FromString(answer).service_incarnation
 
 
@@ -167,7 +195,12 @@ def in_the_name_of(process_id: int, secured: Secured) -> Callable[[str], bytes]:
             message.protocol_version = 1
         if "local_topology" in names:
             message.local_topology.node_id = process_id
-        for name in {"source_task_id", "requesting_task_id", "node_id", "process_id"} & names.keys():
+        for name in {
+            "source_task_id",
+            "requesting_task_id",
+            "node_id",
+            "process_id",
+        } & names.keys():
             setattr(message, name, process_id)
         for name in {"source_task", "requesting_task", "error_origin"} & names.keys():
             if hasattr(task := getattr(message, name), "task_id"):  # else it is a list of tasks

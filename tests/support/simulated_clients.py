@@ -52,8 +52,16 @@ class Client:
 class Clients:
     """All processes of a job, each with `steps` steps. `unison`: every step is a barrier of all."""
 
-    def __init__(self, world: World, truth: Truth, count: int, steps: int, *, unison: bool, recoverable: bool) -> None:
-        self._world, self._random, self._truth, self._steps, self._unison = world, world.random, truth, steps, unison
+    def __init__(
+        self, world: World, truth: Truth, count: int, steps: int, *, unison: bool, recoverable: bool
+    ) -> None:
+        self._world, self._random, self._truth, self._steps, self._unison = (
+            world,
+            world.random,
+            truth,
+            steps,
+            unison,
+        )
         self._recoverable = recoverable
         self.service: SimulatedService
         self.all = [Client(task_id) for task_id in range(count)]
@@ -62,7 +70,11 @@ class Clients:
 
     def begin(self) -> None:
         """Starts all within a second, but in some jobs one that comes late: up to three heartbeat timeouts after the others."""
-        late = self._random.choice(self.all) if self._random.random() < 0.3 and not self._unison else None
+        late = (
+            self._random.choice(self.all)
+            if self._random.random() < 0.3 and not self._unison
+            else None
+        )
         for client in self.all:
             delay_s = self._random.uniform(0, LATE_S if client is late else 1)
             if delay_s > 1:
@@ -104,15 +116,23 @@ class Clients:
     def lose_service(self) -> None:
         """Breaks all streams: the service has crashed."""
         for client in self.all:
-            self._world.at(self._random.uniform(0, 0.2), lambda client=client: self._lose_stream(client, reported=False))  # type: ignore[misc]
+            self._world.at(
+                self._random.uniform(0, 0.2),
+                lambda client=client: self._lose_stream(client, reported=False),
+            )  # type: ignore[misc]
 
     def _lose_stream(self, client: Client, *, reported: bool) -> None:
         """Ends a client's stream; the service notices only where it is `reported`."""
         stream, client.stream, client.opening = client.stream, 0, 0
         if reported and stream and self.service.has_stream(client, stream):
-            self._world.at(self._world.delay_s(), lambda: self.service.drop_calls(client.task_id, stream))
+            self._world.at(
+                self._world.delay_s(), lambda: self.service.drop_calls(client.task_id, stream)
+            )
         if not client.dead and not client.finished:
-            self._world.at(self._random.uniform(0.02, 1.0), lambda life=client.life: self._open_stream(client, life))  # type: ignore[misc]
+            self._world.at(
+                self._random.uniform(0.02, 1.0),
+                lambda life=client.life: self._open_stream(client, life),
+            )  # type: ignore[misc]
 
     # ---- Lives and streams ---------------------------------------------------------------------------------------------------------
 
@@ -155,10 +175,22 @@ class Clients:
             return
         stream = client.opening = next(self._world.numbers)
         self._world.send(
-            lambda: self.service.open(client, stream, client.incarnation, lambda status: self._opened(client, life, stream, status)),
+            lambda: self.service.open(
+                client,
+                stream,
+                client.incarnation,
+                lambda status: self._opened(client, life, stream, status),
+            ),
             twice=False,
         )
-        self._world.at(RESEND_S, lambda: None if client.opening != stream or client.stream else self._open_stream(client, life))
+        self._world.at(
+            RESEND_S,
+            lambda: (
+                None
+                if client.opening != stream or client.stream
+                else self._open_stream(client, life)
+            ),
+        )
 
     def _opened(self, client: Client, life: int, stream: int, status: Status | None) -> None:
         if client.life != life or client.opening != stream:
@@ -172,7 +204,9 @@ class Clients:
             if not request.sent_before or request.again:
                 self._post(client, request)
             else:
-                self._answer(client, request, Completion(None, None, Status(Code.UNAVAILABLE, "broken")))
+                self._answer(
+                    client, request, Completion(None, None, Status(Code.UNAVAILABLE, "broken"))
+                )
 
     def _beat(self, client: Client, life: int) -> None:
         if client.dead or client.finished or client.life != life:
@@ -183,7 +217,14 @@ class Clients:
         self._world.at(BEAT_S, lambda: self._beat(client, life))
 
     def _ask(
-        self, client: Client, method: str, argument: Any, on_reply: Callable[[Completion], None], *, again: bool = True, counter: int = 0
+        self,
+        client: Client,
+        method: str,
+        argument: Any,
+        on_reply: Callable[[Completion], None],
+        *,
+        again: bool = True,
+        counter: int = 0,
     ) -> None:
         request = Request(next(self._world.numbers), method, argument, counter, on_reply, again)
         client.pending[request.number] = request
@@ -194,12 +235,16 @@ class Clients:
         if request.done or client.dead:
             return
         if self._world.now < client.paused_until:
-            self._world.at(client.paused_until - self._world.now, lambda: self._post(client, request))
+            self._world.at(
+                client.paused_until - self._world.now, lambda: self._post(client, request)
+            )
             return
         if not client.stream:
             return  # sent when the next stream opens
         if request.sent_before and not request.again:
-            self._answer(client, request, Completion(None, None, Status(Code.UNAVAILABLE, "no answer")))
+            self._answer(
+                client, request, Completion(None, None, Status(Code.UNAVAILABLE, "no answer"))
+            )
             return
         stream, request.sent_before = client.stream, True
         self._world.send(lambda: self.service.serve(client, stream, request), twice=request.again)
@@ -209,7 +254,11 @@ class Clients:
         """Takes the first answer to a request."""
         if request.done or client.dead:
             return
-        stolen = completion.status is not None and completion.status.code == Code.CANCELLED and completion.status.barrier is None
+        stolen = (
+            completion.status is not None
+            and completion.status.code == Code.CANCELLED
+            and completion.status.barrier is None
+        )
         if stolen and request.method == "barrier":
             return  # a duplicate took this one's place: one of them will be answered
         request.done = True
@@ -235,13 +284,26 @@ class Clients:
         if doing < 0.85:
             return self._set_first(client)
         if doing < 0.9:
-            return self._ask(client, "increment", "count", lambda completion: self._counted(client, completion), again=False)
+            return self._ask(
+                client,
+                "increment",
+                "count",
+                lambda completion: self._counted(client, completion),
+                again=False,
+            )
         if doing < 0.96:
             key = f"key/{self._random.randrange(len(self.all))}/1/{self._random.randrange(1, self._steps + 1)}"
-            return self._ask(client, "get", (key, self._random.uniform(0, 10)), lambda completion: self._next_step(client))
+            return self._ask(
+                client,
+                "get",
+                (key, self._random.uniform(0, 10)),
+                lambda completion: self._next_step(client),
+            )
         name = self._barrier_of(client)[0]
         counter = client.counters.get(name, 0)
-        return self._ask(client, "cancel", (name, counter), lambda completion: self._next_step(client))
+        return self._ask(
+            client, "cancel", (name, counter), lambda completion: self._next_step(client)
+        )
 
     def _barrier_of(self, client: Client) -> tuple[str, frozenset[int]]:
         """Returns a barrier that this client takes part in: its name fixes who the others are."""
@@ -252,33 +314,65 @@ class Clients:
         pair = frozenset({client.task_id, other})
         return f"pair/{min(pair)}-{max(pair)}", pair
 
-    def _wait_at(self, client: Client, barrier: tuple[str, frozenset[int]], timeout_s: float | None = None) -> None:
+    def _wait_at(
+        self, client: Client, barrier: tuple[str, frozenset[int]], timeout_s: float | None = None
+    ) -> None:
         name, participants = barrier
         counter = client.counters[name] = client.counters.get(name, -1) + 1
         limit_s = self._random.uniform(2, 20) if timeout_s is None else timeout_s
         argument = (name, participants, limit_s)
-        self._ask(client, "barrier", argument, lambda completion: self._barrier_over(client, name, completion), counter=counter)
+        self._ask(
+            client,
+            "barrier",
+            argument,
+            lambda completion: self._barrier_over(client, name, completion),
+            counter=counter,
+        )
 
     def _barrier_over(self, client: Client, name: str, completion: Completion) -> None:
-        counter = completion.value if completion.status is None else (completion.status.barrier or (name, client.counters[name]))[1]
+        counter = (
+            completion.value
+            if completion.status is None
+            else (completion.status.barrier or (name, client.counters[name]))[1]
+        )
         client.counters[name] = counter
         self._world.note(
-            "leaves", f"{client.task_id} {name} {counter} {'OK' if completion.status is None else completion.status.code.name}"
+            "leaves",
+            f"{client.task_id} {name} {counter} {'OK' if completion.status is None else completion.status.code.name}",
         )
         self._next_step(client)
 
     def _set_key(self, client: Client) -> None:
-        key, value = f"key/{client.task_id}/{client.life}/{client.step}", f"{client.incarnation}".encode()
-        self._ask(client, "set", (key, value), lambda completion: self._key_set(client, key, value, completion))
+        key, value = (
+            f"key/{client.task_id}/{client.life}/{client.step}",
+            f"{client.incarnation}".encode(),
+        )
+        self._ask(
+            client,
+            "set",
+            (key, value),
+            lambda completion: self._key_set(client, key, value, completion),
+        )
 
     def _set_first(self, client: Client) -> None:
-        key, value = f"first/{self._random.randrange(3)}", f"{client.task_id}:{client.incarnation}".encode()
-        self._ask(client, "set", (key, value), lambda completion: self._key_set(client, key, value, completion))
+        key, value = (
+            f"first/{self._random.randrange(3)}",
+            f"{client.task_id}:{client.incarnation}".encode(),
+        )
+        self._ask(
+            client,
+            "set",
+            (key, value),
+            lambda completion: self._key_set(client, key, value, completion),
+        )
 
     def _key_set(self, client: Client, key: str, value: bytes, completion: Completion) -> None:
         if completion.status is None:
             self._truth.acknowledged[key] = value
-        self._world.note("set", f"{client.task_id} {key} {'OK' if completion.status is None else completion.status.code.name}")
+        self._world.note(
+            "set",
+            f"{client.task_id} {key} {'OK' if completion.status is None else completion.status.code.name}",
+        )
         self._next_step(client)
 
     def _counted(self, client: Client, completion: Completion) -> None:
@@ -297,7 +391,9 @@ class Clients:
         if client.stream != call.stream or client.dead:
             return
         if self._world.now < client.paused_until:
-            self._world.at(client.paused_until - self._world.now, lambda: self.reach(call, completion))
+            self._world.at(
+                client.paused_until - self._world.now, lambda: self.reach(call, completion)
+            )
             return
         exists = completion.status is not None and completion.status.code == Code.ALREADY_EXISTS
         if call.request.method == "set" and exists and machine is not None:

@@ -61,7 +61,9 @@ class Store:
     def apply(self, step: int, record: Record) -> None:
         """Gives the record its name. Raises Violation where a pack that it names is gone."""
         if missing := record.files - self.packs.get(step, set()):
-            raise Violation(f"step {step} is committed by {record.save_id}, whose packs {sorted(missing)} are gone")
+            raise Violation(
+                f"step {step} is committed by {record.save_id}, whose packs {sorted(missing)} are gone"
+            )
         if step in self.records:
             self.by_rule.add(self.records[step].save_id)
         self.records[step] = record
@@ -122,13 +124,19 @@ class SaveSimulation:
     `parses` and `counts_failures` are two; with `closes` a cancel comes too late once its process has reported, or begun to commit.
     """
 
-    def __init__(self, seed: int, *, parses: bool = True, counts_failures: bool = True, closes: bool = True) -> None:
+    def __init__(
+        self, seed: int, *, parses: bool = True, counts_failures: bool = True, closes: bool = True
+    ) -> None:
         self.seed, self.rng = seed, random.Random(seed)
         self.parses, self.counts_failures, self.closes = parses, counts_failures, closes
         self.store = Store(objects=self.rng.random() < 0.5)
         self.processes = [Process(rank) for rank in range(self.rng.randint(1, 4))]
         everyone = [process.rank for process in self.processes]
-        self.writers = set(everyone if self.rng.random() < 0.7 else [0, *self.rng.sample(everyone, self.rng.randint(0, len(everyone)))])
+        self.writers = set(
+            everyone
+            if self.rng.random() < 0.7
+            else [0, *self.rng.sample(everyone, self.rng.randint(0, len(everyone)))]
+        )
         self.steps = [self.rng.choice([10, 20, 30, 40, 50]) for _ in range(SAVES)]
         self.overwrites = [self.rng.random() < 0.5 for _ in range(SAVES)]
         self.rounds = [Round() for _ in range(SAVES + 1)]
@@ -156,13 +164,20 @@ class SaveSimulation:
             for process in self.processes:
                 self.at(self.rng.random(), lambda process=process: self.next_save(process))  # type: ignore[misc]
             for _ in range(self.rng.randint(0, 3)):
-                self.at(self.rng.uniform(0, 200), self.rng.choice([self.rival, self.user_deletes, self.kill, self.sweep, self.cancel]))
+                self.at(
+                    self.rng.uniform(0, 200),
+                    self.rng.choice(
+                        [self.rival, self.user_deletes, self.kill, self.sweep, self.cancel]
+                    ),
+                )
             while self.events:
                 self.now, _, act = heapq.heappop(self.events)
                 act()
             self.check_end()
         except Violation as violation:
-            raise Violation(f"seed {self.seed}: {violation}\n" + "\n".join(self.trace[-40:])) from None
+            raise Violation(
+                f"seed {self.seed}: {violation}\n" + "\n".join(self.trace[-40:])
+            ) from None
         return self.trace
 
     # --- the world around
@@ -198,17 +213,26 @@ class SaveSimulation:
     def cancel(self) -> None:
         """The user of a process calls its save off; where it has a share, or is the primary, that can stop the commit."""
         process = self.rng.choice(self.processes)
-        if not process.alive or process.saving is None or process.key is None or process.rank not in self.writers:
+        if (
+            not process.alive
+            or process.saving is None
+            or process.key is None
+            or process.rank not in self.writers
+        ):
             return
         in_time = process.cancellation.cancel()
-        self.log(f"process {process.rank} calls {process.key.save_id} off, {'in time' if in_time else 'too late'}")
+        self.log(
+            f"process {process.rank} calls {process.key.save_id} off, {'in time' if in_time else 'too late'}"
+        )
         if in_time:
             self.cancelled.add(process.key.save_id)
 
     def may_go_on(self, process: Process, key: SaveKey) -> SaveCancelled | None:
         """Closes the time of a cancel; returns the error where it came in time."""
         try:
-            process.cancellation.close(key.step, process.rank) if self.closes else process.cancellation.check(key.step, process.rank)
+            process.cancellation.close(
+                key.step, process.rank
+            ) if self.closes else process.cancellation.check(key.step, process.rank)
         except SaveCancelled as error:
             return error
         return None
@@ -226,7 +250,11 @@ class SaveSimulation:
         process.cancellation = Cancellation()
         if self.chance(0.05):
             self.at(self.rng.uniform(0, 8), self.cancel)
-        part = p.lead(process.key, self.writers) if process.rank == 0 else p.follow(process.key, process.rank, self.writers)
+        part = (
+            p.lead(process.key, self.writers)
+            if process.rank == 0
+            else p.follow(process.key, process.rank, self.writers)
+        )
         process.saving = part
         self.resume(process, process.key, None)
 
@@ -249,16 +277,26 @@ class SaveSimulation:
         key = process.key
         assert key is not None
         if result.key != key:
-            raise Violation(f"process {process.rank} ends its save {key} with the result of {result.key}")
+            raise Violation(
+                f"process {process.rank} ends its save {key} with the result of {result.key}"
+            )
         if self.now - process.began > BOUND_S or process.effects > 12:
-            raise Violation(f"process {process.rank} took {self.now - process.began:.0f} s and {process.effects} effects for {key}")
-        said = "committed" if result.error is None else type(result.error).__name__ + (", deletes" if result.deletable else ", keeps")
+            raise Violation(
+                f"process {process.rank} took {self.now - process.began:.0f} s and {process.effects} effects for {key}"
+            )
+        said = (
+            "committed"
+            if result.error is None
+            else type(result.error).__name__ + (", deletes" if result.deletable else ", keeps")
+        )
         self.log(f"process {process.rank} ends {key.save_id} of step {key.step}: {said}")
         self.ends.setdefault(key.save_id, []).append((process.rank, result))
         if result.error is None:
             self.acknowledged(key)
         elif result.deletable:
-            self.store.delete_packs(key.step, {f"{process.rank}-{key.save_id}"}, f"process {process.rank}")
+            self.store.delete_packs(
+                key.step, {f"{process.rank}-{key.save_id}"}, f"process {process.rank}"
+            )
             if not self.counts_failures and process.own is not None and process.own.error:
                 process.counter -= 1
         process.saving = None
@@ -286,9 +324,19 @@ class SaveSimulation:
                 self.gather(process, key, report)
             case p.BuildRecord(reports):
                 failed = self.chance(0.02)
-                named = " ".join(f"{report.process}-{key.save_id}" for report in reports if report.process in self.writers)
+                named = " ".join(
+                    f"{report.process}-{key.save_id}"
+                    for report in reports
+                    if report.process in self.writers
+                )
                 bad = "bad " if self.chance(0.03) else "good "
-                self.answer(process, 0.1, p.Failed(SaveFailed("plans differ")) if failed else p.Built((bad + named).encode()))
+                self.answer(
+                    process,
+                    0.1,
+                    p.Failed(SaveFailed("plans differ"))
+                    if failed
+                    else p.Built((bad + named).encode()),
+                )
             case p.ParseRecord(record):
                 bad = record.startswith(b"bad") and self.parses
                 self.answer(process, 0.1, p.Failed(SaveFailed("too long")) if bad else p.Parsed())
@@ -310,7 +358,13 @@ class SaveSimulation:
                 return
             if process.rank in self.writers:
                 self.store.put(key.step, f"{process.rank}-{key.save_id}")
-            failed = OSError(28, "full") if self.chance(0.08) else self.may_go_on(process, key) if process.rank else None
+            failed = (
+                OSError(28, "full")
+                if self.chance(0.08)
+                else self.may_go_on(process, key)
+                if process.rank
+                else None
+            )
             self.resume(process, key, p.Failed(failed) if failed is not None else p.Prepared({}))
 
         self.at(delay_s, done)
@@ -320,7 +374,11 @@ class SaveSimulation:
         current = self.rounds[key.counter]
         if self.chance(0.95):
             self.at(self.rng.expovariate(0.5), lambda: self.arrive(current, report))
-        stale = [each for each in self.rounds[key.counter - 1].reports.values() if each.process == process.rank]
+        stale = [
+            each
+            for each in self.rounds[key.counter - 1].reports.values()
+            if each.process == process.rank
+        ]
         if stale and self.chance(0.05):
             self.at(self.rng.random(), lambda: self.arrive(current, stale[0]))
         if process.rank:
@@ -333,12 +391,20 @@ class SaveSimulation:
     def arrive(self, current: Round, report: SaveReport) -> None:
         current.reports.setdefault(report.process, report)
 
-    def wait_for_reports(self, process: Process, key: SaveKey, current: Round, until: float) -> None:
+    def wait_for_reports(
+        self, process: Process, key: SaveKey, current: Round, until: float
+    ) -> None:
         if not process.alive or process.key is not key:
             return
         there = set(current.reports)
-        if there >= {each.rank for each in self.processes} or (there >= self.writers and self.now > process.began + 20):
-            self.resume(process, key, p.Gathered([current.reports[rank] for rank in sorted(current.reports)]))
+        if there >= {each.rank for each in self.processes} or (
+            there >= self.writers and self.now > process.began + 20
+        ):
+            self.resume(
+                process,
+                key,
+                p.Gathered([current.reports[rank] for rank in sorted(current.reports)]),
+            )
         elif self.now >= until:
             self.resume(process, key, p.Failed(TimeoutError("not all came")))
         else:
@@ -356,7 +422,9 @@ class SaveSimulation:
         def done() -> None:  # the call was made: it goes on though the process may have died
             event = self.try_commit(key, record, replace)
             process.unclear = isinstance(event, p.Unclear)
-            self.log(f"process {process.rank} commits {key.save_id} of step {key.step}: {type(event).__name__}")
+            self.log(
+                f"process {process.rank} commits {key.save_id} of step {key.step}: {type(event).__name__}"
+            )
             self.resume(process, key, event)
 
         self.at(delay_s, done)
@@ -369,8 +437,14 @@ class SaveSimulation:
         if not store.may_apply(step, record) or "a" not in store.claims:
             return p.Refused(Fenced("fenced"))
         if there is not None and not replace:
-            return p.Refused(StepExists("taken")) if self.chance(0.8) else p.Unclear(FileExistsError(17, "exists"))
-        mode = self.rng.choices(["clean", "applied", "half", "late", "twice", "never"], [60, 10, 8, 12, 6, 4])[0]
+            return (
+                p.Refused(StepExists("taken"))
+                if self.chance(0.8)
+                else p.Unclear(FileExistsError(17, "exists"))
+            )
+        mode = self.rng.choices(
+            ["clean", "applied", "half", "late", "twice", "never"], [60, 10, 8, 12, 6, 4]
+        )[0]
         if mode == "half":
             record.durable = False
         if mode == "late":
@@ -411,11 +485,18 @@ class SaveSimulation:
         self.answer(process, 0.1, None)
 
     def hear(self, process: Process, key: SaveKey) -> None:
-        earlier, until = self.rounds[key.counter - 1].result, process.began + TIMEOUT_S + RESULT_WAIT_S
+        earlier, until = (
+            self.rounds[key.counter - 1].result,
+            process.began + TIMEOUT_S + RESULT_WAIT_S,
+        )
         if earlier is not None and self.chance(0.05):
             self.answer(process, self.rng.random(), p.Heard(earlier))
         elif self.chance(0.05):
-            self.answer(process, self.rng.uniform(0, until - self.now), p.Failed(TimeoutError("not heard, or called off")))
+            self.answer(
+                process,
+                self.rng.uniform(0, until - self.now),
+                p.Failed(TimeoutError("not heard, or called off")),
+            )
         else:
             self.wait_for_result(process, key, until)
 
@@ -433,15 +514,27 @@ class SaveSimulation:
 
     def check_end(self) -> None:
         """The power goes; then everything that was acknowledged must be there, and nobody may have been told the opposite."""
-        self.store.records = {step: record for step, record in self.store.records.items() if record.durable}
+        self.store.records = {
+            step: record for step, record in self.store.records.items() if record.durable
+        }
         for save_id, ends in self.ends.items():
             committed = [rank for rank, result in ends if result.error is None]
             failed = [rank for rank, result in ends if result.deletable]
             if committed and failed:
-                raise Violation(f"{save_id} is committed for processes {committed}, and failed for {failed}")
-            if failed and save_id in {record.save_id for record in self.store.records.values()} | self.store.by_rule:
-                raise Violation(f"{save_id} failed for processes {failed}, and its record came to exist")
-            if save_id in self.cancelled and (committed or save_id in {record.save_id for record in self.store.records.values()}):
+                raise Violation(
+                    f"{save_id} is committed for processes {committed}, and failed for {failed}"
+                )
+            if (
+                failed
+                and save_id
+                in {record.save_id for record in self.store.records.values()} | self.store.by_rule
+            ):
+                raise Violation(
+                    f"{save_id} failed for processes {failed}, and its record came to exist"
+                )
+            if save_id in self.cancelled and (
+                committed or save_id in {record.save_id for record in self.store.records.values()}
+            ):
                 raise Violation(f"{save_id} was called off in time, and is committed")
             if committed:
                 self.acknowledged(ends[0][1].key)

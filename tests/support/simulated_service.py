@@ -30,9 +30,22 @@ class SimulatedService:
     """Serves clients as `Service` and a transport do. `batch_s`: how long events are gathered for one write of the journal."""
 
     def __init__(
-        self, world: World, config: Config, truth: Truth, reach: Callable[[Call, Completion], None], *, journal: bool, batch_s: float
+        self,
+        world: World,
+        config: Config,
+        truth: Truth,
+        reach: Callable[[Call, Completion], None],
+        *,
+        journal: bool,
+        batch_s: float,
     ):
-        self._world, self._config, self._truth, self._reach, self._batch_s = world, config, truth, reach, batch_s
+        self._world, self._config, self._truth, self._reach, self._batch_s = (
+            world,
+            config,
+            truth,
+            reach,
+            batch_s,
+        )
         self.disk = Disk(config) if journal else None
         self.machine: Machine | None = Machine(config, 0.0)
         self._crash_unwritten = False
@@ -72,7 +85,10 @@ class SimulatedService:
             stream, client = self._streams.pop(task_id, 0), self._clients[task_id]
             machine.task_table.tasks[task_id].attached = False
             self._drop(task_id, stream)
-            self._world.at(self._world.delay_s(), lambda client=client, stream=stream: self.on_fence(client, stream))  # type: ignore[misc]
+            self._world.at(
+                self._world.delay_s(),
+                lambda client=client, stream=stream: self.on_fence(client, stream),
+            )  # type: ignore[misc]
 
     def on_fence(self, client: Client, stream: int) -> None:
         """Does nothing; the simulation puts a function in its place."""
@@ -107,7 +123,9 @@ class SimulatedService:
             call: Call = completion.call
             self._calls.pop(call, None)
             self._truth.replied(call.client.task_id, call.request, completion)
-            self._world.send(lambda call=call, completion=completion: self._reach(call, completion), twice=True)  # type: ignore[misc]
+            self._world.send(
+                lambda call=call, completion=completion: self._reach(call, completion), twice=True
+            )  # type: ignore[misc]
 
     # ---- Its end and its return ----------------------------------------------------------------------------------------------------
 
@@ -150,11 +168,15 @@ class SimulatedService:
         """Says whether this is the stream that the client's task has."""
         return self._streams.get(client.task_id) == stream
 
-    def open(self, client: Client, stream: int, incarnation: int, opened: Callable[[Status | None], None]) -> None:
+    def open(
+        self, client: Client, stream: int, incarnation: int, opened: Callable[[Status | None], None]
+    ) -> None:
         """Takes the first frame of a stream; `opened` gets the answer."""
         if self.machine is None or stream < self._streams.get(client.task_id, 0):
             return
-        status = self.machine.registration.open_session(client.task_id, incarnation, f"h{client.task_id}", 1, self._world.now)
+        status = self.machine.registration.open_session(
+            client.task_id, incarnation, f"h{client.task_id}", 1, self._world.now
+        )
         if status is None:
             older = self._streams.get(client.task_id, 0)
             self._streams[client.task_id], self._clients[client.task_id] = stream, client
@@ -180,7 +202,9 @@ class SimulatedService:
 
     def _drop(self, task_id: int, stream: int) -> None:
         assert self.machine is not None
-        for call in [call for call in self._calls if call.client.task_id == task_id and call.stream == stream]:
+        for call in [
+            call for call in self._calls if call.client.task_id == task_id and call.stream == stream
+        ]:
             del self._calls[call]
             self.machine.drop(call)
 
@@ -219,10 +243,16 @@ class SimulatedService:
         name, participants, limit_s = request.argument
         self._truth.arrives(client.task_id, name, request)
         who = frozenset() if len(participants) == self._config.num_tasks else participants
-        life = machine.task_table.life_of(client.task_id, machine.task_table.tasks[client.task_id].session)
-        machine.barrier(Arrival(call, client.task_id, life, name, request.sent_counter, now + limit_s, who), now)
+        life = machine.task_table.life_of(
+            client.task_id, machine.task_table.tasks[client.task_id].session
+        )
+        machine.barrier(
+            Arrival(call, client.task_id, life, name, request.sent_counter, now + limit_s, who), now
+        )
         if not any(completion.call is call for completion in machine.completions):
-            call.deadline = self._truth.waits(name, machine.barriers.open[name].first, now + limit_s)
+            call.deadline = self._truth.waits(
+                name, machine.barriers.open[name].first, now + limit_s
+            )
 
 
 class Disk:
@@ -243,5 +273,7 @@ class Disk:
     def load(self, now: float) -> Machine:
         """Returns the machine that the rows tell of."""
         machine = Machine(self.config, now)
-        journal_codec.load(machine, [journal_codec.Row(*key, value) for key, value in self.rows.items()], now, 0.0)
+        journal_codec.load(
+            machine, [journal_codec.Row(*key, value) for key, value in self.rows.items()], now, 0.0
+        )
         return machine

@@ -22,8 +22,12 @@ class Truth:
         self.acknowledged: dict[str, bytes] = {}
         self.increments = 0
         self.counts: list[int] = []
-        self.arrivals: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)  # name: request: (task, counter)
-        self.deadlines: dict[tuple[str, int], float] = {}  # an instance, and the deadline of the first to arrive
+        self.arrivals: dict[str, dict[int, tuple[int, int]]] = defaultdict(
+            dict
+        )  # name: request: (task, counter)
+        self.deadlines: dict[
+            tuple[str, int], float
+        ] = {}  # an instance, and the deadline of the first to arrive
         self.unwritten: list[tuple[str, int]] = []  # instances that the journal does not know yet
         self.results: dict[tuple[str, int], str] = {}
         self.answered: dict[int, int] = {}  # request: the instance whose result it has had
@@ -53,28 +57,49 @@ class Truth:
 
     def replied(self, task_id: int, request: Request, completion: Completion) -> None:
         """Checks one completion of the machine."""
-        if completion.status is None and request.method == "register" and len(self.came) < self._num_tasks:
-            self._world.fail(f"process {task_id} was answered that all had come; there were {sorted(self.came)}")
-        if completion.status is None and request.method == "leave" and not self._recoverable and len(self.leaving) < self._num_tasks:
-            self._world.fail(f"process {task_id} was let go, when only {sorted(self.leaving)} had asked to leave")
+        if (
+            completion.status is None
+            and request.method == "register"
+            and len(self.came) < self._num_tasks
+        ):
+            self._world.fail(
+                f"process {task_id} was answered that all had come; there were {sorted(self.came)}"
+            )
+        if (
+            completion.status is None
+            and request.method == "leave"
+            and not self._recoverable
+            and len(self.leaving) < self._num_tasks
+        ):
+            self._world.fail(
+                f"process {task_id} was let go, when only {sorted(self.leaving)} had asked to leave"
+            )
         if request.method != "barrier":
             return
         name, participants, _ = request.argument
         outcome = self._outcome(name, completion)
         if outcome is None:
-            if completion.status is not None and completion.status.barrier is not None:  # refused: it has come nowhere
+            if (
+                completion.status is not None and completion.status.barrier is not None
+            ):  # refused: it has come nowhere
                 self.arrivals[name].pop(request.number, None)
             return
         counter, result = outcome
         self.answered.setdefault(request.number, counter)
         before = self.results.get((name, counter))
         if before is not None and before != result:
-            self._world.fail(f"barrier {name} {counter} ended {before} for some and {result} for process {task_id}")
+            self._world.fail(
+                f"barrier {name} {counter} ended {before} for some and {result} for process {task_id}"
+            )
         if before is None:
             self.results[name, counter] = result
             if result == "OK":
                 self._all_had_come(name, counter, participants)
-            stale = [number for number in self.arrivals[name] if self.answered.get(number, counter) < counter]
+            stale = [
+                number
+                for number in self.arrivals[name]
+                if self.answered.get(number, counter) < counter
+            ]
             for number in stale:
                 del self.arrivals[name][number]
 
@@ -82,17 +107,32 @@ class Truth:
         status = completion.status
         if status is None:
             return completion.value, "OK"
-        if status.barrier is None or status.code == Code.INVALID_ARGUMENT or (status.code == Code.INTERNAL and not status.missing):
+        if (
+            status.barrier is None
+            or status.code == Code.INVALID_ARGUMENT
+            or (status.code == Code.INTERNAL and not status.missing)
+        ):
             return None  # a status of this call alone
         return status.barrier[1], status.code.name
 
     def _all_had_come(self, name: str, counter: int, participants: frozenset[int]) -> None:
-        first = 1 + max((known for about, known in self.results if about == name and known < counter), default=-1)
+        first = 1 + max(
+            (known for about, known in self.results if about == name and known < counter),
+            default=-1,
+        )
         comings = self.arrivals[name].items()
-        meant = {number: task for number, (task, sent) in comings if first <= sent <= counter or sent == 0}
-        came = {task for number, task in meant.items() if self.answered.get(number, counter) == counter}
+        meant = {
+            number: task
+            for number, (task, sent) in comings
+            if first <= sent <= counter or sent == 0
+        }
+        came = {
+            task for number, task in meant.items() if self.answered.get(number, counter) == counter
+        }
         if not participants <= came:
-            self._world.fail(f"barrier {name} {counter} released, but {sorted(participants - came)} had not come")
+            self._world.fail(
+                f"barrier {name} {counter} released, but {sorted(participants - came)} had not come"
+            )
 
     def counted(self, completion: Completion) -> None:
         """Checks that no two acknowledged increments got the same number."""
@@ -107,14 +147,26 @@ class Truth:
     def nobody_connected_is_lost(self, machine: Machine) -> None:
         """Checks that while the job gathers whoever has a stream is there."""
         for task in machine.task_table.tasks:
-            if task.attached and not machine.registration.gathered and not machine.task_table.connected(task.task_id):
-                self._world.fail(f"process {task.task_id} has a stream, and was lost before the job had gathered")
+            if (
+                task.attached
+                and not machine.registration.gathered
+                and not machine.task_table.connected(task.task_id)
+            ):
+                self._world.fail(
+                    f"process {task.task_id} has a stream, and was lost before the job had gathered"
+                )
 
     def nobody_who_came_back_is_given_up(self, machine: Machine) -> None:
         """Checks that nobody with a stream is given up because an earlier stream of it was closed."""
         for task in (machine.task_table.tasks[task_id] for task_id in machine.fenced):
-            if task.attached and task.error is not None and "closed the connection" in task.error.message:
-                self._world.fail(f"process {task.task_id} had come back, and was given up: {task.error.message}")
+            if (
+                task.attached
+                and task.error is not None
+                and "closed the connection" in task.error.message
+            ):
+                self._world.fail(
+                    f"process {task.task_id} had come back, and was given up: {task.error.message}"
+                )
 
     def is_served(self, machine: Machine, task_id: int) -> None:
         """Checks that a request is not of a life that was given up."""
@@ -129,17 +181,23 @@ class Truth:
         after it, when all that was due has been answered."""
         for call in waiting:
             if call.deadline < now:
-                self._world.fail(f"process {call.client.task_id} waits in {call.request.method} past its deadline {call.deadline:.3f}")
+                self._world.fail(
+                    f"process {call.client.task_id} waits in {call.request.method} past its deadline {call.deadline:.3f}"
+                )
 
     def keys_are_there(self, machine: Machine) -> None:
         """Checks that what was acknowledged is there."""
         for key, value in self.acknowledged.items():
             if machine.keys.values.get(key) != value:
-                self._world.fail(f"key {key} was acknowledged with {value!r}, and is {machine.keys.values.get(key)!r}")
+                self._world.fail(
+                    f"key {key} was acknowledged with {value!r}, and is {machine.keys.values.get(key)!r}"
+                )
 
     def at_end(self, machine: Machine) -> None:
         """Checks keys and counts once all is quiet."""
         self.keys_are_there(machine)
         total = int(machine.keys.values.get("count", b"0"))
         if not len(self.counts) <= total <= self.increments:
-            self._world.fail(f"{len(self.counts)} increments acknowledged, {self.increments} arrived, the sum is {total}")
+            self._world.fail(
+                f"{len(self.counts)} increments acknowledged, {self.increments} arrived, the sum is {total}"
+            )

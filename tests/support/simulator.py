@@ -47,10 +47,20 @@ class Simulation:
     ) -> None:
         self.world = World(seed, faults if faults is not None else Faults())
         self._steps, self._recoverable = steps, recoverable
-        config = Config(processes, SERVICE_INCARNATION, heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S, recoverable=recoverable, survivable=True)
+        config = Config(
+            processes,
+            SERVICE_INCARNATION,
+            heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
+            recoverable=recoverable,
+            survivable=True,
+        )
         self.truth = Truth(self.world, processes, recoverable=recoverable)
-        self.clients = Clients(self.world, self.truth, processes, steps, unison=unison, recoverable=recoverable)
-        self.service = SimulatedService(self.world, config, self.truth, self.clients.reach, journal=journal, batch_s=batch_s)
+        self.clients = Clients(
+            self.world, self.truth, processes, steps, unison=unison, recoverable=recoverable
+        )
+        self.service = SimulatedService(
+            self.world, config, self.truth, self.clients.reach, journal=journal, batch_s=batch_s
+        )
         self.clients.service = self.service
         self.service.on_fence = self.clients.take_end
         self.service.on_end = self.clients.lose_service  # type: ignore[method-assign]
@@ -62,7 +72,11 @@ class Simulation:
         self.service.wind()
         while not self.clients.finished and self.world.step():
             if self.world.now > most_s:
-                left = [(each.task_id, each.step, each.dead) for each in self.clients.all if not each.finished]
+                left = [
+                    (each.task_id, each.step, each.dead)
+                    for each in self.clients.all
+                    if not each.finished
+                ]
                 self.world.fail(f"not finished after {most_s} s: {left[:20]}")
         if self.service.machine is None:
             self.service.restart()

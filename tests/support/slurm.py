@@ -39,7 +39,10 @@ class SlurmCluster:
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-slurm-"))
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._write_config()
-        self.env = os.environ | {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
+        self.env = os.environ | {
+            "SLURM_CONF": str(self.folder / "slurm.conf"),
+            "PATH": f"{os.environ['PATH']}:/usr/sbin",
+        }
 
     def _write_config(self) -> None:
         folder, (ctld, first, second) = self.folder, _free_ports(3)
@@ -88,23 +91,45 @@ PartitionName=high Nodes=n[1-2] PriorityTier=10 PreemptMode=OFF MaxTime=60 State
 
     def _start(self, name: str, *command: str) -> None:
         log = (self.folder / f"{name}.out").open("wb")
-        self._daemons[name] = subprocess.Popen(command, env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        self._daemons[name] = subprocess.Popen(
+            command, env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+        )
         log.close()
 
     def __enter__(self) -> Self:
         socket_path, folder = f"{self.folder}/munge.socket", self.folder
-        munge = ["munged", "--foreground", "--force", f"--key-file={folder}/munge.key", f"--socket={socket_path}"]
+        munge = [
+            "munged",
+            "--foreground",
+            "--force",
+            f"--key-file={folder}/munge.key",
+            f"--socket={socket_path}",
+        ]
         self._start(
-            "munged", *munge, f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.log", f"--seed-file={folder}/munged.seed"
+            "munged",
+            *munge,
+            f"--pid-file={folder}/munged.pid",
+            f"--log-file={folder}/munged.log",
+            f"--seed-file={folder}/munged.seed",
         )
         self.wait_until(lambda: Path(socket_path).exists(), "munged")
         self._start("slurmctld", "slurmctld", "-D", "-i")
         for name in ("n1", "n2"):
             self._start(name, "slurmd", "-D", "-N", name)
-        self.wait_until(lambda: self.run("sinfo", "-h", "-N", "-p", "low", "-o", "%T").split() == ["idle", "idle"], "two idle nodes")
+        self.wait_until(
+            lambda: (
+                self.run("sinfo", "-h", "-N", "-p", "low", "-o", "%T").split() == ["idle", "idle"]
+            ),
+            "two idle nodes",
+        )
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.run("scancel", "--user=root")
         for name in ("n1", "n2", "slurmctld", "munged"):
             if (daemon := self._daemons.get(name)) is not None:
@@ -119,7 +144,9 @@ PartitionName=high Nodes=n[1-2] PriorityTier=10 PreemptMode=OFF MaxTime=60 State
 
     def run(self, *command: str) -> str:
         """Runs one of Slurm's commands and returns its output."""
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, env=self.env, capture_output=True, text=True, timeout=60, check=False
+        )
         return done.stdout + done.stderr
 
     def wait_until(self, holds: Callable[[], bool], what: str, timeout_s: float = 150) -> None:
@@ -127,15 +154,27 @@ PartitionName=high Nodes=n[1-2] PriorityTier=10 PreemptMode=OFF MaxTime=60 State
         deadline = time.monotonic() + timeout_s
         while not holds():
             if time.monotonic() > deadline:
-                logs = "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in self.folder.glob("*.log"))
-                raise AssertionError(f"no {what} within {timeout_s} s\n{self.run('sinfo')}{self.run('squeue')}\n{logs}")
+                logs = "\n".join(
+                    f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}"
+                    for path in self.folder.glob("*.log")
+                )
+                raise AssertionError(
+                    f"no {what} within {timeout_s} s\n{self.run('sinfo')}{self.run('squeue')}\n{logs}"
+                )
             time.sleep(0.1)
 
     def submit(self, script: str, *options: str, cwd: Path) -> str:
         """Submits a batch script whose output goes to cwd/out; returns the job's id."""
         path = cwd / "job.sh"
         path.write_text(script)
-        arguments = ["--parsable", f"--output={cwd}/out", "--open-mode=append", f"--chdir={cwd}", "--requeue", *options]
+        arguments = [
+            "--parsable",
+            f"--output={cwd}/out",
+            "--open-mode=append",
+            f"--chdir={cwd}",
+            "--requeue",
+            *options,
+        ]
         said = self.run("sbatch", *arguments, str(path)).strip()
         assert said.isdecimal(), said
         return said

@@ -32,16 +32,29 @@ class Authority:
         self._folder, self._name = folder, name
         self._key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        self._certificate = self._builder(subject, subject, self._key).add_extension(x509.BasicConstraints(True, None), True)
+        self._certificate = self._builder(subject, subject, self._key).add_extension(
+            x509.BasicConstraints(True, None), True
+        )
         self._issuer = subject
-        self._ca = self._write("ca.pem", self._certificate.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        self._ca = self._write(
+            "ca.pem",
+            self._certificate.sign(self._key, hashes.SHA256()).public_bytes(
+                serialization.Encoding.PEM
+            ),
+        )
 
     @staticmethod
-    def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, *, hours: int = 24) -> x509.CertificateBuilder:
+    def _builder(
+        subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, *, hours: int = 24
+    ) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
-        builder = x509.CertificateBuilder(subject_name=subject, issuer_name=issuer, public_key=key.public_key())
+        builder = x509.CertificateBuilder(
+            subject_name=subject, issuer_name=issuer, public_key=key.public_key()
+        )
         builder = builder.serial_number(x509.random_serial_number())
-        return builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(hours=hours))
+        return builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
+            now + datetime.timedelta(hours=hours)
+        )
 
     def _write(self, name: str, content: bytes) -> str:
         path = self._folder / f"{self._name}-{name}"
@@ -62,13 +75,21 @@ class Authority:
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         builder = self._builder(subject, self._issuer, key, hours=-1 if is_over else 24)
         names = x509.SubjectAlternativeName(
-            [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(address)), *map(x509.UniformResourceIdentifier, uris)]
+            [
+                x509.DNSName("localhost"),
+                x509.IPAddress(ipaddress.ip_address(address)),
+                *map(x509.UniformResourceIdentifier, uris),
+            ]
         )
         builder = builder.add_extension(names, False)
         if usages:
             builder = builder.add_extension(x509.ExtendedKeyUsage(usages), False)
         certificate = builder.sign(self._key, hashes.SHA256())
-        private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        private = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
         cert = self._write(f"{name}.crt", certificate.public_bytes(serialization.Encoding.PEM))
         return Pems(cert, self._write(f"{name}.key", private), self._ca)
 

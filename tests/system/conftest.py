@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-_CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+_CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,12 @@ def tab_if_any(browser: Any) -> Iterator[Any]:
     problems: list[str] = []
     opened.on("pageerror", lambda error: problems.append(str(error)))
     opened.on(
-        "request", lambda request: problems.append(request.url) if "127.0.0.1" not in request.url and "file:" not in request.url else None
+        "request",
+        lambda request: (
+            problems.append(request.url)
+            if "127.0.0.1" not in request.url and "file:" not in request.url
+            else None
+        ),
     )
     yield opened
     opened.close()
@@ -47,5 +54,7 @@ def tab_if_any(browser: Any) -> Iterator[Any]:
 def tab(tab_if_any: Any) -> Any:
     """The same, for tests that are about nothing else."""
     if tab_if_any is None:
-        pytest.skip("needs playwright (pip install 'holdfast[slow]') and Chromium (scripts/install_system_packages.sh)")
+        pytest.skip(
+            "needs playwright (pip install 'holdfast[slow]') and Chromium (scripts/install_system_packages.sh)"
+        )
     return tab_if_any

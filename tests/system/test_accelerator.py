@@ -38,8 +38,14 @@ def platform() -> str:
     """Returns what jax finds on this machine, asked in another process."""
     environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     command = [sys.executable, "-c", "import jax; print(jax.devices()[0].platform)"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    return done.stdout.strip().splitlines()[-1] if done.returncode == 0 and done.stdout.strip() else "none"
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    return (
+        done.stdout.strip().splitlines()[-1]
+        if done.returncode == 0 and done.stdout.strip()
+        else "none"
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +58,15 @@ def run(script: str, root: Path, **environment: str) -> str:
     """Runs a script on the accelerator; returns what it printed."""
     inherited = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     command = [sys.executable, "-c", START + textwrap.dedent(script), str(root)]
-    done = subprocess.run(command, env=inherited | environment, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(
+        command,
+        env=inherited | environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-6000:]
     print(done.stdout)
     return done.stdout

@@ -35,9 +35,13 @@ multihost.shutdown()
 BOTH = pytest.mark.parametrize("which", [pytest.param("jaxlib", marks=pytest.mark.slow), "ours"])
 
 
-def run(which: str, script: str, count: int, *arguments: object, timeout_s: float = 90) -> list[str]:
+def run(
+    which: str, script: str, count: int, *arguments: object, timeout_s: float = 90
+) -> list[str]:
     source = START + textwrap.dedent(script) + END
-    return run_processes(source, count, arguments=[free_port(), which, *arguments], timeout_s=timeout_s)
+    return run_processes(
+        source, count, arguments=[free_port(), which, *arguments], timeout_s=timeout_s
+    )
 
 
 @BOTH
@@ -83,7 +87,9 @@ def test_the_missing_are_named_and_the_name_still_works(which: str) -> None:
     )
     for index in (0, 1):
         assert "missing (2,) name epoch in time True DEADLINE_EXCEEDED: " in outputs[index]
-        assert which == "jaxlib" or "; process 2 last reported step 42" in outputs[index], outputs[index]
+        assert which == "jaxlib" or "; process 2 last reported step 42" in outputs[index], outputs[
+            index
+        ]
 
 
 @BOTH
@@ -142,10 +148,14 @@ def run_concurrent(which: str, rounds: int, folder: Path, timeout_s: float) -> i
     if which == "jaxlib":
         run(which, CONCURRENT, 8, rounds, board, 0, timeout_s=timeout_s)
         return 0
-    with CoordinationService.spawn(8, job="job", recoverable=True, survivable=True, heartbeat_timeout_s=30) as service:
+    with CoordinationService.spawn(
+        8, job="job", recoverable=True, survivable=True, heartbeat_timeout_s=30
+    ) as service:
         arguments = [service.address.rpartition(":")[2], which, rounds, board, service.pid]
         start = START.replace(", heartbeat_timeout_s=6", "")  # the service's own
-        outputs = run_processes(start + CONCURRENT + END, 8, arguments=arguments, timeout_s=timeout_s)
+        outputs = run_processes(
+            start + CONCURRENT + END, 8, arguments=arguments, timeout_s=timeout_s
+        )
     return int(re.search(r"grew by (-?\d+) bytes", outputs[0])[1])  # type: ignore[index]
 
 

@@ -130,14 +130,23 @@ print(json.dumps([[batch.tolist() for batch in data], *map(read, [root, *others]
 
 def needs(module: str) -> Any:
     missing = importlib.util.find_spec(module) is None
-    return pytest.mark.skipif(missing, reason=f"{module} is not installed: pip install 'holdfast[slow]'")
+    return pytest.mark.skipif(
+        missing, reason=f"{module} is not installed: pip install 'holdfast[slow]'"
+    )
 
 
 def run(program: Path, *arguments: object, on: tuple[str, ...] = ()) -> Any:
     """Runs a program as its user does; returns what its last line says."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, *on, program, *arguments]
-    ran = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=200, cwd=program.parent, env=environment)
+    ran = subprocess.run(
+        [*map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=program.parent,
+        env=environment,
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
 
@@ -173,7 +182,11 @@ def test_brax(tmp_path: Path) -> None:
     theirs = run(program, tmp_path / "theirs", converted)
     ours = run(program, tmp_path / "ours again", tmp_path / "theirs/000000000020", on=ON_HOLDFAST)
     assert ours == theirs and ours["steps"] == ["000000000010", "000000000020"]
-    assert ours["actions"][0] == ours["actions"][1] and ours["params"][0] == ours["params"][1] and len(ours["params"][0]) >= 8
+    assert (
+        ours["actions"][0] == ours["actions"][1]
+        and ours["params"][0] == ours["params"][1]
+        and len(ours["params"][0]) >= 8
+    )
 
 
 @pytest.mark.slow

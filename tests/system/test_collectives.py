@@ -62,7 +62,13 @@ KILLED = {
 QUICK = ("barrier", "global_max")
 
 
-@pytest.mark.parametrize("during", [during if during in QUICK else pytest.param(during, marks=pytest.mark.slow) for during in KILLED])
+@pytest.mark.parametrize(
+    "during",
+    [
+        during if during in QUICK else pytest.param(during, marks=pytest.mark.slow)
+        for during in KILLED
+    ],
+)
 def test_killed_in_the_middle(during: str) -> None:
     """SIGKILL of one of four while the others wait: every survivor gets an error naming it within the heartbeat timeout (4 s) and 2 s."""
     victim = 0 if during == "blocking get" else 3
@@ -110,4 +116,7 @@ def test_a_peer_that_does_not_call_is_a_timeout() -> None:
         3,
         arguments=[free_port()],
     )
-    assert all("late: DEADLINE_EXCEEDED: global_max did not end in 1.5 s" in output for output in outputs[1:]), outputs
+    assert all(
+        "late: DEADLINE_EXCEEDED: global_max did not end in 1.5 s" in output
+        for output in outputs[1:]
+    ), outputs

@@ -34,12 +34,17 @@ def serving(service: str, mode: str) -> Iterator[str]:
     heartbeat_s = 10 if mode == "recoverable" else 60
     if service == "holdfast":
         with CoordinationService.spawn(
-            3, heartbeat_timeout_s=heartbeat_s, shutdown_timeout_s=10, recoverable=mode == "recoverable"
+            3,
+            heartbeat_timeout_s=heartbeat_s,
+            shutdown_timeout_s=10,
+            recoverable=mode == "recoverable",
         ) as spawned:
             yield spawned.address
         return
     command = [sys.executable, "-c", JAXLIB_SERVICE, mode, str(heartbeat_s)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         assert process.stdout is not None
         try:
             yield process.stdout.readline().removeprefix("coordinator at ").strip()

@@ -64,7 +64,9 @@ def restarted_in_the_middle(script: str, journal: Path, count: int = 3) -> Itera
             assert first.wait(10) == -signal.SIGKILL
             with CoordinationService.spawn(count, port=port, **options) as second:  # type: ignore[arg-type]
                 finished = processes.wait(90)
-                assert [each.code for each in finished] == [0] * count, [each.output for each in finished]
+                assert [each.code for each in finished] == [0] * count, [
+                    each.output for each in finished
+                ]
                 assert second.wait(30) == 0
             yield [each.output for each in finished]
 

@@ -44,19 +44,33 @@ def check(root: Path, acknowledged: int) -> None:
         manager.save(2000, {"w": np.zeros(3)})
         manager.wait_until_finished()
     kept = {path.parent.parent.name for path in root.rglob("*.safetensors")}
-    assert kept == {str(steps[-1]), "2000"} and os.listdir(root / ".holdfast") == [], "something was left behind"
+    assert kept == {str(steps[-1]), "2000"} and os.listdir(root / ".holdfast") == [], (
+        "something was left behind"
+    )
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.slow] if seed >= FAST_SEEDS else []) for seed in range(SEEDS)])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=[pytest.mark.slow] if seed >= FAST_SEEDS else [])
+        for seed in range(SEEDS)
+    ],
+)
 def test_sigkill_of_the_whole_job_at_a_random_moment(tmp_path: Path, seed: int) -> None:
     """The manager opens, latest_step() is the last acknowledged step or newer, and every listed step restores bit-exact."""
     with together(SAVES_FOR_EVER, 2, tmp_path, devices=2) as processes:
         processes.wait_for(0, "acknowledged 2")
-        time.sleep(random.Random(seed).random() * 0.4)  # the moment is what varies: a save takes some 0.1 s
+        time.sleep(
+            random.Random(seed).random() * 0.4
+        )  # the moment is what varies: a save takes some 0.1 s
         for index in range(2):
             processes.kill(index)
         processes.wait()
-        acknowledged = max(int(step) for index in range(2) for step in re.findall(r"acknowledged (\d+)", processes.output(index)))
+        acknowledged = max(
+            int(step)
+            for index in range(2)
+            for step in re.findall(r"acknowledged (\d+)", processes.output(index))
+        )
     check(tmp_path, acknowledged)
 
 
@@ -72,26 +86,52 @@ def points(*slices: tuple[int, int, int, int]) -> pytest.MarkDecorator:
     """Parametrises by (processes, victim, first point, every how many); all but coarse walks are slow."""
     marks = [[pytest.mark.slow] if every < 7 else [] for *_, every in slices]
     return pytest.mark.parametrize(
-        ("processes", "victim", "first", "every"), [pytest.param(*each, marks=mark) for each, mark in zip(slices, marks, strict=True)]
+        ("processes", "victim", "first", "every"),
+        [pytest.param(*each, marks=mark) for each, mark in zip(slices, marks, strict=True)],
     )
 
 
-@points((1, 0, 0, 7), (1, 0, 0, 1), (2, 1, 5, 31), (2, 0, 20, 29), *((2, 1, at, 2) for at in range(2)), *((2, 0, at, 4) for at in range(4)))
-def test_sigkill_before_each_system_call_of_a_save(library: Path, processes: int, victim: int, first: int, every: int) -> None:
+@points(
+    (1, 0, 0, 7),
+    (1, 0, 0, 1),
+    (2, 1, 5, 31),
+    (2, 0, 20, 29),
+    *((2, 1, at, 2) for at in range(2)),
+    *((2, 0, at, 4) for at in range(4)),
+)
+def test_sigkill_before_each_system_call_of_a_save(
+    library: Path, processes: int, victim: int, first: int, every: int
+) -> None:
     """Of a save that deletes an old step, from opening to closing: listed steps are exact, known ones there, nothing stays behind.
 
     Each point is a fresh root and a real SIGKILL right before the nth call that changes files. Of two processes both write packs, of an
     array that lies on both and of their own; one that outlives the other learns of its loss, or reads the record and knows.
     """
     found = walk(library, processes, victim, 0, range(first, MOST_POINTS, every))
-    assert not found[-1]["reached"] and set(found[-1]["how"]) == {"saved"}, "the walk did not come to the end of the save"
-    assert all(point["how"][victim] == "killed" for point in found[:-1]) and len(found) * every > (30 if victim == 0 else 6)
+    assert not found[-1]["reached"] and set(found[-1]["how"]) == {"saved"}, (
+        "the walk did not come to the end of the save"
+    )
+    assert all(point["how"][victim] == "killed" for point in found[:-1]) and len(found) * every > (
+        30 if victim == 0 else 6
+    )
     others = {point["how"][1 - victim] for point in found[:-1]} if processes == 2 else set()
     assert others <= {"SaveFailed", "CommitUnknown", "ProcessLost", "saved"}
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, pytest.param(errno.EIO, marks=pytest.mark.slow)], ids=errno.errorcode.get)
-@points((1, 0, 0, 7), (1, 0, 0, 1), (2, 1, 5, 31), (2, 0, 20, 29), (2, 1, 0, 1), (2, 0, 0, 2), (2, 0, 1, 2))
+@pytest.mark.parametrize(
+    "error",
+    [errno.ENOSPC, pytest.param(errno.EIO, marks=pytest.mark.slow)],
+    ids=errno.errorcode.get,
+)
+@points(
+    (1, 0, 0, 7),
+    (1, 0, 0, 1),
+    (2, 1, 5, 31),
+    (2, 0, 20, 29),
+    (2, 1, 0, 1),
+    (2, 0, 0, 2),
+    (2, 0, 1, 2),
+)
 def test_a_full_disk_or_a_broken_one_at_each_system_call(
     library: Path, error: int, processes: int, victim: int, first: int, every: int
 ) -> None:
@@ -102,12 +142,25 @@ def test_a_full_disk_or_a_broken_one_at_each_system_call(
     assert not found[-1]["reached"] and len(found) * every > (30 if victim == 0 else 6)
     assert all(len(set(point["how"])) == 1 for point in found), [point["how"] for point in found]
     outcomes = {point["how"][0] for point in found}
-    assert "SaveFailed" in outcomes and outcomes <= {"CheckpointError", "SaveFailed", "CommitUnknown", "saved"}, outcomes
+    assert "SaveFailed" in outcomes and outcomes <= {
+        "CheckpointError",
+        "SaveFailed",
+        "CommitUnknown",
+        "saved",
+    }, outcomes
 
 
 @points((1, 0, 0, 11), (1, 0, 0, 1), (2, 0, 3, 29), (2, 0, 0, 3), (2, 1, 0, 5))
 @pytest.mark.parametrize("error", [0, errno.EIO, errno.EMLINK], ids=["SIGKILL", "EIO", "EMLINK"])
-def test_an_incremental_save_at_each_system_call(library: Path, error: int, processes: int, victim: int, first: int, every: int) -> None:
+def test_an_incremental_save_at_each_system_call(
+    library: Path, error: int, processes: int, victim: int, first: int, every: int
+) -> None:
     """Killed, or refused, before each call, `link` among them: listed steps are exact, and nothing stays behind after the next save."""
-    found = walk(library, processes, victim, error, range(first, MOST_POINTS, every), incremental=True)
-    assert not found[-1]["reached"] and found[-1]["linked"] and len(found) * every > (60 if victim == 0 else 12), len(found)
+    found = walk(
+        library, processes, victim, error, range(first, MOST_POINTS, every), incremental=True
+    )
+    assert (
+        not found[-1]["reached"]
+        and found[-1]["linked"]
+        and len(found) * every > (60 if victim == 0 else 12)
+    ), len(found)

@@ -55,17 +55,28 @@ os._exit(0)
 
 
 @contextmanager
-def job(count: int, *arguments: str, grace_s: float = 1.0, served: tuple[str, ...] = ()) -> Iterator[tuple[Processes, int]]:
+def job(
+    count: int, *arguments: str, grace_s: float = 1.0, served: tuple[str, ...] = ()
+) -> Iterator[tuple[Processes, int]]:
     """Yields processes that wait for the last of them, and its number."""
     options = {"recoverable": True, "survivable": True, "heartbeat_timeout_s": HEARTBEAT_S}
-    with CoordinationService.spawn(count, **options, arguments=(f"--reconnect-grace-s={grace_s}", *served)) as service:  # type: ignore[arg-type]
-        ranks = [{"OMPI_COMM_WORLD_RANK": str(index), "OMPI_COMM_WORLD_SIZE": str(count)} for index in range(count)]
-        with Processes(WAITING, count, arguments=[service.address, *arguments], env_of=ranks.__getitem__) as processes:
+    with CoordinationService.spawn(
+        count, **options, arguments=(f"--reconnect-grace-s={grace_s}", *served)
+    ) as service:  # type: ignore[arg-type]
+        ranks = [
+            {"OMPI_COMM_WORLD_RANK": str(index), "OMPI_COMM_WORLD_SIZE": str(count)}
+            for index in range(count)
+        ]
+        with Processes(
+            WAITING, count, arguments=[service.address, *arguments], env_of=ranks.__getitem__
+        ) as processes:
             processes.wait_for(count - 1, "pid ")
             for index in range(count - 1):
                 processes.wait_for(index, "waits")
             with StatusClient(service.address) as status:
-                while not all(task.waiting_calls for task in status.status().tasks):  # whose connections then end with a call under way
+                while not all(
+                    task.waiting_calls for task in status.status().tasks
+                ):  # whose connections then end with a call under way
                     time.sleep(0.02)
             yield processes, int(processes.output(count - 1).split("pid ")[1].split()[0])
 
@@ -75,7 +86,9 @@ def failures(processes: Processes, count: int) -> list[tuple[float, str, str]]:
     found = []
     for index in range(count):
         processes.wait_for(index, "failed")
-        found.append(tuple(json.loads(processes.output(index).split("failed ", 1)[1].splitlines()[0])))
+        found.append(
+            tuple(json.loads(processes.output(index).split("failed ", 1)[1].splitlines()[0]))
+        )
     return found
 
 
@@ -97,7 +110,9 @@ def test_a_launcher_that_saw_an_exit_ends_every_wait_by_name(whose: str) -> None
 
 @pytest.mark.parametrize("served", [(), ("--public-api",)], ids=["completion-queue", "grpc.aio"])
 @pytest.mark.parametrize("whose", ["ours", "jaxlib's"])
-def test_a_death_that_nobody_saw_is_known_after_the_grace(whose: str, served: tuple[str, ...]) -> None:
+def test_a_death_that_nobody_saw_is_known_after_the_grace(
+    whose: str, served: tuple[str, ...]
+) -> None:
     """SIGKILL of one of three that nobody started for us: its kernel closes its connection, and 1 s later it is lost; jaxlib's agent too,
     which had a call under way. A blocking get of jaxlib's names nobody, and waits on."""
     with job(3, "", whose, served=served) as (processes, pid):
@@ -124,7 +139,9 @@ def test_twenty_deaths_of_twenty(whose: str, starter: str) -> None:
             found = failures(processes, 3 if starter or whose == "ours" else 1)
         assert all("process 3 (" in message for _, _, message in found), found
         waited += [failed_at - killed_at for failed_at, _, _ in found]
-    print(f"{whose}, started by {starter or 'nobody'}: {min(waited):.2f} to {max(waited):.2f} s after SIGKILL")
+    print(
+        f"{whose}, started by {starter or 'nobody'}: {min(waited):.2f} to {max(waited):.2f} s after SIGKILL"
+    )
     assert max(waited) < HEARTBEAT_S / 5
 
 
@@ -144,17 +161,27 @@ client.shutdown()
 @pytest.mark.parametrize("stop_s", [8.0, pytest.param(30.0, marks=pytest.mark.slow)])
 def test_who_is_alive_is_not_lost(stop_s: float) -> None:
     """A process that is paused for far longer than the grace, and one whose connection was reset: nobody is lost, and all meet."""
-    grace_s = min(5.0, stop_s / 3)  # a living client comes back at once, but on a loaded machine that takes a while
+    grace_s = min(
+        5.0, stop_s / 3
+    )  # a living client comes back at once, but on a loaded machine that takes a while
     with CoordinationService.spawn(
-        3, recoverable=True, heartbeat_timeout_s=HEARTBEAT_S, arguments=(f"--reconnect-grace-s={grace_s}",)
+        3,
+        recoverable=True,
+        heartbeat_timeout_s=HEARTBEAT_S,
+        arguments=(f"--reconnect-grace-s={grace_s}",),
     ) as service:
-        with Proxy(service.address) as proxy, Processes(PATIENT, 2, arguments=[service.address, proxy.address]) as processes:
+        with (
+            Proxy(service.address) as proxy,
+            Processes(PATIENT, 2, arguments=[service.address, proxy.address]) as processes,
+        ):
             with CoordinationClient(service.address, 2) as last:  # for whom the others wait
                 processes.kill(0, signal.SIGSTOP)
                 proxy.cut()
                 time.sleep(stop_s)  # what is tested is that so much time passes
                 with StatusClient(service.address) as status:
-                    assert [(task.state, task.error) for task in status.status().tasks] == [(coordination_pb2.CONNECTED, "")] * 3
+                    assert [(task.state, task.error) for task in status.status().tasks] == [
+                        (coordination_pb2.CONNECTED, "")
+                    ] * 3
                 processes.kill(0, signal.SIGCONT)
                 last.wait_at_barrier("meet", 60_000)
             assert [each.code for each in processes.wait(60)] == [0, 0], processes.output(1)
@@ -162,10 +189,17 @@ def test_who_is_alive_is_not_lost(stop_s: float) -> None:
 
 def test_a_coordinator_that_comes_back_from_its_journal_suspects_nobody(tmp_path: Path) -> None:
     """Killed and restarted on its port: each comes back on a new stream, later than the grace, and all meet."""
-    options = {"recoverable": True, "heartbeat_timeout_s": HEARTBEAT_S, "journal": str(tmp_path / "journal")}
+    options = {
+        "recoverable": True,
+        "heartbeat_timeout_s": HEARTBEAT_S,
+        "journal": str(tmp_path / "journal"),
+    }
     arguments = ("--reconnect-grace-s=0.2",)
     with CoordinationService.spawn(2, **options, arguments=arguments) as first:  # type: ignore[arg-type]
-        with Processes(PATIENT, 1, arguments=[first.address, ""]) as processes, CoordinationClient(first.address, 1) as last:
+        with (
+            Processes(PATIENT, 1, arguments=[first.address, ""]) as processes,
+            CoordinationClient(first.address, 1) as last,
+        ):
             os.kill(first.pid, signal.SIGKILL)
             first.wait(10)
             port = int(first.address.rsplit(":", 1)[1])

@@ -65,7 +65,9 @@ def test_a_loader_that_sleeps_on_one_host(tmp_path: Path, tab_if_any: Any) -> No
     with drill(tmp_path) as job:
         job.wait_for_step(6)
         rows = [line for line in job.status().splitlines() if " CONNECTED " in line]
-        assert len(rows) == 3 and all("GiB" in row and "%" in row and "of 2 s" in row for row in rows), rows
+        assert len(rows) == 3 and all(
+            "GiB" in row and "%" in row and "of 2 s" in row for row in rows
+        ), rows
         with watched(job, tab_if_any) as both:
             job.begin("loader")
             both.says(
@@ -73,7 +75,11 @@ def test_a_loader_that_sleeps_on_one_host(tmp_path: Path, tab_if_any: Any) -> No
                 rf"the other 2 wait in process_allgather at all_reduce, train\.py:{line_of('REDUCE')}"
             )
         found = job.json()["diagnosis"][0]
-        assert (found["processes"], found["function"], found["line"]) == ([2], "load_batch", line_of("LOADER"))
+        assert (found["processes"], found["function"], found["line"]) == (
+            [2],
+            "load_batch",
+            line_of("LOADER"),
+        )
 
 
 @pytest.mark.slow
@@ -83,7 +89,9 @@ def test_a_stopped_process(tmp_path: Path, tab_if_any: Any) -> None:
         job.wait_for_step(3)
         with watched(job, tab_if_any) as both:
             os.kill(pid := job.pid(2), signal.SIGSTOP)
-            both.says(rf"{WHO} is stopped, by a signal or a debugger \(.*\): kill -CONT {pid} lets it go on")
+            both.says(
+                rf"{WHO} is stopped, by a signal or a debugger \(.*\): kill -CONT {pid} lets it go on"
+            )
 
 
 @pytest.mark.slow
@@ -93,14 +101,21 @@ def test_dropped_packets(tmp_path: Path, tab_if_any: Any) -> None:
         job.wait_for_step(3)
         with watched(job, tab_if_any) as both:
             job.drop_packets()  # type: ignore[attr-defined]
-            both.says(rf"{WHO} is in \w+, train\.py:\d+, but is cut off from the coordinator \(.*\): look at the network between the two")
+            both.says(
+                rf"{WHO} is in \w+, train\.py:\d+, but is cut off from the coordinator \(.*\): look at the network between the two"
+            )
 
 
 @pytest.mark.slow
 def test_a_full_disk(tmp_path: Path, tab_if_any: Any) -> None:
     """The status says where the checkpoints are; a job that goes on without its saves says which failed, where and why."""
     (root := tmp_path / "root").mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(root)], capture_output=True, text=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(root)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if mounted.returncode:
         pytest.skip(f"needs a file system of its own: {mounted.stderr}")
     try:
@@ -140,7 +155,9 @@ def test_a_python_loop(tmp_path: Path, tab_if_any: Any) -> None:
         job.wait_for_step(3)
         with watched(job, tab_if_any) as both:
             job.begin("loop")
-            both.says(rf"{WHO} is in spin, train\.py:({line_of('LOOP')}|{line_of('LOOP') + 1}), no step for \d+ s; .*")
+            both.says(
+                rf"{WHO} is in spin, train\.py:({line_of('LOOP')}|{line_of('LOOP') + 1}), no step for \d+ s; .*"
+            )
 
 
 @pytest.mark.slow
@@ -150,7 +167,9 @@ def test_c_code_that_holds_the_interpreter(tmp_path: Path, tab_if_any: Any) -> N
         job.wait_for_step(3)
         with watched(job, tab_if_any) as both:
             job.begin("gil")
-            both.says(rf"{WHO} is in load_batch, train\.py:{line_of('GIL')}, in C code that holds its interpreter for \d+ s")
+            both.says(
+                rf"{WHO} is in load_batch, train\.py:{line_of('GIL')}, in C code that holds its interpreter for \d+ s"
+            )
 
 
 @pytest.mark.slow
@@ -173,7 +192,9 @@ def test_a_host_that_is_three_times_slower(tmp_path: Path, tab_if_any: Any) -> N
         job.wait_for_step(60)
         with watched(job, tab_if_any) as both:
             job.begin("slow")
-            both.says(rf"{WHO} keeps the others waiting for \d+% of their time \(in load_batch, train\.py:{line_of('SLOW')}\).*")
+            both.says(
+                rf"{WHO} keeps the others waiting for \d+% of their time \(in load_batch, train\.py:{line_of('SLOW')}\).*"
+            )
 
 
 @pytest.mark.slow
@@ -182,7 +203,14 @@ def test_the_launcher_says_why_a_job_hangs(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(HANGING)
     command = [*HOLDFAST, "run", "-n", "3", "--", sys.executable, str(script)]
-    ended = subprocess.run(command, env=os.environ | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, check=False, timeout=100)
+    ended = subprocess.run(
+        command,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
     assert ended.returncode == 124, ended.stderr
     said = next(line for line in ended.stderr.splitlines() if line.startswith("holdfast: hang: "))
     assert re.match(rf"holdfast: hang: {WHO} is in load_batch, train\.py:6", said), said

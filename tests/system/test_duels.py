@@ -43,7 +43,10 @@ print("won", json.dumps(won), flush=True)
 """
 
 
-@pytest.mark.parametrize("turn", [pytest.param(n, marks=[pytest.mark.slow] if n > 1 else []) for n in range(ROUNDS_OF_DUELS)])
+@pytest.mark.parametrize(
+    "turn",
+    [pytest.param(n, marks=[pytest.mark.slow] if n > 1 else []) for n in range(ROUNDS_OF_DUELS)],
+)
 def test_duels_have_one_winner(tmp_path: Path, turn: int) -> None:
     """Two managers save the same steps: exactly one is acknowledged each, readable, all of it the winner's. In odd turns incrementally."""
     root = tmp_path / "run"
@@ -67,7 +70,10 @@ def test_duels_have_one_winner(tmp_path: Path, turn: int) -> None:
             got = manager.restore(step)
             assert np.all(got["who"] == (step in won[1])) and np.all(got["step"] == step)
     sweep(str(root))
-    writers = [{path.name.split("-")[2][:8] for path in (root / str(step) / "state").iterdir()} for step in range(first, last)]
+    writers = [
+        {path.name.split("-")[2][:8] for path in (root / str(step) / "state").iterdir()}
+        for step in range(first, last)
+    ]
     assert all(len(each) == 1 for each in writers), "the loser's packs stayed"
 
 
@@ -111,7 +117,10 @@ def _sleeper(root: Path, steps: int) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-@pytest.mark.parametrize("turn", [pytest.param(n, marks=[pytest.mark.slow] if n else []) for n in range(ROUNDS_OF_PAUSES)])
+@pytest.mark.parametrize(
+    "turn",
+    [pytest.param(n, marks=[pytest.mark.slow] if n else []) for n in range(ROUNDS_OF_PAUSES)],
+)
 def test_a_writer_paused_fenced_and_resumed_harms_nothing(tmp_path: Path, turn: int) -> None:
     """SIGSTOP in a save, fence, another saves the same step, SIGCONT: the first gets Fenced, the step is the second's."""
     root = tmp_path / "run"

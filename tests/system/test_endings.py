@@ -30,7 +30,9 @@ while True:
 def test_who_is_settled_is_ended_at_once() -> None:
     """SIGKILL of one of three: the others, which would ignore SIGTERM, are gone before its grace is over."""
     output = CollectedOutput()
-    result = run_local([sys.executable, "-c", STUBBORN], 3, restart=RestartPolicy(grace_s=GRACE_S), output=output)
+    result = run_local(
+        [sys.executable, "-c", STUBBORN], 3, restart=RestartPolicy(grace_s=GRACE_S), output=output
+    )
     assert (result.outcome, result.exit_code) == ("failed", 137)
     assert result.elapsed_s < GRACE_S, output.text
 
@@ -67,12 +69,18 @@ def test_a_commit_under_way_is_not_interrupted(tmp_path: Path) -> None:
     """A process that had reported its share dies while the primary commits: the step is there and counts, then all are ended at once."""
     output, folder = CollectedOutput(), tmp_path / "steps"
     restart = RestartPolicy(grace_s=GRACE_S, commit_grace_s=GRACE_S)
-    result = run_local([sys.executable, "-c", SAVING, str(folder)], 3, restart=restart, output=output)
+    result = run_local(
+        [sys.executable, "-c", SAVING, str(folder)], 3, restart=restart, output=output
+    )
     assert (result.outcome, result.exit_code, result.saved_step) == ("failed", 137, 1), output.text
     assert result.elapsed_s < GRACE_S / 2, output.text
     assert list(iterate_steps(folder, timeout_s=0)) == [1] and verify(folder / "1")
     assert "preempt" not in output.text, output.text
-    told = {process for process, text in output.lines if "attempt 1 is over: process 2 of 3 was ended by signal 9" in text}
+    told = {
+        process
+        for process, text in output.lines
+        if "attempt 1 is over: process 2 of 3 was ended by signal 9" in text
+    }
     assert told == {0, 1}, output.text
 
 
@@ -97,8 +105,12 @@ def test_a_signal_at_the_end_of_an_attempt_is_no_notice() -> None:
     """Under plain jax.distributed nothing is known of a process's saves, so it gets SIGTERM: it logs that the attempt is over, and why."""
     output = CollectedOutput()
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
-    result = run_local([sys.executable, "-c", PLAIN], 2, env=env, restart=RestartPolicy(grace_s=3), output=output)
+    result = run_local(
+        [sys.executable, "-c", PLAIN], 2, env=env, restart=RestartPolicy(grace_s=3), output=output
+    )
     assert (result.outcome, result.exit_code) == ("failed", 137), output.text
     said = [text for process, text in output.lines if process == 0]
-    assert any("attempt 1 is over: process 1 of 2 was ended by signal 9" in text for text in said), output.text
+    assert any(
+        "attempt 1 is over: process 1 of 2 was ended by signal 9" in text for text in said
+    ), output.text
     assert "preemption notice" not in output.text, output.text

@@ -46,9 +46,16 @@ except (coordination.CoordinationError, multihost.JobError) as error:
 
 
 def late_worker(env: dict[str, str]) -> str:
-    base = {key: value for key, value in os.environ.items() if not key.startswith(("HOLDFAST_", "JAX_"))}
+    base = {
+        key: value for key, value in os.environ.items() if not key.startswith(("HOLDFAST_", "JAX_"))
+    }
     done = subprocess.run(
-        [sys.executable, "-c", LATE], env=base | {"JAX_PLATFORMS": "cpu"} | env, capture_output=True, text=True, timeout=80, check=True
+        [sys.executable, "-c", LATE],
+        env=base | {"JAX_PLATFORMS": "cpu"} | env,
+        capture_output=True,
+        text=True,
+        timeout=80,
+        check=True,
     )
     return done.stdout
 
@@ -60,18 +67,28 @@ def test_a_worker_of_attempt_1_never_joins_attempt_2(tmp_path: Path) -> None:
     policy = RestartPolicy(max_failures=1, backoff_s=0.05, grace_s=1)
     command = [sys.executable, "-c", WORKER, str(tmp_path)]
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
-    job = threading.Thread(target=lambda: results.append(run_local(command, 2, restart=policy, env=env, output=output)))
+    job = threading.Thread(
+        target=lambda: results.append(run_local(command, 2, restart=policy, env=env, output=output))
+    )
     job.start()
     try:
         while not (tmp_path / "joined").exists() and job.is_alive():
             job.join(0.05)
         assert job.is_alive(), output.text
-        stale = json.loads((tmp_path / "env.1.1").read_text()) if (tmp_path / "env.1.1").exists() else None
-        stale = stale or json.loads((tmp_path / "env.1.0").read_text()) | {"HOLDFAST_PROCESS_ID": "1"}
+        stale = (
+            json.loads((tmp_path / "env.1.1").read_text())
+            if (tmp_path / "env.1.1").exists()
+            else None
+        )
+        stale = stale or json.loads((tmp_path / "env.1.0").read_text()) | {
+            "HOLDFAST_PROCESS_ID": "1"
+        }
         living = json.loads((tmp_path / "env.2.1").read_text())
         assert stale["HOLDFAST_COORDINATOR"] != living["HOLDFAST_COORDINATOR"]
         assert late_worker(stale).startswith(("CoordinatorLost", "StartupTimeout", "StartupFailed"))
-        redirected = stale | {key: living[key] for key in ("HOLDFAST_COORDINATOR", "JAX_COORDINATOR_ADDRESS")}
+        redirected = stale | {
+            key: living[key] for key in ("HOLDFAST_COORDINATOR", "JAX_COORDINATOR_ADDRESS")
+        }
         assert late_worker(redirected).startswith("Fenced")
     finally:
         (tmp_path / "over").touch()

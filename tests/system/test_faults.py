@@ -57,11 +57,21 @@ def network() -> Iterator[Network]:
 
 
 @pytest.mark.parametrize(
-    "fault", [pytest.param("SIGSTOP", marks=pytest.mark.slow), "SIGKILL", "link down", pytest.param("packet drop", marks=pytest.mark.slow)]
+    "fault",
+    [
+        pytest.param("SIGSTOP", marks=pytest.mark.slow),
+        "SIGKILL",
+        "link down",
+        pytest.param("packet drop", marks=pytest.mark.slow),
+    ],
 )
-def test_every_other_peer_has_a_named_error_in_time(fault: str, network: Network, tmp_path: Path) -> None:
+def test_every_other_peer_has_a_named_error_in_time(
+    fault: str, network: Network, tmp_path: Path
+) -> None:
     """One of three peers in namespaces of their own goes silent: the others name it within the heartbeat timeout + 2 s."""
-    with CoordinationService.spawn(3, host=network.host, heartbeat_timeout_s=HEARTBEAT_S, recoverable=True) as service:
+    with CoordinationService.spawn(
+        3, host=network.host, heartbeat_timeout_s=HEARTBEAT_S, recoverable=True
+    ) as service:
         groups = [
             Processes(
                 PEER.replace("int(sys.argv[1])", str(index)).replace("int(sys.argv[2])", "3"),
@@ -90,7 +100,11 @@ def test_every_other_peer_has_a_named_error_in_time(fault: str, network: Network
                 when, kind, who = ends(victim, 0)
                 assert (kind, who) == ("CoordinatorLost", service.address)
                 assert when - begun <= HEARTBEAT_S + SETTLE_S
-            codes = [group.wait(30)[0].code for group in groups if group is not victim or not fault.startswith("SIG")]
+            codes = [
+                group.wait(30)[0].code
+                for group in groups
+                if group is not victim or not fault.startswith("SIG")
+            ]
             assert set(codes) == {0}
         finally:
             for group in groups:
@@ -118,10 +132,17 @@ with client:
 
 
 @pytest.mark.parametrize("wire", ["session", pytest.param("unary", marks=pytest.mark.slow)])
-def test_a_coordinator_killed_and_restarted_loses_and_doubles_no_barrier(wire: str, tmp_path: Path) -> None:
+def test_a_coordinator_killed_and_restarted_loses_and_doubles_no_barrier(
+    wire: str, tmp_path: Path
+) -> None:
     """Three SIGKILLs in 200 steps: the job finishes, and behind each step's barrier every process's key of that step is there."""
     arguments = (f"--journal={tmp_path / 'journal'}",)
-    options = {"heartbeat_timeout_s": 30, "recoverable": True, "survivable": True, "arguments": arguments}
+    options = {
+        "heartbeat_timeout_s": 30,
+        "recoverable": True,
+        "survivable": True,
+        "arguments": arguments,
+    }
     service = CoordinationService.spawn(3, **options)  # type: ignore[arg-type]
     port = int(service.address.rsplit(":", 1)[1])
     try:
@@ -132,7 +153,9 @@ def test_a_coordinator_killed_and_restarted_loses_and_doubles_no_barrier(wire: s
                 service.close()
                 service = CoordinationService.spawn(3, port=port, **options)  # type: ignore[arg-type]
             finished = processes.wait(90)
-            assert [each.code for each in finished] == [0, 0, 0], [each.output[-1500:] for each in finished]
+            assert [each.code for each in finished] == [0, 0, 0], [
+                each.output[-1500:] for each in finished
+            ]
             assert all("breaks 0" not in each.output for each in finished)
     finally:
         service.close()

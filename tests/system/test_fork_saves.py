@@ -23,7 +23,9 @@ def test_a_fork_in_every_phase_of_a_save(way: str, every: int, tmp_path: Path) -
     """At each system call of the threads that save, at each line of `save`, and at each system call of a one-shot save."""
     job = [sys.executable, str(SUPPORT / "fork_job.py"), way, str(tmp_path / "root"), str(every)]
     environment = {**os.environ, "LD_PRELOAD": str(build(tmp_path)), "JAX_PLATFORMS": "cpu"}
-    with subprocess.Popen(job, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ran:
+    with subprocess.Popen(
+        job, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as ran:
         try:
             said, wrong = ran.communicate(timeout=100)
         except subprocess.TimeoutExpired:

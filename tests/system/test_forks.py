@@ -87,11 +87,16 @@ unharmed()
 multihost.shutdown()
 """
     )
-    with CoordinationService.spawn(2, recoverable=True, survivable=True) as service, ExitStack() as stack:
+    with (
+        CoordinationService.spawn(2, recoverable=True, survivable=True) as service,
+        ExitStack() as stack,
+    ):
         first = stack.enter_context(Processes(script(text), 1, arguments=[service.address]))
         first.wait_for(0, "INFO 1 of 2 processes, waiting for 1")
         first.kill(0, signal.SIGUSR1)
-        last = stack.enter_context(Processes(script(text), 1, arguments=[service.address, "the last"]))
+        last = stack.enter_context(
+            Processes(script(text), 1, arguments=[service.address, "the last"])
+        )
         finished = [*first.wait(), *last.wait()]
     assert [each.code for each in finished] == [0, 0], finished
 

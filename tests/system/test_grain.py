@@ -30,7 +30,9 @@ def reader(index, count):
 
 def reader(index: int, count: int) -> Any:
     dataset = grain.MapDataset.range(NUM_ELEMENTS).shuffle(seed=3)
-    return experimental.ElasticIterator(dataset, GLOBAL_BATCH, grain.sharding.ShardOptions(index, count))
+    return experimental.ElasticIterator(
+        dataset, GLOBAL_BATCH, grain.sharding.ShardOptions(index, count)
+    )
 
 
 def begin(group: ClusterGroup, root: Path) -> list[int]:
@@ -49,7 +51,10 @@ def go_on(group: ClusterGroup, root: Path) -> list[int]:
     own = reader(group.index, group.count)
     with CheckpointManager(root, group=group) as manager:
         if group.count != 4:
-            with pytest.raises(TreeMismatch, match=rf"a state for each of 4 processes, and this job has {group.count}.*process=0"):
+            with pytest.raises(
+                TreeMismatch,
+                match=rf"a state for each of 4 processes, and this job has {group.count}.*process=0",
+            ):
                 manager.restore(3, own, item="reader")
         manager.restore(3, own, item="reader", process=0)
     return [element for batch in own._default_iterator for element in batch.tolist()]
@@ -62,12 +67,16 @@ def test_an_elastic_iterator_goes_on_anywhere(tmp_path: Path, count: int) -> Non
         before = at_once([lambda group=group: begin(group, tmp_path) for group in four])  # type: ignore[misc]
     with groups(count) as some:
         after = at_once([lambda group=group: go_on(group, tmp_path) for group in some])  # type: ignore[misc]
-    assert sorted(element for part in [*before, *after] for element in part) == list(range(NUM_ELEMENTS))
+    assert sorted(element for part in [*before, *after] for element in part) == list(
+        range(NUM_ELEMENTS)
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 8])
-def test_a_job_that_is_killed_goes_on_with_another_number_of_processes(tmp_path: Path, count: int) -> None:
+def test_a_job_that_is_killed_goes_on_with_another_number_of_processes(
+    tmp_path: Path, count: int
+) -> None:
     """The same with processes that die by SIGKILL after the save, batches ahead of it."""
     script = (
         READER
@@ -95,6 +104,11 @@ print("seen", json.dumps([element for batch in own._default_iterator for element
 """
     )
     outputs = [*(each.output for each in ended), *run_together(script, count, tmp_path / "run")]
-    seen = [json.loads(line.removeprefix("seen ")) for output in outputs for line in output.splitlines() if line.startswith("seen ")]
+    seen = [
+        json.loads(line.removeprefix("seen "))
+        for output in outputs
+        for line in output.splitlines()
+        if line.startswith("seen ")
+    ]
     assert len(seen) == 4 + count
     assert sorted(element for part in seen for element in part) == list(range(NUM_ELEMENTS))

@@ -31,7 +31,11 @@ BOTH = pytest.mark.parametrize("which", ["jaxlib", "ours"])
 
 
 def run(which: str, script: str, count: int = 3) -> list[str]:
-    return run_processes(START + textwrap.dedent(script) + "\nmultihost.shutdown()\n", count, arguments=[free_port(), which])
+    return run_processes(
+        START + textwrap.dedent(script) + "\nmultihost.shutdown()\n",
+        count,
+        arguments=[free_port(), which],
+    )
 
 
 @BOTH
@@ -138,6 +142,8 @@ def test_a_value_that_was_sent_counts_although_its_sender_dies() -> None:
     os._exit(0)
     """
     start = START.replace("timeout_s=60)", "timeout_s=60, heartbeat_timeout_s=4)")
-    outputs = run_processes(start + textwrap.dedent(body), 3, arguments=[free_port(), "ours"], codes=[0, 0, -9])
+    outputs = run_processes(
+        start + textwrap.dedent(body), 3, arguments=[free_port(), "ours"], codes=[0, 0, -9]
+    )
     assert "complete" in outputs[0]
     assert "heard of 2" in outputs[1]

@@ -10,7 +10,11 @@ from tests.support.checkpointing import run_together
 
 
 def files(root: Path) -> list[str]:
-    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and ".holdfast" not in path.parts)
+    return sorted(
+        str(path.relative_to(root))
+        for path in root.rglob("*")
+        if path.is_file() and ".holdfast" not in path.parts
+    )
 
 
 def test_four_processes_save_and_restore_as_one(tmp_path: Path) -> None:
@@ -117,7 +121,9 @@ def test_a_process_that_never_comes_is_named(tmp_path: Path) -> None:
 def test_an_opening_that_fails_fails_on_all(tmp_path: Path) -> None:
     """The primary's trouble with the root is every process's error."""
     (tmp_path / "file").write_text("")
-    outputs = run_together("goes(lambda: CheckpointManager(root), CheckpointError)", 2, tmp_path / "file")
+    outputs = run_together(
+        "goes(lambda: CheckpointManager(root), CheckpointError)", 2, tmp_path / "file"
+    )
     assert all("cannot write a checkpoint in" in output for output in outputs)
 
 

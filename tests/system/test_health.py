@@ -88,13 +88,21 @@ with multihost.live_devices() as devices:
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [False, True], ids=["nobody saw it", "a launcher saw it"])
 @pytest.mark.parametrize("wait", WAITS)
-def test_sigkill_of_one_of_four_ends_every_wait_by_name(wait: str, launcher: bool, tmp_path: Path) -> None:
+def test_sigkill_of_one_of_four_ends_every_wait_by_name(
+    wait: str, launcher: bool, tmp_path: Path
+) -> None:
     """Every survivor gets an error naming the process within heartbeat timeout + 2 s, or long before one of 100 s where a launcher reports
     the exit; later work is refused; survivors compute on."""
     heartbeat_s = 100.0 if launcher else HEARTBEAT_S
     grace = ("--reconnect-grace-s=100",) if launcher else ()
-    with CoordinationService.spawn(4, recoverable=True, survivable=True, heartbeat_timeout_s=heartbeat_s, arguments=grace) as service:
-        with Processes(KILLED, 4, arguments=[service.address, heartbeat_s, WAITS[wait], tmp_path / "checkpoints"]) as processes:
+    with CoordinationService.spawn(
+        4, recoverable=True, survivable=True, heartbeat_timeout_s=heartbeat_s, arguments=grace
+    ) as service:
+        with Processes(
+            KILLED,
+            4,
+            arguments=[service.address, heartbeat_s, WAITS[wait], tmp_path / "checkpoints"],
+        ) as processes:
             processes.wait_for(3, "ready")
             for index in range(3):
                 processes.wait_for(index, "waiting")
@@ -104,7 +112,9 @@ def test_sigkill_of_one_of_four_ends_every_wait_by_name(wait: str, launcher: boo
                 with StatusClient(service.address) as status:
                     status.report_exit(3, -signal.SIGKILL)
             finished = processes.wait()
-    report = "\n".join(f"--- process {i} (exit {f.code}):\n{f.output}" for i, f in enumerate(finished))
+    report = "\n".join(
+        f"--- process {i} (exit {f.code}):\n{f.output}" for i, f in enumerate(finished)
+    )
     assert [f.code for f in finished] == [0, 0, 0, -signal.SIGKILL], report
     for survivor in finished[:3]:
         found = re.search(r"^failed (.*)$", survivor.output, re.MULTILINE)
@@ -143,7 +153,10 @@ def test_a_block_that_fails_in_one_process_fails_in_all() -> None:
         outputs = run_processes(BLOCKS, 3, arguments=[service.address, 100])
     assert "KeyError: 'mine'" in outputs[1]
     for index in (0, 2):
-        assert "CoordinationError: ABORTED: the block failed in process 1: KeyError: 'mine'" in outputs[index]
+        assert (
+            "CoordinationError: ABORTED: the block failed in process 1: KeyError: 'mine'"
+            in outputs[index]
+        )
     assert all("3 devices\n[0, 1, 2]" in output for output in outputs)
 
 
@@ -166,7 +179,9 @@ with multihost.live_devices() as devices:
     print("went on with", int(total(devices)), flush=True)
 """
     )
-    with CoordinationService.spawn(3, recoverable=True, survivable=True, heartbeat_timeout_s=HEARTBEAT_S) as service:
+    with CoordinationService.spawn(
+        3, recoverable=True, survivable=True, heartbeat_timeout_s=HEARTBEAT_S
+    ) as service:
         with Processes(script, 3, arguments=[service.address, HEARTBEAT_S]) as processes:
             for index in range(3):
                 processes.wait_for(index, "inside")
@@ -201,13 +216,17 @@ print("agreed", flush=True)
 os._exit(0)
 """
     )
-    with CoordinationService.spawn(3, recoverable=True, survivable=True, heartbeat_timeout_s=HEARTBEAT_S) as service:
+    with CoordinationService.spawn(
+        3, recoverable=True, survivable=True, heartbeat_timeout_s=HEARTBEAT_S
+    ) as service:
         with Processes(script, 3, arguments=[service.address, HEARTBEAT_S]) as processes:
             for index in range(3):
                 processes.wait_for(index, "begun")
             processes.kill(2)
             finished = processes.wait()
-    assert all("agreed" in survivor.output for survivor in finished[:2]), "\n".join(f.output for f in finished)
+    assert all("agreed" in survivor.output for survivor in finished[:2]), "\n".join(
+        f.output for f in finished
+    )
 
 
 def test_work_with_a_restarted_process_is_refused_until_its_new_life_was_seen() -> None:
@@ -236,7 +255,9 @@ os._exit(0)
                 processes.wait_for(index, "begun")
             processes.kill(1)
             processes.popens[1].wait()
-            with CoordinationClient(service.address, 1, num_processes=2, shutdown_timeout_s=1) as again:
+            with CoordinationClient(
+                service.address, 1, num_processes=2, shutdown_timeout_s=1
+            ) as again:
                 processes.wait_for(0, "refused 1")
                 assert sorted(again.get_live_nodes([0, 1])) == [0, 1]
                 processes.wait_for(0, "alive [0, 1] refused {}")

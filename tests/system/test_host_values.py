@@ -12,7 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointManager, HostileCheckpoint, Options, TreeMismatch, load, save, verify
+from holdfast.checkpoint import (
+    CheckpointManager,
+    HostileCheckpoint,
+    Options,
+    TreeMismatch,
+    load,
+    save,
+    verify,
+)
 from holdfast.checkpoint.format.record import parse_record
 from tests.support.checkpointing import run_together
 
@@ -74,27 +82,43 @@ def test_a_value_of_each_process(tmp_path: Path) -> None:
     verify(root / "2")
     record = parse_record((root / "2" / "checkpoint.json").read_bytes(), "")
     kept = {leaf.path: leaf for leaf in record.items["state"].leaves if leaf.per_process}
-    assert len(kept) == 10 and kept["reader.seen"].shape == (2, 5) and kept["reader.at"].value == (1020, 1021)
+    assert (
+        len(kept) == 10
+        and kept["reader.seen"].shape == (2, 5)
+        and kept["reader.at"].value == (1020, 1021)
+    )
     files = {file.name.split("/")[1][:5] for file in record.items["state"].files}
     assert files == {"00000", "00001"}, "each process writes its own"
 
     with CheckpointManager(root, options=Options(read_only=True)) as manager:
         with pytest.raises(
-            TreeMismatch, match=r"kept per process and is there for 2 processes, not for each of 1 processes; .* process=0 to 1"
+            TreeMismatch,
+            match=r"kept per process and is there for 2 processes, not for each of 1 processes; .* process=0 to 1",
         ):
             manager.restore(2)
         got = manager.restore(2, process=1)
-        assert got["reader"]["at"] == 1021 and (got["reader"]["seen"] == np.arange(5) * 22).all() and got["name"] == "net"
+        assert (
+            got["reader"]["at"] == 1021
+            and (got["reader"]["seen"] == np.arange(5) * 22).all()
+            and got["name"] == "net"
+        )
         with pytest.raises(TreeMismatch, match="not of process 2"):
             manager.restore(2, process=2)
         shared = manager.restore(2, partial=lambda path: not path.startswith("reader."))
         assert shared["name"] == "net" and shared["reader"]["at"] is None
-    wanted, rename = {"at": 0, "seen": np.zeros(5, np.int64)}, {"reader.at": "at", "reader.seen": "seen"}
+    wanted, rename = (
+        {"at": 0, "seen": np.zeros(5, np.int64)},
+        {"reader.at": "at", "reader.seen": "seen"},
+    )
     renamed = load(root / "2", wanted, rename=rename, partial=True, process=1)
     assert renamed["at"] == 1021 and (renamed["seen"] == np.arange(5) * 22).all()
-    like = {"reader": {"seen": np.zeros(5, np.int64), "on": jax.ShapeDtypeStruct((3,), jnp.float32)}}
+    like = {
+        "reader": {"seen": np.zeros(5, np.int64), "on": jax.ShapeDtypeStruct((3,), jnp.float32)}
+    }
     got = load(root / "2", like, partial=True, process=0)
-    assert (got["reader"]["seen"] == np.arange(5) * 21).all() and (got["reader"]["on"] == jnp.arange(3.0) + 20).all()
+    assert (got["reader"]["seen"] == np.arange(5) * 21).all() and (
+        got["reader"]["on"] == jnp.arange(3.0) + 20
+    ).all()
 
 
 class Reader:
@@ -125,9 +149,14 @@ def test_the_state_of_each_reader(tmp_path: Path) -> None:
         assert manager.restore(1, item="note") == {"of": 0} and manager.restore(1, item="note", process=1) == {"of": 1}
     """)
     run_together(script, 2, tmp_path)
-    assert [path.name[:7] for path in (tmp_path / "1/same").iterdir()] == ["00000-j"]  # the primary's alone
+    assert [path.name[:7] for path in (tmp_path / "1/same").iterdir()] == [
+        "00000-j"
+    ]  # the primary's alone
     with CheckpointManager(tmp_path, options=Options(read_only=True)) as manager:
-        with pytest.raises(TreeMismatch, match=r"'data' has a state for each of 2 processes, and this job has 1; .* process=0 to 1"):
+        with pytest.raises(
+            TreeMismatch,
+            match=r"'data' has a state for each of 2 processes, and this job has 1; .* process=0 to 1",
+        ):
             manager.restore(1, like=Reader(0), item="data")
         assert manager.restore(1, like=Reader(0), item="data", process=1).at == 71
 
@@ -137,10 +166,18 @@ def test_alone_it_is_a_job_of_one(tmp_path: Path) -> None:
     tree = {"mine": {"a": jnp.arange(4.0), "n": 7}, "w": np.ones(3)}
     save(tmp_path, tree, per_process=lambda path: path.startswith("mine."))
     got = load(tmp_path, tree)
-    assert got["mine"]["n"] == 7 and isinstance(got["mine"]["a"], jax.Array) and (got["mine"]["a"] == jnp.arange(4.0)).all()
+    assert (
+        got["mine"]["n"] == 7
+        and isinstance(got["mine"]["a"], jax.Array)
+        and (got["mine"]["a"] == jnp.arange(4.0)).all()
+    )
     assert (load(tmp_path)["mine"]["a"] == np.arange(4.0)).all()
     record = json.loads((tmp_path / "checkpoint.json").read_text())
-    assert [leaf.get("per_process", False) for leaf in record["items"]["state"]["leaves"]] == [True, True, False]
+    assert [leaf.get("per_process", False) for leaf in record["items"]["state"]["leaves"]] == [
+        True,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("change", [{"per_process": 1}, {"per_process": True, "shape": []}])

@@ -20,8 +20,22 @@ WAYS = ("manager", "managers", "oneshot", "convert")
 @pytest.mark.parametrize("way", WAYS)
 def test_an_interrupt_at_a_random_moment(way: str, saves: int, tmp_path: Path) -> None:
     """A SIGINT in each save of a job; it looks at all it has after each."""
-    command = [sys.executable, str(ROOT / "tests" / "support" / "interrupt_job.py"), way, str(tmp_path), str(saves), "0"]
-    done = subprocess.run(command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, timeout=110, check=False)
+    command = [
+        sys.executable,
+        str(ROOT / "tests" / "support" / "interrupt_job.py"),
+        way,
+        str(tmp_path),
+        str(saves),
+        "0",
+    ]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-6000:]
     ends = json.loads(done.stdout)
     assert ends.get("interrupted", 0) > saves // 5 and set(ends) <= {"done", "interrupted"}, ends

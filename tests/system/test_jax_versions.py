@@ -55,7 +55,16 @@ def old_python() -> str:
             shutil.rmtree(folder, ignore_errors=True)
             subprocess.run([sys.executable, "-m", "venv", folder], check=True)
             subprocess.run(
-                [folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", "jax==0.9.*"], check=True
+                [
+                    folder / "bin" / "python",
+                    "-m",
+                    "pip",
+                    "install",
+                    "-q",
+                    "--disable-pip-version-check",
+                    "jax==0.9.*",
+                ],
+                check=True,
             )
             (folder / ".ready").touch()
     return str(folder / "bin" / "python")
@@ -65,8 +74,12 @@ def old_python() -> str:
 def test_jax_0_9_runs_on_four_processes(old_python: str) -> None:
     """Every path of jax.distributed over profile B."""
     with CoordinationService.spawn(4) as service:
-        outputs = run_processes(JAX_PROGRAM, 4, arguments=[service.address], env=BIND, python=old_python)
-        assert len(preempted_at(outputs)) == 1 and all("jax 0.9." in output for output in outputs), outputs
+        outputs = run_processes(
+            JAX_PROGRAM, 4, arguments=[service.address], env=BIND, python=old_python
+        )
+        assert len(preempted_at(outputs)) == 1 and all(
+            "jax 0.9." in output for output in outputs
+        ), outputs
         assert service.wait(20) == 0
 
 
@@ -76,13 +89,19 @@ def test_jax_0_9_runs_through_a_relay(old_python: str, tmp_path: Path) -> None:
     security = secure(tmp_path)
     with CoordinationService.spawn(4, arguments=security.arguments) as service:
         with Relay.spawn(service.address, security.member(), range(4)) as relay:
-            outputs = run_processes(JAX_PROGRAM, 4, arguments=[relay.address], env=BIND, python=old_python)
-            assert len(preempted_at(outputs)) == 1 and all("jax 0.9." in output for output in outputs), outputs
+            outputs = run_processes(
+                JAX_PROGRAM, 4, arguments=[relay.address], env=BIND, python=old_python
+            )
+            assert len(preempted_at(outputs)) == 1 and all(
+                "jax 0.9." in output for output in outputs
+            ), outputs
             assert service.wait(20) == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [KEYS_AND_BARRIERS, JAX_PROGRAM], ids=["keys and barriers", "the full jax path"])
+@pytest.mark.parametrize(
+    "program", [KEYS_AND_BARRIERS, JAX_PROGRAM], ids=["keys and barriers", "the full jax path"]
+)
 @pytest.mark.parametrize("first", ["jax 0.9", "the installed jax"])
 def test_two_profiles_are_one_cluster(old_python: str, program: str, first: str) -> None:
     """Two processes of jax 0.9 and two of the installed jax share keys, barriers, the live set, device collectives, the sync point and the
@@ -90,7 +109,11 @@ def test_two_profiles_are_one_cluster(old_python: str, program: str, first: str)
     pythons = [old_python, sys.executable] if first == "jax 0.9" else [sys.executable, old_python]
     with CoordinationService.spawn(4) as service, ExitStack() as stack:
         halves = [
-            stack.enter_context(Processes(program, 2, arguments=[service.address, 2 * half, 4], env=BIND, python=python))
+            stack.enter_context(
+                Processes(
+                    program, 2, arguments=[service.address, 2 * half, 4], env=BIND, python=python
+                )
+            )
             for half, python in enumerate(pythons)
         ]
         finished = [each for half in halves for each in half.wait()]

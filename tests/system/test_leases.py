@@ -34,7 +34,9 @@ class RawSession:
         self.send(open=session_pb2.Open(process_id=process_id, incarnation=50 + process_id))
         self._frames = self._channel.stream_stream(SESSION)(iter(self._out.get, None))
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._read, self._beat)]
+        self._threads = [
+            threading.Thread(target=target, daemon=True) for target in (self._read, self._beat)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -42,7 +44,9 @@ class RawSession:
         self._out.put(session_pb2.ClientFrame(**frame).SerializeToString())  # type: ignore[arg-type]
 
     def ask(self, number: int, method: str, message: object) -> None:
-        self.send(request=session_pb2.Request(id=number, method=method, body=message.SerializeToString()))  # type: ignore[attr-defined]
+        self.send(
+            request=session_pb2.Request(id=number, method=method, body=message.SerializeToString())
+        )  # type: ignore[attr-defined]
 
     def answer(self, number: int, timeout_s: float = 20) -> session_pb2.Reply:
         """Returns the reply to a request; heartbeats' are passed over."""
@@ -72,11 +76,15 @@ class RawSession:
 
 @pytest.fixture(params=[(), ("--public-api",)], ids=["completion-queue", "grpc.aio"])
 def service(request: pytest.FixtureRequest) -> Iterator[CoordinationService]:
-    with CoordinationService.spawn(3, heartbeat_timeout_s=HEARTBEAT_S, recoverable=True, arguments=request.param) as service:
+    with CoordinationService.spawn(
+        3, heartbeat_timeout_s=HEARTBEAT_S, recoverable=True, arguments=request.param
+    ) as service:
         yield service
 
 
-def test_a_coordinator_that_was_stopped_for_twice_the_timeout_loses_nobody(service: CoordinationService) -> None:
+def test_a_coordinator_that_was_stopped_for_twice_the_timeout_loses_nobody(
+    service: CoordinationService,
+) -> None:
     """It reads what has arrived before it lets time pass: all three live on, and a barrier whose last came meanwhile is passed."""
     sessions = [RawSession(service.address, process_id) for process_id in range(3)]
     try:
@@ -87,7 +95,10 @@ def test_a_coordinator_that_was_stopped_for_twice_the_timeout_loses_nobody(servi
         for session in sessions[:2]:
             session.ask(3, "Barrier", arrive)
             session.ask(4, "TryGetKeyValue", coordination_pb2.TryGetKeyValueRequest(key="k"))
-        assert [session.answer(4).code for session in sessions[:2]] == [5, 5]  # so the two have arrived
+        assert [session.answer(4).code for session in sessions[:2]] == [
+            5,
+            5,
+        ]  # so the two have arrived
         os.kill(service.pid, signal.SIGSTOP)
         sessions[2].ask(3, "Barrier", arrive)
         time.sleep(2 * HEARTBEAT_S + 0.5)  # what is tested is that so much time passes
@@ -97,7 +108,10 @@ def test_a_coordinator_that_was_stopped_for_twice_the_timeout_loses_nobody(servi
         for number, session in enumerate(sessions):
             everyone.requesting_task_id = number
             session.ask(5, "GetAliveTasks", everyone)
-        alive = [coordination_pb2.GetAliveTasksResponse.FromString(session.answer(5).body).alive_task_ids for session in sessions]
+        alive = [
+            coordination_pb2.GetAliveTasksResponse.FromString(session.answer(5).body).alive_task_ids
+            for session in sessions
+        ]
         assert alive == [[0, 1, 2]] * 3 and [session.end for session in sessions] == [None] * 3
     finally:
         for session in sessions:
@@ -119,11 +133,19 @@ with CoordinationClient(sys.argv[3], index, num_processes=int(sys.argv[2])) as c
 
 
 @pytest.mark.parametrize("relayed", [False, True], ids=["straight", "relay"])
-def test_our_clients_outwait_a_coordinator_that_is_stopped(service: CoordinationService, relayed: bool, tmp_path: Path) -> None:
+def test_our_clients_outwait_a_coordinator_that_is_stopped(
+    service: CoordinationService, relayed: bool, tmp_path: Path
+) -> None:
     """For twice the timeout it answers nobody, but connections to it are accepted: nobody gives it up, and all meet when it goes on."""
     with contextlib.ExitStack() as stack:
-        relay = stack.enter_context(Relay.spawn(service.address, Credentials(), range(3))) if relayed else service
-        processes = stack.enter_context(Processes(CLIENT, 3, arguments=[relay.address, tmp_path / "go"]))
+        relay = (
+            stack.enter_context(Relay.spawn(service.address, Credentials(), range(3)))
+            if relayed
+            else service
+        )
+        processes = stack.enter_context(
+            Processes(CLIENT, 3, arguments=[relay.address, tmp_path / "go"])
+        )
         for index in range(3):
             processes.wait_for(index, "connected")
         os.kill(service.pid, signal.SIGSTOP)
@@ -167,7 +189,9 @@ def test_a_jaxlib_client_that_was_given_up_is_refused_and_ends() -> None:
     Its own heartbeat is out of the way: jaxlib's client aborts at the first that is answered with an error, whatever the error.
     """
     with (
-        CoordinationService.spawn(2, heartbeat_timeout_s=2, recoverable=True, survivable=True) as service,
+        CoordinationService.spawn(
+            2, heartbeat_timeout_s=2, recoverable=True, survivable=True
+        ) as service,
         Processes(JAXLIB_CLIENT, 2, arguments=[service.address]) as processes,
     ):
         for index in range(2):

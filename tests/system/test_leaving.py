@@ -74,9 +74,18 @@ def preempted(root: Path, leaves: str) -> Iterator[tuple[Processes, Coordination
 
 def test_a_process_that_leaves_is_not_needed_for_what_others_hold(tmp_path: Path) -> None:
     """Four hold all of the state, one has SIGTERM: the others write it, and it may die before they have; the step is there, whole."""
-    with preempted(tmp_path, "replicated") as (processes, service), StatusClient(service.address) as status:
-        while all(waiting.task_id != LEAVER for barrier in status.status().barriers for waiting in barrier.waiting):  # its report is there
-            assert processes.popens[LEAVER].poll() is None and "writes" not in processes.output(LEAVER)
+    with (
+        preempted(tmp_path, "replicated") as (processes, service),
+        StatusClient(service.address) as status,
+    ):
+        while all(
+            waiting.task_id != LEAVER
+            for barrier in status.status().barriers
+            for waiting in barrier.waiting
+        ):  # its report is there
+            assert processes.popens[LEAVER].poll() is None and "writes" not in processes.output(
+                LEAVER
+            )
             time.sleep(0.02)
         processes.kill(LEAVER)
         processes.popens[LEAVER].wait(30)
@@ -113,4 +122,6 @@ def test_a_process_that_stays_alive_writes_what_it_alone_holds(tmp_path: Path) -
     found = load(step)
     assert (found["sharded"] == found["replicated"]).all()
     own = [name for name in os.listdir(step / "state") if name.startswith(f"{LEAVER:05d}-")]
-    assert sum((step / "state" / name).stat().st_size for name in own) < found["sharded"].nbytes / COUNT + (1 << 20)
+    assert sum((step / "state" / name).stat().st_size for name in own) < found[
+        "sharded"
+    ].nbytes / COUNT + (1 << 20)

@@ -15,7 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.local_tier.part_server import ABSENT, ANSWER, GET, REQUEST, THERE, WAIT, PartServer, receive_bytes
+from holdfast.checkpoint.local_tier.part_server import (
+    ABSENT,
+    ANSWER,
+    GET,
+    REQUEST,
+    THERE,
+    WAIT,
+    PartServer,
+    receive_bytes,
+)
 from holdfast.checkpoint.local_tier.peer_storage import PeerConnection
 from holdfast.checkpoint.local_tier.placement import Member, group_hosts
 from tests.support.host_jobs import (
@@ -35,7 +44,9 @@ from tests.support.host_jobs import (
 )
 
 slow = pytest.mark.slow
-TIER, FOLDER, SERVER = (f"checkpoint.local_tier.{name}" for name in ("tier", "host_folder", "part_server"))
+TIER, FOLDER, SERVER = (
+    f"checkpoint.local_tier.{name}" for name in ("tier", "host_folder", "part_server")
+)
 LARGE = 70_000  # columns: a process of two has 8 MB to send
 
 
@@ -57,10 +68,16 @@ def whole_steps(hosts: Hosts) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("count", "replicas"), [(3, 1), *(pytest.param(*shape, marks=slow) for shape in ((4, 1), (5, 1), (4, 2), (5, 2), (6, 2)))]
+    ("count", "replicas"),
+    [
+        (3, 1),
+        *(pytest.param(*shape, marks=slow) for shape in ((4, 1), (5, 1), (4, 2), (5, 2), (6, 2))),
+    ],
 )
 @pytest.mark.timeout(300)
-def test_whatever_hosts_are_lost_what_is_covered_comes_back(count: int, replicas: int, root: Path, tmp_path: Path) -> None:
+def test_whatever_hosts_are_lost_what_is_covered_comes_back(
+    count: int, replicas: int, root: Path, tmp_path: Path
+) -> None:
     """All processes are killed, and every set of hosts is lost with all that they had: of each group at most `replicas`, the local step
 
     comes back, resharded onto those that are left; where a part is nowhere any more, the step of the store does.
@@ -72,12 +89,18 @@ def test_whatever_hosts_are_lost_what_is_covered_comes_back(count: int, replicas
             job.kill(*job.ranks)
         kept, everybody = found.copy(tmp_path / "kept"), range(count)
         groups = group_hosts([Member(index, str(index)) for index in everybody], replicas)
-        lost_sets = [set(lost) for size in range(1, count) for lost in itertools.combinations(everybody, size)]
+        lost_sets = [
+            set(lost)
+            for size in range(1, count)
+            for lost in itertools.combinations(everybody, size)
+        ]
         for lost in lost_sets:
             found.put_back(kept)
             found.lose(*lost)
             is_whole = 5 in whole_steps(found)
-            assert is_whole or any(len({int(host) for host in group} & lost) > replicas for group in groups)
+            assert is_whole or any(
+                len({int(host) for host in group} & lost) > replicas for group in groups
+            )
             with HostJob(found, root, [index for index in everybody if index not in lost]) as job:
                 assert job.restore() == (5 if is_whole else 4), f"lost: {lost}"
 
@@ -159,9 +182,13 @@ def test_the_primary_dies_between_gather_and_broadcast(root: Path, tmp_path: Pat
 # --- hosts are cut off
 
 
-@pytest.mark.parametrize("fault", ["parted", *(pytest.param(fault, marks=slow) for fault in ("unplugged", "stopped"))])
+@pytest.mark.parametrize(
+    "fault", ["parted", *(pytest.param(fault, marks=slow) for fault in ("unplugged", "stopped"))]
+)
 @pytest.mark.parametrize("moment", ["GET", pytest.param("WAIT", marks=slow)])
-def test_a_host_that_is_cut_off_fails_a_local_save_and_no_more(fault: str, moment: str, root: Path, tmp_path: Path) -> None:
+def test_a_host_that_is_cut_off_fails_a_local_save_and_no_more(
+    fault: str, moment: str, root: Path, tmp_path: Path
+) -> None:
     """While a peer waits for its part, or has half of its bytes: the save fails on all in bounded time.
 
     Out of reach of its peers alone, where durable saves go on all the while; unplugged; stopped. Back again, local saves and copies are
@@ -171,9 +198,15 @@ def test_a_host_that_is_cut_off_fails_a_local_save_and_no_more(fault: str, momen
         with HostJob(found, root, every=4, columns=LARGE, local={"timeout_s": 3}) as job:
             job.each(save, 4, 5)
             cut, mend = {
-                "parted": (lambda: found.network.part(0, 1), lambda: found.network.part(0, 1, parted=False)),
+                "parted": (
+                    lambda: found.network.part(0, 1),
+                    lambda: found.network.part(0, 1, parted=False),
+                ),
                 "unplugged": (lambda: found.network.unplug(1), lambda: found.network.plug(1)),
-                "stopped": (lambda: job.signal(1, signal.SIGSTOP), lambda: job.signal(1, signal.SIGCONT)),
+                "stopped": (
+                    lambda: job.signal(1, signal.SIGSTOP),
+                    lambda: job.signal(1, signal.SIGCONT),
+                ),
             }[fault]
             if moment == "WAIT":
                 job.hold(1, SERVER, "PartServer._wait")
@@ -209,7 +242,9 @@ def test_a_host_that_is_cut_off_fails_a_local_save_and_no_more(fault: str, momen
 
 @slow
 @pytest.mark.parametrize("fault", ["parted", "unplugged"])
-def test_a_host_that_is_cut_off_while_it_is_read_from(fault: str, root: Path, tmp_path: Path) -> None:
+def test_a_host_that_is_cut_off_while_it_is_read_from(
+    fault: str, root: Path, tmp_path: Path
+) -> None:
     """A process without a part of its own has half of its bytes from a peer when that is cut off: the next copy serves."""
     with hosts(3, tmp_path / "hosts") as found:
         with HostJob(found, root, columns=LARGE, local={"replicas": 2}) as job:
@@ -228,7 +263,9 @@ def test_a_host_that_is_cut_off_while_it_is_read_from(fault: str, root: Path, tm
                 found.network.wait_until_sent(2, 4 << 20)  # all that the process reads
                 found.network.plug(1)
             assert [job.answer(rank) for rank in job.ranks] == [5] * 3
-            assert any("is read from another copy than rank 1's" in line for line in job.call(0, logged))
+            assert any(
+                "is read from another copy than rank 1's" in line for line in job.call(0, logged)
+            )
 
 
 # --- copies are damaged, or are not what they seem
@@ -246,9 +283,17 @@ def flip(folder: Path, name: str, at: int) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "at"),
-    [("safetensors", -100), *(pytest.param(*where, marks=slow) for where in (("safetensors", 30), ("json", -100), ("json", 30)))],
+    [
+        ("safetensors", -100),
+        *(
+            pytest.param(*where, marks=slow)
+            for where in (("safetensors", 30), ("json", -100), ("json", 30))
+        ),
+    ],
 )
-def test_flipped_bits_in_one_copy_and_in_all(kind: str, at: int, root: Path, tmp_path: Path) -> None:
+def test_flipped_bits_in_one_copy_and_in_all(
+    kind: str, at: int, root: Path, tmp_path: Path
+) -> None:
     """In a process's own, in the copy when the own is lost, in all: the other copy, the older local step, the store; on all alike."""
 
     def name(step: int) -> str:
@@ -308,15 +353,45 @@ def pretend(program: Program, kind: str) -> None:
 
 
 _ANSWER = PartServer._answer
-LIES: dict[str, tuple[int, int, Callable[[socket.socket, int], None]]] = {  # to what, from which offset on, the lie
+LIES: dict[
+    str, tuple[int, int, Callable[[socket.socket, int], None]]
+] = {  # to what, from which offset on, the lie
     "a part without end": (WAIT, 0, lambda peer, size: peer.sendall(ANSWER.pack(THERE, 1 << 62))),
-    "noise for a part": (WAIT, 0, lambda peer, size: peer.sendall(ANSWER.pack(THERE, 5000) + os.urandom(5000))),
-    "an answer that there is none of": (WAIT, 0, lambda peer, size: peer.sendall(ANSWER.pack(9, 0))),
-    "half of a part, and silence": (WAIT, 0, lambda peer, size: peer.sendall(ANSWER.pack(THERE, 5000) + bytes(2500))),
-    "more bytes than asked for": (GET, 0, lambda peer, size: peer.sendall(ANSWER.pack(THERE, 2 * size) + bytes(2 * size))),
-    "fewer bytes than asked for": (GET, 0, lambda peer, size: peer.sendall(ANSWER.pack(THERE, size // 2) + bytes(size // 2))),
-    "other bytes": (GET, 0, lambda peer, size: peer.sendall(ANSWER.pack(THERE, size) + bytes(size))),
-    "other bytes behind an honest beginning": (GET, 1, lambda peer, size: peer.sendall(ANSWER.pack(THERE, size) + bytes(size))),
+    "noise for a part": (
+        WAIT,
+        0,
+        lambda peer, size: peer.sendall(ANSWER.pack(THERE, 5000) + os.urandom(5000)),
+    ),
+    "an answer that there is none of": (
+        WAIT,
+        0,
+        lambda peer, size: peer.sendall(ANSWER.pack(9, 0)),
+    ),
+    "half of a part, and silence": (
+        WAIT,
+        0,
+        lambda peer, size: peer.sendall(ANSWER.pack(THERE, 5000) + bytes(2500)),
+    ),
+    "more bytes than asked for": (
+        GET,
+        0,
+        lambda peer, size: peer.sendall(ANSWER.pack(THERE, 2 * size) + bytes(2 * size)),
+    ),
+    "fewer bytes than asked for": (
+        GET,
+        0,
+        lambda peer, size: peer.sendall(ANSWER.pack(THERE, size // 2) + bytes(size // 2)),
+    ),
+    "other bytes": (
+        GET,
+        0,
+        lambda peer, size: peer.sendall(ANSWER.pack(THERE, size) + bytes(size)),
+    ),
+    "other bytes behind an honest beginning": (
+        GET,
+        1,
+        lambda peer, size: peer.sendall(ANSWER.pack(THERE, size) + bytes(size)),
+    ),
     "no bytes": (GET, 0, lambda peer, size: peer.sendall(ANSWER.pack(ABSENT, 0))),
     "a byte now and then": (GET, 0, lambda peer, size: _drip(peer, size)),
 }
@@ -352,7 +427,10 @@ def test_a_peer_that_lies_in_a_save(root: Path, tmp_path: Path) -> None:
 
     are as ever, and so is the tier once the peer is honest.
     """
-    with hosts(2, tmp_path / "hosts") as found, HostJob(found, root, every=100, local={"timeout_s": 2}) as job:
+    with (
+        hosts(2, tmp_path / "hosts") as found,
+        HostJob(found, root, every=100, local={"timeout_s": 2}) as job,
+    ):
         job.each(save, 5)
         for failed, kind in enumerate(LIES, 1):
             job.call(1, pretend, kind)
@@ -391,8 +469,14 @@ def pry(program: Program, address: str, names: list[str]) -> list[str]:
     assert program.manager._tier is not None
     got = []
     for name in names:
-        for ask in (lambda peer: peer.wait(name, 0.2), lambda peer: peer.read(name, 0, [memoryview(bytearray(9))], 5)):  # noqa: B023
-            with contextlib.suppress(OSError), PeerConnection(address, program.manager._tier._secret) as peer:
+        for ask in (
+            lambda peer: peer.wait(name, 0.2),
+            lambda peer: peer.read(name, 0, [memoryview(bytearray(9))], 5),
+        ):  # noqa: B023
+            with (
+                contextlib.suppress(OSError),
+                PeerConnection(address, program.manager._tier._secret) as peer,
+            ):
                 ask(peer)
                 got.append(name)
     return got
@@ -410,9 +494,21 @@ def test_a_peer_gets_nothing_but_parts(root: Path, tmp_path: Path) -> None:
         job.each(save, 5)
         (found.folders[0] / "private").write_text("private")
         own = found.folders[0]
-        part = str(next(own.rglob("part-00000.json")).relative_to(own).relative_to(next(own.glob("*/")).name))
+        part = str(
+            next(own.rglob("part-00000.json"))
+            .relative_to(own)
+            .relative_to(next(own.glob("*/")).name)
+        )
         address = job.call(0, server_address)
-        names = ["../private", str(own / "private"), "/etc/passwd", f"{part}/../../../../private", f"./{part}", "x" * 600, "private"]
+        names = [
+            "../private",
+            str(own / "private"),
+            "/etc/passwd",
+            f"{part}/../../../../private",
+            f"./{part}",
+            "x" * 600,
+            "private",
+        ]
         assert job.call(1, pry, address, [*names, part]) == [part] * 2
         with HostJob(found, tmp_path / "other", [1]) as other:
             assert other.call(0, pry, address, [part]) == []
@@ -437,10 +533,18 @@ def fill(folder: Path, kind: str) -> Callable[[], None]:
     return lambda: shutil.rmtree(filler)
 
 
-@pytest.mark.parametrize("kind", ["bytes while it pulls", *(pytest.param(kind, marks=slow) for kind in ("bytes", "inodes"))])
-def test_a_host_without_space_fails_a_local_save_and_no_more(kind: str, root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    ["bytes while it pulls", *(pytest.param(kind, marks=slow) for kind in ("bytes", "inodes"))],
+)
+def test_a_host_without_space_fails_a_local_save_and_no_more(
+    kind: str, root: Path, tmp_path: Path
+) -> None:
     """The save fails on all, and says where and why; the one before stays, durable saves go on, and local ones with space again."""
-    with hosts(2, tmp_path / "hosts", 16 << 20) as found, HostJob(found, root, every=4, columns=8000, local={"timeout_s": 20}) as job:
+    with (
+        hosts(2, tmp_path / "hosts", 16 << 20) as found,
+        HostJob(found, root, every=4, columns=8000, local={"timeout_s": 20}) as job,
+    ):
         job.each(save, 4, 5)
         if kind == "bytes while it pulls":
             job.hold(1, TIER, "copy_file")
@@ -456,7 +560,9 @@ def test_a_host_without_space_fails_a_local_save_and_no_more(kind: str, root: Pa
             job.each(save, 6)
         assert job.statistics("saves_failed") == [1, 1]
         reason = "process 1 failed: OSError: [Errno 28]"  # at the process whose host it is, and not that others got nothing from it
-        assert all(any(reason in line for line in lines) for lines in job.each(logged)), job.each(logged)
+        assert all(any(reason in line for line in lines) for lines in job.each(logged)), job.each(
+            logged
+        )
         job.each(save, 8)
         assert job.each(steps) == [([4, 5, 8], [5])] * 2
         assert job.restore(5) == 5
@@ -479,7 +585,9 @@ def test_another_run_that_takes_the_space_is_named(root: Path, tmp_path: Path) -
             assert job.each(steps) == [([], [])] * 2
             job.each(save, 6, 7)
             assert job.statistics("saves_failed") == [1, 1]
-            assert any(f"folders of other runs hold some: {old[0]}" in line for line in job.call(0, logged))
+            assert any(
+                f"folders of other runs hold some: {old[0]}" in line for line in job.call(0, logged)
+            )
             for folder in found.folders:
                 shutil.rmtree(folder / old[0])
             job.each(save, 8)
@@ -492,7 +600,15 @@ def test_another_run_that_takes_the_space_is_named(root: Path, tmp_path: Path) -
 @slow
 def test_ranks_permuted_fewer_and_more(root: Path, tmp_path: Path) -> None:
     """One life after the other, each on other hosts, in another order or number, and killed: each goes on where the last one was."""
-    shapes = [[0, 1, 2, 3], [3, 1, 0, 2], [1, 0], [5, 4, 3, 2, 1, 0], [0, 0, 1, 1, 2], [2, 1], [1, 5, 2]]
+    shapes = [
+        [0, 1, 2, 3],
+        [3, 1, 0, 2],
+        [1, 0],
+        [5, 4, 3, 2, 1, 0],
+        [0, 0, 1, 1, 2],
+        [2, 1],
+        [1, 5, 2],
+    ]
     with hosts(6, tmp_path / "hosts") as found:
         for step, places in enumerate(shapes, 5):
             with HostJob(found, root, places) as job:
@@ -582,9 +698,15 @@ BETWEEN: dict[Callable[[Hosts, Path], None], int] = {
 
 
 @pytest.mark.parametrize(
-    "between", [pytest.param(each, marks=() if each is restored_an_older else slow, id=each.__name__) for each in BETWEEN]
+    "between",
+    [
+        pytest.param(each, marks=() if each is restored_an_older else slow, id=each.__name__)
+        for each in BETWEEN
+    ],
 )
-def test_folders_that_were_away_bring_no_abandoned_branch_back(between: Callable[[Hosts, Path], None], root: Path, tmp_path: Path) -> None:
+def test_folders_that_were_away_bring_no_abandoned_branch_back(
+    between: Callable[[Hosts, Path], None], root: Path, tmp_path: Path
+) -> None:
     """All that the hosts had of step 7 is put back after a life that went on without it, whatever that life did."""
     with hosts(2, tmp_path / "hosts") as found:
         with HostJob(found, root, every=2) as job:

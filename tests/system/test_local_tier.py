@@ -104,7 +104,9 @@ def test_hosts_of_a_job_at_a_unix_socket_reach_each_other(tmp_path: Path) -> Non
         run_processes(script, 2, arguments=[service.address, tmp_path])
 
 
-def _kill_at(root: Path, folders: Path, count: int, acknowledged: int, moment: random.Random) -> int:
+def _kill_at(
+    root: Path, folders: Path, count: int, acknowledged: int, moment: random.Random
+) -> int:
     """Runs a job, kills all its processes soon after so many local steps; returns the newest step that one of them knew."""
     with together(TRAIN, count, root, folders, _names(count), 100_000) as processes:
         processes.wait_for(0, f"acknowledged {acknowledged}:", 60)
@@ -113,12 +115,18 @@ def _kill_at(root: Path, folders: Path, count: int, acknowledged: int, moment: r
         for victim in victims:
             victim.send_signal(signal.SIGKILL)
         finished = processes.wait(30)
-    return max(int(step) for each in finished for step in re.findall(r"acknowledged \d+: (\d+)\n", each.output))
+    return max(
+        int(step)
+        for each in finished
+        for step in re.findall(r"acknowledged \d+: (\d+)\n", each.output)
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
-def test_killed_at_any_moment_nothing_that_was_acknowledged_is_lost(seed: int, tmp_path: Path) -> None:
+def test_killed_at_any_moment_nothing_that_was_acknowledged_is_lost(
+    seed: int, tmp_path: Path
+) -> None:
     """Killed again and again while they write and pull, with a host of each group lost in between: each life goes on where all were."""
     moment, root, folders = random.Random(seed), tmp_path / "root", tmp_path / "hosts"
     for _ in range(3):
@@ -189,16 +197,29 @@ show("closed")
 """
 
 
-@pytest.mark.parametrize(("saves", "early"), [(150, 50), pytest.param(10_000, 1_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize(
+    ("saves", "early"),
+    [(150, 50), pytest.param(10_000, 1_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
+)
 def test_many_local_saves_leave_nothing_behind(saves: int, early: int, tmp_path: Path) -> None:
     """Two processes save locally over and over, durably and restoring now and then: what each holds late is what it held early."""
-    outputs = run_together(MANY_SAVES, 2, tmp_path / "root", tmp_path / "hosts", saves, early, timeout_s=850)
+    outputs = run_together(
+        MANY_SAVES, 2, tmp_path / "root", tmp_path / "hosts", saves, early, timeout_s=850
+    )
     for output in outputs:
-        first, last, closed = (json.loads(re.search(rf"^{when} (.*)", output, re.MULTILINE)[1]) for when in ("early", "late", "closed"))
-        assert last["files"] == first["files"] <= 12, output  # of keep + 1 steps, pack and part of one's own and of the ward, and a mark
+        first, last, closed = (
+            json.loads(re.search(rf"^{when} (.*)", output, re.MULTILINE)[1])
+            for when in ("early", "late", "closed")
+        )
+        assert last["files"] == first["files"] <= 12, (
+            output
+        )  # of keep + 1 steps, pack and part of one's own and of the ward, and a mark
         assert last["of the root"] <= KEPT_OPENINGS + 4, output
         assert len(last["keys"]) < 32, output
-        assert abs(last["descriptors"] - first["descriptors"]) <= 3 and abs(last["threads"] - first["threads"]) <= 3, output
+        assert (
+            abs(last["descriptors"] - first["descriptors"]) <= 3
+            and abs(last["threads"] - first["threads"]) <= 3
+        ), output
         assert last["resident"] - first["resident"] < 16 << 20, output
         assert (closed["files"], closed["keys"]) == (8, []), output
 
@@ -215,14 +236,25 @@ def walks(*coarse: tuple[int, int, int, int]) -> pytest.MarkDecorator:
     """Parametrises by (processes, victim, first point, every how many): coarse walks, and slow ones to every call of one process, to
     every call of the second of two, owner and ward, and to every third of the first, which decides besides.
     """
-    fine = [(1, 0, at, 12) for at in range(12)] + [(2, 1, at, 12) for at in range(12)] + [(2, 0, at, 12) for at in range(1, 12, 3)]
-    names, marks = ("processes", "victim", "first", "every"), [pytest.mark.slow, pytest.mark.timeout(300)]
-    return pytest.mark.parametrize(names, [*coarse, *(pytest.param(*walk, marks=marks) for walk in fine)])
+    fine = (
+        [(1, 0, at, 12) for at in range(12)]
+        + [(2, 1, at, 12) for at in range(12)]
+        + [(2, 0, at, 12) for at in range(1, 12, 3)]
+    )
+    names, marks = (
+        ("processes", "victim", "first", "every"),
+        [pytest.mark.slow, pytest.mark.timeout(300)],
+    )
+    return pytest.mark.parametrize(
+        names, [*coarse, *(pytest.param(*walk, marks=marks) for walk in fine)]
+    )
 
 
 @walks((1, 0, 5, 61), (2, 1, 143, 199))
 @pytest.mark.parametrize("error", [0, errno.ENOSPC, errno.EIO], ids=["SIGKILL", "ENOSPC", "EIO"])
-def test_local_saves_at_each_system_call(library: Path, error: int, processes: int, victim: int, first: int, every: int) -> None:
+def test_local_saves_at_each_system_call(
+    library: Path, error: int, processes: int, victim: int, first: int, every: int
+) -> None:
     """Killed at, or refused, each call below the host's folder, from opening to closing: what was known is there, to the bit, and the
     next local save leaves nothing else behind. Of two it is there although one host is lost besides.
 
@@ -230,7 +262,9 @@ def test_local_saves_at_each_system_call(library: Path, error: int, processes: i
     outlives the other ends too.
     """
     found = walk_local(library, processes, victim, error, range(first, MOST_POINTS, every))
-    assert not found[-1]["reached"] and len(found) * every > 100 * processes, "the walk did not come to the end"
+    assert not found[-1]["reached"] and len(found) * every > 100 * processes, (
+        "the walk did not come to the end"
+    )
     assert all(point["killed"] == (not error) for point in found[:-1])
     for point in found:
         ended = point["ended"]
@@ -239,4 +273,6 @@ def test_local_saves_at_each_system_call(library: Path, error: int, processes: i
         else:
             assert len(ended) == processes and not any(each["ended"] for each in ended), point
             assert len({(each["saved"], each["failed"], each["off"]) for each in ended}) == 1, point
-            assert ended[0]["off"] or (ended[0]["failed"] <= 1 and ended[0]["saved"] + ended[0]["failed"] in (3, 4)), point
+            assert ended[0]["off"] or (
+                ended[0]["failed"] <= 1 and ended[0]["saved"] + ended[0]["failed"] in (3, 4)
+            ), point

@@ -30,7 +30,11 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.FOLDER, module.STEPS, module.SAVE_EVERY = tmp_path_factory.mktemp("demo"), STEPS, SAVE_EVERY  # type: ignore[attr-defined]
+    module.FOLDER, module.STEPS, module.SAVE_EVERY = (
+        tmp_path_factory.mktemp("demo"),
+        STEPS,
+        SAVE_EVERY,
+    )  # type: ignore[attr-defined]
     return module
 
 
@@ -40,7 +44,9 @@ def runs(demo: ModuleType) -> dict[str, Any]:
     reports = {}
     code, reports["whole"] = demo.run("whole", 4, "whole")
     assert code == 0
-    code, reports["preempted"] = demo.run("preempted", 4, "four", preempt_at=random.randrange(5, STEPS - 20))
+    code, reports["preempted"] = demo.run(
+        "preempted", 4, "four", preempt_at=random.randrange(5, STEPS - 20)
+    )
     assert code == demo.PREEMPTED
     for suffix in ("", ".jsonl"):
         copy = shutil.copytree if not suffix else shutil.copy
@@ -52,7 +58,9 @@ def runs(demo: ModuleType) -> dict[str, Any]:
 
 
 def _losses(path: Path) -> dict[int, float]:
-    return {entry["step"]: entry["loss"] for entry in map(json.loads, path.read_text().splitlines())}
+    return {
+        entry["step"]: entry["loss"] for entry in map(json.loads, path.read_text().splitlines())
+    }
 
 
 def test_all_stop_at_one_step_and_it_is_saved(runs: dict[str, Any]) -> None:
@@ -64,7 +72,10 @@ def test_all_stop_at_one_step_and_it_is_saved(runs: dict[str, Any]) -> None:
 
 def test_an_interrupted_run_ends_bit_identical(runs: dict[str, Any]) -> None:
     """On the same number of processes, parameters and optimizer state are the uninterrupted run's, bit for bit."""
-    whole, four = load(runs["folder"] / "whole" / str(STEPS)), load(runs["folder"] / "four" / str(STEPS))
+    whole, four = (
+        load(runs["folder"] / "whole" / str(STEPS)),
+        load(runs["folder"] / "four" / str(STEPS)),
+    )
     assert jax.tree.structure(whole) == jax.tree.structure(four)
     for expected, found in zip(jax.tree.leaves(whole), jax.tree.leaves(four), strict=True):
         assert np.asarray(expected).tobytes() == np.asarray(found).tobytes()
@@ -76,7 +87,9 @@ def test_a_run_resumed_on_two_processes_follows_the_same_curve(runs: dict[str, A
     whole, two = _losses(runs["folder"] / "whole.jsonl"), _losses(runs["folder"] / "two.jsonl")
     steps = sorted(whole)
     assert steps == sorted(two) == list(range(1, STEPS + 1))
-    np.testing.assert_allclose([two[s] for s in steps], [whole[s] for s in steps], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        [two[s] for s in steps], [whole[s] for s in steps], rtol=1e-5, atol=1e-6
+    )
     assert runs["two"]["accuracy"] == pytest.approx(runs["whole"]["accuracy"], abs=0.01)
 
 
@@ -95,7 +108,11 @@ def test_its_reports_open_from_disk(runs: dict[str, Any], tab: Any) -> None:
         tab.goto(f"file://{runs['folder'] / 'logs' / name / 'report.html'}")
         assert tab.locator("#headline").inner_text().startswith(headline)
         assert tab.locator(".cell").count() == (4 if name == "preempted" else 2)
-        assert tab.locator("#events").get_by_text(f"step {runs[name]['last']} is saved").count() == 1
-        assert tab.locator("#timeline .steps").get_attribute("points"), "how many depends on how fast the machine is"
+        assert (
+            tab.locator("#events").get_by_text(f"step {runs[name]['last']} is saved").count() == 1
+        )
+        assert tab.locator("#timeline .steps").get_attribute("points"), (
+            "how many depends on how fast the machine is"
+        )
         assert re.fullmatch(r"goodput \d+ % of \d+\.\d s", tab.locator("#share").inner_text())
         assert serious_faults(tab) == []

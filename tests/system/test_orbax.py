@@ -37,6 +37,10 @@ def test_four_processes_write_and_read_orbax(tmp_path: Path) -> None:
     outputs = run_processes(script, 4, arguments=[tmp_path / "c", free_port()], devices=2)
     assert all("exact 5" in output for output in outputs)
     whole = np.arange(8 * 16, dtype=np.float32).reshape(8, 16)
-    like = jax.ShapeDtypeStruct(whole.shape, np.float32, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    like = jax.ShapeDtypeStruct(
+        whole.shape, np.float32, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    )
     restored = ocp1.load(tmp_path / "c", {"sharded": like, "replicated": like, "step": 0})
-    assert (np.asarray(restored["sharded"]) == whole).all() and (np.asarray(restored["replicated"]) == whole + 1).all()
+    assert (np.asarray(restored["sharded"]) == whole).all() and (
+        np.asarray(restored["replicated"]) == whole + 1
+    ).all()

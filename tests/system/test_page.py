@@ -20,7 +20,10 @@ HOSTILE = "<img src=x onerror=document.title='hit'>"
 
 def test_a_job_in_words_by_keyboard_and_as_text(tab: Any) -> None:
     """What is wrong stands on top; arrow keys and Enter open a process; its stacks come at a click; a hostile host is text."""
-    with CoordinationService.spawn(3, job="digits", recoverable=True) as service, page(service.address) as url:
+    with (
+        CoordinationService.spawn(3, job="digits", recoverable=True) as service,
+        page(service.address) as url,
+    ):
         with processes(service, 3, HOSTILE) as clients:
             clients[2].report(step=7, trouble="step 7 was not saved: disk full")
             steps = [
@@ -31,8 +34,15 @@ def test_a_job_in_words_by_keyboard_and_as_text(tab: Any) -> None:
             clients[0].report(root={"path": HOSTILE, "num_steps": 2, "steps": steps})
             tab.goto(url)
             tab.get_by_text("step 7 was not saved: disk full").first.wait_for()
-            assert tab.title() == f"digits: process 2 (host {HOSTILE}): step 7 was not saved: disk full"
-            assert tab.locator("img").count() == 0 and tab.locator("#grid .named").count() == 1 and tab.locator(".cell").count() == 3
+            assert (
+                tab.title()
+                == f"digits: process 2 (host {HOSTILE}): step 7 was not saved: disk full"
+            )
+            assert (
+                tab.locator("img").count() == 0
+                and tab.locator("#grid .named").count() == 1
+                and tab.locator(".cell").count() == 3
+            )
             rows = [
                 "7\tunknown\thosts\tsurvives the loss of 2 hosts",
                 "6\tunknown\troot\tdamaged: a restore has passed it over",
@@ -43,7 +53,10 @@ def test_a_job_in_words_by_keyboard_and_as_text(tab: Any) -> None:
             tab.locator(".cell").first.focus()
             for key in ("ArrowRight", "End", "Enter"):
                 tab.keyboard.press(key)
-            assert tab.locator("#process-title").inner_text() == "Process 2" and HOSTILE in tab.locator("#facts").inner_text()
+            assert (
+                tab.locator("#process-title").inner_text() == "Process 2"
+                and HOSTILE in tab.locator("#facts").inner_text()
+            )
             tab.locator("#ask").click()
             tab.get_by_text("Thread MainThread").wait_for()
 
@@ -53,7 +66,11 @@ def test_a_restart_of_the_coordinator_is_shown_and_forgotten(tab: Any, tmp_path:
     """The page says that the coordinator is gone while it is, and comes back without a reload."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    options: dict[str, Any] = {"journal": str(tmp_path / "journal"), "host": "127.0.0.1", "port": port}
+    options: dict[str, Any] = {
+        "journal": str(tmp_path / "journal"),
+        "host": "127.0.0.1",
+        "port": port,
+    }
     with CoordinationService.spawn(1, job="j", **options) as service, page(service.address) as url:
         tab.goto(url)
         tab.get_by_text("j, attempt 0").wait_for()
@@ -66,11 +83,38 @@ def test_a_restart_of_the_coordinator_is_shown_and_forgotten(tab: Any, tmp_path:
 
 def snapshot(count: int, bad: int) -> dict[str, Any]:
     """Returns a snapshot of a large job, in which one process is silent."""
-    row = {"state": "CONNECTED", "host": "b", "pid": 1, "heard_s": 1, "expected_s": 2, "step": 7, "steps_per_second": 1, "saved_step": 5}
+    row = {
+        "state": "CONNECTED",
+        "host": "b",
+        "pid": 1,
+        "heard_s": 1,
+        "expected_s": 2,
+        "step": 7,
+        "steps_per_second": 1,
+        "saved_step": 5,
+    }
     row |= {"waiting": 0.5, "memory_bytes": 2**30, "blocked_s": 1, "note": ""}
-    rows = [row | {"id": number, "state": "SILENT" if number == bad else "CONNECTED"} for number in range(count)]
-    shown = {"unix_s": 100, "gone": "", "job": "large", "attempt": 1, "phase": "running", "up_s": 1, "num_processes": count}
-    shown |= {"barriers_passed": 0, "barriers_failed": 0, "findings": [], "barriers": [], "events": [], "samples": []}
+    rows = [
+        row | {"id": number, "state": "SILENT" if number == bad else "CONNECTED"}
+        for number in range(count)
+    ]
+    shown = {
+        "unix_s": 100,
+        "gone": "",
+        "job": "large",
+        "attempt": 1,
+        "phase": "running",
+        "up_s": 1,
+        "num_processes": count,
+    }
+    shown |= {
+        "barriers_passed": 0,
+        "barriers_failed": 0,
+        "findings": [],
+        "barriers": [],
+        "events": [],
+        "samples": [],
+    }
     shown |= {"root": None, "goodput_s": {}}
     return shown | {"processes": rows}
 
@@ -83,7 +127,9 @@ DRAW = """(shown) => {
 }"""
 
 
-def test_thousands_of_processes_fit_a_screen(tab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_thousands_of_processes_fit_a_screen(
+    tab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All 4,096 are in the grid, the one that is silent stands out, and all are within two screens."""
     (tmp_path / "status.json").write_text(json.dumps({"unix_s": 1.0, "outcome": "", "status": {}}))
     write_report(tmp_path / "status.json", tmp_path / "report.html")
@@ -100,11 +146,20 @@ def test_thousands_of_processes_fit_a_screen(tab: Any, tmp_path: Path, capsys: p
 
 def test_a_report_opens_from_disk(tab: Any, tmp_path: Path) -> None:
     """Without a server, a network or another file; nothing in it asks for stacks."""
-    status = {"job": "digits", "num_processes": 1, "tasks": [{"task_id": 0, "host": HOSTILE, "state": "CONNECTED"}]}
-    (tmp_path / "status.json").write_text(json.dumps({"unix_s": 1.0, "outcome": "failed: exit code 3", "status": status}))
+    status = {
+        "job": "digits",
+        "num_processes": 1,
+        "tasks": [{"task_id": 0, "host": HOSTILE, "state": "CONNECTED"}],
+    }
+    (tmp_path / "status.json").write_text(
+        json.dumps({"unix_s": 1.0, "outcome": "failed: exit code 3", "status": status})
+    )
     write_report(tmp_path / "status.json", tmp_path / "report.html")
     tab.goto(f"file://{tmp_path / 'report.html'}")
-    assert tab.locator("#headline").inner_text() == "failed: exit code 3" and tab.locator(".cell").count() == 1
+    assert (
+        tab.locator("#headline").inner_text() == "failed: exit code 3"
+        and tab.locator(".cell").count() == 1
+    )
     tab.locator(".cell").click()
     assert HOSTILE in tab.locator("#facts").inner_text() and not tab.locator("#ask").is_visible()
 
@@ -114,15 +169,24 @@ def test_axe_finds_no_serious_fault(tab: Any, scheme: str, tmp_path: Path) -> No
     """Contrast, names, roles and order, in both colour schemes."""
     tab.emulate_media(color_scheme=scheme)
     events = [{"number": 1, "unix_s": 1.0, "kind": "lost", "text": "process 1 is lost"}]
-    root = {"path": "/data/run7", "num_steps": 1, "steps": [{"step": 5, "bytes": 640, "damaged": True}]}
+    root = {
+        "path": "/data/run7",
+        "num_steps": 1,
+        "steps": [{"step": 5, "bytes": 640, "damaged": True}],
+    }
     status = {
         "job": "j",
         "num_processes": 2,
-        "tasks": [{"task_id": 0, "state": "CONNECTED", "progress": {"root": root}}, {"task_id": 1, "state": "ERROR"}],
+        "tasks": [
+            {"task_id": 0, "state": "CONNECTED", "progress": {"root": root}},
+            {"task_id": 1, "state": "ERROR"},
+        ],
         "events": events,
         "goodput_s": {"stepping_s": 7.5, "saving_s": 2.5},
     }
-    (tmp_path / "status.json").write_text(json.dumps({"unix_s": 9.0, "outcome": "failed: exit code 3", "status": status}))
+    (tmp_path / "status.json").write_text(
+        json.dumps({"unix_s": 9.0, "outcome": "failed: exit code 3", "status": status})
+    )
     write_report(tmp_path / "status.json", tmp_path / "report.html")
     tab.goto(f"file://{tmp_path / 'report.html'}")
     tab.locator(".cell").first.click()

@@ -92,12 +92,23 @@ def test_the_harness_loses_what_was_not_synced(image: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["plain", "incremental", "local"])
 @pytest.mark.parametrize("cuts", [FAST_CUTS, pytest.param(CUTS, marks=pytest.mark.slow)])
-def test_an_acknowledged_step_survives_a_power_cut(image: Path, tmp_path: Path, cuts: int, kind: str) -> None:
+def test_an_acknowledged_step_survives_a_power_cut(
+    image: Path, tmp_path: Path, cuts: int, kind: str
+) -> None:
     """After each acknowledgement the disk is as a power cut leaves it: the step is there, bit-exact, and so are all listed ones."""
-    command = [sys.executable, "-c", textwrap.dedent(SAVER), str(tmp_path / "disk" / "run"), str(cuts), kind]
+    command = [
+        sys.executable,
+        "-c",
+        textwrap.dedent(SAVER),
+        str(tmp_path / "disk" / "run"),
+        str(cuts),
+        kind,
+    ]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     with mounted(image, tmp_path / "disk"):
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as saver:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        ) as saver:
             assert saver.stdin is not None and saver.stdout is not None
             for step in range(1, cuts + 1):
                 assert saver.stdout.readline() == f"{step}\n"
@@ -122,4 +133,6 @@ def check(root: Path, acknowledged: int, *, is_local: bool) -> None:
             if not is_local:
                 verify(root / str(step))
             got = manager.restore(step)
-            assert got["step"] == step and all(np.array_equal(got[f"w{i}"], np.arange(100_000) + step * (i > 2)) for i in range(4))
+            assert got["step"] == step and all(
+                np.array_equal(got[f"w{i}"], np.arange(100_000) + step * (i > 2)) for i in range(4)
+            )

@@ -91,7 +91,9 @@ def signalled(seed: int) -> list[int]:
     return [seed % 4] + ([(seed + 1) % 4] if seed % 3 == 0 else [])
 
 
-def give_notice(source: str, seed: int, processes: Processes, server: Metadata, folder: Path) -> None:
+def give_notice(
+    source: str, seed: int, processes: Processes, server: Metadata, folder: Path
+) -> None:
     """Gives one process, or all, a notice from outside."""
     if source == "signal":
         for index in signalled(seed):
@@ -102,13 +104,19 @@ def give_notice(source: str, seed: int, processes: Processes, server: Metadata, 
         server.values[f"{seed}/preempted"] = "TRUE"
 
 
-def run_seeds(source: str, seeds: range, service: str, folder: Path, strides: list[int]) -> list[str]:
+def run_seeds(
+    source: str, seeds: range, service: str, folder: Path, strides: list[int]
+) -> list[str]:
     """Runs four processes with random step delays through `seeds`, gives each notice at a random time, and returns their outputs.
 
     `service` is "ours" (a coordinator of its own and `initialize()`) or "jaxlib's" (inside process 0, with plain jax.distributed).
     """
     with metadata_server() as server, ExitStack() as stack:
-        spawned = stack.enter_context(CoordinationService.spawn(4, recoverable=True, survivable=True)) if service == "ours" else None
+        spawned = (
+            stack.enter_context(CoordinationService.spawn(4, recoverable=True, survivable=True))
+            if service == "ours"
+            else None
+        )
         address = spawned.address if spawned else f"127.0.0.1:{free_port()}"
         path = server.address if source == "gce" else folder
         arguments = [address, service, source, path, f"({seeds.start}, {seeds.stop})", strides]
@@ -164,7 +172,15 @@ print(f"stopped at {step}")
 end()
 """
     )
-    assert len({tuple(stopped_at(output)) for output in run_processes(script, 3, arguments=[f"127.0.0.1:{free_port()}"])}) == 1
+    assert (
+        len(
+            {
+                tuple(stopped_at(output))
+                for output in run_processes(script, 3, arguments=[f"127.0.0.1:{free_port()}"])
+            }
+        )
+        == 1
+    )
 
 
 def test_a_notice_before_step_0_holds_at_step_0() -> None:
@@ -271,8 +287,12 @@ while not multihost.reached_preemption(step):
 print(f"stopped at {step}")
 """
     )
-    with CoordinationService.spawn(3, recoverable=True, survivable=True, heartbeat_timeout_s=8) as service:
-        outputs = run_processes(script, 3, arguments=[service.address], codes=[0, 0, -signal.SIGKILL])
+    with CoordinationService.spawn(
+        3, recoverable=True, survivable=True, heartbeat_timeout_s=8
+    ) as service:
+        outputs = run_processes(
+            script, 3, arguments=[service.address], codes=[0, 0, -signal.SIGKILL]
+        )
     assert stopped_at(outputs[0]) == stopped_at(outputs[1])
 
 
@@ -304,7 +324,9 @@ print("answered", flush=True)
 os._exit(0)
 """
     )
-    with CoordinationService.spawn(2, recoverable=True, survivable=True, heartbeat_timeout_s=8) as service:
+    with CoordinationService.spawn(
+        2, recoverable=True, survivable=True, heartbeat_timeout_s=8
+    ) as service:
         with Processes(script, 2, arguments=[service.address]) as processes:
             processes.wait_for(0, "begun")
             os.kill(service.pid, signal.SIGKILL)
@@ -337,7 +359,17 @@ end()
 """
     )
     for whose in ("ours", "theirs"):
-        assert len({tuple(stopped_at(output)) for output in run_processes(script, 2, arguments=[f"127.0.0.1:{free_port()}", whose])}) == 1
+        assert (
+            len(
+                {
+                    tuple(stopped_at(output))
+                    for output in run_processes(
+                        script, 2, arguments=[f"127.0.0.1:{free_port()}", whose]
+                    )
+                }
+            )
+            == 1
+        )
 
 
 def test_under_plain_jax_distributed_sigterm_reaches_both_sync_points() -> None:
@@ -477,7 +509,10 @@ def notify_while_leaving(notified: int, marks: Sequence[str], shutdown_s: float)
         finished = processes.wait()
     outputs = [each.output for each in finished]
     assert [each.code for each in finished] == [0, 0, 0], "\n".join(outputs)
-    assert stopped_at(outputs[1]) == stopped_at(outputs[2]) != [] and 10 < stopped_at(outputs[1])[0] < 200, outputs
+    assert (
+        stopped_at(outputs[1]) == stopped_at(outputs[2]) != []
+        and 10 < stopped_at(outputs[1])[0] < 200
+    ), outputs
     return outputs
 
 
@@ -510,7 +545,9 @@ multihost.shutdown()
 
 def test_a_sigterm_before_all_have_joined_ends_the_process() -> None:
     """As it would have without us: nobody counts on it yet, and who launched it reads that as a preemption."""
-    script = HEAD + "print('waiting', flush=True)\nmultihost.initialize(address, 2, 0, timeout_s=60)"
+    script = (
+        HEAD + "print('waiting', flush=True)\nmultihost.initialize(address, 2, 0, timeout_s=60)"
+    )
     with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
         with Processes(script, 1, arguments=[service.address]) as processes:
             processes.wait_for(0, "waiting")

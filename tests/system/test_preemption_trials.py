@@ -23,5 +23,9 @@ def test_one_story_whenever_the_signal_comes() -> None:
         text=True,
         timeout=550,
     )
-    assert ran.returncode == 0 and "24 of 24 trials have one story" in ran.stdout, ran.stdout[-20_000:] + ran.stderr[-5_000:]
-    assert ran.stdout.count("in a save, in flight on all") >= 2, ran.stdout  # of 4: a short job may have no save that lasts
+    assert ran.returncode == 0 and "24 of 24 trials have one story" in ran.stdout, (
+        ran.stdout[-20_000:] + ran.stderr[-5_000:]
+    )
+    assert ran.stdout.count("in a save, in flight on all") >= 2, (
+        ran.stdout
+    )  # of 4: a short job may have no save that lasts

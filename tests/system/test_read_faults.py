@@ -65,8 +65,18 @@ CALLS = (
     *("restore", "restore a step", "fallback", "load", "load safetensors"),
     *("verify", "metrics", "metadata", "all_steps", "best_step"),
 )
-OF_A_STEP = ("restore a step", "metrics", "metadata")  # elsewhere ENOENT is an answer: the step is not there
-FAST = {("restore", "EIO", 1), ("fallback", "EIO", 1), ("load", "EACCES", 1000), ("best_step", "ESTALE", 1), ("load safetensors", "EIO", 1)}
+OF_A_STEP = (
+    "restore a step",
+    "metrics",
+    "metadata",
+)  # elsewhere ENOENT is an answer: the step is not there
+FAST = {
+    ("restore", "EIO", 1),
+    ("fallback", "EIO", 1),
+    ("load", "EACCES", 1000),
+    ("best_step", "ESTALE", 1),
+    ("load safetensors", "EIO", 1),
+}
 
 
 @pytest.fixture(scope="module")
@@ -77,22 +87,47 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("call", "error", "times"),
     [
-        pytest.param(call, error, times, marks=[] if (call, error, times) in FAST else [pytest.mark.slow])
+        pytest.param(
+            call, error, times, marks=[] if (call, error, times) in FAST else [pytest.mark.slow]
+        )
         for call in CALLS
-        for error in ("EIO", "ESTALE", "EACCES", "EMFILE", *(["ENOENT"] if call in OF_A_STEP else []))
+        for error in (
+            "EIO",
+            "ESTALE",
+            "EACCES",
+            "EMFILE",
+            *(["ENOENT"] if call in OF_A_STEP else []),
+        )
         for times in (1, 1000)
     ],
 )
-def test_an_error_at_each_system_call_of_a_restore(tmp_path: Path, library: Path, call: str, error: str, times: int) -> None:
+def test_an_error_at_each_system_call_of_a_restore(
+    tmp_path: Path, library: Path, call: str, error: str, times: int
+) -> None:
     """Whatever is read when an error comes up, once or from then on: exact values or a CheckpointError that names a path below the root."""
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path), call, str(getattr(errno, error)), str(times)]
+    command = [
+        sys.executable,
+        "-c",
+        SCRIPT,
+        str(tmp_path),
+        call,
+        str(getattr(errno, error)),
+        str(times),
+    ]
     environment = {**os.environ, "LD_PRELOAD": str(library), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert found[-1][0] == "exact" and not found[-1][3] and len(found) > 3, "the walk did not come to the end"
+    assert found[-1][0] == "exact" and not found[-1][3] and len(found) > 3, (
+        "the walk did not come to the end"
+    )
     if call in ("restore", "verify") and error == "EIO":
-        assert any(".safetensors cannot be read: Input/output error; look at the disk" in text for _, _, text, _ in found)
+        assert any(
+            ".safetensors cannot be read: Input/output error; look at the disk" in text
+            for _, _, text, _ in found
+        )
     for how, kind, text, _ in found:
         assert how in ("exact", "typed"), (how, kind, text)
         assert how == "exact" or str(tmp_path) in text, (kind, text)

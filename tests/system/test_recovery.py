@@ -54,7 +54,9 @@ class Killer(CollectedOutput):
     def _kill_one(self, address: str) -> None:
         first, after, in_a_save = None, self._chance.randrange(5, 80), self._chance.random() < 0.4
         with StatusClient(address, timeout_s=5) as client:
-            while (progress := self._look(client)) or first is None:  # nobody answers once the attempt is over
+            while (
+                progress := self._look(client)
+            ) or first is None:  # nobody answers once the attempt is over
                 step, saved = progress or (0, 0)
                 first = step if first is None and step > 0 else first
                 begun = step // SAVE_EVERY * SAVE_EVERY
@@ -71,21 +73,34 @@ class Killer(CollectedOutput):
     def _look(self, client: StatusClient) -> tuple[int, int] | None:
         with contextlib.suppress(CoordinationError):
             progress = [task.progress for task in client.status().tasks]
-            return max((each.step for each in progress), default=0), max((each.saved_step for each in progress), default=0)
+            return max((each.step for each in progress), default=0), max(
+                (each.saved_step for each in progress), default=0
+            )
         return None
 
 
 def train(folder: Path, output: CollectedOutput) -> JobResult:
-    program = ["-u", str(ROOT / "examples" / "train_digits.py"), "--directory", str(folder), "--steps", str(STEPS)]
+    program = [
+        "-u",
+        str(ROOT / "examples" / "train_digits.py"),
+        "--directory",
+        str(folder),
+        "--steps",
+        str(STEPS),
+    ]
     restart = RestartPolicy(max_failures=KILLS, attempts_without_progress=KILLS, backoff_s=0)
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
     command = [sys.executable, *program, "--save-every", str(SAVE_EVERY)]
-    return run_local(command, PROCESSES, restart=restart, env=env, output=output, preload=["sklearn.datasets"])
+    return run_local(
+        command, PROCESSES, restart=restart, env=env, output=output, preload=["sklearn.datasets"]
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_twenty_kills_change_nothing_of_the_end(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+def test_twenty_kills_change_nothing_of_the_end(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     """Some while a save is in flight: the run ends bit-identical to one that nobody touched, and no step that was saved is lost.
 
     All of its time is accounted for.
@@ -98,12 +113,18 @@ def test_twenty_kills_change_nothing_of_the_end(tmp_path: Path, record_property:
     result = train(tmp_path / "killed", killer)
     took_s = time.monotonic() - began
     assert result.outcome == "done", killer.text
-    print(f"{killer.in_a_save} of {KILLS} kills in a save; {took_s:.1f} s, of which {result.goodput}")
-    assert result.goodput.total_s == pytest.approx(took_s, rel=0.01) and result.goodput.stepping_s > 0
+    print(
+        f"{killer.in_a_save} of {KILLS} kills in a save; {took_s:.1f} s, of which {result.goodput}"
+    )
+    assert (
+        result.goodput.total_s == pytest.approx(took_s, rel=0.01) and result.goodput.stepping_s > 0
+    )
     assert train(tmp_path / "whole", output := CollectedOutput()).outcome == "done", output.text
     assert len(killer.acknowledged) == KILLS and killer.in_a_save > 0
     known = [step for step in killer.acknowledged if step > 0]
-    for acknowledged, resumed in zip(known, killer.resumed[len(killer.resumed) - len(known) :], strict=True):
+    for acknowledged, resumed in zip(
+        known, killer.resumed[len(killer.resumed) - len(known) :], strict=True
+    ):
         assert resumed >= acknowledged, (killer.acknowledged, killer.resumed)
     killed, whole = (load(tmp_path / name / str(STEPS)) for name in ("killed", "whole"))
     assert jax.tree.structure(killed) == jax.tree.structure(whole)

@@ -40,7 +40,12 @@ def test_an_ordinary_jax_job_runs_through_relays(tmp_path: Path) -> None:
     """Four jax processes, each with its relay and our own client beside jaxlib's agent, run the full path against mTLS and token."""
     security = secure(tmp_path)
     own = security.own
-    options = {"heartbeat_timeout_s": 60, "recoverable": True, "survivable": True, "arguments": security.arguments}
+    options = {
+        "heartbeat_timeout_s": 60,
+        "recoverable": True,
+        "survivable": True,
+        "arguments": security.arguments,
+    }
     with CoordinationService.spawn(4, **options) as service:  # type: ignore[arg-type]
         arguments = [service.address, own.token_file, own.tls_cert, own.tls_key, own.tls_ca]
         outputs = run_processes(JAX_JOB, 4, arguments=arguments, timeout_s=100)
@@ -59,7 +64,13 @@ sys.argv[3:] = [relay.address]
 """
     with CoordinationService.spawn(4, arguments=security.arguments) as service:
         arguments = [service.address, own.token_file, own.tls_cert, own.tls_key, own.tls_ca]
-        outputs = run_processes(relayed + JAX_PROGRAM + "relay.close()\n", 4, arguments=arguments, env=BIND, timeout_s=100)
+        outputs = run_processes(
+            relayed + JAX_PROGRAM + "relay.close()\n",
+            4,
+            arguments=arguments,
+            env=BIND,
+            timeout_s=100,
+        )
         assert len(preempted_at(outputs)) == 1, outputs
         assert service.wait(20) == 0
 
@@ -88,7 +99,9 @@ def test_initialize_joins_a_secured_coordinator(token: bool, tmp_path: Path) -> 
     security = secure(tmp_path)
     own = security.own
     arguments = security.arguments if token else security.arguments[:3]
-    with CoordinationService.spawn(4, job="j", attempt=1, recoverable=True, survivable=True, arguments=arguments) as service:
+    with CoordinationService.spawn(
+        4, job="j", attempt=1, recoverable=True, survivable=True, arguments=arguments
+    ) as service:
 
         def env(index: int) -> dict[str, str]:
             spec = ProcessSpec(

@@ -94,15 +94,26 @@ def test_refusals_of_who_comes_begin_with_jaxlibs_words(whose: str) -> None:
     with ExitStack() as stack:
         if whose == "jaxlib":
             address = f"127.0.0.1:{free_port()}"
-            stack.callback(_jax.get_distributed_runtime_service(address, 2, heartbeat_timeout=100, shutdown_timeout=5).shutdown)
+            stack.callback(
+                _jax.get_distributed_runtime_service(
+                    address, 2, heartbeat_timeout=100, shutdown_timeout=5
+                ).shutdown
+            )
         else:
             address = stack.enter_context(CoordinationService.spawn(2)).address
         processes = stack.enter_context(Processes(JOINED, 1, arguments=[address]))
         processes.wait_for(0, "joined")
-        register = stack.enter_context(grpc.insecure_channel(address)).unary_unary(PROFILE_A + "RegisterTask")
+        register = stack.enter_context(grpc.insecure_channel(address)).unary_unary(
+            PROFILE_A + "RegisterTask"
+        )
         for task_id, words in REFUSALS.items():
             with pytest.raises(grpc.RpcError) as refused:
-                register(pb.RegisterTaskRequest(incarnation=5, source_task_id=task_id).SerializeToString(), timeout=20)
+                register(
+                    pb.RegisterTaskRequest(
+                        incarnation=5, source_task_id=task_id
+                    ).SerializeToString(),
+                    timeout=20,
+                )
             assert f"{refused.value.code().name}: {refused.value.details()}".startswith(words)
 
 
@@ -114,5 +125,9 @@ def test_errors_begin_with_jaxlibs_words(whose: str) -> None:
     else:
         with CoordinationService.spawn(3) as service:
             (output,) = run_processes(ASKING, 1, arguments=[service.address, whose])
-    found = json.loads(next(line for line in output.splitlines() if line.startswith("found ")).removeprefix("found "))
+    found = json.loads(
+        next(line for line in output.splitlines() if line.startswith("found ")).removeprefix(
+            "found "
+        )
+    )
     assert {what: found[what][: len(words)] for what, words in FIRST_WORDS.items()} == FIRST_WORDS

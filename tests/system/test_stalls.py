@@ -26,11 +26,16 @@ WHO = f"process 2 (host {socket.gethostname()})"
     ("fault", "said"),
     [
         ("loader", f"{WHO} is in load_batch, train.py:{line_of('LOADER')}, no step for "),
-        ("gil", f"{WHO} is in load_batch, train.py:{line_of('GIL')}, in C code that holds its interpreter for "),
+        (
+            "gil",
+            f"{WHO} is in load_batch, train.py:{line_of('GIL')}, in C code that holds its interpreter for ",
+        ),
         ("skip", f"{WHO} waits in sync_global_processes at train, train.py:{line_of('BARRIER')}"),
     ],
 )
-def test_a_hang_ends_the_attempt_and_names_the_odd_one(fault: str, said: str, tmp_path: Path) -> None:
+def test_a_hang_ends_the_attempt_and_names_the_odd_one(
+    fault: str, said: str, tmp_path: Path
+) -> None:
     """Within the timeout and 10 s after the fault the job has ended with 124; the log's first screen has the process and its line."""
     with drill(tmp_path, f"--stall-timeout-s={STALL_S}") as job:
         job.wait_for_step(10)
@@ -39,11 +44,18 @@ def test_a_hang_ends_the_attempt_and_names_the_odd_one(fault: str, said: str, tm
         assert job.job is not None
         assert job.job.wait(120) == 124
         took_s = time.monotonic() - began
-    log = [line for line in (tmp_path / "run.log").read_text().splitlines() if line.startswith("holdfast: ")]
+    log = [
+        line
+        for line in (tmp_path / "run.log").read_text().splitlines()
+        if line.startswith("holdfast: ")
+    ]
     print(f"{fault}: ended {took_s:.1f} s after the fault, with a timeout of {STALL_S} s; {log[1]}")
     screen = (tmp_path / "run.log").read_text().splitlines()[:SCREEN]
     assert any(line.startswith(f"holdfast: hang: {said}") for line in screen), screen
-    assert any(re.match("holdfast: failed: attempt 1 hangs: no process has made a step for ", line) for line in log), log
+    assert any(
+        re.match("holdfast: failed: attempt 1 hangs: no process has made a step for ", line)
+        for line in log
+    ), log
 
 
 HANGS_ONCE = """import os, sys, time
@@ -66,20 +78,37 @@ def test_an_attempt_that_hangs_is_followed_by_another(tmp_path: Path) -> None:
     (script := tmp_path / "train.py").write_text(HANGS_ONCE)
     output = CollectedOutput()
     restart = RestartPolicy(max_failures=1, stall_timeout_s=4, backoff_s=0)
-    result = run_local([sys.executable, str(script)], 2, restart=restart, output=output, standby=False)
+    result = run_local(
+        [sys.executable, str(script)], 2, restart=restart, output=output, standby=False
+    )
     assert (result.outcome, result.attempts) == ("done", 2), output.text
-    assert any("process 1 " in line and "<module>, train.py:9" in line for line in output.said if line.startswith("hang: ")), output.text
-    assert any('File "' in line and "train.py" in line for line in output.said if line.startswith("stacks of process 1:")), output.text
+    assert any(
+        "process 1 " in line and "<module>, train.py:9" in line
+        for line in output.said
+        if line.startswith("hang: ")
+    ), output.text
+    assert any(
+        'File "' in line and "train.py" in line
+        for line in output.said
+        if line.startswith("stacks of process 1:")
+    ), output.text
 
 
 def test_a_stall_rule_without_steps_is_refused() -> None:
     """Of a program that reports none: the job ends, with what to add, and no second attempt."""
     output = CollectedOutput()
     restart = RestartPolicy(max_failures=5, stall_timeout_s=1, startup_timeout_s=1.5)
-    result = run_local([sys.executable, "-S", "-c", "import time; time.sleep(600)"], 2, restart=restart, output=output)
+    result = run_local(
+        [sys.executable, "-S", "-c", "import time; time.sleep(600)"],
+        2,
+        restart=restart,
+        output=output,
+    )
     assert (result.outcome, result.exit_code, result.attempts) == ("failed", 1, 1)
     assert isinstance(result.error, StartupFailed) and not isinstance(result.error, Hang)
-    assert str(result.error).startswith("no process has reported a step within 1.5 s of its start: stall_timeout_s goes by steps; call ")
+    assert str(result.error).startswith(
+        "no process has reported a step within 1.5 s of its start: stall_timeout_s goes by steps; call "
+    )
 
 
 def test_a_timeout_that_cannot_be_is_refused() -> None:

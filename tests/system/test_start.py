@@ -29,7 +29,9 @@ def spec_env(coordinator: str, count: int, **fields: object) -> dict[str, object
 
 def test_from_the_environment() -> None:
     """Under a launcher's environment initialize() takes no arguments; all are there, ids are known, and the job ends in order."""
-    with CoordinationService.spawn(3, job="j", attempt=4, recoverable=True, survivable=True) as service:
+    with CoordinationService.spawn(
+        3, job="j", attempt=4, recoverable=True, survivable=True
+    ) as service:
         outputs = run_processes(
             script("""
             multihost.initialize(timeout_s=60)
@@ -115,7 +117,10 @@ def test_a_process_that_never_comes_is_named() -> None:
             arguments=[service.address],
         )
     for output in outputs:
-        assert "missing (1,) knob timeout_s 3 in time True the job did not start in 3 s: 2 of 3 processes, waiting for 1" in output
+        assert (
+            "missing (1,) knob timeout_s 3 in time True the job did not start in 3 s: 2 of 3 processes, waiting for 1"
+            in output
+        )
         assert "INFO 2 of 3 processes, waiting for 1" in output
 
 
@@ -135,8 +140,14 @@ def test_the_heartbeat_timeout_is_set_where_the_coordinator_is_started() -> None
     with CoordinationService.spawn(2, heartbeat_timeout_s=9) as service:
         outputs = run_processes(ask, 2, arguments=[service.address, "none"])
     for output in outputs:
-        assert f"refused: FAILED_PRECONDITION: the heartbeat timeout of the coordinator at {service.address} is 9 s, not 7 s" in output
-        assert "set it where the coordinator is started (--heartbeat-timeout-s), or give none here" in output
+        assert (
+            f"refused: FAILED_PRECONDITION: the heartbeat timeout of the coordinator at {service.address} is 9 s, not 7 s"
+            in output
+        )
+        assert (
+            "set it where the coordinator is started (--heartbeat-timeout-s), or give none here"
+            in output
+        )
 
 
 LATE = {
@@ -159,7 +170,9 @@ def test_the_last_process_may_be_late(client: str, late_timeouts: float) -> None
         jax._src.distributed.global_state.client.wait_at_barrier("all", 30_000)
         print("started")
         """
-    with CoordinationService.spawn(3, heartbeat_timeout_s=heartbeat_s, recoverable=True, survivable=True) as service:
+    with CoordinationService.spawn(
+        3, heartbeat_timeout_s=heartbeat_s, recoverable=True, survivable=True
+    ) as service:
         outputs = run_processes(script(text), 3, arguments=[service.address])
     assert all("started" in output for output in outputs)
 
@@ -224,7 +237,9 @@ def test_stale_slices_never_reach_jax(num_slices: int) -> None:
             """),
             2,
             env=STALE,
-            **spec_env(service.address, 2, job_id="j", num_slices=num_slices, slice_address="10.0.0.7"),
+            **spec_env(
+                service.address, 2, job_id="j", num_slices=num_slices, slice_address="10.0.0.7"
+            ),
         )
     for index, output in enumerate(outputs):
         wanted = {
@@ -236,7 +251,9 @@ def test_stale_slices_never_reach_jax(num_slices: int) -> None:
         seen = [line for line in output.splitlines() if line.startswith("at the backend:")]
         found = eval(seen[0].removeprefix("at the backend:"))
         assert found == (wanted if num_slices == 2 else {})
-        assert [output.count(f"WARNING stale variable {key}: ") for key in STALE] == [1, 1, 1, 1], output
+        assert [output.count(f"WARNING stale variable {key}: ") for key in STALE] == [1, 1, 1, 1], (
+            output
+        )
         assert f"slices {num_slices}" in output
 
 
@@ -259,7 +276,9 @@ def test_leaving_in_any_order(last: int) -> None:
 def test_leaving_without_shutdown() -> None:
     """A program that forgets shutdown() leaves in order when it ends."""
     outputs = run_processes(
-        script("multihost.initialize(sys.argv[3], count, index, timeout_s=60)"), 2, arguments=[f"127.0.0.1:{free_port()}"]
+        script("multihost.initialize(sys.argv[3], count, index, timeout_s=60)"),
+        2,
+        arguments=[f"127.0.0.1:{free_port()}"],
     )
     assert not any("WARNING" in output or "ERROR" in output for output in outputs), outputs
 
@@ -311,7 +330,9 @@ def test_a_secured_coordinator(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("a secret of this job")
     secured = ("--token-file", str(token))
-    with CoordinationService.spawn(2, job="j", attempt=1, recoverable=True, survivable=True, arguments=secured) as service:
+    with CoordinationService.spawn(
+        2, job="j", attempt=1, recoverable=True, survivable=True, arguments=secured
+    ) as service:
         (output,) = run_processes(
             script("""
             try:
@@ -320,7 +341,9 @@ def test_a_secured_coordinator(tmp_path: Path) -> None:
                 print("refused:", error)
             """),
             1,
-            env_of=lambda index: ProcessSpec(process_id=0, num_processes=2, coordinator=service.address, job_id="j", attempt=1).to_env(),
+            env_of=lambda index: ProcessSpec(
+                process_id=0, num_processes=2, coordinator=service.address, job_id="j", attempt=1
+            ).to_env(),
         )
         assert "refused: UNAUTHENTICATED" in output
         run_processes(
@@ -340,9 +363,13 @@ def test_jaxs_own_tls(tmp_path: Path) -> None:
     """With certificates that name their processes jaxlib's agent speaks TLS itself, where it can: no relay, and the whole path works."""
     authority = Authority(tmp_path, "ours")
     server = authority.issue("server")
-    pems = [authority.issue(f"process{index}", uris=[f"holdfast:process/{index}"]) for index in range(2)]
+    pems = [
+        authority.issue(f"process{index}", uris=[f"holdfast:process/{index}"]) for index in range(2)
+    ]
     secured = (f"--tls-cert={server.cert}", f"--tls-key={server.key}", f"--tls-ca={server.ca}")
-    with CoordinationService.spawn(2, job="j", recoverable=True, survivable=True, arguments=secured) as service:
+    with CoordinationService.spawn(
+        2, job="j", recoverable=True, survivable=True, arguments=secured
+    ) as service:
         outputs = run_processes(
             script("""
             from holdfast.multihost.start import start
@@ -363,4 +390,6 @@ def test_jaxs_own_tls(tmp_path: Path) -> None:
                 tls_ca=pems[index].ca,
             ).to_env(),
         )
-    assert all("relay False tls True" in output or "relay True tls False" in output for output in outputs), outputs
+    assert all(
+        "relay False tls True" in output or "relay True tls False" in output for output in outputs
+    ), outputs

@@ -25,7 +25,9 @@ STEPS, KILLS = 300, 10
 class Watcher:
     """Collects output, knows the pid of each process from it, and strikes one of them at each of the given steps."""
 
-    def __init__(self, log: Path, strikes: list[int], lots: random.Random, number: int = signal.SIGKILL) -> None:
+    def __init__(
+        self, log: Path, strikes: list[int], lots: random.Random, number: int = signal.SIGKILL
+    ) -> None:
         self._log, self._strikes, self._lots, self._number = log, strikes, lots, number
         self.text: list[str] = []
         self.pids: dict[int, int] = {}
@@ -62,7 +64,10 @@ class Watcher:
 
 
 def train(
-    folder: Path, strikes: list[int], policy: RestartPolicy | None = None, number: int = signal.SIGKILL
+    folder: Path,
+    strikes: list[int],
+    policy: RestartPolicy | None = None,
+    number: int = signal.SIGKILL,
 ) -> tuple[JobResult, Watcher, Path]:
     log = folder / "log.jsonl"
     command = [
@@ -126,7 +131,9 @@ def test_leaving_with_zero_after_a_notice_to_one_process_is_not_done() -> None:
     output = Striker()
     policy = RestartPolicy(max_preemptions=1, backoff_s=0.05)
     command = [sys.executable, "-c", POLITE]
-    result = run_local(command, 2, restart=policy, env=os.environ | {"JAX_PLATFORMS": "cpu"}, output=output)
+    result = run_local(
+        command, 2, restart=policy, env=os.environ | {"JAX_PLATFORMS": "cpu"}, output=output
+    )
     assert (result.outcome, result.attempts) == ("done", 2), output.text
     assert "process 1 (SIGTERM received)" in "\n".join(result.reasons)
 
@@ -147,7 +154,9 @@ def test_ten_kills_and_the_same_end(tmp_path: Path) -> None:
     assert len(watcher.struck) == KILLS
     assert result.attempts == KILLS + 1
     run = len(log.read_text().splitlines())
-    print(f"\ngoodput: {STEPS} useful of {run} steps run = {STEPS / run:.3f}; struck at {watcher.struck}; {result.elapsed_s:.0f} s")
+    print(
+        f"\ngoodput: {STEPS} useful of {run} steps run = {STEPS / run:.3f}; struck at {watcher.struck}; {result.elapsed_s:.0f} s"
+    )
     expected, found = arrays(tmp_path / "whole"), arrays(tmp_path / "struck")
     assert expected.keys() == found.keys()
     for name, value in expected.items():

@@ -24,13 +24,23 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check(trials: list[dict[str, Any]], every: int) -> None:
     """Asserts that each trial ended in success or one typed error, and that the next process found the root whole, and left it clean."""
     wrong = [trial for trial in trials if trial["wrong"]]
-    assert not wrong, f"{len(wrong)} of {len(trials)}, among them {wrong[0]['calls']} at {wrong[0]['point']}:\n{wrong[0]['wrong']}"
+    assert not wrong, (
+        f"{len(wrong)} of {len(trials)}, among them {wrong[0]['calls']} at {wrong[0]['point']}:\n{wrong[0]['wrong']}"
+    )
     untyped = [trial for trial in trials if trial["untyped"]]
-    assert not untyped, f"{len(untyped)} of {len(trials)}, among them at {untyped[0]['point']}:\n{untyped[0]['untyped'][0]}"
-    assert not any(trial["left"] for trial in trials), [trial for trial in trials if trial["left"]][:3]
+    assert not untyped, (
+        f"{len(untyped)} of {len(trials)}, among them at {untyped[0]['point']}:\n{untyped[0]['untyped'][0]}"
+    )
+    assert not any(trial["left"] for trial in trials), [trial for trial in trials if trial["left"]][
+        :3
+    ]
     ends = [trial for trial in trials if not trial["reached"]]
-    assert all(trial["point"] + every > FEWEST_CALLS for trial in ends) and ends, "the walk did not come to the end of the operation"
-    assert all(set(trial["calls"].values()) == {"done"} for trial in ends), "without a fault it is done"
+    assert all(trial["point"] + every > FEWEST_CALLS for trial in ends) and ends, (
+        "the walk did not come to the end of the operation"
+    )
+    assert all(set(trial["calls"].values()) == {"done"} for trial in ends), (
+        "without a fault it is done"
+    )
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

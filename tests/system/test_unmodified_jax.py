@@ -11,7 +11,11 @@ from tests.support.cluster import Processes, run_processes
 from tests.support.jax_program import BIND, JAX_PROGRAM, preempted_at
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("--public-api",), marks=pytest.mark.slow)], ids=["completion-queue", "grpc.aio"])
+@pytest.mark.parametrize(
+    "options",
+    [(), pytest.param(("--public-api",), marks=pytest.mark.slow)],
+    ids=["completion-queue", "grpc.aio"],
+)
 def test_an_unmodified_jax_program_runs_on_four_processes(options: tuple[str, ...]) -> None:
     """Devices, syncs, broadcast, all-gather, live_devices, the SIGTERM sync point and shutdown; then the coordinator ends by itself."""
     with CoordinationService.spawn(4, arguments=options) as service:
@@ -56,6 +60,11 @@ def test_the_others_go_on_when_process_0_is_killed() -> None:
                 processes.wait_for(index, "together")
             processes.kill(0)
             finished = processes.wait(60)
-    assert [each.code for each in finished] == [-signal.SIGKILL, 0, 0, 0], [each.output for each in finished]
+    assert [each.code for each in finished] == [-signal.SIGKILL, 0, 0, 0], [
+        each.output for each in finished
+    ]
     for each in finished[1:]:
-        assert "it can never be passed: process 0 (silent for" in each.output and "went on" in each.output
+        assert (
+            "it can never be passed: process 0 (silent for" in each.output
+            and "went on" in each.output
+        )

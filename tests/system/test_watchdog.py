@@ -28,7 +28,9 @@ def test_the_stacks_stay_with_the_coordinator() -> None:
     """
     with Processes(script, 2, arguments=[address]) as processes:
         processes.wait_for(0, "stacks")
-        found = json.loads(next(line for line in processes.output(0).splitlines() if line.startswith("{")))
+        found = json.loads(
+            next(line for line in processes.output(0).splitlines() if line.startswith("{"))
+        )
         processes.popens[1].wait(60)
     assert "no progress for" in found["why"] and "time.sleep(100)" in found["stacks"]
     assert processes.popens[1].returncode == 124
@@ -53,10 +55,14 @@ def test_the_log_of_every_process_says_why_the_job_hangs() -> None:
             said = set()
             for index in range(3):
                 processes.wait_for(index, "why the job hangs")
-                said.add(processes.output(index).partition("why the job hangs: ")[2].splitlines()[0])
+                said.add(
+                    processes.output(index).partition("why the job hangs: ")[2].splitlines()[0]
+                )
     assert len(said) <= 2, said  # of two, where a minute ended in between
     for line in said:
-        assert line.startswith(f"process 2 (host {socket.gethostname()}) is in load_batch, script.py:8"), line
+        assert line.startswith(
+            f"process 2 (host {socket.gethostname()}) is in load_batch, script.py:8"
+        ), line
         assert "; the other 2 wait in sync_global_processes at <module>, script.py:11" in line, line
 
 
@@ -79,8 +85,17 @@ def test_status_shows_the_stacks_of_the_living_and_what_the_dead_have_left() -> 
         with Processes(script, 2, arguments=[service.address]) as processes:
             processes.wait_for(0, "waiting")
             assert processes.popens[1].wait(60) == 124
-            command = [sys.executable, "-c", "from holdfast.cli import main; main()", "status", service.address, "--stacks"]
-            shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+            command = [
+                sys.executable,
+                "-c",
+                "from holdfast.cli import main; main()",
+                "status",
+                service.address,
+                "--stacks",
+            ]
+            shown = subprocess.run(
+                command, capture_output=True, text=True, check=True, timeout=60
+            ).stdout
     living, dead = shown.split("--- process 1\n")
     found, living = living.split("--- process 0\n")
     assert found.startswith("process 1 (host ") and ") has failed: hang: no progress for " in found

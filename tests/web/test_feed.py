@@ -17,7 +17,10 @@ def test_a_feed_finds_the_job_wherever_it_is() -> None:
     target: list[CoordinatorAddress | None] = [None]
     with Feed(lambda: target[0], published.put) as feed:
         first = json.loads(published.get(timeout=30))
-        assert first["gone"].startswith("the job has no coordinator now") and feed.stacks(0) == "there is no coordinator now"
+        assert (
+            first["gone"].startswith("the job has no coordinator now")
+            and feed.stacks(0) == "there is no coordinator now"
+        )
         with CoordinationService.spawn(1, job="j") as service:
             target[0] = CoordinatorAddress(service.address, Credentials())
             while (shown := json.loads(published.get(timeout=30)))["gone"]:
@@ -32,12 +35,17 @@ def test_a_feed_finds_the_job_wherever_it_is() -> None:
 def test_the_diagnosis_comes_by_itself() -> None:
     """Who is missed at a barrier is found, with the place of those that answer, without a question of a viewer."""
     published: queue.SimpleQueue[str] = queue.SimpleQueue()
-    with CoordinationService.spawn(2, recoverable=True) as service, processes(service, 2) as clients:
+    with (
+        CoordinationService.spawn(2, recoverable=True) as service,
+        processes(service, 2) as clients,
+    ):
         waiting = threading.Thread(target=clients[0].wait_at_barrier, args=("save/100", 60_000))
         waiting.start()
         with Feed(lambda: CoordinatorAddress(service.address, Credentials()), published.put):
             while not (shown := json.loads(published.get(timeout=30)))["findings"]:
                 pass
-        assert shown["findings"][0]["text"].startswith("process 1 (host b1) has not come to barrier 'save/100'"), shown["findings"]
+        assert shown["findings"][0]["text"].startswith(
+            "process 1 (host b1) has not come to barrier 'save/100'"
+        ), shown["findings"]
         clients[1].wait_at_barrier("save/100", 60_000)
         waiting.join(30)

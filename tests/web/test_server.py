@@ -21,32 +21,61 @@ def test_only_who_has_the_token_gets_in_and_only_under_its_own_name() -> None:
     """A wrong token, a page whose name was pointed here, and a path that is none are refused; answers may not be kept or framed."""
     with CoordinationService.spawn(1) as service, page(service.address) as url:
         status, html, headers = fetch(url)
-        assert status == 200 and "<main>" in html and "frame-ancestors 'none'" in headers["Content-Security-Policy"]
-        assert headers["Cache-Control"] == "no-store" and "http" not in html.replace("http-equiv", "")
+        assert (
+            status == 200
+            and "<main>" in html
+            and "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+        )
+        assert headers["Cache-Control"] == "no-store" and "http" not in html.replace(
+            "http-equiv", ""
+        )
         port = urlsplit(url).port
         assert fetch(f"http://127.0.0.1:{port}/guess/")[:2] == (
             403, "wrong token; use the URL that `holdfast web` or `holdfast run --web` printed\n",
         )  # fmt: skip
         for path in ("", "events", "stacks/0", "page.js"):
             code, text, _ = fetch(url + path, Host="evil.example")
-            assert code == 421 and text.startswith("asked for as 'evil.example'; expected one of 127.0.0.1:"), path
+            assert code == 421 and text.startswith(
+                "asked for as 'evil.example'; expected one of 127.0.0.1:"
+            ), path
             assert fetch(f"http://127.0.0.1:{port}/guess/{path}")[0] == 403, path
-        assert fetch(f"{url}../../etc/passwd")[0] in (403, 404) and fetch(f"{url}server.py")[0] == 404
+        assert (
+            fetch(f"{url}../../etc/passwd")[0] in (403, 404) and fetch(f"{url}server.py")[0] == 404
+        )
 
 
 def test_a_viewer_sees_the_job_as_it_is() -> None:
     """Processes, what is wrong, barriers, history; hostile names as they are; stacks at a question."""
-    with CoordinationService.spawn(2, job="digits", recoverable=True) as service, page(service.address) as url:
-        with processes(service, 2, "<img src=x onerror=alert(1)>{}") as clients, snapshots(url) as seen:
-            clients[0].report(step=7, saved_step=5, trouble="step 7 was not saved: </script><script>alert(1)</script>")
+    with (
+        CoordinationService.spawn(2, job="digits", recoverable=True) as service,
+        page(service.address) as url,
+    ):
+        with (
+            processes(service, 2, "<img src=x onerror=alert(1)>{}") as clients,
+            snapshots(url) as seen,
+        ):
+            clients[0].report(
+                step=7,
+                saved_step=5,
+                trouble="step 7 was not saved: </script><script>alert(1)</script>",
+            )
             shown = next(each for each in seen if each["findings"])
             assert (shown["job"], shown["num_processes"], shown["gone"]) == ("digits", 2, "")
-            assert shown["processes"][0]["host"] == "<img src=x onerror=alert(1)>0" and shown["processes"][0]["step"] == 7
-            assert shown["findings"][0]["text"].endswith("step 7 was not saved: </script><script>alert(1)</script>")
+            assert (
+                shown["processes"][0]["host"] == "<img src=x onerror=alert(1)>0"
+                and shown["processes"][0]["step"] == 7
+            )
+            assert shown["findings"][0]["text"].endswith(
+                "step 7 was not saved: </script><script>alert(1)</script>"
+            )
             assert {"joined", "saved", "trouble"} <= {event["kind"] for event in shown["events"]}
             assert shown["samples"][-1][1] == 7
             code, stacks, headers = fetch(f"{url}stacks/0")
-            assert code == 200 and "Thread MainThread" in stacks and headers["Content-Type"].startswith("text/plain")
+            assert (
+                code == 200
+                and "Thread MainThread" in stacks
+                and headers["Content-Type"].startswith("text/plain")
+            )
 
 
 def test_a_coordinator_that_dies_is_said_and_comes_back(tmp_path: Path) -> None:
@@ -54,20 +83,33 @@ def test_a_coordinator_that_dies_is_said_and_comes_back(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     options = {"journal": str(tmp_path / "journal"), "host": "127.0.0.1", "port": port}
-    with CoordinationService.spawn(1, job="j", **options) as service, page(service.address) as url, snapshots(url) as seen:  # type: ignore[arg-type]
+    with (
+        CoordinationService.spawn(1, job="j", **options) as service,
+        page(service.address) as url,
+        snapshots(url) as seen,
+    ):  # type: ignore[arg-type]
         assert next(each for each in seen if each["job"] == "j")["gone"] == ""
         os.kill(service.pid, signal.SIGKILL)
         service.wait(30)
         gone = next(each for each in seen if each["gone"])
-        assert f"the coordinator at 127.0.0.1:{port} does not answer" in gone["gone"] and gone["job"] == "j"
+        assert (
+            f"the coordinator at 127.0.0.1:{port} does not answer" in gone["gone"]
+            and gone["job"] == "j"
+        )
         with CoordinationService.spawn(1, job="j", **options):  # type: ignore[arg-type]
             back = next(each for each in seen if not each["gone"])
-            assert "the coordinator was started again, with its journal" in [event["text"] for event in back["events"]]
+            assert "the coordinator was started again, with its journal" in [
+                event["text"] for event in back["events"]
+            ]
 
 
 def test_a_viewer_that_stops_reading_delays_nobody() -> None:
     """Others go on to get snapshots, though one has read nothing since its request, and one is more than a socket holds."""
-    with CoordinationService.spawn(1024) as service, page(service.address) as url, snapshots(url) as seen:
+    with (
+        CoordinationService.spawn(1024) as service,
+        page(service.address) as url,
+        snapshots(url) as seen,
+    ):
         with not_reading(url):
             first = next(seen)["unix_s"]
             assert all(later["unix_s"] > first for later, _ in zip(seen, range(2), strict=False))
@@ -75,9 +117,17 @@ def test_a_viewer_that_stops_reading_delays_nobody() -> None:
 
 def test_an_end_with_viewers_is_quiet() -> None:
     """One that reads sees the end of its stream, one that does not is cut off; nothing of either is printed."""
-    with CoordinationService.spawn(4096) as service:  # its snapshots are larger than what a socket holds
+    with CoordinationService.spawn(
+        4096
+    ) as service:  # its snapshots are larger than what a socket holds
         command = [*HOLDFAST, "web", service.address, "--end-with-input"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as server:
             assert server.stdin and server.stdout and server.stderr
             url = server.stdout.readline().removeprefix("page at ").strip()
             with snapshots(url) as seen, not_reading(url):
@@ -91,9 +141,17 @@ def test_a_port_that_is_taken_is_a_sentence() -> None:
     """So is a machine without a job."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ended = subprocess.run([*HOLDFAST, "web", "127.0.0.1:1", "--port", str(port)], capture_output=True, text=True, check=False)
+        ended = subprocess.run(
+            [*HOLDFAST, "web", "127.0.0.1:1", "--port", str(port)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert ended.returncode == 1
-    assert ended.stderr == f"Error: cannot listen at 127.0.0.1:{port}: Address already in use; choose another --port, or 0 for a free one\n"
+    assert (
+        ended.stderr
+        == f"Error: cannot listen at 127.0.0.1:{port}: Address already in use; choose another --port, or 0 for a free one\n"
+    )
 
 
 def test_without_the_extra_the_line_that_installs_it_is_said(tmp_path: Path) -> None:
@@ -101,6 +159,13 @@ def test_without_the_extra_the_line_that_installs_it_is_said(tmp_path: Path) -> 
     (tmp_path / "uvicorn.py").write_text("raise ImportError")
     paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     ended = subprocess.run(
-        [*HOLDFAST, "web", "127.0.0.1:1"], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False
+        [*HOLDFAST, "web", "127.0.0.1:1"],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert ended.stderr == "Error: the page needs starlette and uvicorn: pip install 'holdfast[web]'\n" and ended.returncode == 1
+    assert (
+        ended.stderr == "Error: the page needs starlette and uvicorn: pip install 'holdfast[web]'\n"
+        and ended.returncode == 1
+    )

@@ -13,14 +13,22 @@ from holdfast.web.snapshot import MOST_EVENTS, encode, snapshot
 def test_a_snapshot_is_bounded_and_says_who_is_silent() -> None:
     """Of thousands that a barrier misses fifty are named, and of the history the last events."""
     status = session_pb2.StatusResponse(num_processes=2, heartbeat_interval_s=15)
-    status.tasks.add(task_id=0, state=coordination_pb2.CONNECTED, heartbeat_age_s=1).progress.step = 7
+    status.tasks.add(
+        task_id=0, state=coordination_pb2.CONNECTED, heartbeat_age_s=1
+    ).progress.step = 7
     status.tasks.add(task_id=1, state=coordination_pb2.CONNECTED, heartbeat_age_s=99)
     status.barriers.add(barrier_id="b", missing=range(4096), waiting=[{"task_id": 0, "since_s": 3}])
     for number in range(1000):
         status.events.add(number=number, text=f"event {number}")
-    shown = snapshot(status, [Finding("elsewhere", "process 1 is away", (1,))], [sample(status, 5.0)], unix_s=6.0)
-    assert [row["state"] for row in shown["processes"]] == ["CONNECTED", "SILENT"] and shown["processes"][1]["step"] is None
-    assert len(shown["barriers"][0]["missing"]) == 50 and shown["barriers"][0]["num_missing"] == 4096
+    shown = snapshot(
+        status, [Finding("elsewhere", "process 1 is away", (1,))], [sample(status, 5.0)], unix_s=6.0
+    )
+    assert [row["state"] for row in shown["processes"]] == ["CONNECTED", "SILENT"] and shown[
+        "processes"
+    ][1]["step"] is None
+    assert (
+        len(shown["barriers"][0]["missing"]) == 50 and shown["barriers"][0]["num_missing"] == 4096
+    )
     assert len(shown["events"]) == MOST_EVENTS and shown["events"][-1]["text"] == "event 999"
     assert shown["samples"] == [[5.0, 7, 0.0, -1]] and shown["findings"][0]["processes"] == (1,)
 
@@ -30,9 +38,22 @@ def test_the_root_is_the_one_that_its_primary_reported() -> None:
     status = session_pb2.StatusResponse()
     status.tasks.add(task_id=0)
     assert snapshot(status, unix_s=1.0)["root"] is None
-    step = {"step": 5, "bytes": 640, "incremental": True, "local": True, "damaged": True, "survives": 1}
-    status.tasks.add(task_id=1).progress.root.MergeFrom(session_pb2.CheckpointRoot(path="/data", num_steps=3, steps=[step]))
-    assert snapshot(status, unix_s=1.0)["root"] == {"path": "/data", "num_steps": 3, "steps": [step]}
+    step = {
+        "step": 5,
+        "bytes": 640,
+        "incremental": True,
+        "local": True,
+        "damaged": True,
+        "survives": 1,
+    }
+    status.tasks.add(task_id=1).progress.root.MergeFrom(
+        session_pb2.CheckpointRoot(path="/data", num_steps=3, steps=[step])
+    )
+    assert snapshot(status, unix_s=1.0)["root"] == {
+        "path": "/data",
+        "num_steps": 3,
+        "steps": [step],
+    }
 
 
 def test_a_page_without_a_status_says_why() -> None:

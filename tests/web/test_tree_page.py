@@ -18,18 +18,40 @@ def test_the_treemap_fills_its_place_with_the_sizes(sizes: list[float]) -> None:
     cells = list(squarify(sizes, 0, 0, WIDTH, HEIGHT))
     assert [cell.number for cell in cells] == list(range(len(sizes)))
     for cell, size in zip(cells, sizes, strict=True):
-        assert abs(cell.width * cell.height - size / sum(sizes) * WIDTH * HEIGHT) <= 1e-3 * WIDTH * HEIGHT
-        assert cell.x >= -1e-6 and cell.y >= -1e-6 and cell.x + cell.width <= WIDTH + 1e-3 and cell.y + cell.height <= HEIGHT + 1e-3
+        assert (
+            abs(cell.width * cell.height - size / sum(sizes) * WIDTH * HEIGHT)
+            <= 1e-3 * WIDTH * HEIGHT
+        )
+        assert (
+            cell.x >= -1e-6
+            and cell.y >= -1e-6
+            and cell.x + cell.width <= WIDTH + 1e-3
+            and cell.y + cell.height <= HEIGHT + 1e-3
+        )
 
 
 def shown(leaves: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns what `holdfast show --json` says."""
-    return {"path": "/ckpt/<b>", "layout": "holdfast", "step": 7, "metrics": {"loss": 1.5}, "metadata": None, "leaves": leaves}
+    return {
+        "path": "/ckpt/<b>",
+        "layout": "holdfast",
+        "step": 7,
+        "metrics": {"loss": 1.5},
+        "metadata": None,
+        "leaves": leaves,
+    }
 
 
 def leaf(path: str, size: int, **more: Any) -> dict[str, Any]:
     """Returns an array of a checkpoint."""
-    return {"item": "state", "path": path, "dtype": "float32", "shape": [size // 4], "bytes": size, "sharding": "local"} | more
+    return {
+        "item": "state",
+        "path": path,
+        "dtype": "float32",
+        "shape": [size // 4],
+        "bytes": size,
+        "sharding": "local",
+    } | more
 
 
 class Tags(HTMLParser):
@@ -52,22 +74,43 @@ def test_leaves_are_drawn_with_shards_and_values() -> None:
     """Sizes in the map and the table, a picture of the shards, bars of the values; what is no array says what it is."""
     stats = {"min": -1.0, "max": 2.0, "mean": 0.5, "nan": 3, "inf": 0, "bins": [1, 4, 2]}
     page = checkpoint_page(
-        shown([leaf("a.b", 4000, shards=[4, 1, 2], stats=stats), {"item": "state", "path": "name", "dtype": "str", "value": "x"}])
+        shown(
+            [
+                leaf("a.b", 4000, shards=[4, 1, 2], stats=stats),
+                {"item": "state", "path": "name", "dtype": "str", "value": "x"},
+            ]
+        )
     )
-    assert "<title>state/a.b: 4.0 kB</title>" in page and 'aria-label="4 by 2 shards"' in page and 'aria-label="histogram: 1, 4, 2"' in page
+    assert (
+        "<title>state/a.b: 4.0 kB</title>" in page
+        and 'aria-label="4 by 2 shards"' in page
+        and 'aria-label="histogram: 1, 4, 2"' in page
+    )
     parsed = Tags(page)
-    assert "step 7 of /ckpt/<b> (holdfast)" in parsed.text and "2 leaves, 4.0 kB" in parsed.text and "script" not in parsed.tags
+    assert (
+        "step 7 of /ckpt/<b> (holdfast)" in parsed.text
+        and "2 leaves, 4.0 kB" in parsed.text
+        and "script" not in parsed.tags
+    )
 
 
 def test_names_of_a_checkpoint_are_text() -> None:
     """A path that is markup stays what it is; nothing in the page runs."""
-    parsed = Tags(checkpoint_page(shown([leaf("<script>alert(1)</script>", 8), leaf('"><img src=x>', 8)])))
-    assert "script" not in parsed.tags and "img" not in parsed.tags and "<script>alert(1)</script>" in parsed.text
+    parsed = Tags(
+        checkpoint_page(shown([leaf("<script>alert(1)</script>", 8), leaf('"><img src=x>', 8)]))
+    )
+    assert (
+        "script" not in parsed.tags
+        and "img" not in parsed.tags
+        and "<script>alert(1)</script>" in parsed.text
+    )
 
 
 def test_ten_thousand_leaves_are_a_bounded_map() -> None:
     """The smallest are one cell; all are in the table."""
-    tags = Tags(checkpoint_page(shown([leaf(f"a.{number}", 4 * (number + 1)) for number in range(10_000)]))).tags
+    tags = Tags(
+        checkpoint_page(shown([leaf(f"a.{number}", 4 * (number + 1)) for number in range(10_000)]))
+    ).tags
     assert tags.count("rect") == MOST_CELLS + 1 and tags.count("tr") == 10_001
 
 

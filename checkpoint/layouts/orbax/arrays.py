@@ -29,7 +29,10 @@ from . import metadata as orbax
 
 MAX_RANK = 32  # tensorstore's own bound
 MAX_BYTES = 1 << 50  # of one leaf; what says more is no checkpoint
-_CONTEXT: dict[str, Any] = {"file_io_concurrency": {"limit": 32}, "cache_pool": {"total_bytes_limit": 100_000_000}}
+_CONTEXT: dict[str, Any] = {
+    "file_io_concurrency": {"limit": 32},
+    "cache_pool": {"total_bytes_limit": 100_000_000},
+}
 
 
 class OrbaxItem:
@@ -40,7 +43,9 @@ class OrbaxItem:
         self._files = folder.names()
         about = self._metadata()
         self._fills = about.fills
-        self._driver, self._meta_name = ("zarr3", "zarr.json") if about.use_zarr3 else ("zarr", ".zarray")
+        self._driver, self._meta_name = (
+            ("zarr3", "zarr.json") if about.use_zarr3 else ("zarr", ".zarray")
+        )
         self._base = self._find_base(about)
         self._stores: dict[str, Any] = {}
         self._descriptions: dict[int, _Description] = {}
@@ -48,7 +53,11 @@ class OrbaxItem:
         asked = self._ask_specs([leaf.name for leaf in about.leaves if _has_data(leaf)])
         # tensorstore reads meanwhile
         tree, paths, order = self._tree(about)
-        shardings, strings, prng = self._shardings(), self._optional_json(orbax.STRINGS), self._prng_implementations()
+        shardings, strings, prng = (
+            self._shardings(),
+            self._optional_json(orbax.STRINGS),
+            self._prng_implementations(),
+        )
         self._specs = self._array_specs(asked)
         records = self._records(about, strings, prng, shardings)
         self.record = ItemRecord(name, "tree", (), tree, self._placed(records, paths, order))
@@ -56,7 +65,10 @@ class OrbaxItem:
     def _metadata(self) -> orbax.TreeMetadata:
         file = f"{self._folder}/{orbax.TREE_METADATA}"
         if orbax.TREE_METADATA not in self._files:
-            raise Corrupt(f"{file} is missing: without it nobody can tell what the arrays beside it are", file=file)
+            raise Corrupt(
+                f"{file} is missing: without it nobody can tell what the arrays beside it are",
+                file=file,
+            )
         return orbax.parse_tree_metadata(self._folder.fetch(orbax.TREE_METADATA), file)
 
     def _find_base(self, about: orbax.TreeMetadata) -> dict[str, Any]:
@@ -65,30 +77,47 @@ class OrbaxItem:
         if not ocdbt:
             for leaf in about.leaves:  # names of files: they must stay inside
                 if ".." in leaf.name.split("/") or "\0" in leaf.name:
-                    raise HostileCheckpoint(f"{self._folder}/{orbax.TREE_METADATA} names a leaf {leaf.name!r}, outside of its folder")
+                    raise HostileCheckpoint(
+                        f"{self._folder}/{orbax.TREE_METADATA} names a leaf {leaf.name!r}, outside of its folder"
+                    )
             return base
         if orbax.MANIFEST not in self._files and any(_has_data(leaf) for leaf in about.leaves):
             file = f"{self._folder}/{orbax.MANIFEST}"
-            raise Corrupt(f"{file} is missing: it leads to the data of every array of this item", file=file)
+            raise Corrupt(
+                f"{file} is missing: it leads to the data of every array of this item", file=file
+            )
         return {"driver": "ocdbt", "base": base}
 
     def _shardings(self) -> dict[str, Any]:
-        return orbax.parse_shardings(self._folder.fetch(orbax.SHARDING), orbax.SHARDING) if orbax.SHARDING in self._files else {}
+        return (
+            orbax.parse_shardings(self._folder.fetch(orbax.SHARDING), orbax.SHARDING)
+            if orbax.SHARDING in self._files
+            else {}
+        )
 
     def _tree(self, about: orbax.TreeMetadata) -> tuple[Any, list[str], list[int]]:
         """Returns the description of the tree and, in flatten order, the paths of its leaves and their numbers among `_records`."""
         numbers = itertools.count()
-        values: dict[Any, Any] = {leaf.keys: orbax.empty_value(leaf.value_type) if leaf.empty else next(numbers) for leaf in about.leaves}
+        values: dict[Any, Any] = {
+            leaf.keys: orbax.empty_value(leaf.value_type) if leaf.empty else next(numbers)
+            for leaf in about.leaves
+        }
         tree: Any = next(iter(values.values())) if _is_single(about) else orbax.build_tree(values)
         if self._folder.basename == "np_random_key":
             tree = tuple(tree)
         return *describe(tree), flatten(tree)[0]
 
     def _records(
-        self, about: orbax.TreeMetadata, strings: Mapping[str, Any], prng: Mapping[str, str], shardings: Mapping[str, Any]
+        self,
+        about: orbax.TreeMetadata,
+        strings: Mapping[str, Any],
+        prng: Mapping[str, str],
+        shardings: Mapping[str, Any],
     ) -> list[LeafRecord]:
         """Returns the leaves that have a value, by their arrays' names."""
-        scalars = self._scalars([leaf.name for leaf in about.leaves if _has_data(leaf) and leaf.value_type == "scalar"])
+        scalars = self._scalars(
+            [leaf.name for leaf in about.leaves if _has_data(leaf) and leaf.value_type == "scalar"]
+        )
         records: list[LeafRecord] = []
         for leaf in about.leaves:
             name = leaf.name
@@ -105,7 +134,9 @@ class OrbaxItem:
             return [self._random_key(records[0])]
         return records
 
-    def _placed(self, records: Sequence[LeafRecord], paths: Sequence[str], order: Sequence[int]) -> tuple[LeafRecord, ...]:
+    def _placed(
+        self, records: Sequence[LeafRecord], paths: Sequence[str], order: Sequence[int]
+    ) -> tuple[LeafRecord, ...]:
         """Returns the leaves in flatten order, by the paths that they have in the tree."""
         leaves = tuple([records[number] for number in order])
         for path, leaf in zip(paths, leaves, strict=True):
@@ -115,11 +146,17 @@ class OrbaxItem:
 
     def _random_key(self, leaf: LeafRecord) -> LeafRecord:
         folder = StorePath(self._folder.storage, f"{self._folder.name}_metadata")
-        about = orbax.parse_json(folder.fetch("metadata"), f"{folder}/metadata") if "metadata" in folder.names() else {}
+        about = (
+            orbax.parse_json(folder.fetch("metadata"), f"{folder}/metadata")
+            if "metadata" in folder.names()
+            else {}
+        )
         if not about.get("typed"):
             return leaf
         usual = "rbg" if leaf.shape[-1:] == (4,) else "threefry2x32"
-        return replace(leaf, kind="key", impl=orbax.prng_name(about.get("impl") or leaf.impl or usual))
+        return replace(
+            leaf, kind="key", impl=orbax.prng_name(about.get("impl") or leaf.impl or usual)
+        )
 
     def _string(self, name: str, strings: Mapping[str, Any]) -> LeafRecord:
         value: Any = strings
@@ -127,28 +164,54 @@ class OrbaxItem:
             value = value.get(key) if isinstance(value, dict) else None
         if not isinstance(value, str):
             file = f"{self._folder}/{orbax.STRINGS}"
-            raise Corrupt(f"{file} has no text for '{name}', which {orbax.TREE_METADATA} names", file=file, leaf=name)
+            raise Corrupt(
+                f"{file} has no text for '{name}', which {orbax.TREE_METADATA} names",
+                file=file,
+                leaf=name,
+            )
         return LeafRecord(name, "str", value=value)
 
     def _array(self, name: str, kind: str, impl: str, sharding: Any) -> LeafRecord:
         shape, dtype, grid = self._described(name)
-        return LeafRecord(name, "key" if impl else kind, dtype, shape, impl, sharding if kind == "array" else None, grid)
+        return LeafRecord(
+            name,
+            "key" if impl else kind,
+            dtype,
+            shape,
+            impl,
+            sharding if kind == "array" else None,
+            grid,
+        )
 
     def _described(self, name: str) -> _Description:
         """Returns shape, dtype and chunks of an array; many have one description."""
         spec = self._specs[name]
         if id(spec) not in self._descriptions:
-            self._descriptions[id(spec)] = _describe(spec, f"{self._folder}/{name}/{self._meta_name}", name)
+            self._descriptions[id(spec)] = _describe(
+                spec, f"{self._folder}/{name}/{self._meta_name}", name
+            )
         return self._descriptions[id(spec)]
 
     def _scalars(self, names: Sequence[str]) -> dict[str, bool | int | float]:
         """Reads all Python numbers at once; those that Python has no type for are left out."""
-        arrays = {name: np.empty((), dtype_named(self._described(name)[1])) for name in names if self._described(name)[0] == ()}
+        arrays = {
+            name: np.empty((), dtype_named(self._described(name)[1]))
+            for name in names
+            if self._described(name)[0] == ()
+        }
         self._read([(name, (), array) for name, array in arrays.items()])
-        return {name: array.item() for name, array in arrays.items() if isinstance(array.item(), (bool, int, float))}
+        return {
+            name: array.item()
+            for name, array in arrays.items()
+            if isinstance(array.item(), (bool, int, float))
+        }
 
     def _optional_json(self, name: str) -> dict[str, Any]:
-        value = orbax.parse_json(self._folder.fetch(name), f"{self._folder}/{name}") if name in self._files else {}
+        value = (
+            orbax.parse_json(self._folder.fetch(name), f"{self._folder}/{name}")
+            if name in self._files
+            else {}
+        )
         return value if isinstance(value, dict) else {}
 
     def _prng_implementations(self) -> dict[str, str]:
@@ -164,7 +227,10 @@ class OrbaxItem:
         if not wanted:
             return {}
         store = self._done("", ts.KvStore.open(self._base, context=self._context))
-        return {name: store.read(f"{name}/{self._meta_name}" if name else self._meta_name) for name in wanted}
+        return {
+            name: store.read(f"{name}/{self._meta_name}" if name else self._meta_name)
+            for name in wanted
+        }
 
     def _array_specs(self, pending: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the zarr metadata of all arrays; blocks for what was asked."""
@@ -189,17 +255,32 @@ class OrbaxItem:
             leaf, shape = read.leaf, read.shape
             read.array = allocate(read.nbytes).view(leaf.numpy_dtype).reshape(shape)
             if read.array.size:
-                index = () if shape == leaf.shape else tuple(slice(start, stop) for start, stop in read.region)
+                index = (
+                    ()
+                    if shape == leaf.shape
+                    else tuple(slice(start, stop) for start, stop in read.region)
+                )
                 regions.append((self._names[leaf.path], index, read.array))
         self._read(regions)
 
     def _read(self, regions: Sequence[tuple[str, tuple[slice, ...], np.ndarray[Any, Any]]]) -> None:
-        opening = {name: self._opening(name) for name in dict.fromkeys(name for name, _, _ in regions) if name not in self._stores}
+        opening = {
+            name: self._opening(name)
+            for name in dict.fromkeys(name for name, _, _ in regions)
+            if name not in self._stores
+        }
         self._stores |= {name: self._done(name, future) for name, future in opening.items()}
         pending = []
         for name, index, array in regions:
             store = self._stores[name][index] if index else self._stores[name]
-            pending.append((name, ts.array(array, context=self._context).write(store, can_reference_source_data_indefinitely=True)))
+            pending.append(
+                (
+                    name,
+                    ts.array(array, context=self._context).write(
+                        store, can_reference_source_data_indefinitely=True
+                    ),
+                )
+            )
         storage = self._folder.storage
         for (name, future), (_, _, array) in zip(pending, regions, strict=True):
             self._done(name, future)
@@ -224,19 +305,29 @@ class OrbaxItem:
             what = f"the leaf '{name}'" if name else "the arrays"
             reason = str(error).split(" [source locations=")[0]
             message = f"{what} of {self._folder} cannot be read: {reason}"
-            raise Corrupt(message, path=str(self._folder), file=str(self._folder), leaf=name) from error
+            raise Corrupt(
+                message, path=str(self._folder), file=str(self._folder), leaf=name
+            ) from error
 
 
 def kvstore_of(folder: StorePath) -> dict[str, Any]:
     """Returns tensorstore's JSON spec of a folder."""
     storage = _behind(folder.storage)
-    return storage.kvstore(folder.name) if isinstance(storage, ObjectStorage) else {"driver": "file", "path": f"{folder}/"}
+    return (
+        storage.kvstore(folder.name)
+        if isinstance(storage, ObjectStorage)
+        else {"driver": "file", "path": f"{folder}/"}
+    )
 
 
 def context_of(folder: StorePath, **limits: Any) -> Any:
     """Returns a context that limits what tensorstore does at once, with the connections (and memory) of the folder's store."""
     storage, spec = _behind(folder.storage), _CONTEXT | limits
-    return ts.Context(spec, parent=storage.context) if isinstance(storage, ObjectStorage) else ts.Context(spec)
+    return (
+        ts.Context(spec, parent=storage.context)
+        if isinstance(storage, ObjectStorage)
+        else ts.Context(spec)
+    )
 
 
 def _behind(storage: Storage) -> Storage:
@@ -265,21 +356,42 @@ def _describe(spec: Any, file: str, leaf: str) -> _Description:
     try:
         shape = tuple(int(size) for size in spec["shape"])
         name = str(spec["dtype"] if "chunks" in spec else spec["data_type"])
-        dtype = np.dtype(name).newbyteorder("=") if name[:1] in "<>|" else ts.dtype(name).numpy_dtype
+        dtype = (
+            np.dtype(name).newbyteorder("=") if name[:1] in "<>|" else ts.dtype(name).numpy_dtype
+        )
     except (KeyError, TypeError, ValueError) as error:
-        raise Corrupt(f"{file} does not describe an array: {error!r}", file=file, leaf=leaf) from None
-    if len(shape) > MAX_RANK or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > MAX_BYTES:
-        raise HostileCheckpoint(f"{file} describes an array of shape {shape}, which no writer makes", file=file)
+        raise Corrupt(
+            f"{file} does not describe an array: {error!r}", file=file, leaf=leaf
+        ) from None
+    if (
+        len(shape) > MAX_RANK
+        or min(shape, default=0) < 0
+        or math.prod(shape) * dtype.itemsize > MAX_BYTES
+    ):
+        raise HostileCheckpoint(
+            f"{file} describes an array of shape {shape}, which no writer makes", file=file
+        )
     if dtype_named(dtype.name) is None:
-        raise Corrupt(f"{file}: '{leaf}' is of dtype {dtype}, which jax does not have", file=file, leaf=leaf)
+        raise Corrupt(
+            f"{file}: '{leaf}' is of dtype {dtype}, which jax does not have", file=file, leaf=leaf
+        )
     chunk = _chunk_of(spec, shape) or shape  # an array that is not cut into equal chunks is one
     return _Description(shape, dtype.name, Grid(shape, chunk, chunk))
 
 
 def _chunk_of(spec: Any, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     try:
-        chunk = tuple(int(size) for size in (spec["chunks"] if "chunks" in spec else spec["chunk_grid"]["configuration"]["chunk_shape"]))
+        chunk = tuple(
+            int(size)
+            for size in (
+                spec["chunks"]
+                if "chunks" in spec
+                else spec["chunk_grid"]["configuration"]["chunk_shape"]
+            )
+        )
     except (KeyError, TypeError, ValueError):
         return None  # tensorstore says what is wrong when it is read
-    fits = len(chunk) == len(shape) and all(cut > 0 and size % cut == 0 for size, cut in zip(shape, chunk, strict=True))
+    fits = len(chunk) == len(shape) and all(
+        cut > 0 and size % cut == 0 for size, cut in zip(shape, chunk, strict=True)
+    )
     return chunk if fits and all(shape) else None

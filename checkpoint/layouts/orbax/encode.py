@@ -29,7 +29,13 @@ VALUE_TYPES = {
     "float": "scalar",
     "str": "string",
 }
-_EMPTY = {"dict": "Dict", "OrderedDict": "Dict", "defaultdict": "Dict", "list": "List", "tuple": "Tuple"}
+_EMPTY = {
+    "dict": "Dict",
+    "OrderedDict": "Dict",
+    "defaultdict": "Dict",
+    "list": "List",
+    "tuple": "Tuple",
+}
 Keys: TypeAlias = tuple[tuple[str, bool], ...]
 
 
@@ -45,7 +51,10 @@ def walk(node: Any, keys: Keys) -> Iterator[tuple[Keys, int | str]]:
         names = node.get("keys", range(len(node["nodes"])))
         index = node["kind"] in ("list", "tuple")
         for name, child in zip(names, node["nodes"], strict=True):
-            yield from walk(child, (*keys, (str(name), index or (node["kind"] == "object" and isinstance(name, int)))))
+            yield from walk(
+                child,
+                (*keys, (str(name), index or (node["kind"] == "object" and isinstance(name, int)))),
+            )
 
 
 def leaf_name(keys: Keys) -> str:
@@ -61,9 +70,21 @@ def live_leaf(path: str, value: Any) -> tuple[LeafRecord, Any]:
         kind, impl = "key", str(jax.random.key_impl(value))
         value = jax.random.key_data(value)
     shape = tuple(value.shape)
-    shard_shape = shape if not isinstance(value, jax.Array) or value.is_fully_addressable else tuple(value.sharding.shard_shape(shape))
+    shard_shape = (
+        shape
+        if not isinstance(value, jax.Array) or value.is_fully_addressable
+        else tuple(value.sharding.shard_shape(shape))
+    )
     sharding = describe_sharding(value.sharding) if isinstance(value, jax.Array) else None
-    return LeafRecord(path, kind, np.dtype(value.dtype).name, shape, impl, sharding, Grid(shape, shard_shape, shard_shape)), value
+    return LeafRecord(
+        path,
+        kind,
+        np.dtype(value.dtype).name,
+        shape,
+        impl,
+        sharding,
+        Grid(shape, shard_shape, shard_shape),
+    ), value
 
 
 def storable(name: str, leaf: LeafRecord) -> LeafRecord:
@@ -74,11 +95,17 @@ def storable(name: str, leaf: LeafRecord) -> LeafRecord:
     if leaf.kind == "str":
         return replace(leaf, path=name)
     if leaf.grid is None:
-        return replace(leaf, path=name, dtype=np.asarray(leaf.value).dtype.name, grid=Grid((), (), ()))
+        return replace(
+            leaf, path=name, dtype=np.asarray(leaf.value).dtype.name, grid=Grid((), (), ())
+        )
     if 0 in leaf.shape:
         message = f"Orbax's layout cannot hold '{name}', an array of shape {leaf.shape}: it has no arrays of size zero"
         raise UnsupportedLeaf(message, leaf=name, found=str(leaf.shape))
-    chunk = leaf.grid.shard_shape if leaf.grid.shard_shape != leaf.shape else _chunk_shape(leaf.shape, leaf.numpy_dtype.itemsize)
+    chunk = (
+        leaf.grid.shard_shape
+        if leaf.grid.shard_shape != leaf.shape
+        else _chunk_shape(leaf.shape, leaf.numpy_dtype.itemsize)
+    )
     return replace(leaf, path=name, grid=Grid(leaf.shape, chunk, chunk))
 
 
@@ -109,7 +136,9 @@ def array_spec(base: Mapping[str, Any], leaf: LeafRecord) -> dict[str, Any]:
         "metadata": {
             "shape": list(leaf.shape),
             "chunks": chunk_shape(leaf),
-            "dtype": dtype.name if dtype.kind == "V" or dtype.name in vars(ml_dtypes) else dtype.newbyteorder("<").str,
+            "dtype": dtype.name
+            if dtype.kind == "V" or dtype.name in vars(ml_dtypes)
+            else dtype.newbyteorder("<").str,
             "compressor": {"id": "zstd", "level": 1},
             "fill_value": None,
             "order": "C",
@@ -133,7 +162,12 @@ def pointed(strings: Mapping[str, Any]) -> dict[str, Any]:
 def array_metadatas(leaves: Sequence[LeafRecord]) -> dict[str, Any]:
     def about(leaf: LeafRecord) -> dict[str, Any]:
         extra = {"random_key_impl": leaf.impl} if leaf.impl else None
-        return {"param_name": leaf.path, "write_shape": chunk_shape(leaf), "chunk_shape": chunk_shape(leaf), "ext_metadata": extra}
+        return {
+            "param_name": leaf.path,
+            "write_shape": chunk_shape(leaf),
+            "chunk_shape": chunk_shape(leaf),
+            "ext_metadata": extra,
+        }
 
     return {"array_metadatas": [{"array_metadata": about(leaf)} for leaf in leaves]}
 

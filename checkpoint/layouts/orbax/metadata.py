@@ -26,7 +26,13 @@ JSON_FILES = ("metadata", "data.json", "metrics")  # v0's JSON item, v1's, and t
 MAX_DEPTH = 200  # keys in one path; Orbax's own trees have a few
 
 _STEP = re.compile(r"(?:.*_)?(\d{1,18})\Z")
-_EMPTIES: Mapping[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": (), "NamedTuple": None}
+_EMPTIES: Mapping[str, Any] = {
+    "None": None,
+    "Dict": {},
+    "List": [],
+    "Tuple": (),
+    "NamedTuple": None,
+}
 _PRNG_TAGS = {"fry": "threefry2x32", "urbg": "unsafe_rbg"}
 
 
@@ -58,27 +64,43 @@ def parse_json(data: bytes, file: str) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise Corrupt(f"{file} is not JSON: {error}; the checkpoint is damaged", file=file) from None
+        raise Corrupt(
+            f"{file} is not JSON: {error}; the checkpoint is damaged", file=file
+        ) from None
 
 
 def parse_tree_metadata(data: bytes, file: str) -> TreeMetadata:
     """Parses `_METADATA`; raises Corrupt naming the file when it is not one."""
     value = parse_json(data, file)
     if not isinstance(value, dict) or not isinstance(value.get("tree_metadata"), dict):
-        raise Corrupt(f"{file} has no 'tree_metadata'; it does not describe a tree of Orbax's", file=file)
+        raise Corrupt(
+            f"{file} has no 'tree_metadata'; it does not describe a tree of Orbax's", file=file
+        )
     leaves = []
     for name, entry in value["tree_metadata"].items():
         try:
             keys = tuple([(str(key["key"]), key["key_type"] == 1) for key in entry["key_metadata"]])
             about = entry["value_metadata"]
-            value_type, empty = str(about.get("value_type", "jax.Array")), bool(about.get("skip_deserialize", False))
+            value_type, empty = (
+                str(about.get("value_type", "jax.Array")),
+                bool(about.get("skip_deserialize", False)),
+            )
         except (KeyError, TypeError, AttributeError):
-            raise Corrupt(f"{file} describes the leaf {name} in a way that Orbax does not", file=file, leaf=name) from None
+            raise Corrupt(
+                f"{file} describes the leaf {name} in a way that Orbax does not",
+                file=file,
+                leaf=name,
+            ) from None
         if len(keys) > MAX_DEPTH:
-            raise HostileCheckpoint(f"{file} has a leaf {len(keys)} keys deep; at most {MAX_DEPTH} are read", file=file)
+            raise HostileCheckpoint(
+                f"{file} has a leaf {len(keys)} keys deep; at most {MAX_DEPTH} are read", file=file
+            )
         leaves.append(StoredLeaf(keys, value_type, empty))
     return TreeMetadata(
-        tuple(leaves), value.get("use_ocdbt"), bool(value.get("use_zarr3")), not value.get("store_array_data_equal_to_fill_value", False)
+        tuple(leaves),
+        value.get("use_ocdbt"),
+        bool(value.get("use_zarr3")),
+        not value.get("store_array_data_equal_to_fill_value", False),
     )
 
 
@@ -99,7 +121,9 @@ def _finish(level: Any) -> Any:
     if type(level) is tuple:
         return level[0]
     if level and all(index and key.isdigit() for key, index in level):
-        return [_finish(value) for _, value in sorted(level.items(), key=lambda pair: int(pair[0][0]))]
+        return [
+            _finish(value) for _, value in sorted(level.items(), key=lambda pair: int(pair[0][0]))
+        ]
     return {key: _finish(value) for (key, _), value in level.items()}
 
 
@@ -112,7 +136,9 @@ def empty_value(value_type: str) -> Any:
 def parse_array_metadata(data: bytes, file: str) -> dict[str, str]:
     """Returns the PRNG implementation of each typed key, by the leaf's name, from one file of `array_metadatas`."""
     found: dict[str, str] = {}
-    if b'"random_key_impl"' not in data:  # most trees have no keys: nothing else of the file is read
+    if (
+        b'"random_key_impl"' not in data
+    ):  # most trees have no keys: nothing else of the file is read
         return found
     value = parse_json(data, file)
     for entry in value.get("array_metadatas", ()) if isinstance(value, dict) else ():
@@ -137,7 +163,9 @@ def parse_shardings(data: bytes, file: str) -> dict[str, Any]:
         try:
             if text not in known:
                 known[text] = read_sharding(json.loads(text))
-            found[binascii.a2b_base64(coded.replace("-", "+").replace("_", "/")).decode()] = known[text]
+            found[binascii.a2b_base64(coded.replace("-", "+").replace("_", "/")).decode()] = known[
+                text
+            ]
         except (ValueError, TypeError):
             continue
     return found
@@ -150,10 +178,22 @@ def read_sharding(about: Any) -> Any:
             return {"device": int(str(about["device_str"]).rpartition(":")[2].rpartition("_")[2])}
         if about["sharding_type"] != "NamedSharding":
             return None
-        spec = [[] if axis is None else [axis] if isinstance(axis, str) else list(axis) for axis in about["partition_spec"]]
+        spec = [
+            [] if axis is None else [axis] if isinstance(axis, str) else list(axis)
+            for axis in about["partition_spec"]
+        ]
         sizes = [int(size) for size in about["shape"]]
-        devices = _flat(about["device_mesh"]["mesh"]) if about.get("device_mesh") else list(range(math.prod(sizes)))
-        return {"axes": [str(axis) for axis in about["axis_names"]], "sizes": sizes, "devices": devices, "spec": spec}
+        devices = (
+            _flat(about["device_mesh"]["mesh"])
+            if about.get("device_mesh")
+            else list(range(math.prod(sizes)))
+        )
+        return {
+            "axes": [str(axis) for axis in about["axis_names"]],
+            "sizes": sizes,
+            "devices": devices,
+            "spec": spec,
+        }
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -170,13 +210,19 @@ def sharding_json(description: Any) -> dict[str, Any] | None:
         "shape": description["sizes"],
         "axis_names": description["axes"],
         "axis_types": ["AxisType.Auto"] * len(description["axes"]),
-        "partition_spec": [axes if len(axes) > 1 else axes[0] if axes else None for axes in description["spec"]],
+        "partition_spec": [
+            axes if len(axes) > 1 else axes[0] if axes else None for axes in description["spec"]
+        ],
         "device_mesh": {"mesh": mesh},
     }
 
 
 def _flat(mesh: Any) -> list[int]:
-    return [number for row in mesh for number in _flat(row)] if isinstance(mesh, list) else [int(mesh["id"])]
+    return (
+        [number for row in mesh for number in _flat(row)]
+        if isinstance(mesh, list)
+        else [int(mesh["id"])]
+    )
 
 
 def step_of(name: str) -> int | None:

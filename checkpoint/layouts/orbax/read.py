@@ -29,10 +29,23 @@ class OrbaxLayout:
     def recognises(self, folder: StorePath, names: Mapping[str, Entry]) -> bool:
         if orbax.TEMPORARY in folder.basename:
             return False
-        if orbax.CHECKPOINT_METADATA in names or orbax.MARKER in names or orbax.TREE_METADATA in names or orbax.MANIFEST in names:
-            return not folder.storage.root.startswith(("gs://", "gcs_grpc://")) or orbax.COMMITTED in names
-        folders = [name for name in names if name.endswith("/") and orbax.step_of(name[:-1]) is None]
-        return any(not {orbax.TREE_METADATA, orbax.MANIFEST}.isdisjoint((folder / name[:-1]).names()) for name in folders)
+        if (
+            orbax.CHECKPOINT_METADATA in names
+            or orbax.MARKER in names
+            or orbax.TREE_METADATA in names
+            or orbax.MANIFEST in names
+        ):
+            return (
+                not folder.storage.root.startswith(("gs://", "gcs_grpc://"))
+                or orbax.COMMITTED in names
+            )
+        folders = [
+            name for name in names if name.endswith("/") and orbax.step_of(name[:-1]) is None
+        ]
+        return any(
+            not {orbax.TREE_METADATA, orbax.MANIFEST}.isdisjoint((folder / name[:-1]).names())
+            for name in folders
+        )
 
     def open(self, folder: StorePath) -> OrbaxCheckpoint:
         return OrbaxCheckpoint(folder)
@@ -67,24 +80,40 @@ class OrbaxCheckpoint:
     def _deleted(self, names: Mapping[str, Entry]) -> set[str]:
         if orbax.DELETION not in names:
             return set()
-        value = orbax.parse_json(self._folder.fetch(orbax.DELETION), f"{self._folder}/{orbax.DELETION}")
+        value = orbax.parse_json(
+            self._folder.fetch(orbax.DELETION), f"{self._folder}/{orbax.DELETION}"
+        )
         text = json.dumps(value)
         return {name[:-1] for name in names if name.endswith("/") and f'"{name[:-1]}"' in text}
 
     def _read_info(self, names: Mapping[str, Entry]) -> CheckpointInfo:
         about: Any = {}
         if orbax.CHECKPOINT_METADATA in names:
-            about = orbax.parse_json(self._folder.fetch(orbax.CHECKPOINT_METADATA), f"{self._folder}/{orbax.CHECKPOINT_METADATA}")
+            about = orbax.parse_json(
+                self._folder.fetch(orbax.CHECKPOINT_METADATA),
+                f"{self._folder}/{orbax.CHECKPOINT_METADATA}",
+            )
         about = about if isinstance(about, dict) else {}
         metrics = about.get("metrics") or {}
         if not metrics and self._folders.get("metrics", (None, ""))[1] == "json":
             metrics = self.json("metrics")
         times = [about.get(name) for name in ("init_timestamp_nsecs", "commit_timestamp_nsecs")]
-        started, finished = [time / 1e9 if isinstance(time, int) and time else None for time in times]
+        started, finished = [
+            time / 1e9 if isinstance(time, int) and time else None for time in times
+        ]
         items = {name: kind for name, (_, kind) in self._folders.items() if name != "metrics"}
         metrics = metrics if isinstance(metrics, dict) else {}
         step = orbax.step_of(self._folder.basename)
-        return CheckpointInfo("orbax", str(self._folder), items, step, started, finished, metrics, about.get("custom_metadata") or None)
+        return CheckpointInfo(
+            "orbax",
+            str(self._folder),
+            items,
+            step,
+            started,
+            finished,
+            metrics,
+            about.get("custom_metadata") or None,
+        )
 
     def json(self, name: str, process: int = 0) -> Any:
         folder, _ = self._item_folder(name)
@@ -92,9 +121,14 @@ class OrbaxCheckpoint:
         for file in orbax.JSON_FILES:
             if file in names:
                 return orbax.parse_json(folder.fetch(file), f"{folder}/{file}")
-        raise Corrupt(f"{folder} has none of {', '.join(orbax.JSON_FILES)}; the item '{name}' has lost its data", file=str(folder))
+        raise Corrupt(
+            f"{folder} has none of {', '.join(orbax.JSON_FILES)}; the item '{name}' has lost its data",
+            file=str(folder),
+        )
 
-    def files(self, name: str, selection: PerProcessSelection | None = None) -> Iterator[tuple[str, Iterator[memoryview]]]:
+    def files(
+        self, name: str, selection: PerProcessSelection | None = None
+    ) -> Iterator[tuple[str, Iterator[memoryview]]]:
         """Yields the files of an item whose handler only its writer knows; Orbax keeps no checksums of them."""
         folder, _ = self._item_folder(name)
         for entry in folder.storage.list(folder.name, recursive=True):
@@ -102,13 +136,17 @@ class OrbaxCheckpoint:
             if own == orbax.COMMITTED:  # Orbax's own
                 continue
             if not is_own_name(own):
-                raise HostileCheckpoint(f"{folder}: {own!r} is no name for a file", path=str(folder))
+                raise HostileCheckpoint(
+                    f"{folder}: {own!r} is no name for a file", path=str(folder)
+                )
             yield own, iter([memoryview(folder.fetch(own))])
 
     def _item_folder(self, name: str) -> tuple[StorePath, str]:
         if name not in self._folders:
             known = ", ".join(sorted(self._folders)) or "none"
-            raise StepNotFound(f"{self._folder} has no item '{name}'; it has: {known}", path=str(self._folder))
+            raise StepNotFound(
+                f"{self._folder} has no item '{name}'; it has: {known}", path=str(self._folder)
+            )
         return self._folders[name]
 
     def item(self, name: str) -> ItemRecord:
@@ -120,14 +158,18 @@ class OrbaxCheckpoint:
     def _open(self, name: str) -> OrbaxItem:
         folder, kind = self._item_folder(name)
         if kind != "tree":
-            raise StepNotFound(f"the item '{name}' of {self._folder} is no tree of arrays", path=str(self._folder))
+            raise StepNotFound(
+                f"the item '{name}' of {self._folder} is no tree of arrays", path=str(self._folder)
+            )
         with self._lock:
             if name not in self._items:
                 self._items[name] = OrbaxItem(name, folder, self._context)
             return self._items[name]
 
     def verify(self) -> VerifyReport:
-        return verify_by_reading(self, len(self._folder.storage.list(self._folder.name, recursive=True)))
+        return verify_by_reading(
+            self, len(self._folder.storage.list(self._folder.name, recursive=True))
+        )
 
 
 def _kind_of(folder: StorePath) -> tuple[StorePath, str]:
@@ -136,7 +178,11 @@ def _kind_of(folder: StorePath) -> tuple[StorePath, str]:
     for nested in _NESTED:
         if nested + "/" in names:
             return folder / nested, "tree"
-    if orbax.TREE_METADATA in names or orbax.MANIFEST in names or orbax.ARRAY_METADATAS + "/" in names:
+    if (
+        orbax.TREE_METADATA in names
+        or orbax.MANIFEST in names
+        or orbax.ARRAY_METADATAS + "/" in names
+    ):
         return folder, "tree"
     if any(name in names for name in orbax.JSON_FILES):
         return folder, "json"

@@ -22,14 +22,33 @@ import tensorstore as ts
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, Solo
 
-from ...errors import SaveFailed, StepExists, UnsupportedLeaf, error_from_message, error_text, error_to_message
+from ...errors import (
+    SaveFailed,
+    StepExists,
+    UnsupportedLeaf,
+    error_from_message,
+    error_text,
+    error_to_message,
+)
 from ...format.record import ItemRecord, LeafRecord
 from ...format.tree import describe, flatten
 from ...storage.local import sync_folder
 from ...storage.path import StorePath
 from . import metadata as orbax
 from .arrays import context_of, kvstore_of
-from .encode import VALUE_TYPES, Keys, array_metadatas, array_spec, chunk_shape, leaf_name, live_leaf, pointed, shardings_of, storable, walk
+from .encode import (
+    VALUE_TYPES,
+    Keys,
+    array_metadatas,
+    array_spec,
+    chunk_shape,
+    leaf_name,
+    live_leaf,
+    pointed,
+    shardings_of,
+    storable,
+    walk,
+)
 
 TREE_HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 JSON_HANDLER = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
@@ -43,15 +62,22 @@ class OrbaxWriter:
     `abandon` removes what was written so far. For one thread at a time.
     """
 
-    def __init__(self, folder: StorePath, *, group: Group | None = None, timeout_s: float = 600) -> None:
+    def __init__(
+        self, folder: StorePath, *, group: Group | None = None, timeout_s: float = 600
+    ) -> None:
         self._final, self._group, self._timeout_s = folder, group or Solo(), timeout_s
         self._local = "://" not in folder.storage.root
         parent, _, base = folder.name.rpartition("/")
         self._folder = folder
         if self._local:
-            self._folder = StorePath(folder.storage, f"{parent}/{base}{orbax.TEMPORARY}" if parent else f"{base}{orbax.TEMPORARY}")
+            self._folder = StorePath(
+                folder.storage,
+                f"{parent}/{base}{orbax.TEMPORARY}" if parent else f"{base}{orbax.TEMPORARY}",
+            )
         self._started_ns = time.time_ns()
-        self._context = context_of(folder, cache_pool={"total_bytes_limit": 0})  # what is written is not read again
+        self._context = context_of(
+            folder, cache_pool={"total_bytes_limit": 0}
+        )  # what is written is not read again
         self._handlers: dict[str, str] = {}
         self._stores: dict[tuple[str, str], Any] = {}
         self._pending: list[tuple[str, Any]] = []
@@ -66,7 +92,10 @@ class OrbaxWriter:
     def _begin(self) -> None:
         """Makes sure that there is nothing yet, and removes what a writer that died has left."""
         if self._final.names():
-            raise StepExists(f"{self._final} is there already; choose another place or delete it first", path=str(self._final))
+            raise StepExists(
+                f"{self._final} is there already; choose another place or delete it first",
+                path=str(self._final),
+            )
         if self._local and os.path.islink(str(self._folder)):
             os.unlink(str(self._folder))
         elif self._local:
@@ -127,9 +156,17 @@ class OrbaxWriter:
     def add_tree(self, item: str, tree: Any) -> dict[str, Any]:
         """Adds an item and makes its arrays, still empty; returns the live arrays by their names in Orbax's layout."""
         description, paths = describe(tree)
-        leaves = [live_leaf(path, value) for path, value in zip(paths, flatten(tree)[0], strict=True)]
-        names = self.add_record(ItemRecord(item, "tree", (), description, tuple(leaf for leaf, _ in leaves)))
-        return {name: value for name, (leaf, value) in zip(names, leaves, strict=True) if leaf.grid is not None}
+        leaves = [
+            live_leaf(path, value) for path, value in zip(paths, flatten(tree)[0], strict=True)
+        ]
+        names = self.add_record(
+            ItemRecord(item, "tree", (), description, tuple(leaf for leaf, _ in leaves))
+        )
+        return {
+            name: value
+            for name, (leaf, value) in zip(names, leaves, strict=True)
+            if leaf.grid is not None
+        }
 
     def add_record(self, item: ItemRecord) -> list[str]:
         """Adds an item as a record describes it, its arrays still empty; returns the leaves' names in Orbax's layout, in their order."""
@@ -138,10 +175,18 @@ class OrbaxWriter:
         names = [leaf_name(keys) for keys, what in entries if isinstance(what, int)]
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise UnsupportedLeaf(f"two leaves are called '{twice}' in Orbax's layout; rename one of them", leaf=twice)
+            raise UnsupportedLeaf(
+                f"two leaves are called '{twice}' in Orbax's layout; rename one of them", leaf=twice
+            )
         stored = {name: storable(name, leaf) for name, leaf in zip(names, item.leaves, strict=True)}
         if self._group.index == 0:
-            self._put_metadata(item.name, [(keys, stored[leaf_name(keys)] if isinstance(what, int) else what) for keys, what in entries])
+            self._put_metadata(
+                item.name,
+                [
+                    (keys, stored[leaf_name(keys)] if isinstance(what, int) else what)
+                    for keys, what in entries
+                ],
+            )
         self._make(item.name, [leaf for leaf in stored.values() if leaf.kind != "str"])
         for leaf in stored.values() if self._group.index == 0 else ():
             if leaf.value is not None and leaf.kind != "str":
@@ -157,7 +202,9 @@ class OrbaxWriter:
                 if about["value_type"] == "jax.Array":
                     about["write_shape"] = chunk_shape(leaf)
             tree[repr(tuple(key for key, _ in keys))] = {
-                "key_metadata": [{"key": key, "key_type": 1 if index else 2} for key, index in keys],
+                "key_metadata": [
+                    {"key": key, "key_type": 1 if index else 2} for key, index in keys
+                ],
                 "value_metadata": about,
             }
         metadata = {
@@ -171,7 +218,10 @@ class OrbaxWriter:
         leaves = [leaf for _, leaf in entries if isinstance(leaf, LeafRecord)]
         arrays = [leaf for leaf in leaves if VALUE_TYPES[leaf.kind] == "jax.Array"]
         if arrays:
-            self._put(f"{item}/{orbax.ARRAY_METADATAS}/process_0", json.dumps(array_metadatas(arrays)).encode())
+            self._put(
+                f"{item}/{orbax.ARRAY_METADATAS}/process_0",
+                json.dumps(array_metadatas(arrays)).encode(),
+            )
             self._put(f"{item}/{orbax.SHARDING}", json.dumps(shardings_of(arrays)).encode())
         strings = {leaf.path: leaf.value for leaf in leaves if leaf.kind == "str"}
         if strings:
@@ -181,7 +231,11 @@ class OrbaxWriter:
         """Makes the arrays at the primary, then opens them everywhere."""
         base = kvstore_of(self._folder / item)
         if self._ocdbt:
-            base = {"driver": "ocdbt", "base": base, "config": {"max_inline_value_bytes": 1024, "compression": {"id": "zstd"}}}
+            base = {
+                "driver": "ocdbt",
+                "base": base,
+                "config": {"max_inline_value_bytes": 1024, "compression": {"id": "zstd"}},
+            }
         if self._group.index == 0:
             self._open(item, base, leaves, create=True)
         if self._group.count > 1:
@@ -190,23 +244,35 @@ class OrbaxWriter:
             if self._group.index:
                 self._open(item, base, leaves, create=False)
 
-    def _open(self, item: str, base: Mapping[str, Any], leaves: Sequence[LeafRecord], *, create: bool) -> None:
+    def _open(
+        self, item: str, base: Mapping[str, Any], leaves: Sequence[LeafRecord], *, create: bool
+    ) -> None:
         pending = {}
         for leaf in leaves:
             try:
-                pending[leaf.path] = ts.open(array_spec(base, leaf), context=self._context, create=create, open=not create)
+                pending[leaf.path] = ts.open(
+                    array_spec(base, leaf), context=self._context, create=create, open=not create
+                )
             except (ValueError, NotImplementedError) as error:
-                raise UnsupportedLeaf(f"Orbax's layout cannot hold '{leaf.path}': {error}", leaf=leaf.path) from error
+                raise UnsupportedLeaf(
+                    f"Orbax's layout cannot hold '{leaf.path}': {error}", leaf=leaf.path
+                ) from error
         for name, future in pending.items():
             try:
                 self._stores[item, name] = future.result()
             except (ValueError, OSError, NotImplementedError) as error:
-                raise SaveFailed(f"'{name}' could not be made in {self._final}: {error}", path=str(self._final)) from error
+                raise SaveFailed(
+                    f"'{name}' could not be made in {self._final}: {error}", path=str(self._final)
+                ) from error
 
-    def write(self, item: str, name: str, index: tuple[slice, ...], array: np.ndarray[Any, Any]) -> None:
+    def write(
+        self, item: str, name: str, index: tuple[slice, ...], array: np.ndarray[Any, Any]
+    ) -> None:
         """Starts writing one region of a leaf; the array must stay as it is until `flush`."""
         store = self._stores[item, name][index] if index else self._stores[item, name]
-        self._pending.append((name, store.write(array, can_reference_source_data_indefinitely=True)))
+        self._pending.append(
+            (name, store.write(array, can_reference_source_data_indefinitely=True))
+        )
 
     def flush(self) -> None:
         """Waits for what `write` has started; raises SaveFailed naming the leaf."""
@@ -215,7 +281,10 @@ class OrbaxWriter:
             try:
                 future.result()
             except (ValueError, OSError) as error:
-                raise SaveFailed(f"'{name}' could not be written to {self._final}: {error}", path=str(self._final)) from error
+                raise SaveFailed(
+                    f"'{name}' could not be written to {self._final}: {error}",
+                    path=str(self._final),
+                ) from error
 
     def finish(self, *, metrics: Mapping[str, Any] | None = None, metadata: Any = None) -> None:
         """Waits for all writers, then makes the checkpoint appear, whole."""
@@ -253,7 +322,9 @@ class OrbaxWriter:
         if self._group.index == 0 and self._local:
             shutil.rmtree(str(self._folder), ignore_errors=True)
         elif self._group.index == 0:
-            with contextlib.suppress(ValueError, OSError):  # of a store that fails; an unfinished checkpoint is none
+            with contextlib.suppress(
+                ValueError, OSError
+            ):  # of a store that fails; an unfinished checkpoint is none
                 self._files.delete_range(ts.KvStore.KeyRange()).result()
 
     def _drain(self) -> None:
@@ -287,7 +358,9 @@ def save_orbax(
         with writer.agreed():
             for item, tree in items.items():
                 for name, value in writer.add_tree(item, tree).items():
-                    for index, array in _own_regions(value, primary=group is None or group.index == 0):
+                    for index, array in _own_regions(
+                        value, primary=group is None or group.index == 0
+                    ):
                         writer.write(item, name, index, array)
             for item, value in (json_items or {}).items():
                 writer.add_json(item, value)
@@ -297,8 +370,14 @@ def save_orbax(
         raise
 
 
-def _own_regions(value: Any, *, primary: bool) -> list[tuple[tuple[slice, ...], np.ndarray[Any, Any]]]:
+def _own_regions(
+    value: Any, *, primary: bool
+) -> list[tuple[tuple[slice, ...], np.ndarray[Any, Any]]]:
     """Returns the regions of a live array that this process writes, and their values."""
     if not isinstance(value, jax.Array) or value.is_fully_addressable:
         return [((), np.asarray(value))] if primary else []
-    return [(shard.index, np.asarray(shard.data)) for shard in value.addressable_shards if shard.replica_id == 0]
+    return [
+        (shard.index, np.asarray(shard.data))
+        for shard in value.addressable_shards
+        if shard.replica_id == 0
+    ]

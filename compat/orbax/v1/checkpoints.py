@@ -37,13 +37,27 @@ def to_items(checkpointables: Mapping[str, Any]) -> dict[str, Any]:
     return {name: checkpointable_to_save(name, value) for name, value in checkpointables.items()}
 
 
-def save_checkpointables(path: Any, checkpointables: Mapping[str, Any], *, overwrite: bool = False, custom_metadata: Any = None) -> None:
+def save_checkpointables(
+    path: Any,
+    checkpointables: Mapping[str, Any],
+    *,
+    overwrite: bool = False,
+    custom_metadata: Any = None,
+) -> None:
     """Saves several trees as one checkpoint; blocks until it is durable. Raises ValueError where one is there."""
     with orbax_errors():
-        native_save(path, items=to_items(checkpointables), overwrite=overwrite, metadata=custom_metadata, timeout_s=current().timeout_s)
+        native_save(
+            path,
+            items=to_items(checkpointables),
+            overwrite=overwrite,
+            metadata=custom_metadata,
+            timeout_s=current().timeout_s,
+        )
 
 
-def save_checkpointables_async(path: Any, checkpointables: Mapping[str, Any], **options: Any) -> AsyncResponse[None]:
+def save_checkpointables_async(
+    path: Any, checkpointables: Mapping[str, Any], **options: Any
+) -> AsyncResponse[None]:
     """Saves as `save_checkpointables` does, blocking; the response is done."""
     save_checkpointables(path, checkpointables, **options)
     return AsyncResponse(_nothing, None)
@@ -53,9 +67,18 @@ def _nothing() -> None:
     return None
 
 
-def save(path: Any, state: Any, *, checkpointable_name: str = STATE, overwrite: bool = False, custom_metadata: Any = None) -> None:
+def save(
+    path: Any,
+    state: Any,
+    *,
+    checkpointable_name: str = STATE,
+    overwrite: bool = False,
+    custom_metadata: Any = None,
+) -> None:
     """Saves a tree; blocks until it is durable. Raises ValueError where a checkpoint is there."""
-    save_checkpointables(path, {checkpointable_name: state}, overwrite=overwrite, custom_metadata=custom_metadata)
+    save_checkpointables(
+        path, {checkpointable_name: state}, overwrite=overwrite, custom_metadata=custom_metadata
+    )
 
 
 def save_async(path: Any, state: Any, **options: Any) -> AsyncResponse[None]:
@@ -78,11 +101,15 @@ def pick(found: Structure, name: str | None) -> str:
     trees = [each for each, item in found.items.items() if item.kind == "tree"]
     usual = [each for each in USUAL if each in trees]
     if not usual and len(trees) != 1:
-        raise KeyError(f"{found.path} has no item called {', '.join(USUAL)}; it has {sorted(found.items)}: name one by checkpointable_name")
+        raise KeyError(
+            f"{found.path} has no item called {', '.join(USUAL)}; it has {sorted(found.items)}: name one by checkpointable_name"
+        )
     return usual[0] if usual else trees[0]
 
 
-def load_item(call: str, found: Structure, name: str, target: Any, context: Context, read: Callable[..., Any]) -> Any:
+def load_item(
+    call: str, found: Structure, name: str, target: Any, context: Context, read: Callable[..., Any]
+) -> Any:
     """Loads an item of a checkpoint like `target` (or its metadata); None: as it was saved."""
     target = target.metadata if isinstance(target, CheckpointMetadata) else target
     item = items_lib.find(found, name)
@@ -90,7 +117,9 @@ def load_item(call: str, found: Structure, name: str, target: Any, context: Cont
         like = checkpointable_to_load(name, target)
         if like is None:
             message = f"{call}: the item {name!r} is of files, and {type(target).__name__} does not say who reads them"
-            raise ValueError(f"{message}; expected the object that saved them, or a handler: handlers.register_handler. See {PAGE}")
+            raise ValueError(
+                f"{message}; expected the object that saved them, or a handler: handlers.register_handler. See {PAGE}"
+            )
         return read(name, like)
     if target is None:
         return items_lib.restore_item(call, name, item, None, read)
@@ -103,33 +132,52 @@ def load(path: Any, abstract_state: Any = None, *, checkpointable_name: str | No
     """Loads a tree. Raises InvalidLayoutError (a ValueError) where there is no checkpoint, ValueError where the target does not fit."""
     found = _opened(path)
     with orbax_errors():
-        return load_item("load", found, pick(found, checkpointable_name), abstract_state, current(), _reader(found))
+        return load_item(
+            "load",
+            found,
+            pick(found, checkpointable_name),
+            abstract_state,
+            current(),
+            _reader(found),
+        )
 
 
 def _reader(found: Structure) -> Callable[..., Any]:
     return lambda name, like, **options: native_load(found.path, like, item=name, **options)
 
 
-def load_async(path: Any, abstract_state: Any = None, *, checkpointable_name: str | None = STATE) -> AsyncResponse[Any]:
+def load_async(
+    path: Any, abstract_state: Any = None, *, checkpointable_name: str | None = STATE
+) -> AsyncResponse[Any]:
     """Loads as `load` does, blocking; the response is done."""
-    return AsyncResponse(_nothing, load(path, abstract_state, checkpointable_name=checkpointable_name))
+    return AsyncResponse(
+        _nothing, load(path, abstract_state, checkpointable_name=checkpointable_name)
+    )
 
 
-def load_all(call: str, found: Structure, targets: Any, context: Context, read: Callable[..., Any]) -> dict[str, Any]:
+def load_all(
+    call: str, found: Structure, targets: Any, context: Context, read: Callable[..., Any]
+) -> dict[str, Any]:
     """Loads several items: those of `targets`, or all."""
     targets = targets.metadata if isinstance(targets, CheckpointMetadata) else targets
     wanted = dict.fromkeys(found.items) if targets is None else targets
-    return {name: load_item(call, found, name, target, context, read) for name, target in wanted.items()}
+    return {
+        name: load_item(call, found, name, target, context, read) for name, target in wanted.items()
+    }
 
 
 def load_checkpointables(path: Any, abstract_checkpointables: Any = None) -> dict[str, Any]:
     """Loads several items by name; None: all. Raises as `load` does, KeyError for an item that is not there."""
     found = _opened(path)
     with orbax_errors():
-        return load_all("load_checkpointables", found, abstract_checkpointables, current(), _reader(found))
+        return load_all(
+            "load_checkpointables", found, abstract_checkpointables, current(), _reader(found)
+        )
 
 
-def load_checkpointables_async(path: Any, abstract_checkpointables: Any = None) -> AsyncResponse[dict[str, Any]]:
+def load_checkpointables_async(
+    path: Any, abstract_checkpointables: Any = None
+) -> AsyncResponse[dict[str, Any]]:
     """Loads as `load_checkpointables` does, blocking; the response is done."""
     return AsyncResponse(_nothing, load_checkpointables(path, abstract_checkpointables))
 
@@ -143,7 +191,13 @@ def metadata(path: Any, checkpointable_name: str | None = AUTO) -> CheckpointMet
 def checkpointables_metadata(path: Any) -> CheckpointMetadata[dict[str, Any]]:
     """Returns what is known of all items, without reading them."""
     found = _opened(path)
-    return describe(found, {name: tree_of(item) if item.kind == "tree" else None for name, item in found.items.items()})
+    return describe(
+        found,
+        {
+            name: tree_of(item) if item.kind == "tree" else None
+            for name, item in found.items.items()
+        },
+    )
 
 
 def is_orbax_checkpoint(path: Any) -> bool:
@@ -158,7 +212,10 @@ def is_orbax_checkpoint(path: Any) -> bool:
 def delete(path: Any, *, checkpointable_name: str | None = None, missing_ok: bool = False) -> bool:
     """Deletes a checkpoint in a folder of the file system; True if one was there. Every process calls it. Raises FileNotFoundError."""
     if checkpointable_name is not None or "://" in os.fspath(path):
-        raise not_covered("delete of an item, or in an object store", "delete whole steps by training.Checkpointer.delete")
+        raise not_covered(
+            "delete of an item, or in an object store",
+            "delete whole steps by training.Checkpointer.delete",
+        )
     there = layout_of(StorePath.of(path)) is not None
     sync_global_processes("holdfast.compat.orbax.v1.delete")  # all have looked
     if not there and not missing_ok:

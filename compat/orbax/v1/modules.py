@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from .. import policies
-from ..handlers import CheckpointableHandler, PathAwaitingCreation, StatefulCheckpointable, register_handler
+from ..handlers import (
+    CheckpointableHandler,
+    PathAwaitingCreation,
+    StatefulCheckpointable,
+    register_handler,
+)
 from ..metadata import to_shape_dtype_struct
 from ..refusals import make_module, stand_in
 from . import options, training
@@ -35,9 +40,16 @@ handlers = make_module(
     StatefulCheckpointable=StatefulCheckpointable,
     register_handler=register_handler,
 )
-partial = make_module("v1.partial", refused="finalize save save_async", reason="save all parts as items of one checkpoint")
+partial = make_module(
+    "v1.partial",
+    refused="finalize save save_async",
+    reason="save all parts as items of one checkpoint",
+)
 path = make_module(
-    "v1.path", refused="Path PathLike step", reason="pathlib.Path, str and URLs are paths", PathAwaitingCreation=PathAwaitingCreation
+    "v1.path",
+    refused="Path PathLike step",
+    reason="pathlib.Path, str and URLs are paths",
+    PathAwaitingCreation=PathAwaitingCreation,
 )
 tree = make_module(
     "v1.tree",
@@ -49,14 +61,33 @@ tree = make_module(
 def _add_names() -> None:
     found = vars(training)
     by_step = make_module(
-        "v1.training.errors", StepAlreadyExistsError=training.StepAlreadyExistsError, StepNotFoundError=training.StepNotFoundError
+        "v1.training.errors",
+        StepAlreadyExistsError=training.StepAlreadyExistsError,
+        StepNotFoundError=training.StepNotFoundError,
     )
-    pathways = make_module("v1.training.pathways", refused="Snapshotter", reason="keep snapshots with holdfast.checkpoint")
-    found.update(errors=by_step, pathways=pathways, save_decision_policies=policies, preservation_policies=policies)
+    pathways = make_module(
+        "v1.training.pathways",
+        refused="Snapshotter",
+        reason="keep snapshots with holdfast.checkpoint",
+    )
+    found.update(
+        errors=by_step,
+        pathways=pathways,
+        save_decision_policies=policies,
+        preservation_policies=policies,
+    )
     found.update(CheckpointMetadata=CheckpointMetadata, RootMetadata=RootMetadata)
-    refused = {"CheckpointablesOptions": OWN_FILES, "DeletionOptions": "deletions are done when they return"}
+    refused = {
+        "CheckpointablesOptions": OWN_FILES,
+        "DeletionOptions": "deletions are done when they return",
+    }
     refused["PathwaysOptions"] = "a save needs nothing more on Pathways"
-    vars(options).update({name: stand_in("orbax.checkpoint.v1.options", name, reason) for name, reason in refused.items()})
+    vars(options).update(
+        {
+            name: stand_in("orbax.checkpoint.v1.options", name, reason)
+            for name, reason in refused.items()
+        }
+    )
 
 
 _add_names()

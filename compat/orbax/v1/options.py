@@ -73,10 +73,24 @@ class ArrayOptions:
     class Saving(_Tuning):
         """How bytes lie in files: of no effect."""
 
-        def __init__(self, *, storage_options: Any = None, scoped_storage_options_creator: Any = None, **options: Any) -> None:
+        def __init__(
+            self,
+            *,
+            storage_options: Any = None,
+            scoped_storage_options_creator: Any = None,
+            **options: Any,
+        ) -> None:
             nearest = "cast the tree before saving it"
-            refuse("ArrayOptions.Saving", nearest, scoped_storage_options_creator=scoped_storage_options_creator)
-            refuse("ArrayOptions.Saving(storage_options=...)", nearest, dtype=getattr(storage_options, "dtype", None))
+            refuse(
+                "ArrayOptions.Saving",
+                nearest,
+                scoped_storage_options_creator=scoped_storage_options_creator,
+            )
+            refuse(
+                "ArrayOptions.Saving(storage_options=...)",
+                nearest,
+                dtype=getattr(storage_options, "dtype", None),
+            )
             super().__init__(storage_options=storage_options, **options)
 
     class StorageOptions(_Tuning):
@@ -89,7 +103,11 @@ class ArrayOptions:
 
         def __init__(self, *, enable_padding_and_truncation: bool = False, **options: Any) -> None:
             nearest = "load the saved shapes and slice them"
-            refuse("ArrayOptions.Loading", nearest, enable_padding_and_truncation=enable_padding_and_truncation)
+            refuse(
+                "ArrayOptions.Loading",
+                nearest,
+                enable_padding_and_truncation=enable_padding_and_truncation,
+            )
             super().__init__(**options)
 
     saving: Any = None
@@ -105,10 +123,20 @@ class Context:
     def __init__(self, context: Context | None = None, **options: Any) -> None:
         inherited = {} if context is None else context.options
         nearest = "see holdfast.checkpoint.Options, or leave it out"
-        refuse("v1.Context", nearest, **{name: value for name, value in options.items() if name not in _KNOWN})
+        refuse(
+            "v1.Context",
+            nearest,
+            **{name: value for name, value in options.items() if name not in _KNOWN},
+        )
         mode = getattr(options.get("file_options"), "path_permission_mode", None)
-        refuse("v1.Context(file_options=...)", "set the umask, or use CheckpointManager", path_permission_mode=mode)
-        self.options: dict[str, Any] = inherited | {name: value for name, value in options.items() if value is not None}
+        refuse(
+            "v1.Context(file_options=...)",
+            "set the umask, or use CheckpointManager",
+            path_permission_mode=mode,
+        )
+        self.options: dict[str, Any] = inherited | {
+            name: value for name, value in options.items() if value is not None
+        }
         self._tokens: list[Any] = []
 
     @property
@@ -125,7 +153,12 @@ class Context:
         self._tokens.append(_current.set(self))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         _current.reset(self._tokens.pop())
 
 

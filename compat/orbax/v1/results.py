@@ -43,7 +43,10 @@ class CheckpointMetadata(Generic[T]):
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
         self.path, self.metadata, self.custom_metadata = path, metadata, custom_metadata
-        self.init_timestamp_nsecs, self.commit_timestamp_nsecs = init_timestamp_nsecs, commit_timestamp_nsecs
+        self.init_timestamp_nsecs, self.commit_timestamp_nsecs = (
+            init_timestamp_nsecs,
+            commit_timestamp_nsecs,
+        )
         self.step, self.metrics = step, metrics
 
     @property
@@ -76,9 +79,13 @@ def _time(nanoseconds: int | None) -> datetime | None:
     return None if nanoseconds is None else datetime.fromtimestamp(nanoseconds / 1e9, UTC)
 
 
-def describe(found: Structure, metadata: Any, *, step: int | None = None) -> CheckpointMetadata[Any]:
+def describe(
+    found: Structure, metadata: Any, *, step: int | None = None
+) -> CheckpointMetadata[Any]:
     """Returns what is known of a checkpoint, with the `metadata` of its items."""
-    times = [None if time is None else int(time * 1e9) for time in (found.started_s, found.finished_s)]
+    times = [
+        None if time is None else int(time * 1e9) for time in (found.started_s, found.finished_s)
+    ]
     return CheckpointMetadata(
         to_path(found.path),
         metadata=metadata,
@@ -92,4 +99,6 @@ def describe(found: Structure, metadata: Any, *, step: int | None = None) -> Che
 
 def tree_of(item: ItemStructure) -> Any:
     """Returns an item's tree of jax.ShapeDtypeStructs, in dicts and lists; a number stands for itself by the zero of its type."""
-    return plain(jax.tree.map(lambda leaf: leaf if hasattr(leaf, "shape") else type(leaf)(), item.tree))
+    return plain(
+        jax.tree.map(lambda leaf: leaf if hasattr(leaf, "shape") else type(leaf)(), item.tree)
+    )

@@ -83,17 +83,31 @@ class Checkpointer:
         """Says whether `save` would save."""
         return self._manager.should_save(step)
 
-    def save(self, step: int, state: Any, *, checkpointable_name: str = checkpoints_lib.STATE, **options: Any) -> bool:
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        checkpointable_name: str = checkpoints_lib.STATE,
+        **options: Any,
+    ) -> bool:
         """Saves a tree as a step and blocks until it is durable; False where no save is wanted. Raises StepAlreadyExistsError."""
         return self.save_checkpointables(step, {checkpointable_name: state}, **options)
 
     def save_async(
-        self, step: int, state: Any, *, checkpointable_name: str = checkpoints_lib.STATE, **options: Any
+        self,
+        step: int,
+        state: Any,
+        *,
+        checkpointable_name: str = checkpoints_lib.STATE,
+        **options: Any,
     ) -> AsyncResponse[bool] | None:
         """Starts to save a tree; None where no save is wanted."""
         return self.save_checkpointables_async(step, {checkpointable_name: state}, **options)
 
-    def save_checkpointables(self, step: int, checkpointables: Mapping[str, Any], **options: Any) -> bool:
+    def save_checkpointables(
+        self, step: int, checkpointables: Mapping[str, Any], **options: Any
+    ) -> bool:
         """Saves several trees as a step and blocks until it is durable."""
         started = self.save_checkpointables_async(step, checkpointables, **options)
         return started is not None and started.result()
@@ -110,10 +124,14 @@ class Checkpointer:
     ) -> AsyncResponse[bool] | None:
         """Starts to save several trees as a step; None where no save is wanted."""
         if not overwrite and step in self._manager.steps_to_decide_by():
-            raise StepAlreadyExistsError(f"Step {step} already exists in {self.directory}; pass overwrite=True to replace it.")
+            raise StepAlreadyExistsError(
+                f"Step {step} already exists in {self.directory}; pass overwrite=True to replace it."
+            )
         items = checkpoints_lib.to_items(checkpointables)
         try:
-            wanted = self._manager.save_items(step, items, metrics, custom_metadata, force=force, overwrite=overwrite)
+            wanted = self._manager.save_items(
+                step, items, metrics, custom_metadata, force=force, overwrite=overwrite
+            )
         except StepIsThereError as error:  # another manager has saved it
             raise StepAlreadyExistsError(str(error)) from error
         return AsyncResponse(self.wait, True) if wanted else None
@@ -124,30 +142,55 @@ class Checkpointer:
         chosen = step.step if isinstance(step, CheckpointMetadata) else step
         chosen = self._manager.latest_step() if chosen is None else chosen
         if chosen is None or chosen not in self._manager.all_steps():
-            what = "No checkpoint found" if chosen is None else f"No checkpoint found at step {chosen}"
-            raise StepNotFoundError(f"{what} in {self.directory}; there are {self._manager.all_steps()}.")
+            what = (
+                "No checkpoint found" if chosen is None else f"No checkpoint found at step {chosen}"
+            )
+            raise StepNotFoundError(
+                f"{what} in {self.directory}; there are {self._manager.all_steps()}."
+            )
         return chosen
 
-    def load(self, step: Any = None, abstract_state: Any = None, *, checkpointable_name: str = checkpoints_lib.STATE) -> Any:
+    def load(
+        self,
+        step: Any = None,
+        abstract_state: Any = None,
+        *,
+        checkpointable_name: str = checkpoints_lib.STATE,
+    ) -> Any:
         """Loads a tree of a step (None: the latest). Raises StepNotFoundError, ValueError, KeyError."""
-        return self.load_checkpointables(step, {checkpointable_name: abstract_state})[checkpointable_name]
+        return self.load_checkpointables(step, {checkpointable_name: abstract_state})[
+            checkpointable_name
+        ]
 
-    def load_checkpointables(self, step: Any = None, abstract_checkpointables: Any = None) -> dict[str, Any]:
+    def load_checkpointables(
+        self, step: Any = None, abstract_checkpointables: Any = None
+    ) -> dict[str, Any]:
         """Loads several trees of a step by name; None: all."""
         number, context, native = self._step(step), current(self._context), self._manager.native
         with orbax_errors():
             read = lambda name, like, **options: native.restore(number, like, item=name, **options)  # noqa: E731
-            return checkpoints_lib.load_all(f"{CALL}.load", native.structure(number), abstract_checkpointables, context, read)
+            return checkpoints_lib.load_all(
+                f"{CALL}.load", native.structure(number), abstract_checkpointables, context, read
+            )
 
     def load_async(self, step: Any = None, abstract_state: Any = None) -> AsyncResponse[Any]:
         """Loads as `load` does, blocking; the response is done."""
         return AsyncResponse(lambda: None, self.load(step, abstract_state))
 
-    def load_checkpointables_async(self, step: Any = None, abstract_checkpointables: Any = None) -> AsyncResponse[dict[str, Any]]:
+    def load_checkpointables_async(
+        self, step: Any = None, abstract_checkpointables: Any = None
+    ) -> AsyncResponse[dict[str, Any]]:
         """Loads as `load_checkpointables` does, blocking; the response is done."""
-        return AsyncResponse(lambda: None, self.load_checkpointables(step, abstract_checkpointables))
+        return AsyncResponse(
+            lambda: None, self.load_checkpointables(step, abstract_checkpointables)
+        )
 
-    save_pytree, save_pytree_async, load_pytree, load_pytree_async = save, save_async, load, load_async
+    save_pytree, save_pytree_async, load_pytree, load_pytree_async = (
+        save,
+        save_async,
+        load,
+        load_async,
+    )
 
     # --- what is known
 
@@ -155,7 +198,11 @@ class Checkpointer:
         """Returns what is known of a step's tree, without reading it."""
         number = self._step(step)
         found = self._manager.native.structure(number)
-        return describe(found, tree_of(found.items[checkpoints_lib.pick(found, checkpoints_lib.AUTO)]), step=number)
+        return describe(
+            found,
+            tree_of(found.items[checkpoints_lib.pick(found, checkpoints_lib.AUTO)]),
+            step=number,
+        )
 
     pytree_metadata = metadata
 
@@ -163,7 +210,14 @@ class Checkpointer:
         """Returns what is known of all items of a step, without reading them."""
         number = self._step(step)
         found = self._manager.native.structure(number)
-        return describe(found, {name: tree_of(item) if item.kind == "tree" else None for name, item in found.items.items()}, step=number)
+        return describe(
+            found,
+            {
+                name: tree_of(item) if item.kind == "tree" else None
+                for name, item in found.items.items()
+            },
+            step=number,
+        )
 
     def root_metadata(self) -> RootMetadata:
         """Returns what is known of the root: where it is."""
@@ -171,7 +225,9 @@ class Checkpointer:
 
     # --- steps and the end
 
-    def delete(self, step: Any, *, checkpointable_name: str | None = None, missing_ok: bool = False) -> bool:
+    def delete(
+        self, step: Any, *, checkpointable_name: str | None = None, missing_ok: bool = False
+    ) -> bool:
         """Deletes a step; True if it was there. Raises StepNotFoundError."""
         refuse(f"{CALL}.delete", "delete the whole step", checkpointable_name=checkpointable_name)
         try:
@@ -210,5 +266,10 @@ class Checkpointer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._manager.__exit__(kind, error, trace)

@@ -29,15 +29,23 @@ def cluster_nodes() -> list[Node]:
     ray = load_ray()
     free = ray._private.state.available_resources_per_node()
     draining = ray._private.state.state.get_draining_nodes()
-    return [node_from_ray(info, free.get(info["NodeID"], {}), draining) for info in ray.nodes() if info["Alive"]]
+    return [
+        node_from_ray(info, free.get(info["NodeID"], {}), draining)
+        for info in ray.nodes()
+        if info["Alive"]
+    ]
 
 
-def node_from_ray(info: Mapping[str, Any], free: Mapping[str, float], draining: Mapping[str, int]) -> Node:
+def node_from_ray(
+    info: Mapping[str, Any], free: Mapping[str, float], draining: Mapping[str, int]
+) -> Node:
     """Returns one machine of `ray.nodes()`. Raises Fatal for a label that is no number."""
     labels, node_id = info.get("Labels") or {}, info["NodeID"]
     worker = str(labels.get(WORKER_LABEL, "0"))
     if not worker.isdecimal():
-        raise Fatal(f"node {node_id} at {info['NodeManagerAddress']} has label {WORKER_LABEL}={worker!r}; expected a whole number")
+        raise Fatal(
+            f"node {node_id} at {info['NodeManagerAddress']} has label {WORKER_LABEL}={worker!r}; expected a whole number"
+        )
     deadline_ms = draining.get(node_id, 0)
     return Node(
         node_id=node_id,

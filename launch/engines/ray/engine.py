@@ -65,7 +65,9 @@ class JobSpec:
     min_processes: int | None = None
     resources: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
     num_slices: int = 1
-    restart: RestartPolicy = field(default_factory=lambda: RestartPolicy(max_failures=3, max_preemptions=100))
+    restart: RestartPolicy = field(
+        default_factory=lambda: RestartPolicy(max_failures=3, max_preemptions=100)
+    )
     job_id: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S
@@ -73,9 +75,13 @@ class JobSpec:
 
     def __post_init__(self) -> None:
         if self.num_slices < 1 or self.num_processes % self.num_slices:
-            raise ValueError(f"num_processes={self.num_processes} in num_slices={self.num_slices}: expected slices of one size")
+            raise ValueError(
+                f"num_processes={self.num_processes} in num_slices={self.num_slices}: expected slices of one size"
+            )
         if not any(amount > 0 for amount in self.resources.values()):
-            raise ValueError(f"resources={dict(self.resources)}: a process needs at least some of one resource")
+            raise ValueError(
+                f"resources={dict(self.resources)}: a process needs at least some of one resource"
+            )
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,12 @@ class RayResult:
 
 
 def run(
-    fn: Callable[..., Any], spec: JobSpec, *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, address: str = "auto"
+    fn: Callable[..., Any],
+    spec: JobSpec,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    address: str = "auto",
 ) -> RayResult:
     """Calls `fn(*args, **kwargs)` on `spec.num_processes` processes of the Ray cluster, to the end of the job. Blocks.
 
@@ -103,15 +114,29 @@ def run(
     Preempted (or exits with 75) when it was preempted, Fatal when a restart cannot help. Nothing is raised for a job that
     fails: see `result.job.error`.
     """
-    return _run(spec, call=load_ray().cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))), output=None, address=address)
+    return _run(
+        spec,
+        call=load_ray().cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))),
+        output=None,
+        address=address,
+    )
 
 
-def run_command(command: Sequence[str], spec: JobSpec, *, output: Output | None = None, address: str = "auto") -> RayResult:
+def run_command(
+    command: Sequence[str], spec: JobSpec, *, output: Output | None = None, address: str = "auto"
+) -> RayResult:
     """Runs `command` as the processes of a job on a Ray cluster, as `holdfast run --ray ADDRESS` does. Blocks."""
     return _run(spec, command=list(command), output=output, address=address)
 
 
-def _run(spec: JobSpec, *, command: list[str] | None = None, call: bytes | None = None, output: Output | None, address: str) -> RayResult:
+def _run(
+    spec: JobSpec,
+    *,
+    command: list[str] | None = None,
+    call: bytes | None = None,
+    output: Output | None,
+    address: str,
+) -> RayResult:
     ray = load_ray()
     if not spec.insecure:
         require_cryptography()
@@ -127,7 +152,15 @@ def _run(spec: JobSpec, *, command: list[str] | None = None, call: bytes | None 
 class RayEngine(BaseEngine):
     """Runs a job's processes as children of actors of a Ray cluster."""
 
-    def __init__(self, job_id: str, spec: JobSpec, *, command: list[str] | None, call: bytes | None, output: Output) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        spec: JobSpec,
+        *,
+        command: list[str] | None,
+        call: bytes | None,
+        output: Output,
+    ) -> None:
         super().__init__(output, spec.restart)
         self._job_id, self._spec, self._command, self._call = job_id, spec, command, call
         self._reserve: Reserve | None = None
@@ -136,7 +169,9 @@ class RayEngine(BaseEngine):
         self._group: Any = None
         self._actors: dict[int, Any] = {}
         self._lost_actor = False
-        self._kept: tuple[Placement, Any, dict[int, Any]] | None = None  # of the attempt before, for the next
+        self._kept: tuple[Placement, Any, dict[int, Any]] | None = (
+            None  # of the attempt before, for the next
+        )
         self._pending: dict[Any, int] = {}  # reference to an update to come -> rank
         self._coordinator: Any = None
         self._folder: JobFolder | None = None  # of the credentials that the watch shows
@@ -174,11 +209,18 @@ class RayEngine(BaseEngine):
         num_processes = len(self._placement.nodes)
         here = ray.get_runtime_context().get_node_id()
         self._coordinator = _actor(CoordinatorActor, node_id=here).remote(
-            self._job_id, attempt, num_processes, self._spec.heartbeat_timeout_s, not self._spec.insecure
+            self._job_id,
+            attempt,
+            num_processes,
+            self._spec.heartbeat_timeout_s,
+            not self._spec.insecure,
         )
         if not self._actors:
             resources = self._spec.resources
-            actors = [_actor(WorkerActor, group=self._group, bundle=rank, resources=resources).remote() for rank in range(num_processes)]
+            actors = [
+                _actor(WorkerActor, group=self._group, bundle=rank, resources=resources).remote()
+                for rank in range(num_processes)
+            ]
             self._actors = dict(enumerate(actors))
         actors = list(self._actors.values())
         timeout_s = self._spec.restart.startup_timeout_s
@@ -187,7 +229,12 @@ class RayEngine(BaseEngine):
         self._open_watch(address, attempt, self._credentials(secrets))
         reached = self._start_relays(address, secrets, timeout_s)
         started = [
-            actor.start.remote(self._command, self._call, self._process_spec(rank, attempt, *reached[rank]), self._spec.env)
+            actor.start.remote(
+                self._command,
+                self._call,
+                self._process_spec(rank, attempt, *reached[rank]),
+                self._spec.env,
+            )
             for rank, actor in self._actors.items()
         ]
         for rank, lines in enumerate(ray.get(started, timeout=timeout_s)):
@@ -203,7 +250,9 @@ class RayEngine(BaseEngine):
         self._folder = JobFolder.create()
         return credentials_in(self._folder, secrets)
 
-    def _start_relays(self, address: str, secrets: JobSecrets | None, timeout_s: float) -> list[tuple[str, str | None]]:
+    def _start_relays(
+        self, address: str, secrets: JobSecrets | None, timeout_s: float
+    ) -> list[tuple[str, str | None]]:
         """Starts a relay on each machine, in the actor of its first process.
 
         Returns where each process reaches the coordinator, and the address of its machine behind a relay.
@@ -211,12 +260,21 @@ class RayEngine(BaseEngine):
         nodes = [node.node_id for node in self._placement.nodes]
         if secrets is None:
             return [(address, None)] * len(nodes)
-        ranks = {node: [rank for rank, other in enumerate(nodes) if other == node] for node in nodes}
-        relays = {node: self._actors[on_node[0]].start_relay.remote(address, secrets, on_node) for node, on_node in ranks.items()}
-        addresses = dict(zip(relays, load_ray().get(list(relays.values()), timeout=timeout_s), strict=True))
+        ranks = {
+            node: [rank for rank, other in enumerate(nodes) if other == node] for node in nodes
+        }
+        relays = {
+            node: self._actors[on_node[0]].start_relay.remote(address, secrets, on_node)
+            for node, on_node in ranks.items()
+        }
+        addresses = dict(
+            zip(relays, load_ray().get(list(relays.values()), timeout=timeout_s), strict=True)
+        )
         return [addresses[node] for node in nodes]
 
-    def _process_spec(self, rank: int, attempt: int, coordinator: str, host_address: str | None) -> ProcessSpec:
+    def _process_spec(
+        self, rank: int, attempt: int, coordinator: str, host_address: str | None
+    ) -> ProcessSpec:
         placement = self._placement
         return ProcessSpec(
             job_id=self._job_id,
@@ -227,7 +285,9 @@ class RayEngine(BaseEngine):
             slice_id=placement.slice_of[rank],
             num_slices=placement.num_slices,
             slice_address=placement.nodes[0].address if placement.num_slices > 1 else None,
-            local_rank=[node.node_id for node in placement.nodes[:rank]].count(placement.nodes[rank].node_id),
+            local_rank=[node.node_id for node in placement.nodes[:rank]].count(
+                placement.nodes[rank].node_id
+            ),
             host_address=host_address,
         )
 
@@ -267,13 +327,23 @@ class RayEngine(BaseEngine):
         ray, (placement, group, actors) = load_ray(), self._kept
         self._kept = None
         healthy = {node.node_id for node in cluster_nodes() if not node.draining}
-        stands = reserve.max_processes == len(actors) and all(node.node_id in healthy for node in placement.nodes)
+        stands = reserve.max_processes == len(actors) and all(
+            node.node_id in healthy for node in placement.nodes
+        )
         try:
-            ray.get([actor.pid.remote() for actor in actors.values()] if stands else [], timeout=_READY_S)
+            ray.get(
+                [actor.pid.remote() for actor in actors.values()] if stands else [],
+                timeout=_READY_S,
+            )
         except ray.exceptions.RayError:  # one has died, or does not answer in time
             stands = False
         if stands:
-            self._placement, self._group, self._actors, self._reserve = placement, group, actors, None
+            self._placement, self._group, self._actors, self._reserve = (
+                placement,
+                group,
+                actors,
+                None,
+            )
         else:
             self._give_back(group, actors)
         return stands
@@ -286,7 +356,11 @@ class RayEngine(BaseEngine):
         if time.monotonic() >= self._poll_at:
             found += self._poll_cluster()
             self._poll_at = time.monotonic() + _POLL_S
-        wait_s = 0.0 if found or timeout_s == 0 else min(_POLL_S / 2, _POLL_S if timeout_s is None else timeout_s)
+        wait_s = (
+            0.0
+            if found or timeout_s == 0
+            else min(_POLL_S / 2, _POLL_S if timeout_s is None else timeout_s)
+        )
         self._poll_actors(wait_s)
         while not self._queue.empty():
             found += super().events(0)
@@ -299,7 +373,11 @@ class RayEngine(BaseEngine):
                 threading.Event().wait(wait_s)
             return
         ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=wait_s)
-        ready += [ref for ref in ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)[0] if ref not in ready]
+        ready += [
+            ref
+            for ref in ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)[0]
+            if ref not in ready
+        ]
         for ref in ready:
             self._take_update(ref, self._pending.pop(ref))
 
@@ -348,7 +426,11 @@ class RayEngine(BaseEngine):
             return []
         used = Counter(node.node_id for node in self._placement.nodes)
         freed = [_with(node, spec.resources, used[node.node_id]) for node in nodes.values()]
-        larger = len(place_gang(freed, spec.resources, num_processes, spec.num_processes, spec.num_slices).nodes)
+        larger = len(
+            place_gang(
+                freed, spec.resources, num_processes, spec.num_processes, spec.num_slices
+            ).nodes
+        )
         return [Capacity(larger)] if larger > num_processes else []
 
     def _try_to_reserve(self, reserve: Reserve) -> list[Event]:
@@ -356,7 +438,13 @@ class RayEngine(BaseEngine):
         spec = self._spec
         if self._take_kept(reserve):
             return [Reserved(reserve.attempt, len(self._placement.nodes))]
-        placement = place_gang(cluster_nodes(), spec.resources, reserve.min_processes, reserve.max_processes, spec.num_slices)
+        placement = place_gang(
+            cluster_nodes(),
+            spec.resources,
+            reserve.min_processes,
+            reserve.max_processes,
+            spec.num_slices,
+        )
         if placement.why_not_more and placement.why_not_more != self._why_waiting:
             self._output.say(f"attempt {reserve.attempt}: {placement.why_not_more}")
         self._why_waiting = placement.why_not_more
@@ -374,7 +462,9 @@ class RayEngine(BaseEngine):
     def values(self) -> tuple[Any, ...]:
         """Returns what the calls of the last attempt returned, by rank."""
         outcomes = [self._outcomes.get(rank) for rank in range(len(self._placement.nodes))]
-        return tuple(value if kind == "value" else None for kind, value in map(_unpickled, outcomes))
+        return tuple(
+            value if kind == "value" else None for kind, value in map(_unpickled, outcomes)
+        )
 
     def close(self) -> None:
         """Ends whatever still runs: what was asked to end has the grace time, then its actor is killed, and its process with it."""
@@ -388,16 +478,35 @@ class RayEngine(BaseEngine):
             self._kept = None
 
 
-def _actor(kind: type, *, group: Any = None, bundle: int = 0, resources: Mapping[str, float] | None = None, node_id: str = "") -> Any:
+def _actor(
+    kind: type,
+    *,
+    group: Any = None,
+    bundle: int = 0,
+    resources: Mapping[str, float] | None = None,
+    node_id: str = "",
+) -> Any:
     ray = load_ray()
     strategies = ray.util.scheduling_strategies
     options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0}
     if group is None:
-        options["scheduling_strategy"] = strategies.NodeAffinitySchedulingStrategy(node_id, soft=True)
+        options["scheduling_strategy"] = strategies.NodeAffinitySchedulingStrategy(
+            node_id, soft=True
+        )
     else:
-        others = {name: amount for name, amount in (resources or {}).items() if name not in ("CPU", "GPU", "memory")}
-        options |= {"num_cpus": (resources or {}).get("CPU", 0), "num_gpus": (resources or {}).get("GPU", 0), "resources": others}
-        options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+        others = {
+            name: amount
+            for name, amount in (resources or {}).items()
+            if name not in ("CPU", "GPU", "memory")
+        }
+        options |= {
+            "num_cpus": (resources or {}).get("CPU", 0),
+            "num_gpus": (resources or {}).get("GPU", 0),
+            "resources": others,
+        }
+        options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=bundle
+        )
     return ray.remote(**options)(kind)
 
 
@@ -408,15 +517,27 @@ def _unpickled(outcome: bytes | None) -> tuple[str, Any]:
     try:
         kind, value = pickle.loads(outcome)
     except Exception as error:  # whatever a class of the user's does here
-        return "error", TypeError(f"what the call left cannot be read here: {type(error).__name__}: {error}")
+        return "error", TypeError(
+            f"what the call left cannot be read here: {type(error).__name__}: {error}"
+        )
     return kind, value
 
 
 def _with(node: Node, resources: Mapping[str, float], count: int) -> Node:
     """Returns a node with the resources of `count` more processes free."""
-    return replace(node, available={name: node.available.get(name, 0.0) + count * resources.get(name, 0.0) for name in resources})
+    return replace(
+        node,
+        available={
+            name: node.available.get(name, 0.0) + count * resources.get(name, 0.0)
+            for name in resources
+        },
+    )
 
 
 def _deadline(node: Node) -> float | None:
     """Returns the drain's deadline on the monotonic clock."""
-    return None if node.deadline_unix_s is None else time.monotonic() + node.deadline_unix_s - time.time()
+    return (
+        None
+        if node.deadline_unix_s is None
+        else time.monotonic() + node.deadline_unix_s - time.time()
+    )

@@ -22,7 +22,11 @@ class Node:
 
     def room(self, resources: Mapping[str, float]) -> int:
         """Returns how many processes fit that need these resources each."""
-        counts = [math.floor(self.available.get(name, 0.0) / amount + 1e-9) for name, amount in resources.items() if amount > 0]
+        counts = [
+            math.floor(self.available.get(name, 0.0) / amount + 1e-9)
+            for name, amount in resources.items()
+            if amount > 0
+        ]
         return min(counts, default=1_000_000)
 
 
@@ -42,7 +46,11 @@ class Placement:
 
 
 def place_gang(
-    nodes: Iterable[Node], resources: Mapping[str, float], min_processes: int, max_processes: int, num_slices: int = 1
+    nodes: Iterable[Node],
+    resources: Mapping[str, float],
+    min_processes: int,
+    max_processes: int,
+    num_slices: int = 1,
 ) -> Placement:
     """Returns the largest gang between `min_processes` and `max_processes` that fits now; where none fits, an empty one with the reason.
 
@@ -65,15 +73,32 @@ def _natural(text: str) -> tuple[tuple[int, int, str], ...]:
     return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts)
 
 
-def _place_processes(nodes: list[Node], resources: Mapping[str, float], min_processes: int, max_processes: int) -> Placement:
-    chosen = [node for node in nodes if not node.draining for _ in range(min(max_processes, node.room(resources)))]
+def _place_processes(
+    nodes: list[Node], resources: Mapping[str, float], min_processes: int, max_processes: int
+) -> Placement:
+    chosen = [
+        node
+        for node in nodes
+        if not node.draining
+        for _ in range(min(max_processes, node.room(resources)))
+    ]
     chosen = chosen[:max_processes]
     draining = sum(node.draining for node in nodes)
     reason = f"room for {len(chosen)} of {max_processes} processes on {len(nodes)} machines, {draining} of them draining"
-    return Placement(tuple(chosen) if len(chosen) >= min_processes else (), 1, "" if len(chosen) == max_processes else reason)
+    return Placement(
+        tuple(chosen) if len(chosen) >= min_processes else (),
+        1,
+        "" if len(chosen) == max_processes else reason,
+    )
 
 
-def _place_slices(nodes: list[Node], resources: Mapping[str, float], min_processes: int, max_processes: int, num_slices: int) -> Placement:
+def _place_slices(
+    nodes: list[Node],
+    resources: Mapping[str, float],
+    min_processes: int,
+    max_processes: int,
+    num_slices: int,
+) -> Placement:
     per_slice = max_processes // num_slices
     whole: list[list[Node]] = []
     problems: list[str] = []
@@ -89,8 +114,17 @@ def _place_slices(nodes: list[Node], resources: Mapping[str, float], min_process
             whole.append(_deal(members, resources, per_slice))
     chosen = whole[:num_slices]
     flat = tuple(node for members in chosen for node in members)
-    why = "" if len(chosen) == num_slices else f"{len(chosen)} of {num_slices} slices are whole" + "".join(f"; {text}" for text in problems)
-    return Placement(flat, len(chosen), why) if len(flat) >= min_processes and flat else Placement(why_not_more=why)
+    why = (
+        ""
+        if len(chosen) == num_slices
+        else f"{len(chosen)} of {num_slices} slices are whole"
+        + "".join(f"; {text}" for text in problems)
+    )
+    return (
+        Placement(flat, len(chosen), why)
+        if len(flat) >= min_processes and flat
+        else Placement(why_not_more=why)
+    )
 
 
 def _deal(members: list[Node], resources: Mapping[str, float], count: int) -> list[Node]:

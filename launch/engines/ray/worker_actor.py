@@ -44,7 +44,9 @@ class WorkerActor:
     """
 
     def __init__(self) -> None:
-        self._updates: queue.SimpleQueue[str | int] = queue.SimpleQueue()  # lines, then the exit code
+        self._updates: queue.SimpleQueue[str | int] = (
+            queue.SimpleQueue()
+        )  # lines, then the exit code
         self._process: WorkerProcess | None = None
         self._relay: Relay | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="holdfast-")
@@ -53,18 +55,28 @@ class WorkerActor:
         """Returns the actor's process id, once the actor is there."""
         return os.getpid()
 
-    def start_relay(self, coordinator: str, secrets: JobSecrets, process_ids: Sequence[int]) -> tuple[str, str]:
+    def start_relay(
+        self, coordinator: str, secrets: JobSecrets, process_ids: Sequence[int]
+    ) -> tuple[str, str]:
         """Starts the relay of this machine, which ends with this actor; returns its address, and the machine's for its peers."""
         self._close_relay()
         self._relay = spawn_relay(coordinator, secrets, process_ids)
         return self._relay.address, address_towards(coordinator)
 
-    def start(self, command: Sequence[str] | None, call: bytes | None, spec: ProcessSpec, extra: Mapping[str, str]) -> list[str]:
+    def start(
+        self,
+        command: Sequence[str] | None,
+        call: bytes | None,
+        spec: ProcessSpec,
+        extra: Mapping[str, str],
+    ) -> list[str]:
         """Starts the command, or the pickled call; returns one line for each stale MEGASCALE_* value that was replaced."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(_END_S)
-        updates: queue.SimpleQueue[str | int] = queue.SimpleQueue()  # what the process before may still say goes to its own
+        updates: queue.SimpleQueue[str | int] = (
+            queue.SimpleQueue()
+        )  # what the process before may still say goes to its own
         self._updates = updates
         self._result.unlink(missing_ok=True)
         env, lines = worker_env({**os.environ, **extra}, spec)
@@ -97,11 +109,15 @@ class WorkerActor:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                item = self._updates.get(timeout=0.02 if lines else max(0.0, deadline - time.monotonic()) or 0.001)
+                item = self._updates.get(
+                    timeout=0.02 if lines else max(0.0, deadline - time.monotonic()) or 0.001
+                )
             except queue.Empty:
                 return WorkerUpdate(tuple(lines))
             if isinstance(item, int):
-                return WorkerUpdate(tuple(lines), item, self._result.read_bytes() if self._result.exists() else None)
+                return WorkerUpdate(
+                    tuple(lines), item, self._result.read_bytes() if self._result.exists() else None
+                )
             lines.append(item)
 
     def signal(self, number: int) -> None:
@@ -118,9 +134,23 @@ class WorkerActor:
 class CoordinatorActor:
     """Holds the coordinator of one attempt."""
 
-    def __init__(self, job_id: str, attempt: int, num_processes: int, heartbeat_timeout_s: float, secured: bool) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        attempt: int,
+        num_processes: int,
+        heartbeat_timeout_s: float,
+        secured: bool,
+    ) -> None:
         host = load_ray().util.get_node_ip_address()
-        self._coordinator = Coordinator(job_id, attempt, num_processes, host=host, heartbeat_timeout_s=heartbeat_timeout_s, secured=secured)
+        self._coordinator = Coordinator(
+            job_id,
+            attempt,
+            num_processes,
+            host=host,
+            heartbeat_timeout_s=heartbeat_timeout_s,
+            secured=secured,
+        )
 
     def endpoint(self) -> tuple[str, JobSecrets | None]:
         """Returns the coordinator's HOST:PORT, and what its callers show."""

@@ -16,7 +16,11 @@ def exit_code_of(error: BaseException) -> int:
     from holdfast.launch import DO_NOT_RESTART, HANG, PREEMPTED
     from holdfast.multihost import Fatal, Hang, Preempted
 
-    codes: list[tuple[type[BaseException], int]] = [(Preempted, PREEMPTED), (Fatal, DO_NOT_RESTART), (Hang, HANG)]
+    codes: list[tuple[type[BaseException], int]] = [
+        (Preempted, PREEMPTED),
+        (Fatal, DO_NOT_RESTART),
+        (Hang, HANG),
+    ]
     return next((code for kind, code in codes if isinstance(error, kind)), 1)
 
 
@@ -35,8 +39,16 @@ def main(call_path: str, result_path: str) -> int:
     except Exception as error:  # whatever a class of the user's does here
         code = code or 1
         kind, value = outcome
-        what = f"{type(value).__name__}: {value}" if kind == "error" else f"{type(error).__name__}: {error}"
-        prefix = "the error cannot be pickled; it was" if kind == "error" else "the result cannot be pickled:"
+        what = (
+            f"{type(value).__name__}: {value}"
+            if kind == "error"
+            else f"{type(error).__name__}: {error}"
+        )
+        prefix = (
+            "the error cannot be pickled; it was"
+            if kind == "error"
+            else "the result cannot be pickled:"
+        )
         data = cloudpickle.dumps(("error", TypeError(f"{prefix} {what}")))
     Path(result_path).write_bytes(data)
     return code

@@ -79,16 +79,29 @@ class Program:
     def run(self) -> None:
         """Runs it as `__main__`."""
         main = sys.modules["__main__"].__dict__
-        made_with: dict[str, Any] = {"__annotations__": {}} if "__annotations__" in main else {}  # up to Python 3.13
+        made_with: dict[str, Any] = (
+            {"__annotations__": {}} if "__annotations__" in main else {}
+        )  # up to Python 3.13
         main.clear()
-        main.update(made_with, __name__="__main__", __doc__=None, __package__=None, __spec__=None, __builtins__=builtins)
+        main.update(
+            made_with,
+            __name__="__main__",
+            __doc__=None,
+            __package__=None,
+            __spec__=None,
+            __builtins__=builtins,
+        )
         if self.module:
             loader: Any = importlib.machinery.BuiltinImporter  # what `python -m` begins with
             main.update(__loader__=loader)
             getattr(runpy, "_run_module_as_main")(self.module)  # noqa: B009 (what `python -m` itself calls)
             return
         path = os.path.join(self._cwd, self.argv[0])
-        main.update(__loader__=importlib.machinery.SourceFileLoader("__main__", path), __file__=path, __cached__=None)
+        main.update(
+            __loader__=importlib.machinery.SourceFileLoader("__main__", path),
+            __file__=path,
+            __cached__=None,
+        )
         with open(path, "rb") as file:
             source = file.read()
         exec(compile(source, path, "exec", dont_inherit=True), main)
@@ -103,7 +116,11 @@ class ImportGuard:
 
     def __init__(self, program: Program) -> None:
         self._program, self._import = program, builtins.__import__
-        self._roots = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names - {"__main__", _NAME}
+        self._roots = (
+            {name.partition(".")[0] for name in sys.modules}
+            - sys.stdlib_module_names
+            - {"__main__", _NAME}
+        )
         self._waiting = set(self._roots)
         self._environment, self._path = dict(os.environ), list(dict.fromkeys(sys.path))
         builtins.__import__ = self
@@ -120,7 +137,11 @@ class ImportGuard:
 
     def _change(self) -> str:
         now = dict(os.environ)
-        changed = [key for key in self._environment.keys() | now if self._environment.get(key) != now.get(key)]
+        changed = [
+            key
+            for key in self._environment.keys() | now
+            if self._environment.get(key) != now.get(key)
+        ]
         if changed:
             return ", ".join(sorted(changed))
         path = list(dict.fromkeys(sys.path))
@@ -130,7 +151,8 @@ class ImportGuard:
         found = (
             name
             for name in sorted(self._roots)
-            if getattr(importlib.machinery.PathFinder.find_spec(name, added), "loader", None) is not None
+            if getattr(importlib.machinery.PathFinder.find_spec(name, added), "loader", None)
+            is not None
         )
         return f"sys.path, which has another {name}," if (name := next(found, "")) else ""
 
@@ -150,7 +172,9 @@ def preload(modules: list[str], launcher: Launcher) -> None:
             launcher.send("failed", f"importing {name}: {type(error).__name__}: {error}")
             os._exit(1)
         if backend_is_up():
-            launcher.send("failed", f"importing {name} starts a jax backend, which is for the program alone")
+            launcher.send(
+                "failed", f"importing {name} starts a jax backend, which is for the program alone"
+            )
             os._exit(1)
 
 
@@ -158,7 +182,9 @@ def hide_our_frames() -> None:
     """Has an error of the program printed as if this file had not called it."""
     hook = sys.excepthook
 
-    def without_ours(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    def without_ours(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
         while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
             traceback = traceback.tb_next
         hook(kind, error.with_traceback(traceback), traceback)

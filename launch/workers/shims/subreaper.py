@@ -14,7 +14,12 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
-_NOT_FOR_US = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)  # sent to a group or a job step
+_NOT_FOR_US = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)  # sent to a group or a job step
 _LINUX = sys.platform == "linux"
 _KILL_AGAIN_S = 0.05  # for what was started while others were being killed
 
@@ -30,7 +35,12 @@ def execute(command: list[str], hangup: signal.Handlers) -> None:
     signal.set_wakeup_fd(-1)
     os.setsid()
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in (*_NOT_FOR_US, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):  # the last two are Python's doing
+    for number in (
+        *_NOT_FOR_US,
+        signal.SIGCHLD,
+        signal.SIGPIPE,
+        signal.SIGXFSZ,
+    ):  # the last two are Python's doing
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, hangup)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -98,7 +108,9 @@ class Subreaper:
             self._over = True
         elif words[:1] == [b"signal"]:
             with contextlib.suppress(OSError):
-                os.kill(self._pid, int(words[1]))  # still a child of ours, or a zombie: the number is not another's
+                os.kill(
+                    self._pid, int(words[1])
+                )  # still a child of ours, or a zombie: the number is not another's
 
     def end_all(self) -> None:
         """Kills until no child is left."""

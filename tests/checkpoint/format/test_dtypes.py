@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.format.dtypes import _BY_NAME, SAFETENSORS_NAMES, can_store, count_bytes, dtype_named, name_of, stored_as
+from holdfast.checkpoint.format.dtypes import (
+    _BY_NAME,
+    SAFETENSORS_NAMES,
+    can_store,
+    count_bytes,
+    dtype_named,
+    name_of,
+    stored_as,
+)
 
 
 @pytest.mark.parametrize("name", sorted(_BY_NAME))
@@ -19,7 +27,22 @@ def test_names_lead_to_dtypes_and_back(name: str) -> None:
     assert dtype is not None and name_of(dtype) == dtype.name == name and can_store(dtype)
 
 
-@pytest.mark.parametrize("name", ["", "float", "object", "str", "datetime64", "float128", ">f4", "<f4", "__class__", "finfo", "U8"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "float",
+        "object",
+        "str",
+        "datetime64",
+        "float128",
+        ">f4",
+        "<f4",
+        "__class__",
+        "finfo",
+        "U8",
+    ],
+)
 def test_other_names_lead_nowhere(name: str) -> None:
     """A name that is not in the list is no dtype, whatever numpy or ml_dtypes have under it."""
     assert dtype_named(name) is None
@@ -36,6 +59,13 @@ def test_a_chunk_keeps_its_bytes(name: str, shape: tuple[int, ...]) -> None:
     """The stored dtype and shape have as many bytes as the array; a dtype that safetensors lacks is U8."""
     dtype = _BY_NAME[name]
     stored, stored_shape = stored_as(dtype, shape)
-    itemsize = {stored_name: np.dtype(_BY_NAME[own]).itemsize for own, stored_name in SAFETENSORS_NAMES.items()}[stored]
+    itemsize = {
+        stored_name: np.dtype(_BY_NAME[own]).itemsize
+        for own, stored_name in SAFETENSORS_NAMES.items()
+    }[stored]
     assert math.prod(stored_shape) * itemsize == count_bytes(dtype, shape)
-    assert (stored, stored_shape) == (SAFETENSORS_NAMES[name], shape) if name in SAFETENSORS_NAMES else stored == "U8"
+    assert (
+        (stored, stored_shape) == (SAFETENSORS_NAMES[name], shape)
+        if name in SAFETENSORS_NAMES
+        else stored == "U8"
+    )

@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.format.files import ItemReport, decode_value, encode_value, has_record, list_steps, step_folders, step_of
+from holdfast.checkpoint.format.files import (
+    ItemReport,
+    decode_value,
+    encode_value,
+    has_record,
+    list_steps,
+    step_folders,
+    step_of,
+)
 from holdfast.checkpoint.saving.pack_writer import write_snapshot
 from holdfast.checkpoint.saving.planner import Planner
 from holdfast.checkpoint.saving.snapshot import take_snapshot
@@ -26,7 +34,11 @@ def test_python_values_are_exact(value: Any) -> None:
     """Values of any size come back as themselves, bit by bit."""
     kind, text = json.loads(json.dumps(encode_value(value)))
     found = decode_value(kind, text)
-    assert type(found) is type(value) and (found == value or found != found) and repr(found) == repr(value)
+    assert (
+        type(found) is type(value)
+        and (found == value or found != found)
+        and repr(found) == repr(value)
+    )
 
 
 def test_reports_travel_as_bytes(tmp_path: Path) -> None:
@@ -43,7 +55,15 @@ def test_reports_travel_as_bytes(tmp_path: Path) -> None:
 def test_a_step_folder_is_a_plain_number(step: int) -> None:
     """The number of a step names its folder, and no other spelling of it does."""
     assert step_of(str(step)) == step
-    for name in (f"0{step}", f"+{step}", f"-{step}", f"{step} ", f"{step}.0", f"step_{step}", f"{step}\n"):
+    for name in (
+        f"0{step}",
+        f"+{step}",
+        f"-{step}",
+        f"{step} ",
+        f"{step}.0",
+        f"step_{step}",
+        f"{step}\n",
+    ):
         assert step_of(name) is None
 
 
@@ -62,10 +82,18 @@ def test_a_step_is_there_if_its_record_is(tmp_path: Path) -> None:
     (tmp_path / "7").write_text("a file")
     storage = LocalStorage(tmp_path)
     assert step_folders(storage) == {2: "2", 9: "9", 10: "10"}
-    assert list_steps(storage) == [2, 10] and has_record(storage, "10") and not has_record(storage, "9") and not has_record(storage, "3")
+    assert (
+        list_steps(storage) == [2, 10]
+        and has_record(storage, "10")
+        and not has_record(storage, "9")
+        and not has_record(storage, "3")
+    )
 
 
-@pytest.mark.parametrize(("kind", "text"), [("bool", "yes"), ("int", "three"), ("complex", "1"), ("bytes", "?"), ("list", "[]")])
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("bool", "yes"), ("int", "three"), ("complex", "1"), ("bytes", "?"), ("list", "[]")],
+)
 def test_other_texts_are_no_values(kind: str, text: str) -> None:
     """A text that `encode_value` does not make is a ValueError."""
     with pytest.raises(ValueError):
@@ -82,4 +110,6 @@ def test_a_record_is_there_also_where_it_cannot_be_read(tmp_path: Path) -> None:
     places[2].symlink_to("checkpoint.json")
     places[3].mkdir()
     places[4].symlink_to("nothing")
-    assert list_steps(LocalStorage(tmp_path)) == [0, 1, 2] and has_record(LocalStorage(tmp_path / "1"), "")
+    assert list_steps(LocalStorage(tmp_path)) == [0, 1, 2] and has_record(
+        LocalStorage(tmp_path / "1"), ""
+    )

@@ -34,12 +34,17 @@ def test_chunks_cover_an_array_once(grid: Grid) -> None:
         region = grid.region(index)
         seen[tuple(slice(*bounds) for bounds in region)] += 1
         shards = (
-            {tuple(at // size for at, size in zip(corner, grid.shard_shape, strict=True)) for corner in corners(region)}
+            {
+                tuple(at // size for at, size in zip(corner, grid.shard_shape, strict=True))
+                for corner in corners(region)
+            }
             if seen.size
             else {()}
         )
         assert len(shards) == 1
-        assert grid.sizes[index] == math.prod(stop - start for start, stop in region) * grid.itemsize
+        assert (
+            grid.sizes[index] == math.prod(stop - start for start, stop in region) * grid.itemsize
+        )
     assert (seen == 1).all() and grid.sizes.sum() == seen.size * grid.itemsize
 
 
@@ -52,7 +57,10 @@ def test_starts_and_shards_agree_with_regions(grid: Grid) -> None:
     """`starts` lists where the regions begin along an axis, then its end; `shards` numbers the shards in C order."""
     regions = [grid.region(index) for index in range(grid.num_chunks)]
     for axis in range(len(grid.shape)):
-        assert grid.starts(axis).tolist() == [*sorted({region[axis][0] for region in regions}), grid.shape[axis]]
+        assert grid.starts(axis).tolist() == [
+            *sorted({region[axis][0] for region in regions}),
+            grid.shape[axis],
+        ]
     if math.prod(grid.shape):
         counts = [size // shard for size, shard in zip(grid.shape, grid.shard_shape, strict=True)]
         for region, shard in zip(regions, grid.shards, strict=True):

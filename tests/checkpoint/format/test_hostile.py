@@ -32,7 +32,11 @@ def seal(folder: Path, record: dict[str, Any]) -> None:
     (folder / "checkpoint.json").write_bytes(body + b',"crc32c":"%08x"}\n' % crc32c(body))
 
 
-def rewrite(folder: Path, change: Callable[[Header], Any], record: Callable[[dict[str, Any]], None] = lambda _: None) -> None:
+def rewrite(
+    folder: Path,
+    change: Callable[[Header], Any],
+    record: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> None:
     """Changes the header of the one pack, and makes sizes and checksums fit, as an attacker would."""
     (pack,) = folder.glob("state/*.safetensors")
     data = pack.read_bytes()
@@ -72,7 +76,9 @@ HEADERS: dict[str, Callable[[Header], Any]] = {
     "short checksums": lambda header: header["__metadata__"].update(crc32c="00"),
     "checksums of numbers": lambda header: header["__metadata__"].update(crc32c=5),
     "checksums that are none": lambda header: header["__metadata__"].update(crc32c="zzzzzzzz" * 2),
-    "prefixes that nobody has": lambda header: header["__metadata__"].update(crc32c_prefixes="AAAA" * 4),
+    "prefixes that nobody has": lambda header: header["__metadata__"].update(
+        crc32c_prefixes="AAAA" * 4
+    ),
     "prefixes of no base64": lambda header: header["__metadata__"].update(crc32c_prefixes="?"),
     "prefixes of numbers": lambda header: header["__metadata__"].update(crc32c_prefixes=[1]),
     "prefixes cut off": lambda header: header["__metadata__"].update(crc32c_prefixes="AAA="),
@@ -105,16 +111,28 @@ def test_memory_is_bounded_by_what_is_there(tmp_path: Path) -> None:
             leaf |= {"shape": [big], "grid": [[big], [big]]}
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    rewrite(tmp_path / "c", lambda header: [header[name].update(shape=[big], data_offsets=[0, 8 * big]) for name in "ab"], lie)
+    rewrite(
+        tmp_path / "c",
+        lambda header: [
+            header[name].update(shape=[big], data_offsets=[0, 8 * big]) for name in "ab"
+        ],
+        lie,
+    )
     with pytest.raises((HostileCheckpoint, Corrupt)):
         load(tmp_path / "c")
-    rewrite(tmp_path / "c", lambda _: None, lambda record: record["items"]["state"]["files"][0].__setitem__(1, 16 * big))
+    rewrite(
+        tmp_path / "c",
+        lambda _: None,
+        lambda record: record["items"]["state"]["files"][0].__setitem__(1, 16 * big),
+    )
     with pytest.raises((HostileCheckpoint, Corrupt)):
         load(tmp_path / "c")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
 
 
-@pytest.mark.parametrize("head", [None, 100_000_000], ids=["the real header", "a header as long as may be"])
+@pytest.mark.parametrize(
+    "head", [None, 100_000_000], ids=["the real header", "a header as long as may be"]
+)
 def test_a_small_record_cannot_claim_many_chunks(tmp_path: Path, head: int | None) -> None:
     """A record of a few KB whose leaves claim 2^24 chunks each is refused by what the headers of its files could hold, with no work done.
 
@@ -151,17 +169,25 @@ def test_sparse_packs_of_more_than_memory_are_a_typed_error(tmp_path: Path) -> N
     files = []
     for pack in plan.own:
         planned = plan_pack(plan, pack)
-        header = planned.frame.join([ChunkChecksum(5, (5,) * count_prefixes(chunk.nbytes)) for chunk in planned.chunks])
-        files.append(FileReport(pack_name(0, pack, "ab12cd34"), planned.size, len(header), crc32c(header)))
+        header = planned.frame.join(
+            [ChunkChecksum(5, (5,) * count_prefixes(chunk.nbytes)) for chunk in planned.chunks]
+        )
+        files.append(
+            FileReport(pack_name(0, pack, "ab12cd34"), planned.size, len(header), crc32c(header))
+        )
         with open(tmp_path / "state" / files[-1].name, "wb") as file:
             file.write(header)
             file.truncate(planned.size)
     report = ItemReport(0, plan.hash, tuple(files))
-    record = build_record(0, {"state": (plan, [report])}, writer="ab12cd34", processes=1, started_s=0, finished_s=1)
+    record = build_record(
+        0, {"state": (plan, [report])}, writer="ab12cd34", processes=1, started_s=0, finished_s=1
+    )
     (tmp_path / "checkpoint.json").write_bytes(record)
     with pytest.raises(Corrupt, match="checksum of 'w"):
         verify(tmp_path)
-    with pytest.raises(CheckpointError, match=r"checksum of 'w|no memory for the 137,438,953,472 bytes of 'w'"):
+    with pytest.raises(
+        CheckpointError, match=r"checksum of 'w|no memory for the 137,438,953,472 bytes of 'w'"
+    ):
         load(tmp_path)
 
 
@@ -172,7 +198,15 @@ def test_nothing_outside_the_root_is_read(tmp_path: Path) -> None:
     outside = tmp_path / pack.name
     outside.write_bytes(pack.read_bytes())
     record = json.loads((tmp_path / "c" / "checkpoint.json").read_text())
-    for name in (str(outside), f"../{pack.name}", f"state/../../{pack.name}", f"state//{pack.name}", f"other/{pack.name}", pack.name, ""):
+    for name in (
+        str(outside),
+        f"../{pack.name}",
+        f"state/../../{pack.name}",
+        f"state//{pack.name}",
+        f"other/{pack.name}",
+        pack.name,
+        "",
+    ):
         record["items"]["state"]["files"][0][0] = name
         seal(tmp_path / "c", record)
         with pytest.raises(HostileCheckpoint, match="not a name of a file"):
@@ -183,11 +217,17 @@ def test_no_pickle_and_no_imports_by_name() -> None:
     """No module of the room imports pickle or marshal, and none evaluates or imports by a name from a file."""
     for path in Path(holdfast.checkpoint.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+            names = (
+                [alias.name for alias in node.names]
+                if isinstance(node, (ast.Import, ast.ImportFrom))
+                else []
+            )
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not {"pickle", "marshal", "shelve", "dill", "cloudpickle"} & set(names), path
             if isinstance(node, ast.Call):
                 called = getattr(node.func, "id", getattr(node.func, "attr", ""))
-                assert called not in ("eval", "exec", "__import__", "import_module"), f"{path}: {called}"
+                assert called not in ("eval", "exec", "__import__", "import_module"), (
+                    f"{path}: {called}"
+                )
                 if called in ("load", "fromfile"):
                     assert not any(keyword.arg == "allow_pickle" for keyword in node.keywords), path

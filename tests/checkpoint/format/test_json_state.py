@@ -14,10 +14,16 @@ from hypothesis import strategies as st
 from holdfast.checkpoint import CheckpointError, Json, UnsupportedLeaf
 from holdfast.checkpoint.format.json_state import decode, encode, give_state, is_iterator, state_of
 
-LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+LEAVES = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+)
 KEYS = st.text() | st.integers() | st.sampled_from(["$bytes", "$dict", "$"])
 STATES = st.recursive(
-    LEAVES, lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=12
+    LEAVES,
+    lambda inner: (
+        st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(KEYS, inner, max_size=4)
+    ),
+    max_leaves=12,
 )
 
 
@@ -30,9 +36,18 @@ def test_states_come_back_as_they_were(state: object) -> None:
 
 def test_arrays_in_a_state() -> None:
     """numpy and jax arrays and numpy numbers come back as numpy, with dtype and shape."""
-    for value in (np.arange(6, dtype=">i2").reshape(2, 3).astype("i2"), np.float32(1.5), np.zeros((0, 2)), jnp.ones(3, jnp.bfloat16)):
+    for value in (
+        np.arange(6, dtype=">i2").reshape(2, 3).astype("i2"),
+        np.float32(1.5),
+        np.zeros((0, 2)),
+        jnp.ones(3, jnp.bfloat16),
+    ):
         back = decode(json.loads(json.dumps(encode(value, "data"))))
-        assert type(back) in (np.ndarray, np.float32) and back.dtype == value.dtype and np.array_equal(back, value)
+        assert (
+            type(back) in (np.ndarray, np.float32)
+            and back.dtype == value.dtype
+            and np.array_equal(back, value)
+        )
     assert math.isnan(decode(json.loads(json.dumps(encode(math.nan, "data")))))
 
 
@@ -60,7 +75,12 @@ def test_what_is_an_iterator() -> None:
             self.state = state["state"]
 
     loader = Loader()
-    assert is_iterator(loader) and not is_iterator(Loader) and not is_iterator({"get_state": 1}) and not is_iterator(Json(1))
+    assert (
+        is_iterator(loader)
+        and not is_iterator(Loader)
+        and not is_iterator({"get_state": 1})
+        and not is_iterator(Json(1))
+    )
     saved = state_of("data", loader)
     loader.state = 5
     assert give_state(loader, saved) is loader and loader.state == 1

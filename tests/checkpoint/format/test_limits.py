@@ -18,11 +18,17 @@ STATE = {"x": np.arange(3.0)}
 
 
 def _files(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and ".holdfast" not in path.parts)
+    return sorted(
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and ".holdfast" not in path.parts
+    )
 
 
 @pytest.mark.parametrize("name", ["a/b", "../../evil", "", ".hidden", "a" * 101, "naïve", 3])
-def test_a_name_that_no_reader_takes_is_refused_and_the_last_step_stays(name: Any, tmp_path: Path) -> None:
+def test_a_name_that_no_reader_takes_is_refused_and_the_last_step_stays(
+    name: Any, tmp_path: Path
+) -> None:
     """An item's name is held against the reader's rule before anything is written: the step before it is not deleted for it."""
     root = tmp_path / "deep" / "root"
     with CheckpointManager(root, keep_policy=KeepLast(1)) as manager:
@@ -34,7 +40,10 @@ def test_a_name_that_no_reader_takes_is_refused_and_the_last_step_stays(name: An
         manager.save(3, STATE)  # a refusal is no failure: the next save goes on
         manager.wait_until_finished()
         assert manager.all_steps() == [3]
-    assert [file.split("-")[0] for file in before] == ["deep/root/1/checkpoint.json", "deep/root/1/state/00000"]
+    assert [file.split("-")[0] for file in before] == [
+        "deep/root/1/checkpoint.json",
+        "deep/root/1/state/00000",
+    ]
     with pytest.raises((ValueError, TypeError), match="item"):
         save(tmp_path / "one", STATE, item=name)
     assert not _files(tmp_path / "one")
@@ -46,8 +55,12 @@ def _save_by_manager(path: Path, step: Any) -> None:
 
 
 @pytest.mark.parametrize("step", [-1, 10**18, 1.5, "3", True, None])
-@pytest.mark.parametrize("call", [lambda path, step: save(path, STATE, step=step), _save_by_manager])
-def test_a_step_that_no_reader_takes_is_refused(call: Callable[[Path, Any], object], step: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "call", [lambda path, step: save(path, STATE, step=step), _save_by_manager]
+)
+def test_a_step_that_no_reader_takes_is_refused(
+    call: Callable[[Path, Any], object], step: Any, tmp_path: Path
+) -> None:
     """A step is a whole number from 0 to 10**18 - 1, for one-shot saves as for managers."""
     with pytest.raises((ValueError, TypeError), match="step"):
         call(tmp_path / "root", step)
@@ -82,10 +95,23 @@ def test_a_metric_that_is_no_number_is_valid_json(tmp_path: Path) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
     with CheckpointManager(tmp_path / "root") as manager:
-        manager.save(1, STATE, metrics={"loss": float("nan"), "least": float("-inf"), "most": np.float32("inf"), "lr": 0.5})
+        manager.save(
+            1,
+            STATE,
+            metrics={
+                "loss": float("nan"),
+                "least": float("-inf"),
+                "most": np.float32("inf"),
+                "lr": 0.5,
+            },
+        )
         manager.wait_until_finished()
         found = manager.metrics(1)
-    assert math.isnan(found.pop("loss")) and found == {"least": -math.inf, "most": math.inf, "lr": 0.5}
+    assert math.isnan(found.pop("loss")) and found == {
+        "least": -math.inf,
+        "most": math.inf,
+        "lr": 0.5,
+    }
     json.loads((tmp_path / "root" / "1" / "checkpoint.json").read_bytes(), parse_constant=refused)
 
 
@@ -93,7 +119,9 @@ def test_what_is_changed_after_save_returned_is_not_saved(tmp_path: Path) -> Non
     """Json items and metadata are encoded before `save` returns."""
     facts = {"lr": 1}
     with CheckpointManager(tmp_path / "root") as manager:
-        manager.save(1, items={"state": {"x": np.ones(1 << 22)}, "facts": Json(facts)}, metadata=facts)
+        manager.save(
+            1, items={"state": {"x": np.ones(1 << 22)}, "facts": Json(facts)}, metadata=facts
+        )
         facts["lr"] = 2
         manager.wait_until_finished()
         assert manager.restore(1, item="facts") == {"lr": 1} and manager.metadata(1) == {"lr": 1}
@@ -126,9 +154,18 @@ def test_a_forked_child_takes_nothing_away(how: str, tmp_path: Path) -> None:
 
 
 TOO_LARGE: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
-    "bytes of 200 MB": (lambda: {"state": {"blob": bytes(200_000_000)}}, "'blob' with 266,666,6.*: put it into an array"),
-    "strings of 60 MB": (lambda: {"state": {"a": "x" * 60_000_000, "b": "y" * 60_000_000}}, "the Python values of the item 'state'"),
-    "an int of 500,000,000 bits": (lambda: {"state": {"n": 1 << 500_000_000}}, "'n' with 125,000,0.*: put it into an array"),
+    "bytes of 200 MB": (
+        lambda: {"state": {"blob": bytes(200_000_000)}},
+        "'blob' with 266,666,6.*: put it into an array",
+    ),
+    "strings of 60 MB": (
+        lambda: {"state": {"a": "x" * 60_000_000, "b": "y" * 60_000_000}},
+        "the Python values of the item 'state'",
+    ),
+    "an int of 500,000,000 bits": (
+        lambda: {"state": {"n": 1 << 500_000_000}},
+        "'n' with 125,000,0.*: put it into an array",
+    ),
     "21,000 names of 5,000 characters": (
         lambda: {"state": {f"{i:05d}" + "x" * 4995: np.float32(i) for i in range(21_000)}},
         "the header of a pack would have 1.* bytes, a reader takes 100,000,000, and its 21,000 chunks",

@@ -35,7 +35,12 @@ from holdfast.checkpoint.tools.convert import convert
 from holdfast.multihost import ClusterGroup
 from tests.support.checkpointing import at_once, groups
 
-CONTENTS = {"vocab.json": b'{"a":1}', "deep/er/merges.txt": b"a b" * 3_000_000, "empty": b"", "namé 1": b"x"}
+CONTENTS = {
+    "vocab.json": b'{"a":1}',
+    "deep/er/merges.txt": b"a b" * 3_000_000,
+    "empty": b"",
+    "namé 1": b"x",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +58,11 @@ def write(folder: Path) -> None:
 
 
 def read(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def test_what_a_handler_writes_its_reader_gets(tmp_path: Path, scratch: Path) -> None:
@@ -61,17 +70,38 @@ def test_what_a_handler_writes_its_reader_gets(tmp_path: Path, scratch: Path) ->
     items = {"model": {"w": jnp.ones(3)}, "tokenizer": Files(write), "config": Json(1)}
     with CheckpointManager(tmp_path / "run") as manager:
         manager.save(1, items=items).wait()
-        assert manager.restore(1, item="tokenizer") == CONTENTS == manager.restore(1, Files(read=read), item="tokenizer")
-        found = manager.restore(items={"tokenizer": Files(read=len_of), "config": None, "model": None})
-        assert found["tokenizer"] == 4 and found["config"] == 1 and found["model"]["w"].tolist() == [1, 1, 1]
-        assert manager.structure(1).items["tokenizer"].kind == "files" and verify(tmp_path / "run").files == 6
-        manager.save(1, items=items | {"tokenizer": Files(lambda folder: (folder / "a").write_text("b"))}, overwrite=True).wait()
+        assert (
+            manager.restore(1, item="tokenizer")
+            == CONTENTS
+            == manager.restore(1, Files(read=read), item="tokenizer")
+        )
+        found = manager.restore(
+            items={"tokenizer": Files(read=len_of), "config": None, "model": None}
+        )
+        assert (
+            found["tokenizer"] == 4
+            and found["config"] == 1
+            and found["model"]["w"].tolist() == [1, 1, 1]
+        )
+        assert (
+            manager.structure(1).items["tokenizer"].kind == "files"
+            and verify(tmp_path / "run").files == 6
+        )
+        manager.save(
+            1,
+            items=items | {"tokenizer": Files(lambda folder: (folder / "a").write_text("b"))},
+            overwrite=True,
+        ).wait()
         assert manager.restore(1, item="tokenizer") == {"a": b"b"}
         assert len(list((tmp_path / "run" / "1" / "tokenizer").iterdir())) == 1
         manager.delete(1)
         assert not (tmp_path / "run" / "1").exists()
     save(tmp_path / "one", items=items)
-    assert load(tmp_path / "one", item="tokenizer") == CONTENTS == load(tmp_path / "one", Files(read=read), item="tokenizer")
+    assert (
+        load(tmp_path / "one", item="tokenizer")
+        == CONTENTS
+        == load(tmp_path / "one", Files(read=read), item="tokenizer")
+    )
     assert list(scratch.iterdir()) == []
 
 
@@ -83,7 +113,9 @@ def test_a_handler_is_asked_in_save_and_not_later(tmp_path: Path) -> None:
     """What it writes from may change once `save` has returned."""
     text = ["before"]
     with CheckpointManager(tmp_path) as manager:
-        handle = manager.save(1, items={"notes": Files(lambda folder: (folder / "a").write_text(text[0]))})
+        handle = manager.save(
+            1, items={"notes": Files(lambda folder: (folder / "a").write_text(text[0]))}
+        )
         text[0] = "after"
         handle.wait()
         assert manager.restore(item="notes") == {"a": b"before"}
@@ -98,25 +130,39 @@ def fails(folder: Path) -> None:
     ("handler", "message"),
     [
         (fails, "RuntimeError: no model"),
-        (lambda folder: (folder / "a").symlink_to("/etc/hostname"), "'a' is no file and no folder; expected files, copied"),
+        (
+            lambda folder: (folder / "a").symlink_to("/etc/hostname"),
+            "'a' is no file and no folder; expected files, copied",
+        ),
         (lambda folder: os.mkfifo(folder / "pipe"), "'pipe' is no file and no folder"),
         (lambda folder: (folder / "a\\b").write_text(""), "is no name for a file"),
         (lambda folder: (folder / "a\nb").write_text(""), "is no name for a file"),
         (None, "an item of files expects a `write`"),
     ],
 )
-def test_a_handler_that_fails_makes_no_step(tmp_path: Path, scratch: Path, handler: Any, message: str) -> None:
+def test_a_handler_that_fails_makes_no_step(
+    tmp_path: Path, scratch: Path, handler: Any, message: str
+) -> None:
     """Item and process are named, nothing is written, scratch is empty, and the next save succeeds."""
     with CheckpointManager(tmp_path) as manager:
-        with pytest.raises(SaveFailed, match=r"the item 'tokenizer' was not written by its handler on process 0: .*") as caught:
+        with pytest.raises(
+            SaveFailed,
+            match=r"the item 'tokenizer' was not written by its handler on process 0: .*",
+        ) as caught:
             manager.save(1, items={"tokenizer": Files(handler), "model": {"w": np.ones(3)}})
         assert message in str(caught.value) and caught.value.process == 0
-        assert manager.all_steps() == [] and list(scratch.iterdir()) == [] and not (tmp_path / "1").exists()
+        assert (
+            manager.all_steps() == []
+            and list(scratch.iterdir()) == []
+            and not (tmp_path / "1").exists()
+        )
         manager.save(1, items={"tokenizer": Files(write)}).wait()
         assert manager.all_steps() == [1]
 
 
-def _saves(group: ClusterGroup, root: Path, *, per_process: bool, failing: int | None = None) -> Any:
+def _saves(
+    group: ClusterGroup, root: Path, *, per_process: bool, failing: int | None = None
+) -> Any:
     def own(folder: Path) -> None:
         if group.index == failing:
             raise RuntimeError("no model")
@@ -124,7 +170,9 @@ def _saves(group: ClusterGroup, root: Path, *, per_process: bool, failing: int |
 
     with CheckpointManager(root, group=group, options=Options(save_timeout_s=30)) as manager:
         try:
-            manager.save(1, items={"reader": Files(own, per_process=per_process), "model": {"w": np.ones(3)}}).wait()
+            manager.save(
+                1, items={"reader": Files(own, per_process=per_process), "model": {"w": np.ones(3)}}
+            ).wait()
         except SaveFailed as error:
             return error
         return manager.restore(1, item="reader")
@@ -133,14 +181,24 @@ def _saves(group: ClusterGroup, root: Path, *, per_process: bool, failing: int |
 def test_each_process_keeps_its_own_files_or_the_primary_all(tmp_path: Path) -> None:
     """With `per_process` each gets back what it wrote; on another number of processes one must be chosen; else the primary alone writes."""
     with groups(3) as three:
-        own = at_once([lambda group=group: _saves(group, tmp_path / "a", per_process=True) for group in three])  # type: ignore[misc]
+        own = at_once(
+            [lambda group=group: _saves(group, tmp_path / "a", per_process=True) for group in three]
+        )  # type: ignore[misc]
     assert own == [{"state": f"of {index}".encode()} for index in range(3)]
     with CheckpointManager(tmp_path / "a") as manager:
-        with pytest.raises(TreeMismatch, match="has a state for each of 3 processes, and this job has 1"):
+        with pytest.raises(
+            TreeMismatch, match="has a state for each of 3 processes, and this job has 1"
+        ):
             manager.restore(item="reader")
-        assert manager.restore(item="reader", process=2) == {"state": b"of 2"} == load(tmp_path / "a", item="reader", process=2)
+        assert (
+            manager.restore(item="reader", process=2)
+            == {"state": b"of 2"}
+            == load(tmp_path / "a", item="reader", process=2)
+        )
     with groups(2) as two:
-        shared = at_once([lambda group=group: _saves(group, tmp_path / "b", per_process=False) for group in two])  # type: ignore[misc]
+        shared = at_once(
+            [lambda group=group: _saves(group, tmp_path / "b", per_process=False) for group in two]
+        )  # type: ignore[misc]
     assert shared == [{"state": b"of 0"}] * 2
 
 
@@ -163,8 +221,14 @@ def test_processes_write_files_together(tmp_path: Path) -> None:
         with groups(2) as both:
             return at_once([lambda group=group: saves(group, root, [*names]) for group in both])  # type: ignore[misc]
 
-    ends = [save_both(tmp_path / "a", "x/0", "x/1"), save_both(tmp_path / "b", "x", "x"), save_both(tmp_path / "c", "x", "x/1")]
-    assert ends[0] == [{"x/0": b"of 0", "x/1": b"of 1"}] * 2 == [load(tmp_path / "a", item="data")] * 2
+    ends = [
+        save_both(tmp_path / "a", "x/0", "x/1"),
+        save_both(tmp_path / "b", "x", "x"),
+        save_both(tmp_path / "c", "x", "x/1"),
+    ]
+    assert (
+        ends[0] == [{"x/0": b"of 0", "x/1": b"of 1"}] * 2 == [load(tmp_path / "a", item="data")] * 2
+    )
     for error in [*ends[1], *ends[2]]:
         assert "item 'data': processes 0 and 1 both wrote 'x'" in str(error)
     assert not (tmp_path / "b/checkpoint.json").exists()
@@ -175,9 +239,19 @@ def test_processes_write_files_together(tmp_path: Path) -> None:
 def test_a_handler_that_fails_on_one_process_fails_the_save_on_all(tmp_path: Path) -> None:
     """All are told which process and which item."""
     with groups(2) as both:
-        ends = at_once([lambda group=group: _saves(group, tmp_path, per_process=True, failing=1) for group in both])  # type: ignore[misc]
+        ends = at_once(
+            [
+                lambda group=group: _saves(group, tmp_path, per_process=True, failing=1)
+                for group in both
+            ]
+        )  # type: ignore[misc]
     for error in ends:
-        assert isinstance(error, SaveFailed) and error.process == 1 and "'reader'" in str(error) and "no model" in str(error)
+        assert (
+            isinstance(error, SaveFailed)
+            and error.process == 1
+            and "'reader'" in str(error)
+            and "no model" in str(error)
+        )
     assert not list(tmp_path.glob("*/checkpoint.json"))
 
 
@@ -200,9 +274,14 @@ def test_a_like_of_another_kind_is_a_mismatch(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, items=items).wait()
         for restore in (manager.restore, lambda like, item: load(tmp_path, like, item=item)):
-            with pytest.raises(TreeMismatch, match="'tokenizer' is of kind 'files', and its `like` is a dict; an item of files takes"):
+            with pytest.raises(
+                TreeMismatch,
+                match="'tokenizer' is of kind 'files', and its `like` is a dict; an item of files takes",
+            ):
                 restore(like={"w": np.ones(3)}, item="tokenizer")  # type: ignore[operator]
-            with pytest.raises(TreeMismatch, match="'model' is of kind 'tree', and its `like` is a Files"):
+            with pytest.raises(
+                TreeMismatch, match="'model' is of kind 'tree', and its `like` is a Files"
+            ):
                 restore(like=Files(read=read), item="model")  # type: ignore[operator]
             with pytest.raises(ValueError, match="expects a `read`"):
                 restore(like=Files(write), item="tokenizer")  # type: ignore[operator]
@@ -210,7 +289,25 @@ def test_a_like_of_another_kind_is_a_mismatch(tmp_path: Path) -> None:
             manager.restore(like=Files(read=read), item="other")
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "/a", "a/", "a//b", "a/../b", "./a", "a\\b", "a\0b", "a\nb", "x" * 1025, 7, None])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "/a",
+        "a/",
+        "a//b",
+        "a/../b",
+        "./a",
+        "a\\b",
+        "a\0b",
+        "a\nb",
+        "x" * 1025,
+        7,
+        None,
+    ],
+)
 def test_names_that_could_lead_astray(name: Any) -> None:
     """No part of a name may be empty, `.` or `..`."""
     assert not is_own_name(name)
@@ -226,8 +323,12 @@ def test_names_that_cannot_be_beside_each_other(names: list[str], tmp_path: Path
 
 def test_conversions_carry_files_and_orbaxs_handlers_files_are_read(tmp_path: Path) -> None:
     """A conversion to holdfast keeps files; an item of Orbax's whose handler is its writer's own is one of files."""
-    save(tmp_path / "a" / "3", items={"tokenizer": Files(write), "model": {"w": np.ones(3)}}, step=3)
-    convert(open_checkpoint(tmp_path / "a" / "3"), StorePath(LocalStorage(tmp_path / "b")), "holdfast")
+    save(
+        tmp_path / "a" / "3", items={"tokenizer": Files(write), "model": {"w": np.ones(3)}}, step=3
+    )
+    convert(
+        open_checkpoint(tmp_path / "a" / "3"), StorePath(LocalStorage(tmp_path / "b")), "holdfast"
+    )
     assert load(tmp_path / "b", item="tokenizer") == CONTENTS and verify(tmp_path / "b").files == 5
 
     class OwnHandler(ocp.CheckpointHandler):
@@ -244,7 +345,12 @@ def test_conversions_carry_files_and_orbaxs_handlers_files_are_read(tmp_path: Pa
             self.text = text
 
     with ocp.CheckpointManager(tmp_path / "orbax") as manager:
-        manager.save(1, args=ocp.args.Composite(notes=OwnArgs("hello"), state=ocp.args.StandardSave({"w": np.ones(3)})))
+        manager.save(
+            1,
+            args=ocp.args.Composite(
+                notes=OwnArgs("hello"), state=ocp.args.StandardSave({"w": np.ones(3)})
+            ),
+        )
         manager.wait_until_finished()
     assert structure(tmp_path / "orbax").items["notes"].kind == "files"
     assert load(tmp_path / "orbax", item="notes") == {"deep/a.txt": b"hello"}

@@ -20,14 +20,19 @@ from holdfast.checkpoint.format.pack_header import (
 )
 
 NAMES = st.text(min_size=1, max_size=6).filter(lambda name: name != "__metadata__")
-CHUNK = st.tuples(NAMES, st.sampled_from(["F32", "U8"]), st.integers(0, 9), st.integers(0, 0xFFFFFFFF))
+CHUNK = st.tuples(
+    NAMES, st.sampled_from(["F32", "U8"]), st.integers(0, 9), st.integers(0, 0xFFFFFFFF)
+)
 CHUNKS = st.lists(CHUNK, unique_by=lambda chunk: chunk[0], max_size=6)
 Drawn = list[tuple[str, str, int, int]]
 
 
 def header_of(chunks: Drawn) -> tuple[bytes, int]:
     """Returns a pack's header and the size of the pack."""
-    entries = [(name, dtype, (count,), count * (4 if dtype == "F32" else 1)) for name, dtype, count, _ in chunks]
+    entries = [
+        (name, dtype, (count,), count * (4 if dtype == "F32" else 1))
+        for name, dtype, count, _ in chunks
+    ]
     frame = HeaderFrame.around(entries)
     data = frame.join([ChunkChecksum(crc) for *_, crc in chunks])
     assert len(data) == frame.nbytes
@@ -40,11 +45,17 @@ def test_a_header_is_parsed_as_it_was_written(chunks: Drawn) -> None:
     data, size = header_of(chunks)
     assert len(data) % ALIGN_BYTES == 0 and int.from_bytes(data[:8], "little") == len(data) - 8
     found = parse_header(data, size, "p")
-    assert list(found) == [name for name, *_ in chunks] or any(count == 0 for *_, count, _ in chunks)
+    assert list(found) == [name for name, *_ in chunks] or any(
+        count == 0 for *_, count, _ in chunks
+    )
     at = len(data)
     for name, dtype, count, crc in chunks:
         nbytes = count * (4 if dtype == "F32" else 1)
-        assert (found[name].dtype, found[name].shape, found[name].nbytes) == (dtype, (count,), nbytes)
+        assert (found[name].dtype, found[name].shape, found[name].nbytes) == (
+            dtype,
+            (count,),
+            nbytes,
+        )
         if nbytes:
             assert (found[name].start, found[name].checksum.crc) == (at, crc)
         at += nbytes
@@ -67,22 +78,32 @@ def test_a_damaged_header_is_a_typed_error(chunks: Drawn, drawn: st.DataObject) 
     changed = data[:at] + bytes([drawn.draw(st.integers(0, 255))]) + data[at + 1 :]
     with contextlib.suppress(Corrupt, HostileCheckpoint):
         found = parse_header(changed, size, "p")
-        assert all(len(data) <= entry.start <= entry.start + entry.nbytes <= size for entry in found.values())
+        assert all(
+            len(data) <= entry.start <= entry.start + entry.nbytes <= size
+            for entry in found.values()
+        )
 
 
 @given(st.lists(st.integers(0, 3 * LARGE_BYTES), min_size=1, max_size=4))
 def test_checksums_of_prefixes_come_back(sizes: list[int]) -> None:
     """Each chunk has those of its own prefixes, at every PREFIX_BYTES below its size, and one below LARGE_BYTES has none."""
-    frame = HeaderFrame.around([(f"c{index}", "U8", (size,), size) for index, size in enumerate(sizes)])
+    frame = HeaderFrame.around(
+        [(f"c{index}", "U8", (size,), size) for index, size in enumerate(sizes)]
+    )
     numbers = iter(range(1, 1000))
-    checksums = [ChunkChecksum(next(numbers), tuple(next(numbers) for _ in range(count_prefixes(size)))) for size in sizes]
+    checksums = [
+        ChunkChecksum(next(numbers), tuple(next(numbers) for _ in range(count_prefixes(size))))
+        for size in sizes
+    ]
     found = parse_header(frame.join(checksums), frame.nbytes + sum(sizes), "p")
     for index, (size, checksum) in enumerate(zip(sizes, checksums, strict=True)):
         entry = found[f"c{index}"]
         assert size == 0 or entry.checksum == checksum
         ends = [stop for stop in range(PREFIX_BYTES, size, PREFIX_BYTES) if size >= LARGE_BYTES]
         assert [entry.crc_until(stop) for stop in ends] == list(checksum.prefixes[: len(ends)])
-        assert entry.crc_until(0) == 0 and entry.crc_until(size) == (entry.checksum.crc if size else 0)
+        assert entry.crc_until(0) == 0 and entry.crc_until(size) == (
+            entry.checksum.crc if size else 0
+        )
         assert size == 7 or entry.crc_until(7) is None
 
 
@@ -94,7 +115,11 @@ def test_a_header_without_prefixes_is_read() -> None:
     end = data.index(b'"}', start)
     old = data[:start] + data[end:] + b" " * (end - start)
     entry = parse_header(old, len(old) + 4 * LARGE_BYTES, "p")["w"]
-    assert entry.checksum == ChunkChecksum(7) and entry.crc_until(LARGE_BYTES) is None and entry.crc_until(4 * LARGE_BYTES) == 7
+    assert (
+        entry.checksum == ChunkChecksum(7)
+        and entry.crc_until(LARGE_BYTES) is None
+        and entry.crc_until(4 * LARGE_BYTES) == 7
+    )
     more = data.replace(b'"crc32c_prefixes":"', b'"crc32c_prefixes":"AAAA')
     with pytest.raises((HostileCheckpoint, Corrupt), match=r"prefixes|cannot be read"):
         parse_header(more, len(more) + 4 * LARGE_BYTES, "p")

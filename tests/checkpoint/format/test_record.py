@@ -28,7 +28,12 @@ def record_of(tmp_path: Path, **options: Any) -> bytes:
     plan = Planner().plan(TREE)
     report = write_snapshot(take_snapshot(plan, TREE), storage, "7", "state", "ab12cd34")
     extra = write_json(storage, "7", "data", "ab12cd34", 0, b'{"at":5}')
-    facts: dict[str, Any] = {"writer": "ab12cd34", "processes": 1, "started_s": 1.0, "finished_s": 2.0} | options
+    facts: dict[str, Any] = {
+        "writer": "ab12cd34",
+        "processes": 1,
+        "started_s": 1.0,
+        "finished_s": 2.0,
+    } | options
     return build_record(7, {"state": (plan, [report]), "data": (None, [extra])}, **facts)
 
 
@@ -43,10 +48,21 @@ def test_a_record_is_read_as_it_was_built(tmp_path: Path) -> None:
     """All that is put in comes out; the record is one JSON object with its checksum last."""
     data = record_of(tmp_path, metrics={"loss": 0.5}, metadata={"run": [1, None]})
     found = parse_record(data, "p")
-    assert (found.step, found.writer_id, found.processes, found.started_s, found.finished_s) == (7, "ab12cd34", 1, 1.0, 2.0)
+    assert (found.step, found.writer_id, found.processes, found.started_s, found.finished_s) == (
+        7,
+        "ab12cd34",
+        1,
+        1.0,
+        2.0,
+    )
     assert (found.metrics, found.metadata, found.path) == ({"loss": 0.5}, {"run": [1, None]}, "p")
-    assert found.file_names() == ["state/00000-00000-ab12cd34.safetensors", "data/00000-j-ab12cd34.json"]
-    assert [leaf.path for leaf in found.items["state"].leaves] == ["n", "w"] and found.items["state"].leaves[0].value == 3
+    assert found.file_names() == [
+        "state/00000-00000-ab12cd34.safetensors",
+        "data/00000-j-ab12cd34.json",
+    ]
+    assert [leaf.path for leaf in found.items["state"].leaves] == ["n", "w"] and found.items[
+        "state"
+    ].leaves[0].value == 3
     assert list(json.loads(data))[-1] == "crc32c"
     assert set(found.versions) == {"python", "jax", "numpy", "holdfast"}
 
@@ -133,7 +149,9 @@ def test_hostile_records_are_refused(tmp_path: Path, kind: str) -> None:
     assert "root/7/checkpoint.json" in str(caught.value)
 
 
-@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":' * 100_000, b"null", b"[]", b'"x"', b"\xff\xfe", b"1e999"])
+@pytest.mark.parametrize(
+    "body", [b"[" * 100_000, b'{"a":' * 100_000, b"null", b"[]", b'"x"', b"\xff\xfe", b"1e999"]
+)
 def test_json_that_is_no_record(body: bytes) -> None:
     """JSON nested 100,000 deep, of other types, or none at all, with a checksum that fits."""
     with pytest.raises((HostileCheckpoint, Corrupt)):

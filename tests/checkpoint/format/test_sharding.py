@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from holdfast.checkpoint.format.sharding import axes_of, describe_sharding, parse_sharding, show_sharding
+from holdfast.checkpoint.format.sharding import (
+    axes_of,
+    describe_sharding,
+    parse_sharding,
+    show_sharding,
+)
 
 
 @pytest.mark.parametrize("spec", [(), ("x",), (None, "x"), (("x", "y"), None)])
@@ -19,15 +24,27 @@ def test_a_sharding_survives_json(spec: tuple[Any, ...]) -> None:
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("x", "y"))
     description = describe_sharding(NamedSharding(mesh, PartitionSpec(*spec)))
     assert parse_sharding(json.loads(json.dumps(description))) == description
-    assert description["axes"] == ["x", "y"] and description["sizes"] == [1, 1] and description["devices"] == [jax.devices()[0].id]
+    assert (
+        description["axes"] == ["x", "y"]
+        and description["sizes"] == [1, 1]
+        and description["devices"] == [jax.devices()[0].id]
+    )
     assert description["spec"] == [list(axes_of(entry)) for entry in spec]
 
 
 def test_other_shardings_are_described_too() -> None:
     """One device is its id; what is neither has a text, which is shown as it is; an array without sharding is local."""
     device = jax.devices()[0]
-    assert describe_sharding(SingleDeviceSharding(device)) == {"device": device.id} == parse_sharding({"device": device.id})
-    assert show_sharding({"device": 3}) == "device 3" and show_sharding({"other": "odd"}) == "odd" and show_sharding(None) == "local"
+    assert (
+        describe_sharding(SingleDeviceSharding(device))
+        == {"device": device.id}
+        == parse_sharding({"device": device.id})
+    )
+    assert (
+        show_sharding({"device": 3}) == "device 3"
+        and show_sharding({"other": "odd"}) == "odd"
+        and show_sharding(None) == "local"
+    )
     assert parse_sharding(None) is None and parse_sharding({"other": "odd"}) == {"other": "odd"}
 
 
@@ -38,7 +55,15 @@ def test_shown_for_people() -> None:
     assert show_sharding(facts | {"spec": [[], []]}) == "replicated on x=2 y=4"
 
 
-@pytest.mark.parametrize("value", [{}, {"axes": []}, {"axes": [], "sizes": [], "devices": [], "spec": "x"}, {"device": 1, "other": ""}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"axes": []},
+        {"axes": [], "sizes": [], "devices": [], "spec": "x"},
+        {"device": 1, "other": ""},
+    ],
+)
 def test_what_is_no_description_is_refused(value: Any) -> None:
     """A description with other members, or of other types, is a ValueError."""
     with pytest.raises(ValueError, match="not one that holdfast writes"):
@@ -47,4 +72,9 @@ def test_what_is_no_description_is_refused(value: Any) -> None:
 
 def test_entries_of_a_spec() -> None:
     """None and UNCONSTRAINED are no axes, a name is one, a tuple several."""
-    assert [axes_of(entry) for entry in (None, PartitionSpec.UNCONSTRAINED, "x", ("x", "y"))] == [(), (), ("x",), ("x", "y")]
+    assert [axes_of(entry) for entry in (None, PartitionSpec.UNCONSTRAINED, "x", ("x", "y"))] == [
+        (),
+        (),
+        ("x",),
+        ("x", "y"),
+    ]

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
-from holdfast.checkpoint import CheckpointManager, Corrupt, HostileCheckpoint, Options, StepExists, load, save, verify
+from holdfast.checkpoint import (
+    CheckpointManager,
+    Corrupt,
+    HostileCheckpoint,
+    Options,
+    StepExists,
+    load,
+    save,
+    verify,
+)
 from holdfast.checkpoint.format.files import STEP_NAMES, StepNames
 from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.steps.garbage import sweep
@@ -27,7 +36,9 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     record = json.loads((folder / "checkpoint.json").read_text())
     edit(record)
     del record["crc32c"]
-    (folder / "checkpoint.json").write_bytes(sealed(json.dumps(record, separators=(",", ":")).encode()[:-1]))
+    (folder / "checkpoint.json").write_bytes(
+        sealed(json.dumps(record, separators=(",", ":")).encode()[:-1])
+    )
 
 
 def link_incrementally(root: Path) -> Path:
@@ -123,7 +134,16 @@ def test_an_item_may_be_of_files_with_names_of_their_own(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "names",
-    [["../a", "b", "c"], ["/a", "b", "c"], ["a", "a", "b"], ["a", "b"], ["a//b", "c", "d"], ["a\nb", "c", "d"], [1, 2, 3], ["", "a", "b"]],
+    [
+        ["../a", "b", "c"],
+        ["/a", "b", "c"],
+        ["a", "a", "b"],
+        ["a", "b"],
+        ["a//b", "c", "d"],
+        ["a\nb", "c", "d"],
+        [1, 2, 3],
+        ["", "a", "b"],
+    ],
 )
 def test_own_names_that_could_lead_astray_are_refused(names: Any, tmp_path: Path) -> None:
     """A name of its own never leads out of a folder, nor is it there twice."""
@@ -144,12 +164,18 @@ def test_a_root_may_call_its_steps_by_other_names(tmp_path: Path) -> None:
     assert load(tmp_path)["x"].tolist() == [12] * 3
     with CheckpointManager(tmp_path, options=Options(read_only=True)) as manager:
         assert manager.all_steps() == [5, 12] and manager.latest_step() == 12
-        assert manager.restore(5)["x"].tolist() == [5] * 3 and manager.restore()["x"].tolist() == [12] * 3
+        assert (
+            manager.restore(5)["x"].tolist() == [5] * 3
+            and manager.restore()["x"].tolist() == [12] * 3
+        )
         with pytest.raises((StepExists, ValueError)):
             manager.save(5, OLD)
     with CheckpointManager(tmp_path) as manager:
         manager.save(13, OLD).wait()
-        assert manager.all_steps() == [5, 12, 13] and (tmp_path / "step_00000013" / "checkpoint.json").exists()
+        assert (
+            manager.all_steps() == [5, 12, 13]
+            and (tmp_path / "step_00000013" / "checkpoint.json").exists()
+        )
     (tmp_path / STEP_NAMES).write_text('{"prefix": "../", "width": 8}')
     with pytest.raises(HostileCheckpoint, match=r"steps\.json"):
         load(tmp_path)
@@ -158,16 +184,37 @@ def test_a_root_may_call_its_steps_by_other_names(tmp_path: Path) -> None:
 def test_names_of_steps_are_exact() -> None:
     """A name is a step's if it is what the root would call it, and nothing else."""
     names = StepNames("step_", 4)
-    assert [names.step_of(name) for name in ("step_0005", "step_12345", "step_0000")] == [5, 12345, 0]
-    assert [names.step_of(name) for name in ("step_5", "5", "0005", "step_00005", "step_", "step_000x", "step_-001", "ste_0005")] == [
-        None
-    ] * 8
-    assert StepNames().step_of("12") == 12 and StepNames().step_of("012") is None and StepNames().name_of(12) == "12"
+    assert [names.step_of(name) for name in ("step_0005", "step_12345", "step_0000")] == [
+        5,
+        12345,
+        0,
+    ]
+    assert [
+        names.step_of(name)
+        for name in (
+            "step_5",
+            "5",
+            "0005",
+            "step_00005",
+            "step_",
+            "step_000x",
+            "step_-001",
+            "ste_0005",
+        )
+    ] == [None] * 8
+    assert (
+        StepNames().step_of("12") == 12
+        and StepNames().step_of("012") is None
+        and StepNames().name_of(12) == "12"
+    )
 
 
 def test_other_files_beside_the_claims_are_left_alone(tmp_path: Path) -> None:
     """What a later version keeps in .holdfast/ is no claim: opening, saving and sweeping go past it."""
-    others = [tmp_path / ".holdfast" / "openings" / "1.json", tmp_path / ".holdfast" / "openings" / "1.base.json"]
+    others = [
+        tmp_path / ".holdfast" / "openings" / "1.json",
+        tmp_path / ".holdfast" / "openings" / "1.base.json",
+    ]
     others[0].parent.mkdir(parents=True)
     for other in others:
         other.write_text("{}")

@@ -18,7 +18,15 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import SAVED, CheckpointManager, Node, TreeMismatch, UnsupportedLeaf, load, save
+from holdfast.checkpoint import (
+    SAVED,
+    CheckpointManager,
+    Node,
+    TreeMismatch,
+    UnsupportedLeaf,
+    load,
+    save,
+)
 from holdfast.checkpoint.format.tree import describe, flatten, rebuild
 
 
@@ -48,7 +56,9 @@ class Numbered:
         self.fields = fields
 
 
-jax.tree_util.register_pytree_node(Numbered, lambda node: (node.fields, None), lambda _, fields: Numbered(*fields))
+jax.tree_util.register_pytree_node(
+    Numbered, lambda node: (node.fields, None), lambda _, fields: Numbered(*fields)
+)
 
 
 class Plain:
@@ -63,7 +73,11 @@ def same(left: Any, right: Any) -> None:
         if isinstance(a, jax.Array) and jax.numpy.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         if hasattr(a, "dtype"):
-            assert a.dtype == b.dtype and a.shape == b.shape and np.asarray(a).tobytes() == np.asarray(b).tobytes()
+            assert (
+                a.dtype == b.dtype
+                and a.shape == b.shape
+                and np.asarray(a).tobytes() == np.asarray(b).tobytes()
+            )
         else:
             assert a == b or (a != a and b != b)
 
@@ -76,11 +90,33 @@ TREES = {
     "dataclass": Pair(np.arange(2), Pair(1.5, "text")),
     "flax.struct": Train(np.int32(3), {"w": np.ones((2, 2), np.float32)}),
     "ordered": collections.OrderedDict(z=np.arange(2), a=np.arange(3)),
-    "values": [0, -(2**80), True, 1.5, float("nan"), float("-inf"), -0.0, 2 - 3j, "", "ü\n\ud800", b"", b"\x00\xff"],
+    "values": [
+        0,
+        -(2**80),
+        True,
+        1.5,
+        float("nan"),
+        float("-inf"),
+        -0.0,
+        2 - 3j,
+        "",
+        "ü\n\ud800",
+        b"",
+        b"\x00\xff",
+    ],
     "scalars": [np.float16(1.5), np.int8(-3), np.bool_(True), np.complex128(1 + 2j)],
     "leaf": np.arange(5),
     "empty": {},
-    "odd keys": {"": 1, ".": 2, "a.b": 3, "a": {"b": 4}, "[0:1]": 5, "__metadata__": np.arange(2), "\\": 6, "\n": 7},
+    "odd keys": {
+        "": 1,
+        ".": 2,
+        "a.b": 3,
+        "a": {"b": 4},
+        "[0:1]": 5,
+        "__metadata__": np.arange(2),
+        "\\": 6,
+        "\n": 7,
+    },
 }
 
 
@@ -102,7 +138,11 @@ def test_classes_without_a_like(tmp_path: Path) -> None:
     """A namedtuple is made on the spot, another class is a Node, and `types` names those that may be rebuilt."""
     save(tmp_path, {"n": Point(1, 2), "d": Pair(3, None)})
     found = load(tmp_path)
-    assert found["n"]._fields == ("x", "y") and tuple(found["n"]) == (1, 2) and type(found["n"]).__name__ == "Point"
+    assert (
+        found["n"]._fields == ("x", "y")
+        and tuple(found["n"]) == (1, 2)
+        and type(found["n"]).__name__ == "Point"
+    )
     assert found["d"] == Node(f"{__name__}:Pair", {"first": 3, "second": None})
     found = load(tmp_path, types=[Point, Pair])
     assert found == {"n": Point(1, 2), "d": Pair(3, None)} and type(found["n"]) is Point
@@ -112,9 +152,17 @@ def test_states_of_libraries(tmp_path: Path) -> None:
     """equinox modules, optax states and nnx states come back bit-exact."""
     module = eqx.nn.MLP(3, 2, 4, 2, key=jax.random.key(0))
     params = eqx.filter(module, eqx.is_array)
-    optimizer = optax.chain(optax.clip(1.0), optax.masked(optax.adamw(1e-3), mask=lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree)))
+    optimizer = optax.chain(
+        optax.clip(1.0),
+        optax.masked(optax.adamw(1e-3), mask=lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree)),
+    )
     model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
-    tree = {"eqx": params, "optax": optimizer.init(params), "nnx": nnx.state(model), "keys": jax.random.split(jax.random.key(1), 3)}
+    tree = {
+        "eqx": params,
+        "optax": optimizer.init(params),
+        "nnx": nnx.state(model),
+        "keys": jax.random.split(jax.random.key(1), 3),
+    }
     save(tmp_path, tree)
     same(load(tmp_path, tree), tree)
 
@@ -168,7 +216,11 @@ def test_types_that_cannot_be_called(tmp_path: Path) -> None:
 keys = st.text(max_size=4) | st.sampled_from(["a.b", "a", "b", "\\", "[", "__metadata__", ""])
 trees = st.recursive(
     st.none() | st.integers() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3) | st.tuples(inner, inner),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(keys, inner, max_size=3)
+        | st.tuples(inner, inner)
+    ),
     max_leaves=12,
 )
 
@@ -185,16 +237,30 @@ def test_paths_are_distinct_and_trees_rebuild(tree: Any) -> None:
 
 def test_plain_trees_have_dicts_and_lists_for_classes(tmp_path: Path) -> None:
     """With `plain=True` namedtuples and objects are dicts, numbered ones lists; classes that are known are made as before."""
-    tree = {"p": Point(np.ones(1), (2, [3])), "t": Train(4, {"w": 5}), "n": Numbered(6, Pair(7, 8)), "e": optax.EmptyState()}
+    tree = {
+        "p": Point(np.ones(1), (2, [3])),
+        "t": Train(4, {"w": 5}),
+        "n": Numbered(6, Pair(7, 8)),
+        "e": optax.EmptyState(),
+    }
     save(tmp_path / "c", tree)
     found = load(tmp_path / "c", plain=True)
     assert type(found["p"]) is dict and found["p"]["y"] == (2, [3])
-    assert found | {"p": 0} == {"p": 0, "t": {"params": {"w": 5}, "step": 4}, "n": [6, {"first": 7, "second": 8}], "e": {}}
+    assert found | {"p": 0} == {
+        "p": 0,
+        "t": {"params": {"w": 5}, "step": 4},
+        "n": [6, {"first": 7, "second": 8}],
+        "e": {},
+    }
     assert load(tmp_path / "c", plain=True, types=[Pair])["n"][1] == Pair(7, 8)
     with CheckpointManager(tmp_path / "root") as manager:
         manager.save(1, tree)
         manager.wait_until_finished()
-        assert manager.restore(plain=True)["t"] == found["t"] == manager.restore(like=SAVED, plain=True)["t"]
+        assert (
+            manager.restore(plain=True)["t"]
+            == found["t"]
+            == manager.restore(like=SAVED, plain=True)["t"]
+        )
         with pytest.raises(ValueError, match=r"plain=True is for a restore without a `like`"):
             manager.restore(like=tree, plain=True)
 
@@ -203,6 +269,12 @@ def test_a_node_is_a_mapping_of_its_fields(tmp_path: Path) -> None:
     """A Node may be indexed, iterated and asked for its keys."""
     save(tmp_path / "c", Train(4, {"w": 5}))
     node = load(tmp_path / "c")
-    assert isinstance(node, Node) and node["params"]["w"] == 5 and "step" in node and set(node) == {"params", "step"} and len(node) == 2
+    assert (
+        isinstance(node, Node)
+        and node["params"]["w"] == 5
+        and "step" in node
+        and set(node) == {"params", "step"}
+        and len(node) == 2
+    )
     with pytest.raises(KeyError):
         node["name"]

@@ -12,13 +12,22 @@ def parse_header(data: bytes, size: int) -> dict[str, tuple[str, tuple[int, ...]
     """Returns {name: (dtype, shape, start, bytes, crc)} of a pack from its first bytes and its size."""
     header = json.loads(data[8:])
     crcs = header.pop("__metadata__")["crc32c"]
-    entries = sorted((*entry["data_offsets"], name, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items())
+    entries = sorted(
+        (*entry["data_offsets"], name, entry["dtype"], tuple(entry["shape"]))
+        for name, entry in header.items()
+    )
     found = {}
     at = 0
     for index, (start, stop, name, dtype, shape) in enumerate(entries):
         assert type(start) is int and type(stop) is int and start == at and stop >= start
         at = stop
-        found[name] = (str(dtype), shape, len(data) + start, stop - start, int(crcs[8 * index : 8 * index + 8], 16))
+        found[name] = (
+            str(dtype),
+            shape,
+            len(data) + start,
+            stop - start,
+            int(crcs[8 * index : 8 * index + 8], 16),
+        )
     assert len(data) + at == size and len(crcs) == 8 * len(found)
     return found
 
@@ -31,7 +40,11 @@ def read_chunks(folder: Path, item: str) -> dict[str, bytes]:
     chunks = {}
     for name, size, head, crc in json.loads(data)["items"][item]["files"]:
         pack = (folder / name).read_bytes()
-        assert len(pack) == size and crc32c(pack[:head]) == crc and int.from_bytes(pack[:8], "little") == head - 8
+        assert (
+            len(pack) == size
+            and crc32c(pack[:head]) == crc
+            and int.from_bytes(pack[:8], "little") == head - 8
+        )
         for chunk, (_, _, start, nbytes, expected) in parse_header(pack[:head], size).items():
             chunks[chunk] = pack[start : start + nbytes]
             assert crc32c(chunks[chunk]) == expected

@@ -25,8 +25,21 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from holdfast.checkpoint import CheckpointManager, Json, Options, save
 
 STEPS = (1, 20)
-METADATA = {"run": "golden", "seeds": [1, 2, 3], "note": "ключ", "none": None, "deep": {"a": [True, 0.5, {}]}}
-CONFIG = {"learning_rate": 1e-3, "layers": [16, 32], "name": "ключ", "none": None, "empty": {}, "on": True}
+METADATA = {
+    "run": "golden",
+    "seeds": [1, 2, 3],
+    "note": "ключ",
+    "none": None,
+    "deep": {"a": [True, 0.5, {}]},
+}
+CONFIG = {
+    "learning_rate": 1e-3,
+    "layers": [16, 32],
+    "name": "ключ",
+    "none": None,
+    "empty": {},
+    "on": True,
+}
 MESH = {"x": 4, "y": 2}
 FLOATS = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"]
 DTYPES = [*FLOATS, "int4", "uint4", "int8", "int32", "uint32", "bool"]
@@ -70,22 +83,40 @@ def numbers(name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, An
     if dtype == "bool":
         return (np.frombuffer(data, np.uint8) % 2).astype(kind).reshape(shape)
     if dtype in ("int4", "uint4"):
-        return (np.frombuffer(data, np.uint8).astype(np.int8) % 16 - 8 * (dtype == "int4")).astype(kind).reshape(shape)
+        return (
+            (np.frombuffer(data, np.uint8).astype(np.int8) % 16 - 8 * (dtype == "int4"))
+            .astype(kind)
+            .reshape(shape)
+        )
     return np.frombuffer(data, kind).reshape(shape)
 
 
 def state(step: int) -> dict[str, Any]:
     """Returns the item "state" of a step of `root`: Put where it is saved from devices, other leaves as they are."""
 
-    def put(name: str, dtype: str, shape: tuple[int, ...], *spec: Any, impl: str | None = None) -> Put:
+    def put(
+        name: str, dtype: str, shape: tuple[int, ...], *spec: Any, impl: str | None = None
+    ) -> Put:
         return Put(numbers(f"{step}/{name}", dtype, shape), spec, impl)
 
     return {
-        "params": Net(put("kernel", "float32", (16, 24), "x", "y"), put("bias", "bfloat16", (24,), ("x", "y")), put("", "float32", ())),
-        "moments": Pair(put("first", "bfloat16", (16, 24), None, "x"), put("second", "float32", (16, 24), ("y", "x"))),
+        "params": Net(
+            put("kernel", "float32", (16, 24), "x", "y"),
+            put("bias", "bfloat16", (24,), ("x", "y")),
+            put("", "float32", ()),
+        ),
+        "moments": Pair(
+            put("first", "bfloat16", (16, 24), None, "x"),
+            put("second", "float32", (16, 24), ("y", "x")),
+        ),
         "dtypes": {dtype: put(dtype, dtype, (8, 6), "x", "y") for dtype in DTYPES},
         "numpy": {dtype: numbers(f"{step}/{dtype}", dtype, (3, 5)) for dtype in WIDE + DTYPES},
-        "scalars": {"f32": np.float32(step + 0.5), "i64": np.int64(-step), "bf16": ml_dtypes.bfloat16(step), "bool": np.bool_(True)},
+        "scalars": {
+            "f32": np.float32(step + 0.5),
+            "i64": np.int64(-step),
+            "bf16": ml_dtypes.bfloat16(step),
+            "bool": np.bool_(True),
+        },
         "none": {"array": put("none", "float32", (0, 3)), "numpy": np.zeros((2, 0), np.int16)},
         "keys": {
             "one": put("one", "uint32", (2,), impl="threefry2x32"),
@@ -100,9 +131,28 @@ def state(step: int) -> dict[str, Any]:
             "str": ["", "ключ", 'new\nline "quoted" \\ \x00', str(step)],
             "bytes": [b"", bytes(range(256))],
         },
-        "holes": {"none": None, "list": [], "tuple": (), "dict": {}, "both": (None, [], {"": None})},
-        "names": {"": 1, "a.b": 2, "c[0:1]": 3, "back\\slash": 4, "__metadata__": np.arange(3), "new\nline": 5, "ключ": np.arange(2)},
-        "kinds": (OrderedDict(z=1, a=np.ones(2)), defaultdict(int, {"d": 2}), {0: "zero", 10: np.zeros(1)}, [[np.ones(1)], (7,)]),
+        "holes": {
+            "none": None,
+            "list": [],
+            "tuple": (),
+            "dict": {},
+            "both": (None, [], {"": None}),
+        },
+        "names": {
+            "": 1,
+            "a.b": 2,
+            "c[0:1]": 3,
+            "back\\slash": 4,
+            "__metadata__": np.arange(3),
+            "new\nline": 5,
+            "ключ": np.arange(2),
+        },
+        "kinds": (
+            OrderedDict(z=1, a=np.ones(2)),
+            defaultdict(int, {"d": 2}),
+            {0: "zero", 10: np.zeros(1)},
+            [[np.ones(1)], (7,)],
+        ),
     }
 
 
@@ -118,7 +168,12 @@ def oneshot() -> dict[str, Any]:
 
 def shared() -> dict[str, Any]:
     """Returns what the two processes of `two` have in common."""
-    return {"w": Put(numbers("two/w", "bfloat16", (8, 16)), ("x",)), "r": Put(numbers("two/r", "float32", (5,))), "name": "net", "n": 7}
+    return {
+        "w": Put(numbers("two/w", "bfloat16", (8, 16)), ("x",)),
+        "r": Put(numbers("two/r", "float32", (5,))),
+        "name": "net",
+        "n": 7,
+    }
 
 
 def own(index: int) -> dict[str, Any]:
@@ -151,7 +206,13 @@ class Reader:
 
 def reader_state(step: int) -> dict[str, Any]:
     """Returns the state of the iterator in the item "data" of a step of `root`."""
-    return {"at": step, "file": b"\x00\xff", "pair": (1, "two"), "order": numbers(f"{step}/order", "int64", (5,)), 3: None}
+    return {
+        "at": step,
+        "file": b"\x00\xff",
+        "pair": (1, "two"),
+        "order": numbers(f"{step}/order", "int64", (5,)),
+        3: None,
+    }
 
 
 def placed(tree: Any, sharding: Callable[[Put], Any]) -> Any:
@@ -160,7 +221,12 @@ def placed(tree: Any, sharding: Callable[[Put], Any]) -> Any:
     def place(leaf: Any) -> Any:
         if not isinstance(leaf, Put):
             return leaf
-        array = jax.make_array_from_callback(leaf.value.shape, sharding(leaf), lambda index: leaf.value[index], dtype=leaf.value.dtype)
+        array = jax.make_array_from_callback(
+            leaf.value.shape,
+            sharding(leaf),
+            lambda index: leaf.value[index],
+            dtype=leaf.value.dtype,
+        )
         return array if leaf.impl is None else jax.random.wrap_key_data(array, impl=leaf.impl)
 
     return jax.tree.map(place, tree)
@@ -177,18 +243,30 @@ def write_alone(folder: Path) -> None:
     assert jax.device_count() == 8
     with CheckpointManager(folder / "root") as manager:
         for step in STEPS:
-            items = {"state": placed(state(step), on_mesh), "config": Json(CONFIG), "data": Reader(reader_state(step))}
-            manager.save(step, items=items, metrics={"loss": 1 / step, "steps": step}, metadata=METADATA)
+            items = {
+                "state": placed(state(step), on_mesh),
+                "config": Json(CONFIG),
+                "data": Reader(reader_state(step)),
+            }
+            manager.save(
+                step, items=items, metrics={"loss": 1 / step, "steps": step}, metadata=METADATA
+            )
     save(folder / "oneshot", placed(oneshot(), on_mesh), item="params", step=5, metadata=METADATA)
 
 
 def write_together(folder: Path, index: int, port: str) -> None:
     """Writes `two`, as one of two processes with 4 devices each."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"127.0.0.1:{port}", 2, index, coordinator_bind_address=f"127.0.0.1:{port}")
+    jax.distributed.initialize(
+        f"127.0.0.1:{port}", 2, index, coordinator_bind_address=f"127.0.0.1:{port}"
+    )
     mesh = Mesh(np.array(jax.devices()), ("x",))
-    tree = placed(shared(), lambda leaf: NamedSharding(mesh, PartitionSpec(*leaf.spec))) | {"reader": own(index)}
-    with CheckpointManager(folder / "two", options=Options(per_process=lambda path: path.startswith("reader."))) as manager:
+    tree = placed(shared(), lambda leaf: NamedSharding(mesh, PartitionSpec(*leaf.spec))) | {
+        "reader": own(index)
+    }
+    with CheckpointManager(
+        folder / "two", options=Options(per_process=lambda path: path.startswith("reader."))
+    ) as manager:
         manager.save(1, tree, metrics={"loss": 0.25}, metadata=METADATA)
 
 
@@ -201,7 +279,11 @@ def main(folder: Path) -> None:
         started = [
             subprocess.Popen(
                 [sys.executable, __file__, str(folder), *words],
-                env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"},
+                env=os.environ
+                | {
+                    "JAX_PLATFORMS": "cpu",
+                    "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+                },
             )
             for devices, *words in job
         ]

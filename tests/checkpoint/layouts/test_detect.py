@@ -12,7 +12,17 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from holdfast.checkpoint import CheckpointManager, Corrupt, KeepLast, StepGone, StepNotFound, TreeMismatch, load, save, verify
+from holdfast.checkpoint import (
+    CheckpointManager,
+    Corrupt,
+    KeepLast,
+    StepGone,
+    StepNotFound,
+    TreeMismatch,
+    load,
+    save,
+    verify,
+)
 from holdfast.checkpoint.layouts.base import CheckpointInfo
 from holdfast.checkpoint.layouts.detect import (
     ForeignSteps,
@@ -35,7 +45,9 @@ def test_roots_tell_layouts_apart(tmp_path: Path) -> None:
     for number, layout in enumerate(LAYOUTS, 7):
         written = write(layout, str(tmp_path / layout))
         Path(written).rename(tmp_path / str(number))
-    assert {step: layout.name for step, (_, layout) in find_steps(open_storage(tmp_path)).items()} == dict(enumerate(LAYOUTS, 7))
+    assert {
+        step: layout.name for step, (_, layout) in find_steps(open_storage(tmp_path)).items()
+    } == dict(enumerate(LAYOUTS, 7))
     with CheckpointManager(tmp_path) as manager:
         assert manager.all_steps() == [7, 8, 9]
         for step in (7, 8, 9):
@@ -44,7 +56,10 @@ def test_roots_tell_layouts_apart(tmp_path: Path) -> None:
 
 def test_the_item_that_is_meant() -> None:
     """The usual name finds the one tree of another layout, or another usual name; nothing is guessed among several, nor in ours."""
-    assert pick_item(CheckpointInfo("orbax", "p", {"default": "tree", "metrics": "json"}), "state") == "default"
+    assert (
+        pick_item(CheckpointInfo("orbax", "p", {"default": "tree", "metrics": "json"}), "state")
+        == "default"
+    )
     assert pick_item(CheckpointInfo("orbax", "p", {"model": "tree"}), "state") == "model"
     assert pick_item(CheckpointInfo("holdfast", "p", {"model": "tree"}), "state") == "state"
     with pytest.raises(StepNotFound, match="it has: a, b"):
@@ -66,10 +81,14 @@ def test_the_latest_step_is_of_any_layout(tmp_path: Path, caplog: pytest.LogCapt
         shutil.rmtree(tmp_path / layout)
     (tmp_path / "10").mkdir()
     with caplog.at_level(logging.INFO, "holdfast.checkpoint"):
-        assert open_checkpoint(tmp_path).info.layout == "orbax" and verify(tmp_path).path == str(tmp_path / "9")
+        assert open_checkpoint(tmp_path).info.layout == "orbax" and verify(tmp_path).path == str(
+            tmp_path / "9"
+        )
     assert f"taking the latest, {tmp_path / '9'}" in caplog.text
     assert load(tmp_path)["c"] == 2.5 and open_checkpoint(tmp_path, 8).info.layout == "safetensors"
-    assert find_foreign_steps(LocalStorage(tmp_path)) == {8: "8", 9: "9"} and list(find_steps(LocalStorage(tmp_path))) == [7, 8, 9]
+    assert find_foreign_steps(LocalStorage(tmp_path)) == {8: "8", 9: "9"} and list(
+        find_steps(LocalStorage(tmp_path))
+    ) == [7, 8, 9]
 
 
 @pytest.mark.parametrize("looked_at", ["root", "step"])
@@ -88,7 +107,11 @@ def test_the_latest_step_beside_a_writer_that_keeps_one(tmp_path: Path, looked_a
 
         writer.save(1, {"n": 1})
         writer.wait_until_finished()
-        assert open_checkpoint(tmp_path, wrap=lambda storage: Replacing(storage.root)).info.step == writer.latest_step() == 20
+        assert (
+            open_checkpoint(tmp_path, wrap=lambda storage: Replacing(storage.root)).info.step
+            == writer.latest_step()
+            == 20
+        )
 
 
 def test_the_latest_of_many_steps_is_found_without_listing_all(tmp_path: Path) -> None:
@@ -112,8 +135,13 @@ def test_ours_comes_first_where_two_claim_one_number(tmp_path: Path) -> None:
     for name, layout in (("7", "holdfast"), ("a_7", "orbax"), ("ck_000007", "orbax")):
         Path(write(layout, str(tmp_path / "made"))).rename(tmp_path / name)
         shutil.rmtree(tmp_path / "made")
-    assert {step: (name, layout.name) for step, (name, layout) in find_steps(LocalStorage(tmp_path)).items()} == {7: ("7", "holdfast")}
-    assert open_checkpoint(tmp_path).info.layout == "holdfast" and set(find_foreign_steps(LocalStorage(tmp_path))) == {7}
+    assert {
+        step: (name, layout.name)
+        for step, (name, layout) in find_steps(LocalStorage(tmp_path)).items()
+    } == {7: ("7", "holdfast")}
+    assert open_checkpoint(tmp_path).info.layout == "holdfast" and set(
+        find_foreign_steps(LocalStorage(tmp_path))
+    ) == {7}
 
 
 def test_a_store_may_be_put_in_front(tmp_path: Path) -> None:
@@ -123,7 +151,9 @@ def test_a_store_may_be_put_in_front(tmp_path: Path) -> None:
         path = Path(write(layout, str(tmp_path / layout)))
         for each in (path, *path.glob("model.safetensors")):
             reported.clear()
-            open_checkpoint(each, wrap=lambda storage: CountingStorage(storage, reported.append)).verify()
+            open_checkpoint(
+                each, wrap=lambda storage: CountingStorage(storage, reported.append)
+            ).verify()
             assert sum(reported) > 240
 
 
@@ -142,7 +172,12 @@ def test_foreign_steps_that_go_meanwhile(tmp_path: Path) -> None:
     Path(write("orbax", str(tmp_path / "made"))).rename(tmp_path / "3")
     storage = LocalStorage(tmp_path)
     steps = ForeignSteps(storage, find_foreign_steps(storage))
-    assert list(steps) == [3] and 3 in steps and 4 not in steps and steps.open(3).info.layout == "orbax"
+    assert (
+        list(steps) == [3]
+        and 3 in steps
+        and 4 not in steps
+        and steps.open(3).info.layout == "orbax"
+    )
     shutil.rmtree(tmp_path / "3")
     with pytest.raises(StepGone, match="was there when the root was listed"):
         steps.open(3)
@@ -182,14 +217,22 @@ def test_iterators_of_grain_in_roots_of_orbax_go_on(tmp_path: Path) -> None:
     own, other = reader(), reader()
     first = [next(own) for _ in range(3)]
     with ocp.CheckpointManager(tmp_path / "orbax") as manager:
-        manager.save(1, args=ocp.args.Composite(data=handler.CheckpointSave(own), state=ocp.args.StandardSave({"w": np.ones(3)})))
+        manager.save(
+            1,
+            args=ocp.args.Composite(
+                data=handler.CheckpointSave(own), state=ocp.args.StandardSave({"w": np.ones(3)})
+            ),
+        )
         manager.wait_until_finished()
     assert load(tmp_path / "orbax", other, item="data") is other
     rest = list(other)
     assert rest == list(own) and sorted(first + rest) == list(range(20))
     (file,) = (tmp_path / "orbax" / "1" / "data").glob("process_0*")
     file.rename(file.with_name("process_0-of-4.json"))
-    with pytest.raises(TreeMismatch, match=r"has .*process_0-of-4\.json, and none is process 0's; expected process_0-of-1\.json"):
+    with pytest.raises(
+        TreeMismatch,
+        match=r"has .*process_0-of-4\.json, and none is process 0's; expected process_0-of-1\.json",
+    ):
         load(tmp_path / "orbax", reader(), item="data")
     assert load(tmp_path / "orbax", other, item="data", process=0) is other and list(other) == rest
 

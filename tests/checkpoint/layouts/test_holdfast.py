@@ -25,12 +25,25 @@ def folder(tmp_path: Path) -> StorePath:
 def test_a_step_describes_itself(folder: StorePath) -> None:
     """Items and their kinds, step, times, metrics and metadata are those of the record."""
     layout = HoldfastLayout()
-    assert layout.recognises(folder, folder.names()) and not layout.recognises(folder / "state", (folder / "state").names())
+    assert layout.recognises(folder, folder.names()) and not layout.recognises(
+        folder / "state", (folder / "state").names()
+    )
     checkpoint = layout.open(folder)
     info = checkpoint.info
-    assert (info.layout, info.path, info.step, info.items) == ("holdfast", str(folder), 5, {"state": "tree", "config": "json"})
-    assert info.metrics == {"loss": 0.5} and info.metadata == {"who": "me"} and (info.started_s or 0) <= (info.finished_s or 0)
-    assert checkpoint.json("config") == {"lr": 1} and [leaf.path for leaf in checkpoint.item("state").leaves] == ["n", "w"]
+    assert (info.layout, info.path, info.step, info.items) == (
+        "holdfast",
+        str(folder),
+        5,
+        {"state": "tree", "config": "json"},
+    )
+    assert (
+        info.metrics == {"loss": 0.5}
+        and info.metadata == {"who": "me"}
+        and (info.started_s or 0) <= (info.finished_s or 0)
+    )
+    assert checkpoint.json("config") == {"lr": 1} and [
+        leaf.path for leaf in checkpoint.item("state").leaves
+    ] == ["n", "w"]
     assert checkpoint.verify().files == 2
     with pytest.raises(StepNotFound, match="has no item 'other'; it has: config, state"):
         checkpoint.item("other")
@@ -58,7 +71,9 @@ def test_objects_are_not_taken_for_cut_off() -> None:
     assert len(checkpoint.misfits()) == 1
 
 
-@pytest.mark.parametrize(("name", "step"), [("0", 0), ("12", 12), ("012", None), ("step_12", None), ("", None)])
+@pytest.mark.parametrize(
+    ("name", "step"), [("0", 0), ("12", 12), ("012", None), ("step_12", None), ("", None)]
+)
 def test_names_of_steps(name: str, step: int | None) -> None:
     """A step's folder is its number, without zeros in front."""
     assert HoldfastLayout().step_of(name) == step

@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 from flax import struct
 
-from holdfast.checkpoint import CheckpointManager, Json, StepNotFound, TreeMismatch, load, save, structure
+from holdfast.checkpoint import (
+    CheckpointManager,
+    Json,
+    StepNotFound,
+    TreeMismatch,
+    load,
+    save,
+    structure,
+)
 from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.layouts.inspection import structure_of
 from holdfast.checkpoint.storage.counting import CountingStorage
@@ -35,7 +43,12 @@ def test_a_tree_has_shapes_dtypes_and_shardings(tmp_path: Path) -> None:
     }
     save(tmp_path / "c", state, step=3, metadata={"run": "a"})
     found = structure(tmp_path / "c")
-    assert (found.layout, found.step, found.metadata, found.metrics) == ("holdfast", 3, {"run": "a"}, {})
+    assert (found.layout, found.step, found.metadata, found.metrics) == (
+        "holdfast",
+        3,
+        {"run": "a"},
+        {},
+    )
     assert found.items["state"].kind == "tree"
     tree = found.items["state"].tree
     assert type(tree["m"]).__name__ == "Moments" and tree["lr"] == 0.5 and tree["none"] is None
@@ -51,12 +64,18 @@ def test_a_tree_has_shapes_dtypes_and_shardings(tmp_path: Path) -> None:
 def test_an_items_tree_is_a_like(layout: Any, tmp_path: Path) -> None:
     """Restoring like the structure gives every leaf back as it was saved: bits, kinds and shardings."""
     tree = rich_tree() | (
-        {"bytes": b"\0x", "complex": 2j, "scalar": np.float32(2), "nothing": jnp.zeros((0, 3))} if layout == "holdfast" else {}
+        {"bytes": b"\0x", "complex": 2j, "scalar": np.float32(2), "nothing": jnp.zeros((0, 3))}
+        if layout == "holdfast"
+        else {}
     )
     save(tmp_path / "c", tree, layout=layout)
     like = structure(tmp_path / "c").items["state"].tree
     found = load(tmp_path / "c", like)
-    expected = tree if layout == "holdfast" else load(tmp_path / "c", tree) | {"tuple": (), "pair": dict(tree["pair"]._asdict())}
+    expected = (
+        tree
+        if layout == "holdfast"
+        else load(tmp_path / "c", tree) | {"tuple": (), "pair": dict(tree["pair"]._asdict())}
+    )
     assert_same(jax.tree.leaves(found), jax.tree.leaves(expected))
     assert found["sharded"].sharding.is_equivalent_to(tree["sharded"].sharding, 1)
     assert type(found["np64"]) is np.ndarray and isinstance(found["zeros"], jax.Array)
@@ -73,25 +92,44 @@ def test_every_layout_has_a_structure_and_no_array_is_read(layout: str, tmp_path
     elif layout == "safetensors":
         path = Path(write("safetensors", str(tmp_path / "s")))
     read: list[int] = []
-    found = structure_of(open_checkpoint(path, wrap=lambda storage: CountingStorage(storage, read.append)))
+    found = structure_of(
+        open_checkpoint(path, wrap=lambda storage: CountingStorage(storage, read.append))
+    )
     assert found.layout == layout and sum(read) < 64 << 10
     leaves = jax.tree.leaves(found.items["state"].tree)
     shapes = [leaf.shape for leaf in leaves]
     assert shapes == ([(4,), (5, 12), ()] if layout == "safetensors" else [(), (256, 1024)])
-    assert_same([leaf.shape for leaf in jax.tree.leaves(load(path, found.items["state"].tree))], shapes)
+    assert_same(
+        [leaf.shape for leaf in jax.tree.leaves(load(path, found.items["state"].tree))], shapes
+    )
 
 
 def test_a_manager_has_the_structure_of_each_step(tmp_path: Path) -> None:
     """Items of each kind by name, with metrics and metadata; of steps of another library too; a step that is not there is StepNotFound."""
     save(tmp_path / "4", {"x": jnp.ones(3)}, layout="orbax")
     with CheckpointManager(tmp_path) as manager:
-        manager.save(5, items={"state": {"w": jnp.ones(2)}, "config": Json({"a": 1})}, metrics={"loss": 2.0}, metadata=[1])
+        manager.save(
+            5,
+            items={"state": {"w": jnp.ones(2)}, "config": Json({"a": 1})},
+            metrics={"loss": 2.0},
+            metadata=[1],
+        )
         manager.wait_until_finished()
         found = manager.structure(5)
-        assert {name: item.kind for name, item in found.items.items()} == {"state": "tree", "config": "json"}
-        assert (found.step, found.metrics, found.metadata, found.items["config"].tree) == (5, {"loss": 2.0}, [1], None)
+        assert {name: item.kind for name, item in found.items.items()} == {
+            "state": "tree",
+            "config": "json",
+        }
+        assert (found.step, found.metrics, found.metadata, found.items["config"].tree) == (
+            5,
+            {"loss": 2.0},
+            [1],
+            None,
+        )
         assert found.path == os.path.join(tmp_path, "5") and found.finished_s is not None
-        assert manager.structure(4).layout == "orbax" and manager.structure(4).items["state"].tree["x"].shape == (3,)
+        assert manager.structure(4).layout == "orbax" and manager.structure(4).items["state"].tree[
+            "x"
+        ].shape == (3,)
         with pytest.raises(StepNotFound, match="6"):
             manager.structure(6)
 
@@ -99,7 +137,9 @@ def test_a_manager_has_the_structure_of_each_step(tmp_path: Path) -> None:
 def test_a_sharding_that_does_not_fit_here_is_left_out(tmp_path: Path) -> None:
     """A record of more devices than there are gives shapes without shardings: where jax puts them."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), "d")
-    save(tmp_path / "c", {"w": jax.device_put(jnp.arange(4.0), jax.NamedSharding(mesh, jax.P("d")))})
+    save(
+        tmp_path / "c", {"w": jax.device_put(jnp.arange(4.0), jax.NamedSharding(mesh, jax.P("d")))}
+    )
     checkpoint: Any = open_checkpoint(tmp_path / "c")
     (leaf,) = checkpoint.item("state").leaves
     leaf.sharding["devices"][0] = 10**6

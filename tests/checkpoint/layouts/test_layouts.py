@@ -47,12 +47,24 @@ def test_a_checkpoint_describes_itself_and_fills_any_region(layout: str, root: s
         "a.b": ("int8", (4,)),
         "c": ("float16", ()),
     }
-    regions = [((0, 5), (0, 12)), ((1, 3), (0, 12)), ((0, 5), (4, 8)), ((4, 5), (11, 12)), ((2, 2), (0, 12))]
-    reads = [ReadRequest(leaves["a.w"], region) for region in regions] + [ReadRequest(leaves["c"], ())]
+    regions = [
+        ((0, 5), (0, 12)),
+        ((1, 3), (0, 12)),
+        ((0, 5), (4, 8)),
+        ((4, 5), (11, 12)),
+        ((2, 2), (0, 12)),
+    ]
+    reads = [ReadRequest(leaves["a.w"], region) for region in regions] + [
+        ReadRequest(leaves["c"], ())
+    ]
     checkpoint.reader("state").fill(reads, allocate)
     for read, region in zip(reads, regions, strict=False):
         expected = TREE["a"]["w"][tuple(slice(*bounds) for bounds in region)]  # type: ignore[index]
-        assert read.array is not None and read.array.tobytes() == expected.tobytes() and read.array.shape == expected.shape
+        assert (
+            read.array is not None
+            and read.array.tobytes() == expected.tobytes()
+            and read.array.shape == expected.shape
+        )
     assert reads[-1].array is not None and reads[-1].array[()] == 2.5
     assert checkpoint.verify().leaves == 3
 
@@ -61,18 +73,32 @@ def test_restore_means_the_same_for_every_layout(layout: str, root: str) -> None
     """`like`, `partial`, `cast`, strictness and messages do not depend on the layout."""
     path = write(layout, root)
     mesh = jax.make_mesh((1,), ("d",))
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=jax.NamedSharding(mesh, jax.P())), TREE)
+    like = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=jax.NamedSharding(mesh, jax.P())),
+        TREE,
+    )
     for one, two in zip(jax.tree.leaves(load(path, like)), jax.tree.leaves(TREE), strict=True):
         assert isinstance(one, jax.Array) and np.asarray(one).tobytes() == np.asarray(two).tobytes()
     assert load(path, {"c": jnp.float16(0)}, partial=True)["c"] == 2.5
-    assert load(path, {"a": {"b": jnp.zeros(4, jnp.int32)}}, partial=True, cast=True)["a"]["b"].tolist() == [0, 1, 2, 3]
-    with pytest.raises(TreeMismatch, match=r"'a\.b' was expected as int32\[4\], the checkpoint has int8\[4\]"):
+    assert load(path, {"a": {"b": jnp.zeros(4, jnp.int32)}}, partial=True, cast=True)["a"][
+        "b"
+    ].tolist() == [0, 1, 2, 3]
+    with pytest.raises(
+        TreeMismatch, match=r"'a\.b' was expected as int32\[4\], the checkpoint has int8\[4\]"
+    ):
         load(path, {"a": {"b": jnp.zeros(4, jnp.int32)}}, partial=True)
-    with pytest.raises(TreeMismatch, match=r"2 leaves of the checkpoint not in `like`: 'a\.\w', 'a\.\w'"):
+    with pytest.raises(
+        TreeMismatch, match=r"2 leaves of the checkpoint not in `like`: 'a\.\w', 'a\.\w'"
+    ):
         load(path, {"c": jnp.float16(0)})
     with pytest.raises(StepNotFound, match="has no item 'other'; it has: state"):
         restore_checkpoint(open_checkpoint(path), "other")
-    assert load(path, {"x": {"w": TREE["a"]["w"]}}, partial=True, rename={"a.w": "x.w"})["x"]["w"].sum() == TREE["a"]["w"].sum()  # type: ignore[index]
+    assert (
+        load(path, {"x": {"w": TREE["a"]["w"]}}, partial=True, rename={"a.w": "x.w"})["x"][
+            "w"
+        ].sum()
+        == TREE["a"]["w"].sum()
+    )  # type: ignore[index]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +112,11 @@ def test_the_commands_on_s3(s3: str, tmp_path: Path) -> None:
 
     def run(*arguments: object, code: int = 0) -> Any:
         result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-        assert result.exit_code == code and "Traceback" not in result.output, (arguments, result.output, result.exception)
+        assert result.exit_code == code and "Traceback" not in result.output, (
+            arguments,
+            result.output,
+            result.exception,
+        )
         return result
 
     def url(name: str) -> str:
@@ -111,13 +141,19 @@ def test_the_commands_on_s3(s3: str, tmp_path: Path) -> None:
     assert "there is nothing at" in run("ls", url("nothing"), code=3).output
     run("prune", url("run"), "--keep", "last:1")
     rows = json.loads(run("ls", url("run"), "--json").output)
-    assert [(row["name"], row["state"]) for row in rows] == [("2", "whole")], open_storage(url("run")).list("", recursive=True)
+    assert [(row["name"], row["state"]) for row in rows] == [("2", "whole")], open_storage(
+        url("run")
+    ).list("", recursive=True)
 
 
 def test_damage_is_told_alike(layout: str, tmp_path: Path) -> None:
     """A file cut off in the middle is Corrupt in every layout, naming a file, never other numbers."""
     path = Path(write(layout, str(tmp_path)))
-    files = [file for file in path.rglob("*") if file.is_file() and file.stat().st_size > 100 and file.suffix != ".json"]
+    files = [
+        file
+        for file in path.rglob("*")
+        if file.is_file() and file.stat().st_size > 100 and file.suffix != ".json"
+    ]
     largest = max(files, key=lambda file: (file.parent.name == "d", file.stat().st_size))
     largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
     with pytest.raises(Corrupt) as caught:

@@ -17,7 +17,17 @@ from hypothesis import strategies as st
 from safetensors import deserialize, safe_open
 from safetensors.numpy import load_file, save_file
 
-from holdfast.checkpoint import CheckpointError, Corrupt, HostileCheckpoint, StepExists, TreeMismatch, UnsupportedLeaf, load, save, verify
+from holdfast.checkpoint import (
+    CheckpointError,
+    Corrupt,
+    HostileCheckpoint,
+    StepExists,
+    TreeMismatch,
+    UnsupportedLeaf,
+    load,
+    save,
+    verify,
+)
 from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.layouts.safetensors import runs, split_shards
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -29,18 +39,27 @@ DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn", "float8_e5m
 
 def numbers(dtype: str, shape: tuple[int, ...] = (8, 16)) -> np.ndarray:
     rng = np.random.default_rng(len(dtype))
-    return rng.integers(0, 2 if dtype == "bool" else 100, shape).astype(getattr(ml_dtypes, dtype, dtype))
+    return rng.integers(0, 2 if dtype == "bool" else 100, shape).astype(
+        getattr(ml_dtypes, dtype, dtype)
+    )
 
 
 def write_folder(folder: Path, tensors: dict[str, np.ndarray]) -> None:
     """Writes a sharded folder as Hugging Face lays it out: two files and an index, by the safetensors library."""
     names = list(tensors)
-    files = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    files = {
+        "model-00001-of-00002.safetensors": names[::2],
+        "model-00002-of-00002.safetensors": names[1::2],
+    }
     folder.mkdir()
     for file, chosen in files.items():
-        save_file({name: tensors[name] for name in chosen}, folder / file, metadata={"format": "pt"})
+        save_file(
+            {name: tensors[name] for name in chosen}, folder / file, metadata={"format": "pt"}
+        )
     weight_map = {name: file for file, chosen in files.items() for name in chosen}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
 
 
 @pytest.fixture
@@ -61,7 +80,9 @@ def nested(tensors: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def test_a_sharded_folder_loads_flat_or_onto_a_tree(model: tuple[Path, dict[str, np.ndarray]]) -> None:
+def test_a_sharded_folder_loads_flat_or_onto_a_tree(
+    model: tuple[Path, dict[str, np.ndarray]],
+) -> None:
     """All dtypes come back bit-exact: without a `like` under the file's names, with one as a flat or as a nested tree."""
     folder, tensors = model
     flat = load(folder)
@@ -91,7 +112,11 @@ def test_runs_cover_a_region_exactly(data: st.DataObject) -> None:
     array = np.arange(int(np.prod(shape)), dtype=np.uint16).reshape(shape)
     part = array[tuple(slice(*bounds) for bounds in region)]
     raw = array.tobytes()
-    found = b"".join(raw[offset : offset + length] for offset, length in runs(shape, region, 2)) if part.size else b""
+    found = (
+        b"".join(raw[offset : offset + length] for offset, length in runs(shape, region, 2))
+        if part.size
+        else b""
+    )
     assert found == part.tobytes()
 
 
@@ -116,7 +141,9 @@ def test_damaged_files_are_typed_errors(tmp_path: Path, damage: Any, message: st
     assert caught.value.file.endswith("model.safetensors")
 
 
-def test_an_index_cannot_lead_outside_and_must_be_complete(model: tuple[Path, dict[str, np.ndarray]]) -> None:
+def test_an_index_cannot_lead_outside_and_must_be_complete(
+    model: tuple[Path, dict[str, np.ndarray]],
+) -> None:
     """An index that names a missing file, or one in another folder, is an error."""
     folder, _ = model
     index = folder / "model.safetensors.index.json"
@@ -136,26 +163,55 @@ def test_renaming_onto_a_model(model: tuple[Path, dict[str, np.ndarray]]) -> Non
     back = load(folder, like, rename=rules)
     for i, value in enumerate(tensors.values()):
         assert back["blocks"][str(i)]["kernel"].tobytes() == value.tobytes()
-    assert set(load(folder, rename={"model.layers.0.float32.weight": "first"})) >= {"first", "model.layers.1.bfloat16.weight"}
+    assert set(load(folder, rename={"model.layers.0.float32.weight": "first"})) >= {
+        "first",
+        "model.layers.1.bfloat16.weight",
+    }
     with pytest.raises(ValueError, match="the same name 'x'"):
         load(folder, rename=lambda name: "x")
 
 
 def test_export_opens_with_the_library(tmp_path: Path) -> None:
     """A step exported as one file, and as indexed shards, holds what was saved, under names that people know."""
-    tree = {"params": {"w": jnp.ones((64, 8)), "b": jnp.zeros(8, jnp.bfloat16), "odd.name": jnp.arange(3)}, "step": 7, "text": "hello"}
+    tree = {
+        "params": {
+            "w": jnp.ones((64, 8)),
+            "b": jnp.zeros(8, jnp.bfloat16),
+            "odd.name": jnp.arange(3),
+        },
+        "step": 7,
+        "text": "hello",
+    }
     save(tmp_path / "c", tree, step=7)
-    convert(open_checkpoint(tmp_path / "c"), StorePath(LocalStorage(tmp_path / "one")), "safetensors")
+    convert(
+        open_checkpoint(tmp_path / "c"), StorePath(LocalStorage(tmp_path / "one")), "safetensors"
+    )
     found = load_file(tmp_path / "one" / "model.safetensors")
     assert found["params.w"].tobytes() == np.ones((64, 8), np.float32).tobytes()
     assert found["params.odd.name"].tolist() == [0, 1, 2] and found["step"].item() == 7
     with safe_open(tmp_path / "one" / "model.safetensors", "np") as file:
-        assert file.metadata() == {"format": "pt", "text": "hello", "step": "7"} or file.metadata()["text"] == "hello"
+        assert (
+            file.metadata() == {"format": "pt", "text": "hello", "step": "7"}
+            or file.metadata()["text"] == "hello"
+        )
     with pytest.raises(StepExists, match="already"):
-        convert(open_checkpoint(tmp_path / "c"), StorePath(LocalStorage(tmp_path / "one")), "safetensors")
-    convert(open_checkpoint(tmp_path / "c"), StorePath(LocalStorage(tmp_path / "many")), "safetensors", under="params", shard_bytes=1024)
+        convert(
+            open_checkpoint(tmp_path / "c"),
+            StorePath(LocalStorage(tmp_path / "one")),
+            "safetensors",
+        )
+    convert(
+        open_checkpoint(tmp_path / "c"),
+        StorePath(LocalStorage(tmp_path / "many")),
+        "safetensors",
+        under="params",
+        shard_bytes=1024,
+    )
     index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
-    assert set(index["weight_map"]) == {"params.w", "params.b", "params.odd.name"} and len(set(index["weight_map"].values())) > 1
+    assert (
+        set(index["weight_map"]) == {"params.w", "params.b", "params.odd.name"}
+        and len(set(index["weight_map"].values())) > 1
+    )
     for name, file in index["weight_map"].items():
         assert name in load_file(tmp_path / "many" / file)
     assert load(tmp_path / "many")["params.w"].shape == (64, 8)
@@ -174,13 +230,19 @@ def test_fp8_there_and_back(tmp_path: Path) -> None:
     tensors = {f"w.{dtype}": all_bytes(dtype) for dtype in FP8}
     (tmp_path / "hf").mkdir()
     save_file(tensors, tmp_path / "hf" / "model.safetensors")
-    convert(open_checkpoint(tmp_path / "hf"), StorePath(LocalStorage(tmp_path / "ours")), "holdfast")
-    convert(open_checkpoint(tmp_path / "ours"), StorePath(LocalStorage(tmp_path / "out")), "safetensors")
+    convert(
+        open_checkpoint(tmp_path / "hf"), StorePath(LocalStorage(tmp_path / "ours")), "holdfast"
+    )
+    convert(
+        open_checkpoint(tmp_path / "ours"), StorePath(LocalStorage(tmp_path / "out")), "safetensors"
+    )
     tags = {"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0"}
     for folder in ("hf", "out"):
         found = dict(deserialize((tmp_path / folder / "model.safetensors").read_bytes()))
         assert {entry["dtype"] for entry in found.values()} == tags
-        assert {name: bytes(entry["data"]) for name, entry in found.items()} == {name: value.tobytes() for name, value in tensors.items()}
+        assert {name: bytes(entry["data"]) for name, entry in found.items()} == {
+            name: value.tobytes() for name, value in tensors.items()
+        }
     for folder in ("hf", "ours", "out"):
         for name, value in load(tmp_path / folder).items():
             assert value.dtype == tensors[name].dtype and value.tobytes() == tensors[name].tobytes()
@@ -194,26 +256,46 @@ def test_fp8_between_torch_and_jax(tmp_path: Path) -> None:
 
     raw = torch.arange(256, dtype=torch.uint8).reshape(16, 16)
     dtypes = [dtype for dtype in FP8 if hasattr(torch, dtype)]
-    tensors = {dtype: raw.clone().view(getattr(torch, dtype)) for dtype in dtypes} | {"bfloat16": torch.ones(3, dtype=torch.bfloat16) * 1.5}
+    tensors = {dtype: raw.clone().view(getattr(torch, dtype)) for dtype in dtypes} | {
+        "bfloat16": torch.ones(3, dtype=torch.bfloat16) * 1.5
+    }
     (tmp_path / "hf").mkdir()
     save_torch(tensors, tmp_path / "hf" / "model.safetensors")
-    found = load(tmp_path / "hf", {name: jax.ShapeDtypeStruct(tuple(t.shape), getattr(ml_dtypes, name)) for name, t in tensors.items()})
+    found = load(
+        tmp_path / "hf",
+        {
+            name: jax.ShapeDtypeStruct(tuple(t.shape), getattr(ml_dtypes, name))
+            for name, t in tensors.items()
+        },
+    )
     for dtype in dtypes:
         assert np.asarray(found[dtype]).tobytes() == all_bytes(dtype).tobytes()
     save(tmp_path / "ours", found)
-    convert(open_checkpoint(tmp_path / "ours"), StorePath(LocalStorage(tmp_path / "out")), "safetensors")
+    convert(
+        open_checkpoint(tmp_path / "ours"), StorePath(LocalStorage(tmp_path / "out")), "safetensors"
+    )
     for name, tensor in load_torch(tmp_path / "out" / "model.safetensors").items():
-        assert tensor.dtype == tensors[name].dtype and torch.equal(tensor.view(torch.uint8), tensors[name].view(torch.uint8))
+        assert tensor.dtype == tensors[name].dtype and torch.equal(
+            tensor.view(torch.uint8), tensors[name].view(torch.uint8)
+        )
 
 
 def test_what_a_file_cannot_hold_is_named(tmp_path: Path) -> None:
     """A dtype that safetensors lacks, or two leaves of one name, are refused with the leaf's name."""
     save(tmp_path / "c", {"w": {"x": jnp.ones(3, jnp.int4)}})
     with pytest.raises(UnsupportedLeaf, match=r"'w\.x' of dtype int4"):
-        convert(open_checkpoint(tmp_path / "c"), StorePath(LocalStorage(tmp_path / "out")), "safetensors")
+        convert(
+            open_checkpoint(tmp_path / "c"),
+            StorePath(LocalStorage(tmp_path / "out")),
+            "safetensors",
+        )
     save(tmp_path / "d", {"a": {"b": 1}, "a.b": 2})
     with pytest.raises(UnsupportedLeaf, match=r"two leaves would be called 'a\.b'"):
-        convert(open_checkpoint(tmp_path / "d"), StorePath(LocalStorage(tmp_path / "out")), "safetensors")
+        convert(
+            open_checkpoint(tmp_path / "d"),
+            StorePath(LocalStorage(tmp_path / "out")),
+            "safetensors",
+        )
     assert issubclass(UnsupportedLeaf, CheckpointError)
 
 

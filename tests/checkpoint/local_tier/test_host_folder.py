@@ -12,7 +12,12 @@ from crc32c import crc32c
 
 from holdfast.checkpoint import Corrupt, HostileCheckpoint
 from holdfast.checkpoint.format.files import FileReport, ItemReport, pack_name
-from holdfast.checkpoint.local_tier.host_folder import PIECE_BYTES, HostFolder, HostStorage, read_checked
+from holdfast.checkpoint.local_tier.host_folder import (
+    PIECE_BYTES,
+    HostFolder,
+    HostStorage,
+    read_checked,
+)
 from holdfast.checkpoint.local_tier.parts import LocalKey, Part
 
 RUN = "0" * 32
@@ -76,7 +81,9 @@ def test_what_is_someone_elses_too_is_not_written_over(folder: HostFolder, tmp_p
 
 
 @pytest.mark.parametrize("syncs", [False, True])
-def test_a_part_is_durable_when_it_has_its_name_if_it_is_to_be(syncs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_is_durable_when_it_has_its_name_if_it_is_to_be(
+    syncs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """First its packs and their names, fresh and written over, then its own text, then its name; else no file is waited for."""
     calls: list[str] = []
     fsync, replace_file = os.fsync, os.replace
@@ -96,7 +103,11 @@ def test_a_part_is_durable_when_it_has_its_name_if_it_is_to_be(syncs: bool, tmp_
         calls.clear()
         _saved(folder, key)
         at, part = calls.index("replace"), key.part_name(1)
-        files = [str(_pack(folder, key).relative_to(folder.path)), f"{key.folder}/state", part.replace(".json", ".new")]
+        files = [
+            str(_pack(folder, key).relative_to(folder.path)),
+            f"{key.folder}/state",
+            part.replace(".json", ".new"),
+        ]
         assert [name in calls[:at] for name in files] == [syncs, syncs, syncs]
         assert (key.folder in calls[at:]) == syncs
         if syncs:
@@ -139,7 +150,10 @@ def test_a_part_is_there_with_all_its_files_or_not(folder: HostFolder) -> None:
 
 def test_what_earlier_attempts_left_is_pruned(folder: HostFolder) -> None:
     """All of it, whole or not, but what stays; nothing of this writer, nothing of a later opening, nothing that is not ours."""
-    mine, old, stays, later = KEY, *(_next(number)._replace(save_id=f"0000000{number}00000001") for number in (2, 3, 4))
+    mine, old, stays, later = (
+        KEY,
+        *(_next(number)._replace(save_id=f"0000000{number}00000001") for number in (2, 3, 4)),
+    )
     later = later._replace(opening=5)
     for key in (mine, old, stays, later):
         _saved(folder, key)

@@ -39,13 +39,20 @@ def test_a_host_shows_its_parts_and_what_is_dead(saved: tuple[LocalStorage, Path
     """Which steps, whose parts, and why one may not come back."""
     root, folder = saved
     (living,) = list_host_steps(root, str(folder / "host0"))
-    assert (living.key.step, [found.process for found in living.parts], living.dead) == (5, [0, 1], "")
+    assert (living.key.step, [found.process for found in living.parts], living.dead) == (
+        5,
+        [0, 1],
+        "",
+    )
     (dead,) = list_host_steps(root, str(folder / "host1"))
     assert (dead.key.step, dead.dead) == (9, "opening 2 went on from step 4, without it")
     code, text = _ran("ls", root.root, "--local", folder / "host1", "--json")
     assert code == 0
     assert [(row["step"], row["state"]) for row in json.loads(text)] == [(4, "whole"), (9, "dead")]
-    assert "parts of processes 0, 1 of 2 are here; opening 2 went on" in _ran("ls", root.root, "--local", folder / "host1")[1]
+    assert (
+        "parts of processes 0, 1 of 2 are here; opening 2 went on"
+        in _ran("ls", root.root, "--local", folder / "host1")[1]
+    )
 
 
 def test_a_host_says_what_it_knows_of_copies_and_what_not(saved: tuple[LocalStorage, Path]) -> None:
@@ -54,12 +61,12 @@ def test_a_host_says_what_it_knows_of_copies_and_what_not(saved: tuple[LocalStor
     all_of_it = "parts of processes 0, 1 of 2 are here: all, so that it survives the loss of every other host"
     assert all_of_it in _ran("ls", root.root, "--local", folder / "host0")[1]
     next((folder / "host0").rglob("part-00001.json")).unlink()
-    some_of_it = (
-        "parts of processes 0 of 2 are here; whether other hosts have the rest, or copies of these, is not known here: `holdfast status`"
-    )
+    some_of_it = "parts of processes 0 of 2 are here; whether other hosts have the rest, or copies of these, is not known here: `holdfast status`"
     assert some_of_it in _ran("ls", root.root, "--local", folder / "host0")[1]
     rows = json.loads(_ran("ls", root.root, "--local", folder / "host0", "--json")[1])
-    assert [(row["parts"], row["processes"]) for row in rows if row["state"] == "local"] == [([0], 2)]
+    assert [(row["parts"], row["processes"]) for row in rows if row["state"] == "local"] == [
+        ([0], 2)
+    ]
 
 
 def test_a_host_without_anything_of_the_root_says_so(saved: tuple[LocalStorage, Path]) -> None:
@@ -90,7 +97,9 @@ def test_each_flipped_byte_is_found(saved: tuple[LocalStorage, Path]) -> None:
     assert json.loads(text)[0]["file"] == str(pack)
 
 
-def test_a_sweep_takes_what_is_dead_and_leaves_what_may_come_back(saved: tuple[LocalStorage, Path]) -> None:
+def test_a_sweep_takes_what_is_dead_and_leaves_what_may_come_back(
+    saved: tuple[LocalStorage, Path],
+) -> None:
     """On each host; a second one finds nothing."""
     root, folder = saved
     assert sweep_host(root, str(folder / "host0")) == []
@@ -110,4 +119,6 @@ def test_a_sweep_leaves_a_living_job_alone(tmp_path: Path) -> None:
         part = next((tmp_path / "a").rglob("part-*.json"))
         part.write_bytes(b"torn")
         assert sweep_host(LocalStorage(tmp_path / "root"), str(tmp_path / "a")) == []
-    assert len(sweep_host(LocalStorage(tmp_path / "root"), str(tmp_path / "a"))) == 0, "its other part may still come back"
+    assert len(sweep_host(LocalStorage(tmp_path / "root"), str(tmp_path / "a"))) == 0, (
+        "its other part may still come back"
+    )

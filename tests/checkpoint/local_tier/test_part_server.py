@@ -41,7 +41,9 @@ def make_part(folder: Path, data: bytes = BYTES, process: int = 1) -> Part:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     report = ItemReport(process, "p", (FileReport(name, len(data), 0, 0),))
-    part = Part("0" * 32, KEY, process, {"state": report}, None if process else StepHead({}, 1.0, 2.0))
+    part = Part(
+        "0" * 32, KEY, process, {"state": report}, None if process else StepHead({}, 1.0, 2.0)
+    )
     (folder / KEY.part_name(process)).write_bytes(part.to_bytes())
     return part
 
@@ -58,7 +60,9 @@ def _raw(server: PartServer) -> socket.socket:
     """Returns a connection that has proved itself, to say anything over."""
     host, port = server.address.split(":")
     connection = socket.create_connection((host, int(port)), timeout=10)
-    nonces = receive_bytes(connection, len(MAGIC) + NONCE_BYTES, 10)[len(MAGIC) :] + b"n" * NONCE_BYTES
+    nonces = (
+        receive_bytes(connection, len(MAGIC) + NONCE_BYTES, 10)[len(MAGIC) :] + b"n" * NONCE_BYTES
+    )
     connection.sendall(b"n" * NONCE_BYTES + proof(SECRET, b"client", nonces))
     assert receive_bytes(connection, PROOF_BYTES, 10) == proof(SECRET, b"server", nonces)
     return connection
@@ -107,7 +111,10 @@ def test_wait_returns_once_the_part_is_published(server: PartServer, tmp_path: P
 
 def test_a_part_that_never_comes_is_waited_for_no_longer_than_asked(server: PartServer) -> None:
     """The wait is bounded, and its error says which peer and what."""
-    with PeerConnection(server.address, SECRET) as peer, pytest.raises(PeerFailed, match=r"127\.0\.0\.1:\d+ could not give .*part-00000"):
+    with (
+        PeerConnection(server.address, SECRET) as peer,
+        pytest.raises(PeerFailed, match=r"127\.0\.0\.1:\d+ could not give .*part-00000"),
+    ):
         peer.wait(KEY.part_name(0), 0.2)
 
 
@@ -177,10 +184,17 @@ def test_strangers_are_refused(garbage: bytes, server: PartServer) -> None:
 
 @pytest.mark.parametrize(
     "request_bytes",
-    [REQUEST.pack(9, 3, 0, 1) + b"abc", REQUEST.pack(GET, 0, 0, 1), REQUEST.pack(GET, 65535, 0, 1), REQUEST.pack(WAIT, 513, 0, 0)],
+    [
+        REQUEST.pack(9, 3, 0, 1) + b"abc",
+        REQUEST.pack(GET, 0, 0, 1),
+        REQUEST.pack(GET, 65535, 0, 1),
+        REQUEST.pack(WAIT, 513, 0, 0),
+    ],
     ids=["another verb", "no name", "a long name", "a name too long"],
 )
-def test_requests_that_do_not_fit_end_the_connection(request_bytes: bytes, server: PartServer) -> None:
+def test_requests_that_do_not_fit_end_the_connection(
+    request_bytes: bytes, server: PartServer
+) -> None:
     """Also of one that has proved itself."""
     with _raw(server) as connection:
         connection.sendall(request_bytes)
@@ -197,7 +211,9 @@ def test_offsets_and_sizes_beyond_the_file_bring_nothing(server: PartServer) -> 
         assert ANSWER.unpack(receive_bytes(connection, ANSWER.size, 10)) == (ABSENT, 0)
 
 
-def test_there_is_a_most_of_connections(server: PartServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_a_most_of_connections(
+    server: PartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beyond it a connection is closed at once, and one that goes makes room."""
     monkeypatch.setattr(part_server, "MOST_CONNECTIONS", 1)
     with PeerConnection(server.address, SECRET) as peer:

@@ -45,8 +45,14 @@ def _saved(folder: Path, count: int = 2, save_id: str = SAVE, step: int = 7) -> 
     key, parts = LocalKey(step, 1, save_id, count), []
     for rank in range(count):
         plan = Planner(rank, count).plan(tree)
-        report = write_snapshot(take_snapshot(plan, tree), LocalStorage(folder), key.folder, "state", save_id)
-        head = StepHead({"state": tree_text(plan)}, 1.0, 2.0, {"loss": float("nan")}, {"a": [1]}) if rank == 0 else None
+        report = write_snapshot(
+            take_snapshot(plan, tree), LocalStorage(folder), key.folder, "state", save_id
+        )
+        head = (
+            StepHead({"state": tree_text(plan)}, 1.0, 2.0, {"loss": float("nan")}, {"a": [1]})
+            if rank == 0
+            else None
+        )
         parts.append(Part(RUN, key, rank, {"state": report}, head))
     return parts
 
@@ -84,15 +90,43 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "a save id that is a path": {"key": [7, 1, "../0000000000001", 2]},
     "a head at another process": {"head": {}},
     "items that are none": {"items": []},
-    "an item that is a path": {"items": {"../x": {"process": 1, "plan": "", "files": [], "local": [], "values": []}}},
+    "an item that is a path": {
+        "items": {"../x": {"process": 1, "plan": "", "files": [], "local": [], "values": []}}
+    },
     **{
-        f"a file named {name!r}": {"items": {"state": {"process": 1, "plan": "", "files": [[name, 1, 0, 0]], "local": [], "values": []}}}
-        for name in ("../../x", "/etc/passwd", pack_name(0, 0, SAVE), pack_name(1, 0, "0" * 16), "part-00001.json")
+        f"a file named {name!r}": {
+            "items": {
+                "state": {
+                    "process": 1,
+                    "plan": "",
+                    "files": [[name, 1, 0, 0]],
+                    "local": [],
+                    "values": [],
+                }
+            }
+        }
+        for name in (
+            "../../x",
+            "/etc/passwd",
+            pack_name(0, 0, SAVE),
+            pack_name(1, 0, "0" * 16),
+            "part-00001.json",
+        )
     },
     "a file of negative size": {
-        "items": {"state": {"process": 1, "plan": "", "files": [[pack_name(1, 0, SAVE), -1, 0, 0]], "local": [], "values": []}}
+        "items": {
+            "state": {
+                "process": 1,
+                "plan": "",
+                "files": [[pack_name(1, 0, SAVE), -1, 0, 0]],
+                "local": [],
+                "values": [],
+            }
+        }
     },
-    "a report of another process": {"items": {"state": {"process": 0, "plan": "", "files": [], "local": [], "values": []}}},
+    "a report of another process": {
+        "items": {"state": {"process": 0, "plan": "", "files": [], "local": [], "values": []}}
+    },
 }
 
 
@@ -114,15 +148,28 @@ def test_the_record_of_whole_parts_is_the_commits(tmp_path: Path) -> None:
     assert found.holders == [[0], [0, 1]]
     assert parts[0].head is not None
     record = parse_record(record_of(found, parts[0].head), "r")
-    assert (record.step, record.opening, record.writer_id, record.processes, record.metadata) == (7, 1, SAVE, 2, {"a": [1]})
-    assert {f"{found.key.folder}/{name}" for name in record.file_names()} == {name for part in parts for name in part.files}
-    assert {leaf.path: leaf.value for leaf in record.items["state"].leaves if not leaf.dtype} == {"n": 3, "name": "net"}
+    assert (record.step, record.opening, record.writer_id, record.processes, record.metadata) == (
+        7,
+        1,
+        SAVE,
+        2,
+        {"a": [1]},
+    )
+    assert {f"{found.key.folder}/{name}" for name in record.file_names()} == {
+        name for part in parts for name in part.files
+    }
+    assert {leaf.path: leaf.value for leaf in record.items["state"].leaves if not leaf.dtype} == {
+        "n": 3,
+        "name": "net",
+    }
 
 
 def _with_report(found: FoundStep, process: int, **changes: Any) -> FoundStep:
     report = json.loads(found.reports[process])
     report["state"] |= changes
-    return replace(found, reports=[*found.reports[:process], json.dumps(report), *found.reports[process + 1 :]])
+    return replace(
+        found, reports=[*found.reports[:process], json.dumps(report), *found.reports[process + 1 :]]
+    )
 
 
 def test_reports_that_do_not_fit_together_are_no_step(tmp_path: Path) -> None:
@@ -135,9 +182,16 @@ def test_reports_that_do_not_fit_together_are_no_step(tmp_path: Path) -> None:
     file = FileReport(pack_name(1, 0, SAVE), 1, 0, 0)
     with pytest.raises(SaveFailed, match=r"processes \[1\] planned another save"):
         record_of(_with_report(found, 1, plan="x"), head)
-    with pytest.raises(SaveFailed, match=r"'name' is local to each process and differs on processes \[1\]"):
+    with pytest.raises(
+        SaveFailed, match=r"'name' is local to each process and differs on processes \[1\]"
+    ):
         record_of(_with_report(found, 1, local=[*local[:-1], local[-1] ^ 1]), head)
-    for changes in ({"local": local[1:]}, {"values": [["int", "0x1"]]}, {"files": [[file.name, 1, 0, 0]]}, {"where": [[0, 0, 1]]}):
+    for changes in (
+        {"local": local[1:]},
+        {"values": [["int", "0x1"]]},
+        {"files": [[file.name, 1, 0, 0]]},
+        {"where": [[0, 0, 1]]},
+    ):
         with pytest.raises(HostileCheckpoint, match="not what its plan asks for"):
             record_of(_with_report(found, 1, **changes), head)
     with pytest.raises(SaveFailed, match="process 1 saved the items"):
@@ -155,7 +209,13 @@ def test_json_that_is_one_for_all_has_to_be_equal(tmp_path: Path) -> None:
         for process in range(2):
             name = f"{process:05d}-j-{SAVE}.json"
             own = (FileReport(name, 2, 0, process),) if process < files else ()
-            reports.append(replace(parts[process], items=dict(parts[process].items) | {"data": ItemReport(process, "", own, (process,))}))
+            reports.append(
+                replace(
+                    parts[process],
+                    items=dict(parts[process].items)
+                    | {"data": ItemReport(process, "", own, (process,))},
+                )
+            )
         return find_whole([_inventory(*reports)])[0]
 
     with pytest.raises(SaveFailed, match="its JSON on processes"):
@@ -167,7 +227,9 @@ def test_a_missing_part_makes_no_step(tmp_path: Path) -> None:
     """Parts of two saves never add up to one, whatever is missing of each."""
     one, two = _saved(tmp_path), _saved(tmp_path, save_id="0000000100000002")
     assert find_whole([_inventory(one[0]), _inventory(two[1])]) == []
-    assert [found.key.save_id for found in find_whole([_inventory(one[0], two[0]), _inventory(two[1])])] == ["0000000100000002"]
+    assert [
+        found.key.save_id for found in find_whole([_inventory(one[0], two[0]), _inventory(two[1])])
+    ] == ["0000000100000002"]
     assert find_whole([b"[]"]) == []
 
 
@@ -179,7 +241,11 @@ def test_how_many_losses_a_step_survives(tmp_path: Path) -> None:
     assert found.survives(["a", "a", "c"]) == 0
 
 
-OPENINGS = [Opening(RUN, 1, "00000001", NOTHING), Opening(RUN, 2, "00000002", 50), Opening(RUN, 3, "00000003", 80)]
+OPENINGS = [
+    Opening(RUN, 1, "00000001", NOTHING),
+    Opening(RUN, 2, "00000002", 50),
+    Opening(RUN, 3, "00000003", 80),
+]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +260,9 @@ OPENINGS = [Opening(RUN, 1, "00000001", NOTHING), Opening(RUN, 2, "00000002", 50
         (10, 4, "00000004", "opening 4 of writer 00000004 is not known"),
     ],
 )
-def test_a_local_step_above_the_base_of_a_later_opening_is_dead(step: int, opening: int, writer: str, why: str) -> None:
+def test_a_local_step_above_the_base_of_a_later_opening_is_dead(
+    step: int, opening: int, writer: str, why: str
+) -> None:
     """Also of an opening that the root does not know, or knows as another's, nothing comes back."""
     found = why_dead(LocalKey(step, opening, f"{writer}00000001", 1), OPENINGS)
     assert found.startswith(why) and bool(found) == bool(why)
@@ -212,7 +280,9 @@ class Job:
     keep: int = 1
     openings: list[Opening] = field(default_factory=list)
     durable: dict[int, tuple[Any, ...]] = field(default_factory=dict)
-    folders: dict[int, dict[LocalKey, set[int]]] = field(default_factory=dict)  # host: key: processes whose part is there
+    folders: dict[int, dict[LocalKey, set[int]]] = field(
+        default_factory=dict
+    )  # host: key: processes whose part is there
     history: dict[LocalKey, tuple[Any, ...]] = field(default_factory=dict)
     acknowledged: LocalKey | None = None
     of_this_life: list[LocalKey] = field(default_factory=list)  # acknowledged ones
@@ -245,7 +315,9 @@ class Job:
 
     def _listed(self, host: int) -> bytes:
         parts = self.folders.get(host, {})
-        return json.dumps([[*key, process, "{}"] for key, there in parts.items() for process in there]).encode()
+        return json.dumps(
+            [[*key, process, "{}"] for key, there in parts.items() for process in there]
+        ).encode()
 
     def _open(self) -> Opening:
         if self.fresh:
@@ -265,7 +337,9 @@ class Job:
         there = [self.folders.get(host, {}).get(key, set()) for host in present]
         return set().union(*there) == set(range(key.processes))
 
-    def begin_locally(self, steps: int, present: list[int]) -> tuple[LocalKey, list[tuple[int, int]]]:
+    def begin_locally(
+        self, steps: int, present: list[int]
+    ) -> tuple[LocalKey, list[tuple[int, int]]]:
         """Begins a save; returns its key, and what it is to write: pairs of a process and a host that is to have its part."""
         self.step += steps
         opening = self._open()
@@ -273,8 +347,14 @@ class Job:
         key = LocalKey(self.step, opening.number, f"{opening.writer}{self.saves:08x}", len(present))
         self.state = self.trunk = (*self.state, key)
         self.history[key] = self.state
-        copies = place_copies([Member(rank, str(host)) for rank, host in enumerate(present)], self.replicas)
-        return key, [(process, present[rank]) for process, keepers in enumerate(copies) for rank in [process, *keepers]]
+        copies = place_copies(
+            [Member(rank, str(host)) for rank, host in enumerate(present)], self.replicas
+        )
+        return key, [
+            (process, present[rank])
+            for process, keepers in enumerate(copies)
+            for rank in [process, *keepers]
+        ]
 
     def write(self, key: LocalKey, pairs: Collection[tuple[int, int]]) -> None:
         """Writes parts onto hosts."""
@@ -286,7 +366,9 @@ class Job:
         self.acknowledged = key
         self.of_this_life = [*self.of_this_life, key][-self.keep :]
         for host in present if cleans else []:
-            self.folders[host] = {old: parts for old, parts in self.folders[host].items() if old in self.of_this_life}
+            self.folders[host] = {
+                old: parts for old, parts in self.folders[host].items() if old in self.of_this_life
+            }
 
 
 @settings(max_examples=400, deadline=None)
@@ -296,7 +378,9 @@ def test_no_abandoned_step_ever_comes_back(data: st.DataObject) -> None:
 
     takes whole saves alone, never one that the newest life had not come from, and none below the last acknowledged one while it is covered.
     """
-    job = Job(data.draw(st.integers(1, 4)), data.draw(st.integers(0, 2)), data.draw(st.integers(1, 2)))
+    job = Job(
+        data.draw(st.integers(1, 4)), data.draw(st.integers(0, 2)), data.draw(st.integers(1, 2))
+    )
     everybody, gaps = list(range(job.hosts)), st.integers(1, 3)
     for life in range(data.draw(st.integers(2, 6))):
         present = sorted(data.draw(st.sets(st.sampled_from(everybody), min_size=1)))
@@ -306,13 +390,25 @@ def test_no_abandoned_step_ever_comes_back(data: st.DataObject) -> None:
             assert job.covers(present, found.key), "a mixture"
             assert found.key in trunk, "a step of an abandoned branch"
         if acknowledged is not None and acknowledged in trunk and job.covers(present, acknowledged):
-            assert job.step >= acknowledged.step, f"life {life}: an older step came back than was acknowledged and is there"
+            assert job.step >= acknowledged.step, (
+                f"life {life}: an older step came back than was acknowledged and is there"
+            )
         failed = False
-        for what in data.draw(st.lists(st.sampled_from(["local", "fails", "dies", "durable", "rollback"]), min_size=1, max_size=3)):
+        for what in data.draw(
+            st.lists(
+                st.sampled_from(["local", "fails", "dies", "durable", "rollback"]),
+                min_size=1,
+                max_size=3,
+            )
+        ):
             if what in ("local", "fails", "dies"):
-                key, pairs = job.begin_locally(0 if failed else data.draw(gaps), present)  # a step that failed may be saved again
+                key, pairs = job.begin_locally(
+                    0 if failed else data.draw(gaps), present
+                )  # a step that failed may be saved again
                 failed = what == "fails"
-                job.write(key, pairs if what == "local" else data.draw(st.sets(st.sampled_from(pairs))))
+                job.write(
+                    key, pairs if what == "local" else data.draw(st.sets(st.sampled_from(pairs)))
+                )
             if what == "local":
                 job.acknowledge(key, present, cleans=data.draw(st.booleans()))
             elif what == "dies":
@@ -325,7 +421,9 @@ def test_no_abandoned_step_ever_comes_back(data: st.DataObject) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 7), st.integers(0, 2), st.data())
-def test_an_acknowledged_step_is_there_while_a_host_of_each_part_is(hosts: int, replicas: int, data: st.DataObject) -> None:
+def test_an_acknowledged_step_is_there_while_a_host_of_each_part_is(
+    hosts: int, replicas: int, data: st.DataObject
+) -> None:
     """Lose any `replicas` hosts, and the step is found; a part without a host left makes it none."""
     job = Job(hosts, replicas)
     key, pairs = job.begin_locally(5, list(range(hosts)))

@@ -21,7 +21,12 @@ from holdfast.checkpoint.local_tier.part_server import (
     proof,
     receive_bytes,
 )
-from holdfast.checkpoint.local_tier.peer_storage import PeerConnection, PeerFailed, Peers, PeerStorage
+from holdfast.checkpoint.local_tier.peer_storage import (
+    PeerConnection,
+    PeerFailed,
+    Peers,
+    PeerStorage,
+)
 from holdfast.checkpoint.storage.local import LocalStorage
 from tests.checkpoint.local_tier.test_part_server import BYTES, FILE, KEY, SECRET, make_part
 
@@ -38,7 +43,9 @@ def _liar(answer: Callable[[socket.socket], None], *, greets: bool = True) -> It
             if greets:
                 connection.sendall(MAGIC + b"n" * NONCE_BYTES)
                 found = receive_bytes(connection, NONCE_BYTES + PROOF_BYTES, 10)
-                connection.sendall(proof(SECRET, b"server", b"n" * NONCE_BYTES + found[:NONCE_BYTES]))
+                connection.sendall(
+                    proof(SECRET, b"server", b"n" * NONCE_BYTES + found[:NONCE_BYTES])
+                )
                 receive_bytes(connection, REQUEST.size + len(FILE), 10)
             answer(connection)
             ended.wait(20)
@@ -67,7 +74,10 @@ LIES: dict[str, bytes] = {
 def test_a_peer_that_lies_is_an_error_in_time(kind: str) -> None:
     """Nothing is believed beyond what was asked for, and nobody waits longer than allowed."""
     began = time.monotonic()
-    with _liar(lambda connection: connection.sendall(LIES[kind])) as address, PeerConnection(address, SECRET) as peer:
+    with (
+        _liar(lambda connection: connection.sendall(LIES[kind])) as address,
+        PeerConnection(address, SECRET) as peer,
+    ):
         with pytest.raises(PeerFailed, match=f"the part server at {address} could not give"):
             peer.read(FILE, 0, [memoryview(bytearray(10))], 0.3)
     assert time.monotonic() - began < 10
@@ -88,7 +98,10 @@ def test_a_peer_that_drips_is_silent_in_the_end() -> None:
         stopping.set()
 
 
-@pytest.mark.parametrize("greeting", [b"SSH-2.0-OpenSSH\r\n" + b"x" * 100, MAGIC + b"n" * NONCE_BYTES + b"x" * PROOF_BYTES, b""])
+@pytest.mark.parametrize(
+    "greeting",
+    [b"SSH-2.0-OpenSSH\r\n" + b"x" * 100, MAGIC + b"n" * NONCE_BYTES + b"x" * PROOF_BYTES, b""],
+)
 def test_what_is_no_part_server_is_not_asked(greeting: bytes) -> None:
     """Another service at that port, a server without the secret, one that says nothing."""
     with _liar(lambda connection: connection.sendall(greeting), greets=False) as address:
@@ -118,7 +131,14 @@ def hosts(tmp_path: Path) -> Iterator[list[PartServer]]:
 @contextmanager
 def _storage(hosts: list[PartServer], tmp_path: Path, own: int = 0) -> Iterator[PeerStorage]:
     with Peers({rank: server.address for rank, server in enumerate(hosts)}, SECRET, 5) as peers:
-        yield PeerStorage(LocalStorage(tmp_path / str(own)), KEY.folder, b"{}", [[0], [0, 1, 2]], frozenset({own}), peers)
+        yield PeerStorage(
+            LocalStorage(tmp_path / str(own)),
+            KEY.folder,
+            b"{}",
+            [[0], [0, 1, 2]],
+            frozenset({own}),
+            peers,
+        )
 
 
 def _read(storage: PeerStorage, offset: int = 0, size: int = 10) -> bytes:
@@ -158,7 +178,15 @@ def test_a_damaged_copy_is_passed_over_when_told(hosts: list[PartServer], tmp_pa
             _read(storage)
 
 
-@pytest.mark.parametrize("name", ["../x", "1/8-0000000100000001/state/00001-x", f"{KEY.folder}/state/x", f"{KEY.folder}/state/00009-0"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x",
+        "1/8-0000000100000001/state/00001-x",
+        f"{KEY.folder}/state/x",
+        f"{KEY.folder}/state/00009-0",
+    ],
+)
 def test_names_of_no_part_are_nowhere(name: str, hosts: list[PartServer], tmp_path: Path) -> None:
     """What belongs to no process of the step is asked of nobody."""
     with _storage(hosts, tmp_path) as storage, pytest.raises(FileNotFoundError):

@@ -123,7 +123,9 @@ def test_nothing_goes_in_the_clear(server: PartServer, own: PeerTls) -> None:
     assert not any(word in wire.heard for word in (MAGIC, FILE.encode(), BYTES[:64]))
 
 
-def test_another_certificate_of_the_authority_in_the_middle(server: PartServer, own: PeerTls, authority: Authority) -> None:
+def test_another_certificate_of_the_authority_in_the_middle(
+    server: PartServer, own: PeerTls, authority: Authority
+) -> None:
     """A process of another job under the same authority passes all on, and learns nothing: the proof is over the server's certificate."""
     with closing(Wire(server.address, tls_of(authority.issue("middle")))) as wire:
         with pytest.raises(PeerFailed, match="could not prove itself"):
@@ -133,7 +135,9 @@ def test_another_certificate_of_the_authority_in_the_middle(server: PartServer, 
 
 
 @pytest.mark.parametrize("stranger", STRANGERS)
-def test_strangers_are_refused(stranger: Stranger, server: PartServer, own: PeerTls, tmp_path: Path) -> None:
+def test_strangers_are_refused(
+    stranger: Stranger, server: PartServer, own: PeerTls, tmp_path: Path
+) -> None:
     """Who shows no certificate of the authority hears not even the greeting, and others are served."""
     with stranger(server.address, tmp_path) as connection:
         assert is_ended(connection)
@@ -141,16 +145,26 @@ def test_strangers_are_refused(stranger: Stranger, server: PartServer, own: Peer
     assert server.statistics()["refused"] == 1
 
 
-def test_a_peer_refuses_a_server_that_shows_nothing_or_another_authority(own: PeerTls, tmp_path: Path) -> None:
+def test_a_peer_refuses_a_server_that_shows_nothing_or_another_authority(
+    own: PeerTls, tmp_path: Path
+) -> None:
     """Its bytes are not asked for; the error says which server, and why."""
     foreign = Authority(tmp_path, "theirs").issue("server")
-    with PartServer("127.0.0.1", SECRET) as plain, pytest.raises(PeerFailed, match=r"the part server at 127\.0\.0\.1:\d+ could not prove"):
+    with (
+        PartServer("127.0.0.1", SECRET) as plain,
+        pytest.raises(PeerFailed, match=r"the part server at 127\.0\.0\.1:\d+ could not prove"),
+    ):
         PeerConnection(plain.address, SECRET, own)
-    with PartServer("127.0.0.1", SECRET, tls_of(foreign)) as other, pytest.raises(PeerFailed, match="certificate verify failed"):
+    with (
+        PartServer("127.0.0.1", SECRET, tls_of(foreign)) as other,
+        pytest.raises(PeerFailed, match="certificate verify failed"),
+    ):
         PeerConnection(other.address, SECRET, own)
 
 
-@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half of a first record"])
+@pytest.mark.parametrize(
+    "said", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half of a first record"]
+)
 def test_who_stalls_in_the_handshake_holds_nobody_up(
     said: bytes, server: PartServer, own: PeerTls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,11 +183,16 @@ def test_who_stalls_in_the_handshake_holds_nobody_up(
 
 def test_a_server_that_stalls_in_the_handshake_is_given_up(own: PeerTls) -> None:
     """In the time that the caller has."""
-    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(PeerFailed, match="it was silent for too long"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(PeerFailed, match="it was silent for too long"),
+    ):
         PeerConnection(f"127.0.0.1:{silent.getsockname()[1]}", SECRET, own, timeout_s=0.3)
 
 
-def test_certificates_may_be_renewed_while_a_job_runs(server: PartServer, own: PeerTls, authority: Authority) -> None:
+def test_certificates_may_be_renewed_while_a_job_runs(
+    server: PartServer, own: PeerTls, authority: Authority
+) -> None:
     """New connections show the new ones, and those that stand go on."""
     with PeerConnection(server.address, SECRET, own) as peer:
         for role, tls in (("server", server._tls), ("client", own)):
@@ -189,33 +208,52 @@ def _encrypted(authority: Authority) -> PeerTls:
     pems = authority.issue("encrypted")
     key = serialization.load_pem_private_key(Path(pems.key).read_bytes(), None)
     locked = serialization.BestAvailableEncryption(b"word")
-    Path(pems.key).write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked))
+    Path(pems.key).write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
+    )
     return tls_of(pems)
 
 
 BAD = {
     "no file": lambda authority, other: PeerTls("/missing", "/missing", authority.issue("a").ca),
-    "of another authority": lambda authority, other: PeerTls(other.cert, other.key, authority.issue("a").ca),
-    "another's key": lambda authority, other: PeerTls(authority.issue("a").cert, other.key, authority.issue("a").ca),
+    "of another authority": lambda authority, other: PeerTls(
+        other.cert, other.key, authority.issue("a").ca
+    ),
+    "another's key": lambda authority, other: PeerTls(
+        authority.issue("a").cert, other.key, authority.issue("a").ca
+    ),
     "valid no more": lambda authority, other: tls_of(authority.issue("old", is_over=True)),
-    "for clients alone": lambda authority, other: tls_of(authority.issue("c", usages=[ExtendedKeyUsageOID.CLIENT_AUTH])),
+    "for clients alone": lambda authority, other: tls_of(
+        authority.issue("c", usages=[ExtendedKeyUsageOID.CLIENT_AUTH])
+    ),
     "a key with a password": lambda authority, other: _encrypted(authority),
 }
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_files_that_peers_would_refuse_are_found_at_the_beginning(kind: str, authority: Authority, tmp_path: Path) -> None:
+def test_files_that_peers_would_refuse_are_found_at_the_beginning(
+    kind: str, authority: Authority, tmp_path: Path
+) -> None:
     """The sentence names them, says why, and what is expected."""
     tls = BAD[kind](authority, Authority(tmp_path, "theirs").issue("b"))
     with pytest.raises(BadTlsFiles) as caught:
         tls.check()
-    for part in (tls.cert, tls.key, tls.ca, "expected one that is valid now, for servers and for clients"):
+    for part in (
+        tls.cert,
+        tls.key,
+        tls.ca,
+        "expected one that is valid now, for servers and for clients",
+    ):
         assert part in str(caught.value)
 
 
 def test_files_that_are_right_pass(authority: Authority) -> None:
     """Also those for servers and clients by name, and a chain that the authority's own certificate is in."""
     tls_of(authority.issue("a")).check()
-    both = authority.issue("b", usages=[ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH])
-    Path(both.cert).write_text("a comment\n" + Path(both.cert).read_text() + Path(both.ca).read_text())
+    both = authority.issue(
+        "b", usages=[ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+    )
+    Path(both.cert).write_text(
+        "a comment\n" + Path(both.cert).read_text() + Path(both.ca).read_text()
+    )
     tls_of(both).check()

@@ -39,11 +39,16 @@ def test_any_replicas_hosts_of_each_group_may_die(shape: tuple[int, int, int, in
     *job, replicas = shape
     members = _members(*job)
     copies, groups = place_copies(members, replicas), group_hosts(members, replicas)
-    assert sorted(host for group in groups for host in group) == sorted({member.host for member in members})
+    assert sorted(host for group in groups for host in group) == sorted(
+        {member.host for member in members}
+    )
     for group in groups:
         owners = [member.rank for member in members if member.host in group]
         for lost in itertools.combinations(group, min(replicas, len(group) - 1)):
-            assert all({members[rank].host for rank in [owner, *copies[owner]]} - {*lost} for owner in owners)
+            assert all(
+                {members[rank].host for rank in [owner, *copies[owner]]} - {*lost}
+                for owner in owners
+            )
 
 
 @given(SHAPES)

@@ -65,9 +65,15 @@ def test_a_local_step_comes_back_from_the_own_folder(root: Path, hosts: list[Pat
     with job(root, hosts[:2]) as first:
         first.save(0)
         first.save(7, metadata={"at": 7}, metrics={"loss": 0.5})
-        assert first.each(lambda rank, manager: (manager.all_steps(), manager.local_steps())) == [([0, 7], [7])] * 2
+        assert (
+            first.each(lambda rank, manager: (manager.all_steps(), manager.local_steps()))
+            == [([0, 7], [7])] * 2
+        )
         assert first.statistics("saves") == first.statistics("survives") == [1, 1]
-        assert first.each(lambda rank, manager: (manager.metadata(7), manager.metrics(7))) == [({"at": 7}, {"loss": 0.5})] * 2
+        assert (
+            first.each(lambda rank, manager: (manager.metadata(7), manager.metrics(7)))
+            == [({"at": 7}, {"loss": 0.5})] * 2
+        )
     assert not (root / "7").exists()
     with job(root, hosts[:2]) as second:
         assert second.each(lambda rank, manager: manager.latest_step()) == [7, 7]
@@ -78,14 +84,23 @@ def test_a_local_step_comes_back_from_the_own_folder(root: Path, hosts: list[Pat
         assert second.statistics("restores") == [2, 2]
 
 
-def test_the_structure_of_a_local_step_is_that_of_a_durable_one(root: Path, hosts: list[Path]) -> None:
+def test_the_structure_of_a_local_step_is_that_of_a_durable_one(
+    root: Path, hosts: list[Path]
+) -> None:
     """Alike on all ranks, at once and in a later life without one of the hosts; a restore after it is in step."""
     with job(root, hosts[:2], every=4) as first:
         first.save(4, metadata={"at": 4}, metrics={"loss": 0.5})
         first.save(7, metadata={"at": 7}, metrics={"loss": 0.25})
-        durable, local = (first.each(lambda rank, manager, step=step: manager.structure(step)) for step in (4, 7))
+        durable, local = (
+            first.each(lambda rank, manager, step=step: manager.structure(step)) for step in (4, 7)
+        )
         for found in local:
-            assert (found.step, found.layout, found.metadata, found.metrics) == (7, "holdfast", {"at": 7}, {"loss": 0.25})
+            assert (found.step, found.layout, found.metadata, found.metrics) == (
+                7,
+                "holdfast",
+                {"at": 7},
+                {"loss": 0.25},
+            )
             tree = found.items["state"].tree
             assert tree == durable[0].items["state"].tree | {"step": 7}
             assert found.items["state"].nbytes == durable[0].items["state"].nbytes
@@ -94,7 +109,9 @@ def test_the_structure_of_a_local_step_is_that_of_a_durable_one(root: Path, host
             first.each(lambda rank, manager: manager.structure(6))
     lose(hosts[0])
     with job(root, hosts[:2]) as second:
-        assert [found.items for found in second.each(lambda rank, manager: manager.structure(7))] == [local[0].items] * 2
+        assert [
+            found.items for found in second.each(lambda rank, manager: manager.structure(7))
+        ] == [local[0].items] * 2
         lose(hosts[1])
         with pytest.raises(StepNotFound, match="the hosts have no step 7 any more"):
             second.each(lambda rank, manager: manager.structure(7))
@@ -123,7 +140,9 @@ def test_a_whole_group_lost_means_the_store(root: Path, hosts: list[Path]) -> No
 
 
 @pytest.mark.parametrize("fallback", [False, True])
-def test_a_flipped_bit_in_one_copy_is_read_from_another(fallback: bool, root: Path, hosts: list[Path]) -> None:
+def test_a_flipped_bit_in_one_copy_is_read_from_another(
+    fallback: bool, root: Path, hosts: list[Path]
+) -> None:
     """Whichever copy is damaged, all get what was saved; damaged in all copies, all get the next older step alike."""
     with job(root, hosts[:2], every=4) as first:
         first.save(4)
@@ -191,7 +210,9 @@ def test_rank_zero_with_its_head_may_be_lost(root: Path, hosts: list[Path]) -> N
 # --- what must not come back
 
 
-def test_a_folder_that_was_away_does_not_bring_its_branch_back(root: Path, hosts: list[Path], tmp_path: Path) -> None:
+def test_a_folder_that_was_away_does_not_bring_its_branch_back(
+    root: Path, hosts: list[Path], tmp_path: Path
+) -> None:
     """An opening committed only locally and its hosts were lost; the next went on from the store: nothing of the first returns."""
     with job(root, hosts[:2], every=4) as first:
         first.save(4)
@@ -209,7 +230,9 @@ def test_a_folder_that_was_away_does_not_bring_its_branch_back(root: Path, hosts
         assert third.restore() == 4
 
 
-def test_a_folder_that_was_away_comes_back_if_nothing_went_on_without_it(root: Path, hosts: list[Path], tmp_path: Path) -> None:
+def test_a_folder_that_was_away_comes_back_if_nothing_went_on_without_it(
+    root: Path, hosts: list[Path], tmp_path: Path
+) -> None:
     """A life that saved nothing in between has left no branch."""
     with job(root, hosts[:2], every=4) as first:
         first.save(4)
@@ -250,7 +273,9 @@ def test_the_restore_of_an_older_step_is_a_rollback(root: Path, hosts: list[Path
 
 
 @pytest.mark.parametrize("deleted", [4, 7])
-def test_the_deletion_of_the_newest_step_is_a_rollback(deleted: int, root: Path, hosts: list[Path]) -> None:
+def test_the_deletion_of_the_newest_step_is_a_rollback(
+    deleted: int, root: Path, hosts: list[Path]
+) -> None:
     """Deleting the newest durable step, or a local one, takes the local steps from there on away, for good."""
     with job(root, hosts[:2], every=2) as first:
         first.save(2)
@@ -298,7 +323,11 @@ def test_torn_and_strange_files_are_passed_over(root: Path, hosts: list[Path]) -
         for pack in packs(folder):
             os.truncate(pack, 100)
         run = next(path for path in folder.iterdir() if path.is_dir())
-        for name in ("99/9-0000000000000001/part-00000.json", "1/8-0000000000000001/part-00001.json", "x/y-z/part-00000.json"):
+        for name in (
+            "99/9-0000000000000001/part-00000.json",
+            "1/8-0000000000000001/part-00001.json",
+            "x/y-z/part-00000.json",
+        ):
             (run / name).parent.mkdir(parents=True)
             (run / name).write_bytes(b"{noise")
     with job(root, hosts[:2], every=4) as second:
@@ -307,13 +336,17 @@ def test_torn_and_strange_files_are_passed_over(root: Path, hosts: list[Path]) -
         assert second.restore() == 6
     for folder in hosts[:2]:
         run = next(path for path in folder.iterdir() if path.is_dir())
-        assert sorted(str(path.relative_to(run)).partition("-")[0] for path in run.glob("*/*-*")) == ["2/6", "99/9", "x/y"]
+        assert sorted(
+            str(path.relative_to(run)).partition("-")[0] for path in run.glob("*/*-*")
+        ) == ["2/6", "99/9", "x/y"]
 
 
 # --- what goes wrong in a save
 
 
-def test_local_saves_go_on_while_a_durable_one_takes_its_time(root: Path, hosts: list[Path]) -> None:
+def test_local_saves_go_on_while_a_durable_one_takes_its_time(
+    root: Path, hosts: list[Path]
+) -> None:
     """Two lanes: a durable save that stands still holds no local one up, nor its own end the other way round."""
     begun, goes_on = threading.Event(), threading.Event()
 
@@ -322,7 +355,9 @@ def test_local_saves_go_on_while_a_durable_one_takes_its_time(root: Path, hosts:
         assert goes_on.wait(60)
 
     local = Local(hosts[0], save_policy=EveryNSteps(1))
-    with CheckpointManager(root, save_policy=EveryNSteps(10), options=Options(progress=stand_still), local=local) as manager:
+    with CheckpointManager(
+        root, save_policy=EveryNSteps(10), options=Options(progress=stand_still), local=local
+    ) as manager:
         slow = manager.save(10, state(10, 0))
         assert begun.wait(60)
         for step in range(11, 15):
@@ -340,7 +375,9 @@ def test_a_step_that_both_want_is_saved_durably_only(root: Path, hosts: list[Pat
     with CheckpointManager(root, save_policy=EveryNSteps(2), local=local) as manager:
         for step in range(2, 6):
             assert manager.should_save(step)
-            manager.save(step, state(step, 0), dtype=lambda path: np.float16 if path == "mine" else None).wait()
+            manager.save(
+                step, state(step, 0), dtype=lambda path: np.float16 if path == "mine" else None
+            ).wait()
         assert manager.restore(5)["mine"].dtype == np.float16, "as a durable save would have it"
         assert (manager.all_steps(), manager.local_steps()) == ([2, 4, 5], [5])
         manager.save(7, state(7, 0), force=True).wait()
@@ -379,7 +416,9 @@ def test_steps_come_and_go_and_leave_nothing_behind(root: Path, hosts: list[Path
     assert not list(hosts[0].glob("mark-*"))
 
 
-def test_what_one_process_cannot_save_is_a_failed_save_of_all(root: Path, hosts: list[Path]) -> None:
+def test_what_one_process_cannot_save_is_a_failed_save_of_all(
+    root: Path, hosts: list[Path]
+) -> None:
     """The one before stays; the next one is saved."""
     with job(root, hosts[:2]) as first:
         first.save(5)
@@ -407,7 +446,9 @@ def test_states_that_differ_are_no_step(root: Path, hosts: list[Path]) -> None:
 
         def save(rank: int, manager: CheckpointManager) -> str:
             first.begin(rank, 6, state(6, rank) | {"step": rank})
-            with pytest.raises(CheckpointError, match="'step' is local to each process and differs") as caught:
+            with pytest.raises(
+                CheckpointError, match="'step' is local to each process and differs"
+            ) as caught:
                 manager.wait_until_finished()
             return str(caught.value)
 
@@ -415,7 +456,9 @@ def test_states_that_differ_are_no_step(root: Path, hosts: list[Path]) -> None:
         assert first.restore() == 5
 
 
-def test_a_peer_that_is_gone_fails_the_save_in_time(root: Path, hosts: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_peer_that_is_gone_fails_the_save_in_time(
+    root: Path, hosts: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
     """Its part cannot be pulled: the save fails on all, is counted, and the one before stays. The sentence says whose, where and why."""
     with job(root, hosts[:2], timeout_s=5) as first:
         first.save(5)
@@ -425,19 +468,22 @@ def test_a_peer_that_is_gone_fails_the_save_in_time(root: Path, hosts: list[Path
         tier._server.close()
         first.save(6)
         assert first.statistics("saves_failed") == [1, 1]
-        sentence = (
-            r"process 0 failed: PeerFailed: .*process 1's part was not copied: the part server at \S+ could not be reached: .*refused"
-        )
+        sentence = r"process 0 failed: PeerFailed: .*process 1's part was not copied: the part server at \S+ could not be reached: .*refused"
         assert re.search(sentence, caplog.text)
         assert first.each(lambda rank, manager: manager.local_steps()) == [[5], [5]]
-        assert first.each(lambda rank, manager: manager.save(1000, state(1000, rank)).wait()) == [None, None]
+        assert first.each(lambda rank, manager: manager.save(1000, state(1000, rank)).wait()) == [
+            None,
+            None,
+        ]
 
 
 LIES = {
     "a flipped bit": lambda peer: flip(peer["pack"]),
     "a shorter file": lambda peer: os.truncate(peer["pack"], 5000),
     "no file": lambda peer: peer["pack"].unlink(),
-    "another run's part": lambda peer: peer["part"].write_bytes(replace(peer["found"], run="1" * 32).to_bytes()),
+    "another run's part": lambda peer: peer["part"].write_bytes(
+        replace(peer["found"], run="1" * 32).to_bytes()
+    ),
     "another process's part": lambda peer: peer["part"].write_bytes(
         replace(peer["found"], key=peer["found"].key._replace(step=9)).to_bytes()
     ),
@@ -473,7 +519,12 @@ def test_a_host_without_room_says_so(root: Path, hosts: list[Path], tmp_path: Pa
     """What is needed, what is free, who else holds some, and what to do; the step before stays, and strict raises it."""
     small = tmp_path / "small"
     small.mkdir()
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", small], check=False).returncode:
+    if (
+        os.geteuid() != 0
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", small], check=False
+        ).returncode
+    ):
         pytest.skip("needs root, to mount a small tmpfs")
     try:
         (small / ("f" * 32)).mkdir()
@@ -517,7 +568,9 @@ def test_a_strict_tier_that_ends_is_one_error_and_no_more(root: Path, hosts: lis
         assert first.restore() == 8
 
 
-def test_copies_go_at_the_rate_that_is_given(root: Path, hosts: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_go_at_the_rate_that_is_given(
+    root: Path, hosts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each byte of a copy is counted; at a rate that takes longer than there is time, nothing is begun, and a sentence says so."""
     taken: list[int] = []
     take = Pace.take
@@ -538,7 +591,8 @@ def test_copies_go_at_the_rate_that_is_given(root: Path, hosts: list[Path], monk
         def save(rank: int, manager: CheckpointManager) -> None:
             second.begin(rank, 6, state(6, rank))
             with pytest.raises(
-                CheckpointError, match=r"a copy of \d\d,\d+ bytes takes \d+ s at rate_bytes_s=100, .* of timeout_s=20; expected"
+                CheckpointError,
+                match=r"a copy of \d\d,\d+ bytes takes \d+ s at rate_bytes_s=100, .* of timeout_s=20; expected",
             ):
                 manager.wait_until_finished()
 
@@ -557,20 +611,38 @@ def test_tls_on_some_processes_alone_turns_the_tier_off(
     """Those with it would not hear those without."""
     pems = Authority(tmp_path, "ours").issue("own")
     files = iter([(pems.cert, pems.key, pems.ca), None])
-    monkeypatch.setattr(tier, "tls_files", lambda: next(files))  # the threads of one process have one environment
+    monkeypatch.setattr(
+        tier, "tls_files", lambda: next(files)
+    )  # the threads of one process have one environment
     with job(root, hosts[:2]) as first:
-        assert all(re.search(r"process \d has the files of TLS, and process \d has none: set them for all", off) for off in _off(first))
+        assert all(
+            re.search(
+                r"process \d has the files of TLS, and process \d has none: set them for all", off
+            )
+            for off in _off(first)
+        )
 
 
 BAD_FOLDERS = {
-    "a link": (lambda path: path.symlink_to(path.parent), r"{path} is a link; expected a folder of this host, or none"),
-    "a file": (lambda path: path.write_text(""), r"{path} cannot be written: File exists; expected a folder that this process may write"),
-    "in a file": (lambda path: path.parent.write_text(""), r"{path} cannot be written: Not a directory; expected a folder that this"),
+    "a link": (
+        lambda path: path.symlink_to(path.parent),
+        r"{path} is a link; expected a folder of this host, or none",
+    ),
+    "a file": (
+        lambda path: path.write_text(""),
+        r"{path} cannot be written: File exists; expected a folder that this process may write",
+    ),
+    "in a file": (
+        lambda path: path.parent.write_text(""),
+        r"{path} cannot be written: Not a directory; expected a folder that this",
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", BAD_FOLDERS)
-def test_a_folder_that_cannot_be_used_turns_the_tier_off(kind: str, root: Path, hosts: list[Path], tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_used_turns_the_tier_off(
+    kind: str, root: Path, hosts: list[Path], tmp_path: Path
+) -> None:
     """On all ranks alike, with the process and the reason; durable saves go on. Strict raises it, and leaves nothing behind."""
     make, sentence = BAD_FOLDERS[kind]
     folder = tmp_path / "other" / "folder"
@@ -578,11 +650,16 @@ def test_a_folder_that_cannot_be_used_turns_the_tier_off(kind: str, root: Path, 
         folder.parent.mkdir()
     make(folder)
     threads = threading.active_count()
-    with pytest.raises(CheckpointError, match=r"the local tier of .*root cannot be used: process 1: "):
+    with pytest.raises(
+        CheckpointError, match=r"the local tier of .*root cannot be used: process 1: "
+    ):
         with job(root, [hosts[0], folder], strict=True):
             pass
     with job(root, [hosts[0], folder], every=4) as first:
-        assert all(off.startswith(f"process 1: CheckpointError: {sentence.format(path=folder)}") for off in _off(first)), _off(first)
+        assert all(
+            off.startswith(f"process 1: CheckpointError: {sentence.format(path=folder)}")
+            for off in _off(first)
+        ), _off(first)
         first.save(5)
         first.save(4, overwrite=True)
         assert first.each(lambda rank, manager: manager.all_steps()) == [[4], [4]]
@@ -590,7 +667,9 @@ def test_a_folder_that_cannot_be_used_turns_the_tier_off(kind: str, root: Path, 
     assert threading.active_count() <= threads + 2
 
 
-def test_an_address_that_is_not_this_hosts_turns_the_tier_off(root: Path, hosts: list[Path]) -> None:
+def test_an_address_that_is_not_this_hosts_turns_the_tier_off(
+    root: Path, hosts: list[Path]
+) -> None:
     """Peers would not reach it."""
     with job(root, hosts[:2], address="192.0.2.1") as first:
         sentence = r"peers cannot be served at 192\.0\.2\.1: Cannot assign requested address.*; expected an address of this host in Local\("
@@ -598,7 +677,9 @@ def test_an_address_that_is_not_this_hosts_turns_the_tier_off(root: Path, hosts:
 
 
 @pytest.mark.skipif(not hasattr(jax.config, "jax_mtls_cert_file"), reason="this jax knows no TLS")
-def test_certificates_that_do_not_serve_turn_the_tier_off(root: Path, hosts: list[Path], tmp_path: Path) -> None:
+def test_certificates_that_do_not_serve_turn_the_tier_off(
+    root: Path, hosts: list[Path], tmp_path: Path
+) -> None:
     """Where jax was told to reach its coordinator by TLS, parts go by the same files; those that peers would refuse are named."""
     pems = Authority(tmp_path, "ours").issue("own", is_over=True)
     settings = {f"jax_mtls_{name}_file": getattr(pems, name) for name in ("cert", "key", "ca")}
@@ -606,7 +687,10 @@ def test_certificates_that_do_not_serve_turn_the_tier_off(root: Path, hosts: lis
         for name, value in settings.items():
             jax.config.update(name, value)
         with job(root, hosts[:2], every=4) as first:
-            assert all(f"the certificate {pems.cert} with the key {pems.key} does not pass" in off for off in _off(first))
+            assert all(
+                f"the certificate {pems.cert} with the key {pems.key} does not pass" in off
+                for off in _off(first)
+            )
             first.save(4)
             first.save(5)
             assert first.each(lambda rank, manager: manager.all_steps()) == [[4], [4]]
@@ -622,7 +706,10 @@ def test_an_address_that_other_machines_cannot_reach_turns_the_tier_off(
     machines = iter("ab")
     monkeypatch.setattr(tier, "_boot_id", lambda: next(machines))
     with job(root, hosts[:2], every=4) as first:
-        assert all("has the address 127.0.0.1:" in off and "pass Local(address=...)" in off for off in _off(first))
+        assert all(
+            "has the address 127.0.0.1:" in off and "pass Local(address=...)" in off
+            for off in _off(first)
+        )
         first.save(4)
         first.save(5)
         assert first.each(lambda rank, manager: manager.all_steps()) == [[4], [4]]
@@ -637,11 +724,17 @@ def test_a_folder_that_two_hosts_share_turns_the_tier_off(root: Path, hosts: lis
         assert first.each(lambda rank, manager: manager.all_steps()) == [[4], [4]]
 
 
-@pytest.mark.parametrize("settings", [{"replicas": -1}, {"keep": 0}, {"timeout_s": 0}, {"max_bytes": 0}, {"rate_bytes_s": 0}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{"replicas": -1}, {"keep": 0}, {"timeout_s": 0}, {"max_bytes": 0}, {"rate_bytes_s": 0}],
+    ids=str,
+)
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, int], tmp_path: Path) -> None:
     """With what was found, and what is expected."""
     ((name, value),) = settings.items()
-    with pytest.raises(ValueError, match=rf"Local: {name}={value}: expected (0 or more|a number above 0)"):
+    with pytest.raises(
+        ValueError, match=rf"Local: {name}={value}: expected (0 or more|a number above 0)"
+    ):
         Local(tmp_path, save_policy=EveryNSteps(1), **settings)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expects a save_policy besides"):
         CheckpointManager(tmp_path, local=Local(tmp_path, save_policy=EveryNSteps(1)))
@@ -654,7 +747,12 @@ def test_files_and_casts_are_saved_locally_too(root: Path, hosts: list[Path]) ->
         own = Files(lambda folder: (folder / "own").write_text(f"of {rank}"), per_process=True)
         shared = Files(lambda folder: (folder / "shared").write_text("text"))
         assert manager._tier is not None
-        items = {"own": own, "shared": shared, "model": {"w": np.ones(3, np.float32)}, "config": Json(1)}
+        items = {
+            "own": own,
+            "shared": shared,
+            "model": {"w": np.ones(3, np.float32)},
+            "config": Json(1),
+        }
         manager._tier.save(5, items, None, None, np.float16)
         manager.wait_until_finished()
 
@@ -663,6 +761,12 @@ def test_files_and_casts_are_saved_locally_too(root: Path, hosts: list[Path]) ->
     lose(hosts[0])
     with job(root, hosts[:2]) as second:
         wanted = dict.fromkeys(("own", "shared", "model", "config"))
-        for rank, found in enumerate(second.each(lambda rank, manager: manager.restore(5, items=wanted))):
-            assert found["own"] == {"own": f"of {rank}".encode()} and found["shared"] == {"shared": b"text"} and found["config"] == 1
+        for rank, found in enumerate(
+            second.each(lambda rank, manager: manager.restore(5, items=wanted))
+        ):
+            assert (
+                found["own"] == {"own": f"of {rank}".encode()}
+                and found["shared"] == {"shared": b"text"}
+                and found["config"] == 1
+            )
             assert found["model"]["w"].dtype == np.float16

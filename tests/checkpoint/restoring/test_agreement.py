@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint import CheckpointError, Corrupt, StepGone, StepNotFound, TreeMismatch
-from holdfast.checkpoint.restoring.agreement import RestoreAgreement, RestoreReport, Verdict, ask_primary, judge
+from holdfast.checkpoint.restoring.agreement import (
+    RestoreAgreement,
+    RestoreReport,
+    Verdict,
+    ask_primary,
+    judge,
+)
 from holdfast.coordination import BarrierTimeout
 from holdfast.multihost import Group, Solo
 from tests.support.checkpointing import at_once, groups
@@ -24,7 +30,12 @@ def raising(error: Exception | None) -> Callable[[], str]:
     return restore
 
 
-def agreed(errors: list[Exception | None], *, saves: tuple[str, ...] = ("a",), calls: tuple[str, ...] = ("step 1",)) -> list[Verdict]:
+def agreed(
+    errors: list[Exception | None],
+    *,
+    saves: tuple[str, ...] = ("a",),
+    calls: tuple[str, ...] = ("step 1",),
+) -> list[Verdict]:
     """Runs a restore on each of several processes of a real group that ends with `errors`."""
 
     def one(group: Group) -> Verdict:
@@ -59,10 +70,18 @@ def test_a_mistake_comes_before_damage_whoever_made_it() -> None:
     """Of several errors a mistaken caller's is the verdict, else that of the lowest process; whoever has one of that kind raises it."""
     damaged, mismatch = Corrupt("damaged"), TreeMismatch("not so", leaf="w")
     verdicts = agreed([damaged, None, mismatch])
-    assert [type(verdict.error) for verdict in verdicts] == [TreeMismatch] * 3 and all(verdict.is_mistake for verdict in verdicts)
-    assert verdicts[0].error is not None and verdicts[0].error.__cause__ is damaged and verdicts[2].error is mismatch
+    assert [type(verdict.error) for verdict in verdicts] == [TreeMismatch] * 3 and all(
+        verdict.is_mistake for verdict in verdicts
+    )
+    assert (
+        verdicts[0].error is not None
+        and verdicts[0].error.__cause__ is damaged
+        and verdicts[2].error is mismatch
+    )
     each = [Corrupt(name) for name in "abc"]
-    assert [verdict.error for verdict in agreed(list(each))] == each and [error.process for error in each] == [0, 1, 2]
+    assert [verdict.error for verdict in agreed(list(each))] == each and [
+        error.process for error in each
+    ] == [0, 1, 2]
 
 
 def test_errors_of_other_trees_and_of_the_system() -> None:
@@ -70,22 +89,40 @@ def test_errors_of_other_trees_and_of_the_system() -> None:
     own = ZeroDivisionError("by zero")
     verdicts = agreed([None, own])
     assert verdicts[1].error is own and type(verdicts[0].error) is CheckpointError
-    assert str(verdicts[0].error) == "process 1: ZeroDivisionError: by zero" and verdicts[0].is_mistake
+    assert (
+        str(verdicts[0].error) == "process 1: ZeroDivisionError: by zero" and verdicts[0].is_mistake
+    )
     verdicts = agreed([OSError(5, "Input/output error", "root/1/state/pack"), None])
     for verdict in verdicts:
         assert type(verdict.error) is CheckpointError and not verdict.is_mistake
-        assert "root/1/state/pack cannot be read: Input/output error; look at the disk" in str(verdict.error)
+        assert "root/1/state/pack cannot be read: Input/output error; look at the disk" in str(
+            verdict.error
+        )
         assert verdict.error.path == "root/1/state/pack" and verdict.error.process == 0
 
 
 def test_different_calls_and_different_saves() -> None:
     """Another step than the primary's is a mistake of that process; the same step read before and after an overwrite is StepGone."""
     for verdict in agreed([None, None], calls=("step 1", "step 2")):
-        assert type(verdict.error) is CheckpointError and verdict.error.process == 1 and verdict.is_mistake
-        assert "it restores step 2, at its end, and the primary step 1, at its end; every process has to" in str(verdict.error)
+        assert (
+            type(verdict.error) is CheckpointError
+            and verdict.error.process == 1
+            and verdict.is_mistake
+        )
+        assert (
+            "it restores step 2, at its end, and the primary step 1, at its end; every process has to"
+            in str(verdict.error)
+        )
     for verdict in agreed([None, None, None], saves=("a", "a", "b")):
-        assert type(verdict.error) is StepGone and verdict.error.process == 2 and not verdict.is_mistake
-        assert "has read another save than the primary (step 1, at its end): the step was overwritten meanwhile" in str(verdict.error)
+        assert (
+            type(verdict.error) is StepGone
+            and verdict.error.process == 2
+            and not verdict.is_mistake
+        )
+        assert (
+            "has read another save than the primary (step 1, at its end): the step was overwritten meanwhile"
+            in str(verdict.error)
+        )
 
 
 def test_an_item_that_is_not_there_is_a_mistake_once_the_step_was_opened() -> None:
@@ -113,8 +150,14 @@ def test_before_a_collective() -> None:
         return agreement.run(restore, "root/1")
 
     with groups(2) as both:
-        for script, kind in (("fails", Corrupt), ("has none", CheckpointError), ("well", type(None))):
-            found = at_once([lambda group=group, script=script: one(group, script) for group in both])
+        for script, kind in (
+            ("fails", Corrupt),
+            ("has none", CheckpointError),
+            ("well", type(None)),
+        ):
+            found = at_once(
+                [lambda group=group, script=script: one(group, script) for group in both]
+            )
             assert [type(verdict.error) for _, verdict in found] == [kind, kind], (script, found)
 
 
@@ -128,9 +171,14 @@ def test_who_does_not_come_is_named_once() -> None:
 
         error = agreement.run(restore, "root")[1].error
         assert isinstance(error, BarrierTimeout) and error.missing == (1,)
-        assert error.__notes__ == ["it came up while all processes were to agree on step 1, before a collective"]
+        assert error.__notes__ == [
+            "it came up while all processes were to agree on step 1, before a collective"
+        ]
         own = Corrupt("damaged")
-        assert RestoreAgreement(primary, "restore", "step 1", 0.3).run(raising(own), "root")[1].error is own
+        assert (
+            RestoreAgreement(primary, "restore", "step 1", 0.3).run(raising(own), "root")[1].error
+            is own
+        )
         assert "could not be agreed on with the other processes" in own.__notes__[0]
 
 
@@ -147,12 +195,23 @@ def test_the_primary_is_asked() -> None:
         raise Corrupt("damaged", path="p")
 
     with groups(2) as both:
-        assert at_once([lambda group=group: asked(group, lambda: [group.index, 5]) for group in both]) == [[0, 5]] * 2
-        assert at_once([lambda group=group: asked(group, fail) for group in both]) == [(Corrupt, None, "p"), (Corrupt, 0, "p")]
+        assert (
+            at_once([lambda group=group: asked(group, lambda: [group.index, 5]) for group in both])
+            == [[0, 5]] * 2
+        )
+        assert at_once([lambda group=group: asked(group, fail) for group in both]) == [
+            (Corrupt, None, "p"),
+            (Corrupt, 0, "p"),
+        ]
 
 
 @pytest.mark.parametrize("count", [1, 4096])
 def test_the_cost_at_scale(count: int) -> None:
     """4,096 reports without an error have less than 500 KB together, and one verdict answers them all."""
-    reports = [RestoreReport("the item 'state' of step 1000000, at its end", "0123456789abcdef") for _ in range(count)]
-    assert sum(len(json.dumps(report)) for report in reports) < 120 * count and judge(reports) is None
+    reports = [
+        RestoreReport("the item 'state' of step 1000000, at its end", "0123456789abcdef")
+        for _ in range(count)
+    ]
+    assert (
+        sum(len(json.dumps(report)) for report in reports) < 120 * count and judge(reports) is None
+    )

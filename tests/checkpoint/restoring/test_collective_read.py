@@ -29,7 +29,19 @@ from holdfast.checkpoint.restoring.memory_pool import ALIGN_BYTES
 from holdfast.checkpoint.restoring.reader import ArrayReader, ReadRequest
 from tests.support.array_readers import MemoryReader, record_of
 
-DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64", "int8", "int4", "uint2", "uint32", "bool")
+DTYPES = (
+    "float32",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "complex64",
+    "int8",
+    "int4",
+    "uint2",
+    "uint32",
+    "bool",
+)
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 9))
@@ -40,11 +52,17 @@ def test_bytes_are_shared_in_order(sizes: list[int], count: int) -> None:
     assert (np.diff(rows) >= 0).all() and rows.min() >= 0 and rows.max() < count
     for row in range(count):
         mine = np.flatnonzero(rows == row)
-        assert starts[mine].tolist() == np.concatenate([[0], np.cumsum(aligned[mine])])[: len(mine)].tolist()
+        assert (
+            starts[mine].tolist()
+            == np.concatenate([[0], np.cumsum(aligned[mine])])[: len(mine)].tolist()
+        )
         assert aligned[mine].sum() <= min(width, aligned.sum() / count + 2 * aligned.max())
 
 
-@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 5)), min_size=1, max_size=30), st.integers(1, 8))
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 5)), min_size=1, max_size=30),
+    st.integers(1, 8),
+)
 def test_chunks_are_shared_evenly(leaves: list[tuple[int, int]], count: int) -> None:
     """A leaf's chunks go to different rows as far as there are some, begun at the least loaded; the loads are the bytes."""
     load = np.zeros(count, np.int64)
@@ -69,14 +87,19 @@ def test_bits_come_back(dtype: str) -> None:
         array = jnp.asarray(np.random.default_rng(0).integers(0, 256, 4096, np.uint8).view(kind))
     bits = _to_bits(array)
     assert not jnp.issubdtype(bits.dtype, jnp.floating)
-    again = _from_bits(jnp.sum(jnp.stack([jnp.zeros_like(bits), bits]), 0, dtype=bits.dtype), array.dtype)
+    again = _from_bits(
+        jnp.sum(jnp.stack([jnp.zeros_like(bits), bits]), 0, dtype=bits.dtype), array.dtype
+    )
     assert again.dtype == array.dtype and np.asarray(again).tobytes() == np.asarray(array).tobytes()
 
 
 def test_one_process_needs_no_collective() -> None:
     """Leaves that are all on this process's devices, and values, are in no bundle and keep their request as their route."""
     sharding = NamedSharding(jax.make_mesh((1,), ("x",)), PartitionSpec())
-    requests = [LeafRequest(record_of("w", np.zeros(5)), "jax", None, sharding), LeafRequest(record_of("v", np.zeros(5)), "numpy")]
+    requests = [
+        LeafRequest(record_of("w", np.zeros(5)), "jax", None, sharding),
+        LeafRequest(record_of("v", np.zeros(5)), "numpy"),
+    ]
     assert list(_bundles(requests)) == []
     assert [_route(request, {}).request for request in requests] == requests
 
@@ -93,4 +116,6 @@ def test_reading_once_is_reading_where_there_is_one_process() -> None:
         return [read.array for read in reads]
 
     found = read_once(reader, requests, read, fresh, lambda: None)
-    assert [array.tolist() for array in found] == [array.tolist() for array in arrays.values()] and len(reader.batches) == 1
+    assert [array.tolist() for array in found] == [
+        array.tolist() for array in arrays.values()
+    ] and len(reader.batches) == 1

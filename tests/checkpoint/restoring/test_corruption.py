@@ -12,7 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import Corrupt, HostileCheckpoint, StepGone, StepNotFound, load, save, verify
+from holdfast.checkpoint import (
+    Corrupt,
+    HostileCheckpoint,
+    StepGone,
+    StepNotFound,
+    load,
+    save,
+    verify,
+)
 from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.restoring.restore import restore_item
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -33,7 +41,10 @@ def equal(found: Any) -> bool:
     return (
         found["large"].tobytes() == TREE["large"].tobytes()
         and found["half"].tobytes() == np.asarray(TREE["half"]).tobytes()
-        and all(found["small"][name].tobytes() == value.tobytes() for name, value in TREE["small"].items())
+        and all(
+            found["small"][name].tobytes() == value.tobytes()
+            for name, value in TREE["small"].items()
+        )
         and found["empty"].shape == (0, 3)
         and (found["n"], found["text"]) == (5, "x")
     )
@@ -130,7 +141,9 @@ def to_folder(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncate, halve, empty, grow, Path.unlink, to_folder])
-def test_every_damaged_file_is_an_error(whole: Path, tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_every_damaged_file_is_an_error(
+    whole: Path, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
     """Each file cut by a byte, halved, emptied, grown by a byte, deleted or replaced: an error for load and for verify, never silence."""
     for number, path in enumerate(files_of(whole)):
         folder = tmp_path / str(number) / "c"
@@ -139,7 +152,9 @@ def test_every_damaged_file_is_an_error(whole: Path, tmp_path: Path, damage: Cal
         for read in (load, verify):
             with pytest.raises((Corrupt, HostileCheckpoint, StepNotFound)) as caught:
                 read(folder)
-            assert path.name in str(caught.value) or (isinstance(caught.value, StepNotFound) and str(folder) in str(caught.value))
+            assert path.name in str(caught.value) or (
+                isinstance(caught.value, StepNotFound) and str(folder) in str(caught.value)
+            )
 
 
 def test_a_damaged_step_says_which_files(whole: Path, tmp_path: Path) -> None:

@@ -15,11 +15,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from holdfast.checkpoint.restoring.devices import DevicePlacement, _batched_put, region_of
 
 
-@given(st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.integers(0, 9), st.integers(0, 9)), max_size=4))
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 9), st.booleans(), st.integers(0, 9), st.integers(0, 9)),
+        max_size=4,
+    )
+)
 def test_a_region_is_what_an_index_selects(axes: list[tuple[int, bool, int, int]]) -> None:
     """(start, stop) of each axis select what the slices do, with None for an end."""
     shape = tuple(size for size, *_ in axes)
-    index = [slice(None) if whole else slice(min(a, b, size), min(max(a, b), size)) for size, whole, a, b in axes]
+    index = [
+        slice(None) if whole else slice(min(a, b, size), min(max(a, b), size))
+        for size, whole, a, b in axes
+    ]
     array = np.arange(math.prod(shape)).reshape(shape)
     again = tuple(slice(start, stop) for start, stop in region_of(index, shape))
     assert np.array_equal(array[again], array[tuple(index)])
@@ -35,10 +43,16 @@ def test_an_array_is_made_of_its_regions(dtype: str) -> None:
         placement = DevicePlacement(sharding, array.shape, array.dtype)
         assert placement.regions == [((0, 4), (0, 6))]
         found = placement.put({placement.regions[0]: array.copy()})
-        assert found.sharding == sharding and found.dtype == array.dtype and np.asarray(found).tobytes() == array.tobytes()
+        assert (
+            found.sharding == sharding
+            and found.dtype == array.dtype
+            and np.asarray(found).tobytes() == array.tobytes()
+        )
 
 
 def test_the_call_that_skips_checks_is_there() -> None:
     """The jax that is installed has the inner call; without it `make_array_from_callback` would do, more slowly."""
     device = jax.devices()[0]
-    assert _batched_put(SingleDeviceSharding(device), (2,), np.dtype(np.float32), [device]) is not None
+    assert (
+        _batched_put(SingleDeviceSharding(device), (2,), np.dtype(np.float32), [device]) is not None
+    )

@@ -44,7 +44,12 @@ def read_all(stores: list[Fetches]) -> list[Record | CheckpointError]:
             return error
 
     with groups(COUNT) as members:
-        return at_once([lambda group=group, storage=storage: read(group, storage) for group, storage in zip(members, stores, strict=True)])  # type: ignore[misc]
+        return at_once(
+            [
+                lambda group=group, storage=storage: read(group, storage)
+                for group, storage in zip(members, stores, strict=True)
+            ]
+        )  # type: ignore[misc]
 
 
 def test_the_primary_alone_asks_the_store(tmp_path: Path) -> None:
@@ -64,22 +69,30 @@ def test_a_large_record_is_read_by_each(tmp_path: Path) -> None:
     noise = os.urandom(MESSAGE_BYTES).hex()
     save(tmp_path / "1", {"a": np.arange(3)}, metadata=noise)
     stores = [Fetches(tmp_path) for _ in range(COUNT)]
-    assert [record.metadata if isinstance(record, Record) else record for record in read_all(stores)] == [noise] * COUNT
+    assert [
+        record.metadata if isinstance(record, Record) else record for record in read_all(stores)
+    ] == [noise] * COUNT
     assert [len(storage.names) for storage in stores] == [1, 1, 1]
     other = tmp_path / "other"
     save(other / "1", {"a": np.arange(3)}, metadata=noise)
     first, second, third = read_all([Fetches(tmp_path), Fetches(tmp_path), Fetches(other)])
     assert isinstance(first, Record) and isinstance(second, Record)
-    assert isinstance(third, StepGone) and "overwritten while it was being read; restore it again" in str(third)
+    assert isinstance(
+        third, StepGone
+    ) and "overwritten while it was being read; restore it again" in str(third)
 
 
 def test_what_the_primary_cannot_read_each_finds_out(tmp_path: Path) -> None:
     """A record that is missing or damaged is the same typed error on every process, and nobody waits."""
-    assert {type(error) for error in read_all([Fetches(tmp_path) for _ in range(COUNT)])} == {StepNotFound}
+    assert {type(error) for error in read_all([Fetches(tmp_path) for _ in range(COUNT)])} == {
+        StepNotFound
+    }
     save(tmp_path / "1", {"a": np.arange(3)})
     path = tmp_path / "1" / "checkpoint.json"
     path.write_bytes(path.read_bytes().replace(b'"step":0', b'"step":1'))
-    assert {type(error) for error in read_all([Fetches(tmp_path) for _ in range(COUNT)])} == {Corrupt}
+    assert {type(error) for error in read_all([Fetches(tmp_path) for _ in range(COUNT)])} == {
+        Corrupt
+    }
 
 
 @pytest.mark.parametrize("count", [1])
@@ -87,4 +100,7 @@ def test_a_process_alone_sends_nothing(count: int, tmp_path: Path) -> None:
     """Without others the record is read as ever."""
     save(tmp_path / "1", {"a": np.arange(3)})
     with groups(count) as (group,):
-        assert read_record_together(LocalStorage(tmp_path), "1", group, "record", timeout_s=20).step == 0
+        assert (
+            read_record_together(LocalStorage(tmp_path), "1", group, "record", timeout_s=20).step
+            == 0
+        )

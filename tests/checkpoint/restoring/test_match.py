@@ -16,10 +16,20 @@ from jax.sharding import SingleDeviceSharding
 from holdfast.checkpoint import TreeMismatch
 from holdfast.checkpoint.format.grid import Grid
 from holdfast.checkpoint.format.record import ItemRecord, LeafRecord
-from holdfast.checkpoint.restoring.match import LISTED, SAVED, check_paths, match_leaf, request_as_saved, show_leaf, spans_processes
+from holdfast.checkpoint.restoring.match import (
+    LISTED,
+    SAVED,
+    check_paths,
+    match_leaf,
+    request_as_saved,
+    show_leaf,
+    spans_processes,
+)
 
 
-def leaf(dtype: str = "float32", shape: tuple[int, ...] = (4, 2), kind: str = "array", **facts: Any) -> LeafRecord:
+def leaf(
+    dtype: str = "float32", shape: tuple[int, ...] = (4, 2), kind: str = "array", **facts: Any
+) -> LeafRecord:
     return LeafRecord("a.b", kind, dtype, shape, grid=Grid(shape, shape, shape), **facts)
 
 
@@ -37,16 +47,31 @@ def test_forms_of_requests() -> None:
 def test_a_sharding_is_taken_over() -> None:
     """A `like` with a sharding is requested on it; one that is not committed is left to jax."""
     sharding = SingleDeviceSharding(jax.devices()[0])
-    assert match_leaf(leaf(), jax.ShapeDtypeStruct((4, 2), jnp.float32, sharding=sharding), False).sharding == sharding
+    assert (
+        match_leaf(
+            leaf(), jax.ShapeDtypeStruct((4, 2), jnp.float32, sharding=sharding), False
+        ).sharding
+        == sharding
+    )
     assert match_leaf(leaf(), jnp.zeros((4, 2)), False).sharding is None
-    assert match_leaf(leaf(), jax.device_put(jnp.zeros((4, 2)), sharding), False).sharding == sharding
+    assert (
+        match_leaf(leaf(), jax.device_put(jnp.zeros((4, 2)), sharding), False).sharding == sharding
+    )
 
 
 @pytest.mark.parametrize(
     ("saved", "like", "expected"),
     [
-        (leaf(), np.zeros((4, 3), np.float32), r"float32\[4, 3\], the checkpoint has float32\[4, 2\]"),
-        (leaf(), np.zeros((4, 2), np.float64), r"float64\[4, 2\], the checkpoint has float32\[4, 2\]"),
+        (
+            leaf(),
+            np.zeros((4, 3), np.float32),
+            r"float32\[4, 3\], the checkpoint has float32\[4, 2\]",
+        ),
+        (
+            leaf(),
+            np.zeros((4, 2), np.float64),
+            r"float64\[4, 2\], the checkpoint has float32\[4, 2\]",
+        ),
         (leaf(), "text", "a Python str"),
         (leaf(), object(), "a object"),
         (LeafRecord("a.b", "str", value="x"), 3, "a Python int, the checkpoint has a Python str"),
@@ -68,9 +93,13 @@ def test_complex_numbers_are_not_cast_to_real_ones() -> None:
 
 
 @given(st.sets(st.sampled_from("abcdef")), st.sets(st.sampled_from("abcdef")), st.booleans())
-def test_paths_agree_or_the_error_lists_both_sides(saved: set[str], wanted: set[str], strict: bool) -> None:
+def test_paths_agree_or_the_error_lists_both_sides(
+    saved: set[str], wanted: set[str], strict: bool
+) -> None:
     """Every wanted leaf has to be saved and, if strict, every saved one wanted; the message has each that is not."""
-    item = ItemRecord("state", "tree", (), None, tuple(LeafRecord(path, "int", value=1) for path in sorted(saved)))
+    item = ItemRecord(
+        "state", "tree", (), None, tuple(LeafRecord(path, "int", value=1) for path in sorted(saved))
+    )
     missing, unexpected = wanted - saved, saved - wanted if strict else set()
     if not missing and not unexpected:
         check_paths(item, sorted(wanted), strict=strict)
@@ -100,12 +129,20 @@ def test_without_a_like() -> None:
 
 def test_shown_for_people() -> None:
     """Dtype and shape, the kind of a key without the axis of its words, or the type of a value."""
-    assert show_leaf(leaf()) == "float32[4, 2]" and show_leaf(LeafRecord("n", "int", value=1)) == "a Python int"
+    assert (
+        show_leaf(leaf()) == "float32[4, 2]"
+        and show_leaf(LeafRecord("n", "int", value=1)) == "a Python int"
+    )
     assert show_leaf(leaf("uint32", (3, 2), "key", impl="threefry2x32")) == "key<threefry2x32>[3]"
 
 
 def test_what_lies_on_one_process_does_not_span_several() -> None:
     """Neither numpy nor arrays of this process's devices do, nor SAVED in a job of one. (In jobs: tests/system/test_group_restores.py.)"""
     here = SingleDeviceSharding(jax.devices()[0])
-    for like in ({"a": np.zeros(3), "b": 1, "c": jnp.zeros(3)}, jax.ShapeDtypeStruct((3,), jnp.float32, sharding=here), None, SAVED):
+    for like in (
+        {"a": np.zeros(3), "b": 1, "c": jnp.zeros(3)},
+        jax.ShapeDtypeStruct((3,), jnp.float32, sharding=here),
+        None,
+        SAVED,
+    ):
         assert not spans_processes(like)

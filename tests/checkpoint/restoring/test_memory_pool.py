@@ -55,7 +55,11 @@ def test_restored_memory_is_not_shared(tmp_path: Path) -> None:
 def test_memory_is_aligned_and_of_the_size_asked_for(nbytes: int) -> None:
     """Small and large requests are 64-aligned, writable, and have as many bytes as were asked for."""
     memory = MemoryPool().take(nbytes)
-    assert memory.nbytes == nbytes and memory.dtype == np.uint8 and (nbytes == 0 or memory.ctypes.data % ALIGN_BYTES == 0)
+    assert (
+        memory.nbytes == nbytes
+        and memory.dtype == np.uint8
+        and (nbytes == 0 or memory.ctypes.data % ALIGN_BYTES == 0)
+    )
     memory[:] = 7
 
 

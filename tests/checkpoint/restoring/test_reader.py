@@ -62,8 +62,14 @@ def test_any_regions_are_read_exactly(saved: tuple[Reads, ItemRecord], data: st.
     reads = [ReadRequest(leaf, data.draw(regions(leaf.shape))) for leaf in leaves]
     ItemReader(storage, "", item).fill(reads, allocate)
     for read in reads:
-        expected = np.asarray(ARRAYS[read.leaf.path])[tuple(slice(*bounds) for bounds in read.region)]
-        assert read.array is not None and read.array.shape == expected.shape and read.array.tobytes() == expected.tobytes()
+        expected = np.asarray(ARRAYS[read.leaf.path])[
+            tuple(slice(*bounds) for bounds in read.region)
+        ]
+        assert (
+            read.array is not None
+            and read.array.shape == expected.shape
+            and read.array.tobytes() == expected.tobytes()
+        )
 
 
 def test_small_chunks_are_read_together(saved: tuple[Reads, ItemRecord]) -> None:
@@ -72,10 +78,17 @@ def test_small_chunks_are_read_together(saved: tuple[Reads, ItemRecord]) -> None
     reader = ItemReader(storage, "", item)
     reader.load_headers(range(len(item.files)))
     storage.reads.clear()
-    reads = [ReadRequest(leaf, ((0, leaf.shape[0]),)) for leaf in item.leaves if leaf.path.startswith("small")]
+    reads = [
+        ReadRequest(leaf, ((0, leaf.shape[0]),))
+        for leaf in item.leaves
+        if leaf.path.startswith("small")
+    ]
     reader.fill(reads, allocate)
     assert len(reads) == 40 and len(storage.reads) <= 2
-    assert all(read.array is not None and read.array.tobytes() == ARRAYS[read.leaf.path].tobytes() for read in reads)
+    assert all(
+        read.array is not None and read.array.tobytes() == ARRAYS[read.leaf.path].tobytes()
+        for read in reads
+    )
 
 
 def test_headers_are_read_once(saved: tuple[Reads, ItemRecord]) -> None:
@@ -93,7 +106,9 @@ def test_groups_are_bounded(saved: tuple[Reads, ItemRecord]) -> None:
     storage.reads.clear()
     ItemReader(storage, "", item).check_all()
     assert max(nbytes for _, nbytes in storage.reads) <= max(RANGE_BYTES, STEP_BYTES)
-    assert sum(nbytes for _, nbytes in storage.reads) >= sum(np.asarray(array).nbytes for array in ARRAYS.values())
+    assert sum(nbytes for _, nbytes in storage.reads) >= sum(
+        np.asarray(array).nbytes for array in ARRAYS.values()
+    )
 
 
 BIG_ROW = ARRAYS["big"][0].nbytes
@@ -110,7 +125,9 @@ BIG_ROW = ARRAYS["big"][0].nbytes
     ],
     ids=["all", "a row", "rows of a row", "two items", "a column"],
 )
-def test_bytes_read_follow_bytes_needed(saved: tuple[Reads, ItemRecord], region: tuple[tuple[int, int], ...], most: int) -> None:
+def test_bytes_read_follow_bytes_needed(
+    saved: tuple[Reads, ItemRecord], region: tuple[tuple[int, int], ...], most: int
+) -> None:
     """Of a large chunk the rows that are needed are read, out to the nearest blocks, and no byte twice."""
     storage, item = saved
     reader = ItemReader(storage, "", item)
@@ -119,11 +136,17 @@ def test_bytes_read_follow_bytes_needed(saved: tuple[Reads, ItemRecord], region:
     (big,) = (leaf for leaf in item.leaves if leaf.path == "big")
     read = ReadRequest(big, region)
     reader.fill([read], allocate)
-    assert read.array is not None and read.array.tobytes() == ARRAYS["big"][tuple(slice(*bounds) for bounds in region)].tobytes()
+    assert (
+        read.array is not None
+        and read.array.tobytes()
+        == ARRAYS["big"][tuple(slice(*bounds) for bounds in region)].tobytes()
+    )
     assert sum(nbytes for _, nbytes in storage.reads) <= most
 
 
-def test_two_stretches_of_a_chunk_are_read_without_what_lies_between(saved: tuple[Reads, ItemRecord]) -> None:
+def test_two_stretches_of_a_chunk_are_read_without_what_lies_between(
+    saved: tuple[Reads, ItemRecord],
+) -> None:
     """The first and the last row of a chunk, for two devices, cost two rows; two that lie close together are one stretch."""
     storage, item = saved
     reader = ItemReader(storage, "", item)
@@ -137,12 +160,16 @@ def test_two_stretches_of_a_chunk_are_read_without_what_lies_between(saved: tupl
             assert read.array is not None and read.array.tobytes() == ARRAYS["big"][row].tobytes()
         ranges = sorted(storage.reads)
         assert sum(nbytes for _, nbytes in ranges) <= most
-        assert all(first + nbytes <= second for (first, nbytes), (second, _) in itertools.pairwise(ranges))
+        assert all(
+            first + nbytes <= second for (first, nbytes), (second, _) in itertools.pairwise(ranges)
+        )
 
 
 def test_a_flipped_byte_in_a_needed_block_is_corrupt(tmp_path: Path) -> None:
     """Whatever block is read is checked, and one that is not read is not: each block of a chunk is flipped in turn."""
-    array = np.arange(5 * 100_003, dtype=np.float32).reshape(100_003, 5)  # 2 MB, no multiple of a block
+    array = np.arange(5 * 100_003, dtype=np.float32).reshape(
+        100_003, 5
+    )  # 2 MB, no multiple of a block
     save(tmp_path, {"w": array})
     storage = LocalStorage(tmp_path)
     item = read_record(storage, "").items["state"]
@@ -173,5 +200,10 @@ def test_a_lack_of_memory_is_a_typed_error(saved: tuple[Reads, ItemRecord]) -> N
 
     storage, item = saved
     (big,) = (leaf for leaf in item.leaves if leaf.path == "big")
-    with pytest.raises(CheckpointError, match=r"no memory for the 9,437,184 bytes of 'big'.* divided over more processes"):
-        ItemReader(storage, "", item).fill([ReadRequest(big, tuple((0, size) for size in big.shape))], refuse)
+    with pytest.raises(
+        CheckpointError,
+        match=r"no memory for the 9,437,184 bytes of 'big'.* divided over more processes",
+    ):
+        ItemReader(storage, "", item).fill(
+            [ReadRequest(big, tuple((0, size) for size in big.shape))], refuse
+        )

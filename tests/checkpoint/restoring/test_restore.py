@@ -21,7 +21,10 @@ from holdfast.checkpoint.restoring.match import LeafRequest, saved_sharding
 from holdfast.checkpoint.restoring.restore import _waves
 
 TREE = {
-    "params": {"w": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.arange(4, dtype=np.float64)},
+    "params": {
+        "w": np.arange(12, dtype=np.float32).reshape(3, 4),
+        "b": np.arange(4, dtype=np.float64),
+    },
     "step": 7,
     "count": np.int32(3),
 }
@@ -29,7 +32,9 @@ TREE = {
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    save(tmp_path / "c", TREE | {"key": jax.random.key(5), "device": jnp.arange(6, dtype=jnp.int32)})
+    save(
+        tmp_path / "c", TREE | {"key": jax.random.key(5), "device": jnp.arange(6, dtype=jnp.int32)}
+    )
     return tmp_path / "c"
 
 
@@ -45,7 +50,11 @@ def test_a_leaf_comes_back_as_its_like(saved: Path) -> None:
     found = load(saved, like)
     assert isinstance(found["params"]["w"], jax.Array) and not found["params"]["w"].committed
     assert type(found["params"]["b"]) is np.ndarray and found["params"]["b"].dtype == np.float64
-    assert isinstance(found["step"], jax.Array) and found["step"].dtype == jnp.int32 and int(found["step"]) == 7
+    assert (
+        isinstance(found["step"], jax.Array)
+        and found["step"].dtype == jnp.int32
+        and int(found["step"]) == 7
+    )
     assert type(found["count"]) is int and found["count"] == 3
     assert (jax.random.key_data(found["key"]) == jax.random.key_data(jax.random.key(5))).all()
     assert type(found["device"]) is np.ndarray and (found["device"] == np.arange(6)).all()
@@ -59,7 +68,10 @@ def test_arrays_that_come_back_can_be_written(saved: Path) -> None:
     assert load(saved)["params"]["w"][0, 0] == 0
 
 
-FULL = TREE | {"key": jax.ShapeDtypeStruct((), jax.random.key(0).dtype), "device": np.zeros(6, np.int32)}
+FULL = TREE | {
+    "key": jax.ShapeDtypeStruct((), jax.random.key(0).dtype),
+    "device": np.zeros(6, np.int32),
+}
 
 
 @pytest.mark.parametrize(
@@ -77,17 +89,24 @@ FULL = TREE | {"key": jax.ShapeDtypeStruct((), jax.random.key(0).dtype), "device
         ({"more": 1}, "more", ["not in the checkpoint"]),
     ],
 )
-def test_a_misfit_names_the_leaf_and_both_sides(saved: Path, change: dict[str, Any], leaf: str, parts: list[str]) -> None:
+def test_a_misfit_names_the_leaf_and_both_sides(
+    saved: Path, change: dict[str, Any], leaf: str, parts: list[str]
+) -> None:
     """Shape, dtype, type and structure are compared before anything is read."""
     with pytest.raises(TreeMismatch) as caught:
         load(saved, FULL | change)
-    assert caught.value.leaf == leaf and all(part in str(caught.value) for part in parts), caught.value
+    assert caught.value.leaf == leaf and all(part in str(caught.value) for part in parts), (
+        caught.value
+    )
 
 
 def test_strict_in_both_directions(saved: Path) -> None:
     """Missing and unexpected leaves are listed together; partial=True leaves the unexpected out, and still wants the rest."""
     like = {"params": {"w": np.zeros((3, 4), np.float32), "x": 1}}
-    with pytest.raises(TreeMismatch, match=r"1 leaf of `like` not in the checkpoint: 'params.x'; 5 leaves of the checkpoint not in `like`"):
+    with pytest.raises(
+        TreeMismatch,
+        match=r"1 leaf of `like` not in the checkpoint: 'params.x'; 5 leaves of the checkpoint not in `like`",
+    ):
         load(saved, like)
     with pytest.raises(TreeMismatch, match=r"params\.x"):
         load(saved, like, partial=True)
@@ -97,7 +116,11 @@ def test_strict_in_both_directions(saved: Path) -> None:
 
 def test_a_predicate_chooses_leaves(saved: Path) -> None:
     """With a `like` the others stay as they are in it; without one they are None."""
-    found = load(saved, {"params": {"w": np.zeros((3, 4), np.float32), "b": "mine"}, "new": 1}, partial=lambda path: path == "params.w")
+    found = load(
+        saved,
+        {"params": {"w": np.zeros((3, 4), np.float32), "b": "mine"}, "new": 1},
+        partial=lambda path: path == "params.w",
+    )
     assert found["params"]["b"] == "mine" and found["new"] == 1 and found["params"]["w"][2, 3] == 11
     found = load(saved, partial=lambda path: path.startswith("params."))
     assert found["step"] is None and found["params"]["b"][3] == 3
@@ -113,8 +136,16 @@ def test_a_number_that_does_not_fit(tmp_path: Path) -> None:
 
 def test_cast(saved: Path) -> None:
     """cast=True changes the dtype on request; a complex array is never cut to its real part."""
-    found = load(saved, FULL | {"device": jax.ShapeDtypeStruct((6,), jnp.bfloat16), "count": np.int64(0)}, cast=True)
-    assert found["device"].dtype == jnp.bfloat16 and found["device"][5] == 5 and type(found["count"]) is np.int64
+    found = load(
+        saved,
+        FULL | {"device": jax.ShapeDtypeStruct((6,), jnp.bfloat16), "count": np.int64(0)},
+        cast=True,
+    )
+    assert (
+        found["device"].dtype == jnp.bfloat16
+        and found["device"][5] == 5
+        and type(found["count"]) is np.int64
+    )
     save(saved.parent / "complex", {"c": np.array([1j])})
     with pytest.raises(TreeMismatch, match="complex128"):
         load(saved.parent / "complex", {"c": np.zeros(1)}, cast=True)
@@ -131,7 +162,11 @@ def test_64_bits_are_never_lost_in_silence(saved: Path) -> None:
 def test_saved_shardings(saved: Path) -> None:
     """like=SAVED gives arrays back on their devices; a sharding that does not fit is an error."""
     found = load(saved, SAVED)
-    assert isinstance(found["device"], jax.Array) and type(found["params"]["w"]) is np.ndarray and found["step"] == 7
+    assert (
+        isinstance(found["device"], jax.Array)
+        and type(found["params"]["w"]) is np.ndarray
+        and found["step"] == 7
+    )
     facts = {"axes": ["x"], "sizes": [512], "devices": list(range(512)), "spec": [["x"]]}
     with pytest.raises(TreeMismatch, match="does not fit this job's"):
         saved_sharding(LeafRecord("w", "array", "float32", (512,), sharding=facts))
@@ -141,7 +176,11 @@ def test_saved_shardings(saved: Path) -> None:
 def test_a_sharding_that_cannot_divide(saved: Path) -> None:
     """A `like` whose sharding does not divide the shape is a TreeMismatch with the leaf's path."""
     mesh = jax.make_mesh((1,), ("x",))
-    like = {"device": jax.ShapeDtypeStruct((6,), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec("x")))}
+    like = {
+        "device": jax.ShapeDtypeStruct(
+            (6,), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec("x"))
+        )
+    }
     assert load(saved, like, partial=True)["device"].sharding == like["device"].sharding
 
 
@@ -156,7 +195,9 @@ def test_what_is_not_there(saved: Path) -> None:
 def test_waves_count_what_this_process_reads() -> None:
     """Of leaves that are divided over 4,096 processes, a wave has as many as one process's shares of them fill, not one alone."""
     shape = (4096, 1 << 19)  # 4 GiB
-    leaf = LeafRecord("w", "array", "uint16", shape, grid=Grid(shape, (1, 1 << 19), (1, 1 << 19), 2))
+    leaf = LeafRecord(
+        "w", "array", "uint16", shape, grid=Grid(shape, (1, 1 << 19), (1, 1 << 19), 2)
+    )
     value = LeafRequest(LeafRecord("n", "int", value=3), "value")
     share: Any = SimpleNamespace(regions=[((7, 8), (0, 1 << 19))])
     whole: Any = SimpleNamespace(regions=[((0, 4096), (0, 1 << 19))])

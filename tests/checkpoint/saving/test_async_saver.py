@@ -10,7 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointManager, EveryNSteps, Options, Progress, SaveCancelled, SaveFailed
+from holdfast.checkpoint import (
+    CheckpointManager,
+    EveryNSteps,
+    Options,
+    Progress,
+    SaveCancelled,
+    SaveFailed,
+)
 from holdfast.checkpoint.options import Statistics
 from holdfast.checkpoint.policy import KeepAll
 from holdfast.checkpoint.saving import async_saver
@@ -47,13 +54,24 @@ def context(tmp_path: Path, gate: Gate) -> Iterator[SaveContext]:
     claims, writer = LocalClaims(storage), this_writer()
     claims.take(writer)
     index = StepIndex(storage, KeepAll(), (), worker, statistics, deletes=True)
-    yield SaveContext(storage, Solo(), claims, writer, Options(progress=gate, save_timeout_s=30), index, worker, statistics)
+    yield SaveContext(
+        storage,
+        Solo(),
+        claims,
+        writer,
+        Options(progress=gate, save_timeout_s=30),
+        index,
+        worker,
+        statistics,
+    )
     claims.fence(writer.id)
 
 
 def staged(context: SaveContext, step: int) -> SaveRequest:
     request = SaveRequest(step, step, f"{context.writer.id}{step:08x}", folder=str(step))
-    return SaveStager(context.storage, context.group, context.options).stage(request, {"state": {"w": np.zeros(100)}}, None, None)
+    return SaveStager(context.storage, context.group, context.options).stage(
+        request, {"state": {"w": np.zeros(100)}}, None, None
+    )
 
 
 def test_a_save_is_busy_until_it_has_ended(context: SaveContext, gate: Gate) -> None:
@@ -78,12 +96,17 @@ def test_a_save_is_busy_until_it_has_ended(context: SaveContext, gate: Gate) -> 
     saver.close()
 
 
-def test_a_store_that_hangs_ends_the_wait(context: SaveContext, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_hangs_ends_the_wait(
+    context: SaveContext, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a time of its own a join ends after the save's time and what its result may take, and names step and store."""
     monkeypatch.setattr(async_saver, "RESULT_WAIT_S", -7.499)  # in all: 30 s - 4 * 7.499 s
     saver = AsyncSaver(context)
     saver.start(staged(context, 1))
-    with pytest.raises(SaveFailed, match=rf"the save of step 1 hangs in the store {context.storage.root} for over 0\.004 s") as caught:
+    with pytest.raises(
+        SaveFailed,
+        match=rf"the save of step 1 hangs in the store {context.storage.root} for over 0\.004 s",
+    ) as caught:
         saver.join()
     assert caught.value.step == 1
     gate.opened.set()
@@ -153,14 +176,28 @@ def test_the_handle_of_a_save_is_true_and_waits_for_the_step(tmp_path: Path) -> 
     with CheckpointManager(tmp_path, save_policy=EveryNSteps(2)) as manager:
         handle, skipped = manager.save(2, tree(2)), manager.save(3, tree(3))
         handle.wait()
-        assert handle and handle.done() and handle.step == 2 and manager.all_steps() == [2] and "committed" in repr(handle)
+        assert (
+            handle
+            and handle.done()
+            and handle.step == 2
+            and manager.all_steps() == [2]
+            and "committed" in repr(handle)
+        )
         assert not handle.cancel() and manager.latest_step() == 2
         skipped.wait()
         skipped.on_commit(lambda step: pytest.fail(f"step {step} was skipped"))
-        assert not skipped and skipped.done() and not skipped.cancel() and skipped.step == 3 and "skipped" in repr(skipped)
+        assert (
+            not skipped
+            and skipped.done()
+            and not skipped.cancel()
+            and skipped.step == 3
+            and "skipped" in repr(skipped)
+        )
 
 
-def test_a_handle_raises_the_error_of_its_save_each_time_and_the_manager_not_again(tmp_path: Path) -> None:
+def test_a_handle_raises_the_error_of_its_save_each_time_and_the_manager_not_again(
+    tmp_path: Path,
+) -> None:
     """`wait` raises what made the save fail; then no later call of the manager does."""
     with CheckpointManager(tmp_path) as manager:
         (tmp_path / "1").write_text("in the way")
@@ -176,7 +213,9 @@ def test_a_handle_that_waits_too_long_says_so(tmp_path: Path, gate: Gate) -> Non
     """`wait(timeout_s)` raises TimeoutError, and the save goes on."""
     with CheckpointManager(tmp_path, options=Options(progress=gate)) as manager:
         handle = manager.save(1, tree(1))
-        with pytest.raises(TimeoutError, match=r"the save of step 1 is still in flight after 0\.01 s"):
+        with pytest.raises(
+            TimeoutError, match=r"the save of step 1 is still in flight after 0\.01 s"
+        ):
             handle.wait(0.01)
         assert not handle.done() and "in flight" in repr(handle)
         gate.opened.set()
@@ -184,7 +223,9 @@ def test_a_handle_that_waits_too_long_says_so(tmp_path: Path, gate: Gate) -> Non
         assert manager.latest_step() == 1
 
 
-def test_callbacks_are_called_once_the_step_is_there(tmp_path: Path, gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+def test_callbacks_are_called_once_the_step_is_there(
+    tmp_path: Path, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
     """In order, with the step, before `wait` returns; one given later at once; never for a save that failed; what one raises is logged."""
     called: list[object] = []
 
@@ -200,7 +241,10 @@ def test_callbacks_are_called_once_the_step_is_there(tmp_path: Path, gate: Gate,
         gate.opened.set()
         handle.wait()
         assert called == [(1, True), 1]
-        assert "RuntimeError: what was given to on_commit waits for its own save, of step 1" in caplog.text
+        assert (
+            "RuntimeError: what was given to on_commit waits for its own save, of step 1"
+            in caplog.text
+        )
         handle.on_commit(called.append)
         assert called == [(1, True), 1, 1]
         (tmp_path / "2").write_text("in the way")
@@ -212,13 +256,18 @@ def test_callbacks_are_called_once_the_step_is_there(tmp_path: Path, gate: Gate,
         assert called == [(1, True), 1, 1]
 
 
-def test_a_save_that_is_cancelled_while_it_writes_leaves_nothing(tmp_path: Path, gate: Gate) -> None:
+def test_a_save_that_is_cancelled_while_it_writes_leaves_nothing(
+    tmp_path: Path, gate: Gate
+) -> None:
     """`cancel` returns True: the step never is, its files are deleted, `wait` raises SaveCancelled, later calls of the manager do not."""
     with CheckpointManager(tmp_path, options=Options(progress=gate)) as manager:
         handle = manager.save(1, tree(1))
         assert gate.entered.wait(60) and handle.cancel() and handle.cancel()
         gate.opened.set()
-        with pytest.raises(SaveCancelled, match="step 1 was not saved: process 0 called it off; nothing of it stays") as caught:
+        with pytest.raises(
+            SaveCancelled,
+            match="step 1 was not saved: process 0 called it off; nothing of it stays",
+        ) as caught:
             handle.wait()
         assert caught.value.step == 1 and caught.value.process == 0
         manager.check_for_errors()
@@ -227,7 +276,9 @@ def test_a_save_that_is_cancelled_while_it_writes_leaves_nothing(tmp_path: Path,
         assert manager.all_steps() == [1]
 
 
-def test_a_cancel_when_nothing_is_left_to_write_stops_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancel_when_nothing_is_left_to_write_stops_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The last moment is that before the commit: a record that is built and parsed is not given its name any more."""
     with CheckpointManager(tmp_path) as manager:
         parse, handles, in_time = SnapshotWork.check, [], []
@@ -246,7 +297,9 @@ def test_a_cancel_when_nothing_is_left_to_write_stops_the_commit(tmp_path: Path,
         assert in_time == [True] and manager.all_steps() == []
 
 
-def _cancels(tmp_path: Path, group: ClusterGroup, gate: Gate, *, late: bool) -> tuple[bool, BaseException | None, list[int]]:
+def _cancels(
+    tmp_path: Path, group: ClusterGroup, gate: Gate, *, late: bool
+) -> tuple[bool, BaseException | None, list[int]]:
     """Saves as one of two processes, of which the second calls the save off; returns what came of it there."""
     options = Options(progress=gate, per_process=lambda path: True, save_timeout_s=30)
     reported = threading.Event()
@@ -274,7 +327,12 @@ def test_one_process_calls_a_save_off_for_all(tmp_path: Path, late: bool) -> Non
     with groups(2) as both:
         gates = [Gate(), Gate()]
         gates[0].opened.set()
-        ends = at_once([lambda group=group: _cancels(tmp_path, group, gates[group.index], late=late) for group in both])  # type: ignore[misc]
+        ends = at_once(
+            [
+                lambda group=group: _cancels(tmp_path, group, gates[group.index], late=late)
+                for group in both
+            ]
+        )  # type: ignore[misc]
     assert ends[1][0] is not late
     for _, error, steps in ends:
         assert steps == ([1] if late else [])

@@ -20,8 +20,16 @@ def for_params(path: str) -> Any:
 
 def state() -> dict[str, Any]:
     mesh = jax.sharding.Mesh(np.array(jax.devices()), "d")
-    w = jax.device_put(jnp.arange(1 << 16, dtype=jnp.float32).reshape(8, -1) / 3, jax.NamedSharding(mesh, jax.P("d")))
-    return {"params": {"w": w, "ids": jnp.arange(3), "host": np.ones(3, np.float32)}, "opt": {"mu": jnp.ones(4)}, "lr": 0.1, "step": 3}
+    w = jax.device_put(
+        jnp.arange(1 << 16, dtype=jnp.float32).reshape(8, -1) / 3,
+        jax.NamedSharding(mesh, jax.P("d")),
+    )
+    return {
+        "params": {"w": w, "ids": jnp.arange(3), "host": np.ones(3, np.float32)},
+        "opt": {"mu": jnp.ones(4)},
+        "lr": 0.1,
+        "step": 3,
+    }
 
 
 def test_params_in_half_take_half_and_restore_with_a_cast(tmp_path: Path) -> None:
@@ -30,33 +38,61 @@ def test_params_in_half_take_half_and_restore_with_a_cast(tmp_path: Path) -> Non
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, tree).wait()
         manager.save(2, tree, dtype=for_params).wait()
-        whole, half = (sum(file.stat().st_size for file in (tmp_path / str(step)).rglob("*.safetensors")) for step in (1, 2))
+        whole, half = (
+            sum(file.stat().st_size for file in (tmp_path / str(step)).rglob("*.safetensors"))
+            for step in (1, 2)
+        )
         assert half < 0.52 * whole
         saved = manager.structure(2).items["state"].tree
-        assert saved["params"]["w"].dtype == jnp.bfloat16 and saved["opt"]["mu"].dtype == jnp.float32
+        assert (
+            saved["params"]["w"].dtype == jnp.bfloat16 and saved["opt"]["mu"].dtype == jnp.float32
+        )
         with pytest.raises(TreeMismatch, match="bfloat16"):
             manager.restore(2, tree)
         back = manager.restore(2, tree, cast=True)
     want = tree["params"]["w"].astype(jnp.bfloat16).astype(jnp.float32)
-    assert back["params"]["w"].dtype == jnp.float32 and back["params"]["w"].sharding == tree["params"]["w"].sharding
-    assert (back["params"]["w"] == want).all() and back["lr"] == 0.1 and back["params"]["ids"].dtype == jnp.int32
+    assert (
+        back["params"]["w"].dtype == jnp.float32
+        and back["params"]["w"].sharding == tree["params"]["w"].sharding
+    )
+    assert (
+        (back["params"]["w"] == want).all()
+        and back["lr"] == 0.1
+        and back["params"]["ids"].dtype == jnp.int32
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", jnp.float16, np.dtype(np.float16)])
 def test_a_dtype_is_for_all_floating_point_arrays(dtype: Any) -> None:
     """Integers, keys, Python's numbers and what has the dtype already stay the objects that they were."""
-    tree = state() | {"key": jax.random.key(0), "scalar": np.float32(1.5), "there": np.ones(2, jnp.dtype(dtype))}
+    tree = state() | {
+        "key": jax.random.key(0),
+        "scalar": np.float32(1.5),
+        "there": np.ones(2, jnp.dtype(dtype)),
+    }
     cast = cast_tree(tree, dtype)
-    assert all(cast["params"][name].dtype == jnp.dtype(dtype) for name in ("w", "host")) and cast["scalar"].dtype == jnp.dtype(dtype)
-    assert isinstance(cast["params"]["host"], np.ndarray) and cast["params"]["w"].sharding == tree["params"]["w"].sharding
-    assert cast["params"]["ids"] is tree["params"]["ids"] and cast["key"] is tree["key"] and cast["there"] is tree["there"]
+    assert all(cast["params"][name].dtype == jnp.dtype(dtype) for name in ("w", "host")) and cast[
+        "scalar"
+    ].dtype == jnp.dtype(dtype)
+    assert (
+        isinstance(cast["params"]["host"], np.ndarray)
+        and cast["params"]["w"].sharding == tree["params"]["w"].sharding
+    )
+    assert (
+        cast["params"]["ids"] is tree["params"]["ids"]
+        and cast["key"] is tree["key"]
+        and cast["there"] is tree["there"]
+    )
     assert type(cast["lr"]) is float and cast_tree(tree, None) is tree
 
 
 def test_a_dtype_that_is_none_of_floating_point_is_refused(tmp_path: Path) -> None:
     """The leaf and what was given are named, and nothing is saved."""
     for dtype in (jnp.int8, lambda path: "text"):
-        with pytest.raises(ValueError, match=r"save: dtype=.* for the leaf 'opt\.mu': expected a floating-point dtype"):
+        with pytest.raises(
+            ValueError,
+            match=r"save: dtype=.* for the leaf 'opt\.mu': expected a floating-point dtype",
+        ):
             save(tmp_path / "a", state(), dtype=dtype)
     assert not (tmp_path / "a" / "checkpoint.json").exists()
 
@@ -64,6 +100,8 @@ def test_a_dtype_that_is_none_of_floating_point_is_refused(tmp_path: Path) -> No
 def test_a_single_save_casts_its_trees_in_either_layout(tmp_path: Path) -> None:
     """JSON items are no trees; Orbax's layout has the cast arrays too."""
     save(tmp_path / "a", items={"model": state(), "config": Json({"lr": 0.1})}, dtype=for_params)
-    assert load(tmp_path / "a", item="model")["params"]["w"].dtype == jnp.bfloat16 and load(tmp_path / "a", item="config") == {"lr": 0.1}
+    assert load(tmp_path / "a", item="model")["params"]["w"].dtype == jnp.bfloat16 and load(
+        tmp_path / "a", item="config"
+    ) == {"lr": 0.1}
     save(tmp_path / "b", state(), dtype=for_params, layout="orbax")
     assert structure(tmp_path / "b").items["state"].tree["params"]["w"].dtype == jnp.bfloat16

@@ -12,7 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, CommitUnknown, SaveCancelled, StepExists, load, save, verify
+from holdfast.checkpoint import (
+    CheckpointError,
+    CheckpointManager,
+    CommitUnknown,
+    SaveCancelled,
+    StepExists,
+    load,
+    save,
+    verify,
+)
 from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.saving.commit import Cancellation
 from holdfast.checkpoint.storage import local
@@ -104,7 +113,9 @@ def test_an_overwrite_that_ends_unclear_keeps_one_of_the_two(
     verify(path)
 
 
-@pytest.mark.parametrize("answer", [errno.EEXIST, errno.ENOENT, errno.ENOSPC], ids=errno.errorcode.get)
+@pytest.mark.parametrize(
+    "answer", [errno.EEXIST, errno.ENOENT, errno.ENOSPC], ids=errno.errorcode.get
+)
 @pytest.mark.parametrize("write", WRITERS)
 def test_an_error_for_our_own_link_is_a_success(
     write: Callable[..., None], answer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -132,7 +143,9 @@ def test_an_error_for_our_own_rename_is_a_success(
     assert load(path)["x"].tolist() == [10, 11, 12]
 
 
-def test_eexist_for_anothers_link_is_step_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eexist_for_anothers_link_is_step_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The record that is there is another writer's: it stays, whole, and ours is refused."""
     path = tmp_path / "root" / "7"
     with CheckpointManager(tmp_path / "root") as manager:

@@ -20,10 +20,28 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, KeepAll, KeepLast, Options, UnsupportedLeaf, load, save, verify
+from holdfast.checkpoint import (
+    CheckpointError,
+    CheckpointManager,
+    KeepAll,
+    KeepLast,
+    Options,
+    UnsupportedLeaf,
+    load,
+    save,
+    verify,
+)
 from holdfast.checkpoint.format.files import FileReport
 from holdfast.checkpoint.saving import incremental
-from holdfast.checkpoint.saving.incremental import HEAD_BYTES, MAX_LINKS, ChunkDigest, PackHistory, SaveHistory, WrittenFile, choose_links
+from holdfast.checkpoint.saving.incremental import (
+    HEAD_BYTES,
+    MAX_LINKS,
+    ChunkDigest,
+    PackHistory,
+    SaveHistory,
+    WrittenFile,
+    choose_links,
+)
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.cli import main
 from tests.checkpoint.golden.read import read_chunks
@@ -78,7 +96,12 @@ def test_a_failure_or_another_plan_is_a_new_beginning() -> None:
 
 def state(frozen: int = 0, moving: int = 0) -> dict[str, Any]:
     """Returns 4 MiB that do not change and 64 KiB that do."""
-    return {"base": jnp.full((1 << 20,), frozen, jnp.float32), "lora": jnp.full((1 << 14,), moving, jnp.float32), "n": moving, "name": "x"}
+    return {
+        "base": jnp.full((1 << 20,), frozen, jnp.float32),
+        "lora": jnp.full((1 << 14,), moving, jnp.float32),
+        "n": moving,
+        "name": "x",
+    }
 
 
 def assert_is(got: Mapping[str, Any], want: Mapping[str, Any]) -> None:
@@ -89,7 +112,9 @@ def assert_is(got: Mapping[str, Any], want: Mapping[str, Any]) -> None:
 
 def bytes_in(root: Path) -> int:
     """Returns the bytes that a folder takes, each inode once."""
-    found = {(path.stat().st_ino, path.stat().st_size) for path in root.rglob("*") if path.is_file()}
+    found = {
+        (path.stat().st_ino, path.stat().st_size) for path in root.rglob("*") if path.is_file()
+    }
     return sum(size for _, size in found)
 
 
@@ -99,7 +124,9 @@ def test_what_has_not_changed_is_linked(tmp_path: Path) -> None:
         for step in range(8):
             manager.save(step, state(7, step))
             manager.wait_until_finished()
-            written, linked = (manager.statistics()[name] for name in ("save_written_bytes", "save_linked_bytes"))
+            written, linked = (
+                manager.statistics()[name] for name in ("save_written_bytes", "save_linked_bytes")
+            )
         assert 4.2e6 < written < 5.2e6 and linked == 7 * (4 << 20)
         assert manager.all_steps() == [5, 6, 7]
         for step in (5, 6, 7):
@@ -113,7 +140,9 @@ def test_what_has_not_changed_is_linked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [1000, HEAD_BYTES, HEAD_BYTES + 1, 3 * HEAD_BYTES + 5])
 @pytest.mark.parametrize("changed", [0, -1], ids=["first byte", "last byte"])
-def test_a_change_anywhere_is_seen_and_what_was_written_is_known(size: int, changed: int, tmp_path: Path) -> None:
+def test_a_change_anywhere_is_seen_and_what_was_written_is_known(
+    size: int, changed: int, tmp_path: Path
+) -> None:
     """A byte at either end of a chunk is written anew; the digests made while writing are those that the next save compares."""
     values, written = np.random.default_rng(0).integers(0, 255, size, np.uint8), list[int]()
     with CheckpointManager(tmp_path, options=FAST) as manager:
@@ -123,7 +152,9 @@ def test_a_change_anywhere_is_seen_and_what_was_written_is_known(size: int, chan
             manager.wait_until_finished()
             written.append(manager.statistics()["save_written_bytes"])
     assert written[0] == written[1] and written[2] > size + written[1] and written[3] == written[2]
-    assert np.array_equal(load(tmp_path / "3")["w"], values) and load(tmp_path / "1")["w"][changed] == np.uint8(values[changed] - 1)
+    assert np.array_equal(load(tmp_path / "3")["w"], values) and load(tmp_path / "1")["w"][
+        changed
+    ] == np.uint8(values[changed] - 1)
 
 
 def test_names_are_in_the_order_of_age(tmp_path: Path) -> None:
@@ -131,14 +162,25 @@ def test_names_are_in_the_order_of_age(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.numpy")
     with CheckpointManager(tmp_path, options=FAST) as manager:
         for step in range(4):
-            manager.save(step, {"a": np.full(1 << 16, 1.0), "b": np.full(1 << 16, float(step > 1)), "c": np.full(100, float(step))})
+            manager.save(
+                step,
+                {
+                    "a": np.full(1 << 16, 1.0),
+                    "b": np.full(1 << 16, float(step > 1)),
+                    "c": np.full(100, float(step)),
+                },
+            )
             manager.wait_until_finished()
     for step in range(4):
         values: dict[str, Any] = {}
         packs = sorted((tmp_path / str(step) / "state").iterdir())
         for pack in packs:
             values |= safetensors.load_file(pack)
-        assert {name: value.reshape(-1)[0] for name, value in values.items()} == {"a": 1.0, "b": float(step > 1), "c": float(step)}
+        assert {name: value.reshape(-1)[0] for name, value in values.items()} == {
+            "a": 1.0,
+            "b": float(step > 1),
+            "c": float(step),
+        }
     assert len(packs) > 1
 
 
@@ -148,12 +190,19 @@ def test_every_nth_save_is_whole(tmp_path: Path) -> None:
         for step in range(7):
             manager.save(step, state(1, step))
             manager.wait_until_finished()
-    links = [max(path.stat().st_nlink for path in (tmp_path / str(step) / "state").iterdir()) for step in range(7)]
+    links = [
+        max(path.stat().st_nlink for path in (tmp_path / str(step) / "state").iterdir())
+        for step in range(7)
+    ]
     assert links == [3, 3, 3, 3, 3, 3, 1]
 
 
-@pytest.mark.parametrize("number", [errno.EMLINK, errno.ENOENT, errno.EXDEV, errno.EPERM, errno.EDQUOT, errno.EIO])
-def test_what_cannot_be_linked_is_written(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "number", [errno.EMLINK, errno.ENOENT, errno.EXDEV, errno.EPERM, errno.EDQUOT, errno.EIO]
+)
+def test_what_cannot_be_linked_is_written(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Any error of a link, while the bytes are held: the step is whole all the same."""
     with CheckpointManager(tmp_path, options=FAST) as manager:
         manager.save(1, state(7, 1))
@@ -231,14 +280,23 @@ Change = tuple[frozenset[int], int]
     full_every=st.sampled_from([None, 2, 5]),
 )
 def test_any_pattern_of_changes_and_deletions(
-    changes: list[frozenset[int]], keep: Any, doomed: frozenset[int], full_every: int | None, tmp_path_factory: pytest.TempPathFactory
+    changes: list[frozenset[int]],
+    keep: Any,
+    doomed: frozenset[int],
+    full_every: int | None,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """Every step that is listed restores bit-exact, and the folder has at most twice what lives and what came last."""
     root = tmp_path_factory.mktemp("root")
     values, states = {f"l{leaf}": np.arange(100.0 * (leaf + 1)) for leaf in range(LEAVES)}, {}
-    with CheckpointManager(root, keep_policy=keep, options=Options(incremental=True, full_every=full_every)) as manager:
+    with CheckpointManager(
+        root, keep_policy=keep, options=Options(incremental=True, full_every=full_every)
+    ) as manager:
         for step, changed in enumerate(changes):
-            values = {name: value + 1 if int(name[1:]) in changed else value for name, value in values.items()}
+            values = {
+                name: value + 1 if int(name[1:]) in changed else value
+                for name, value in values.items()
+            }
             states[step] = values
             manager.save(step, values)
             manager.wait_until_finished()
@@ -250,7 +308,10 @@ def test_any_pattern_of_changes_and_deletions(
     size = sum(value.nbytes for value in values.values())
     for step in steps:
         verify(root / str(step))
-        assert sum(path.stat().st_size for path in (root / str(step) / "state").iterdir()) <= 2 * size + 100_000
+        assert (
+            sum(path.stat().st_size for path in (root / str(step) / "state").iterdir())
+            <= 2 * size + 100_000
+        )
     shutil.rmtree(root)
 
 
@@ -282,7 +343,9 @@ def test_the_tools_take_such_steps(tmp_path: Path) -> None:
         return found.output
 
     rows = json.loads(run("ls", root, "--json"))
-    assert all(row["bytes"] > 4 << 20 > row["frees_bytes"] for row in rows) and "frees" in run("ls", root)
+    assert all(row["bytes"] > 4 << 20 > row["frees_bytes"] for row in rows) and "frees" in run(
+        "ls", root
+    )
     run("verify", root)
     run("cp", f"{root}/3", str(tmp_path / "copy/3"))
     run("convert", f"{root}/3", str(tmp_path / "st"), "--to", "safetensors")
@@ -345,23 +408,34 @@ def test_the_same_array_is_not_even_copied(tmp_path: Path, monkeypatch: pytest.M
             hashed.append(data.nbytes)
             self._hash.update(data)
 
-    monkeypatch.setattr(incremental, "load_digest", lambda: SimpleNamespace(xxh3_128_digest=digest, xxh3_128=Running))
+    monkeypatch.setattr(
+        incremental,
+        "load_digest",
+        lambda: SimpleNamespace(xxh3_128_digest=digest, xxh3_128=Running),
+    )
     with CheckpointManager(tmp_path, keep_policy=KeepLast(2), options=FAST) as manager:
         for step in range(5):
             moving = jax.jit(lambda: jnp.full((1 << 14,), step, jnp.float32))()  # noqa: B023
             hashed.clear()
             manager.save(step, {"frozen": frozen, "moving": moving})
             manager.wait_until_finished()
-            assert sum(hashed) == (128 << 10 if step else (4 << 20) + (64 << 10)), "to be compared, and as it is written"
+            assert sum(hashed) == (128 << 10 if step else (4 << 20) + (64 << 10)), (
+                "to be compared, and as it is written"
+            )
         assert manager.statistics()["save_linked_bytes"] >= 4 * (4 << 20)
         for step in (3, 4):
             got = manager.restore(step)
-            assert all((got["frozen"][n] == n).all() for n in range(4)) and (got["moving"] == step).all()
+            assert (
+                all((got["frozen"][n] == n).all() for n in range(4))
+                and (got["moving"] == step).all()
+            )
             verify(tmp_path / str(step))
 
 
 @pytest.mark.usefixtures("on_an_accelerator")
-def test_what_cannot_be_linked_at_once_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_linked_at_once_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The file of an unmoved leaf is gone: its bytes are taken there and then, and the caller may donate it afterwards."""
     frozen = jax.jit(lambda: jnp.arange(1 << 18, dtype=jnp.float32))()
     with CheckpointManager(tmp_path, options=FAST) as manager:
@@ -393,8 +467,19 @@ def test_the_first_versions_reader_takes_such_steps(tmp_path: Path) -> None:
     """Read by the format's first reader, file after file, each step has the living values."""
     with CheckpointManager(tmp_path, options=FAST) as manager:
         for step in range(4):
-            manager.save(step, {"a": np.full(1 << 16, 1.0), "b": np.full(1 << 15, float(step > 1)), "c": np.full(100, float(step))})
+            manager.save(
+                step,
+                {
+                    "a": np.full(1 << 16, 1.0),
+                    "b": np.full(1 << 15, float(step > 1)),
+                    "c": np.full(100, float(step)),
+                },
+            )
             manager.wait_until_finished()
     for step in range(4):
         chunks = read_chunks(tmp_path / str(step), "state")
-        assert {name: np.frombuffer(data)[0] for name, data in chunks.items()} == {"a": 1.0, "b": float(step > 1), "c": float(step)}
+        assert {name: np.frombuffer(data)[0] for name, data in chunks.items()} == {
+            "a": 1.0,
+            "b": float(step > 1),
+            "c": float(step),
+        }

@@ -25,7 +25,9 @@ class _Interrupt:
         self.reached = ""
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if not frame.f_code.co_filename.endswith(FILES) or "holdfast" not in frame.f_globals.get("__name__", ""):
+        if not frame.f_code.co_filename.endswith(FILES) or "holdfast" not in frame.f_globals.get(
+            "__name__", ""
+        ):
             return None
         if event == "line" and not self.reached:
             self._remaining -= 1

@@ -32,7 +32,15 @@ def random_array(dtype: Any, shape: tuple[int, ...], seed: int = 0) -> np.ndarra
     raw = rng.integers(0, 256, (*shape, dtype.itemsize), np.uint8)
     if dtype == np.bool_:
         return (raw[..., 0] & 1).astype(np.bool_)
-    if dtype.name in ("int4", "uint4", "int2", "uint2", "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"):
+    if dtype.name in (
+        "int4",
+        "uint4",
+        "int2",
+        "uint2",
+        "float4_e2m1fn",
+        "float6_e2m3fn",
+        "float6_e3m2fn",
+    ):
         return (raw[..., 0] % 3 - (dtype.name.startswith("int"))).astype(np.int8).astype(dtype)
     return raw.reshape(-1).view(dtype).reshape(shape)
 
@@ -49,7 +57,10 @@ def can_show(opened: Any) -> bool:
 @pytest.mark.parametrize("dtype", sorted(SAFETENSORS_NAMES))
 def test_safetensors_shows_the_very_arrays(tmp_path: Path, dtype: str) -> None:
     """safe_open(pack, "np") gives back the same bits for every dtype that safetensors has, bf16 and fp8 included where it can."""
-    tree = {name: random_array(_BY_NAME[dtype], shape) for name, shape in (("a", (3, 5)), ("b.c", (64,)), ("d", ()), ("e", (0, 2)))}
+    tree = {
+        name: random_array(_BY_NAME[dtype], shape)
+        for name, shape in (("a", (3, 5)), ("b.c", (64,)), ("d", ()), ("e", (0, 2)))
+    }
     save(tmp_path, tree)
     (pack,) = packs(tmp_path)
     with safe_open(pack, "np") as opened:
@@ -58,7 +69,11 @@ def test_safetensors_shows_the_very_arrays(tmp_path: Path, dtype: str) -> None:
             return
         found = {name: opened.get_tensor(name.replace(".", "\\.")) for name in tree}
     for name, array in tree.items():
-        assert found[name].dtype == array.dtype and found[name].shape == array.shape and found[name].tobytes() == array.tobytes()
+        assert (
+            found[name].dtype == array.dtype
+            and found[name].shape == array.shape
+            and found[name].tobytes() == array.tobytes()
+        )
     verify(tmp_path)
 
 
@@ -69,9 +84,17 @@ def test_other_dtypes_travel_as_bytes(tmp_path: Path, dtype: str) -> None:
     save(tmp_path, {"a": array, "zero": array[0, 0]})
     with safe_open(packs(tmp_path)[0], "np") as opened:
         raw = opened.get_tensor("a")
-    assert raw.dtype == np.uint8 and raw.shape == (3, 5 * array.dtype.itemsize) and raw.tobytes() == array.tobytes()
+    assert (
+        raw.dtype == np.uint8
+        and raw.shape == (3, 5 * array.dtype.itemsize)
+        and raw.tobytes() == array.tobytes()
+    )
     found = load(tmp_path)
-    assert found["a"].dtype == array.dtype and found["a"].tobytes() == array.tobytes() and found["zero"].tobytes() == array[0, 0].tobytes()
+    assert (
+        found["a"].dtype == array.dtype
+        and found["a"].tobytes() == array.tobytes()
+        and found["zero"].tobytes() == array[0, 0].tobytes()
+    )
 
 
 def test_every_jax_dtype_comes_back(tmp_path: Path) -> None:
@@ -82,11 +105,16 @@ def test_every_jax_dtype_comes_back(tmp_path: Path) -> None:
         try:
             tree[name] = jax.device_put(random_array(_BY_NAME[name], (4, 8)))
         except (TypeError, ValueError, jax.errors.JaxRuntimeError):
-            assert name.startswith(("float6", "int2", "uint2", "float4", "float8_e3m4", "float8_e4m3", "float8_e8m0")), name
+            assert name.startswith(
+                ("float6", "int2", "uint2", "float4", "float8_e3m4", "float8_e4m3", "float8_e8m0")
+            ), name
     save(tmp_path, tree)
     found = load(tmp_path, tree)
     for name, array in tree.items():
-        assert found[name].dtype == array.dtype and np.asarray(found[name]).tobytes() == np.asarray(array).tobytes()
+        assert (
+            found[name].dtype == array.dtype
+            and np.asarray(found[name]).tobytes() == np.asarray(array).tobytes()
+        )
 
 
 def test_the_file_is_laid_out_as_the_format_page_says(tmp_path: Path) -> None:
@@ -104,11 +132,19 @@ def test_the_file_is_laid_out_as_the_format_page_says(tmp_path: Path) -> None:
     header = json.loads(data[8 : 8 + length])
     metadata = header.pop("__metadata__")
     crcs = metadata["crc32c"]
-    assert (8 + length) % 64 == 0 and len(crcs) == 8 * len(header) and "crc32c_prefixes" not in metadata
+    assert (
+        (8 + length) % 64 == 0
+        and len(crcs) == 8 * len(header)
+        and "crc32c_prefixes" not in metadata
+    )
     at = 0
-    for index, (name, entry) in enumerate(sorted(header.items(), key=lambda pair: pair[1]["data_offsets"])):
+    for index, (name, entry) in enumerate(
+        sorted(header.items(), key=lambda pair: pair[1]["data_offsets"])
+    ):
         start, stop = entry["data_offsets"]
-        assert start == at and crc32c(data[8 + length + start : 8 + length + stop]) == int(crcs[8 * index : 8 * index + 8], 16), name
+        assert start == at and crc32c(data[8 + length + start : 8 + length + stop]) == int(
+            crcs[8 * index : 8 * index + 8], 16
+        ), name
         at = stop
     assert 8 + length + at == len(data)
     assert list(header) == ["device", "even", "half", "odd"]
@@ -116,13 +152,23 @@ def test_the_file_is_laid_out_as_the_format_page_says(tmp_path: Path) -> None:
 
 def test_large_chunks_have_checksums_of_their_prefixes(tmp_path: Path) -> None:
     """`crc32c_prefixes` is base64 of little-endian u32: CRC32Cs of the first 256 KiB, 512 KiB and so on of each chunk from 1 MiB on."""
-    tree = {"a": random_array("uint8", (1 << 20,)), "b": random_array("uint8", ((5 << 20) + 3,), 1), "c": random_array("uint8", (1000,), 2)}
+    tree = {
+        "a": random_array("uint8", (1 << 20,)),
+        "b": random_array("uint8", ((5 << 20) + 3,), 1),
+        "c": random_array("uint8", (1000,), 2),
+    }
     save(tmp_path, tree)
     data = packs(tmp_path)[0].read_bytes()
     length = int.from_bytes(data[:8], "little")
-    prefixes = np.frombuffer(base64.b64decode(json.loads(data[8 : 8 + length])["__metadata__"]["crc32c_prefixes"]), "<u4").tolist()
+    prefixes = np.frombuffer(
+        base64.b64decode(json.loads(data[8 : 8 + length])["__metadata__"]["crc32c_prefixes"]), "<u4"
+    ).tolist()
     step = 256 << 10
-    assert prefixes == [crc32c(tree[name][:stop].tobytes()) for name in "ab" for stop in range(step, len(tree[name]), step)]
+    assert prefixes == [
+        crc32c(tree[name][:stop].tobytes())
+        for name in "ab"
+        for stop in range(step, len(tree[name]), step)
+    ]
     assert len(prefixes) == 3 + 20
 
 

@@ -8,7 +8,13 @@ import pytest
 from holdfast.checkpoint import SaveFailed
 from holdfast.checkpoint.format.files import ItemReport
 from holdfast.checkpoint.saving.plan import Leaf, Plan, ShardPlacement, make_plan
-from holdfast.checkpoint.saving.plan_mismatch import PlansDiffer, check_reports, explain, first_difference, receive_result
+from holdfast.checkpoint.saving.plan_mismatch import (
+    PlansDiffer,
+    check_reports,
+    explain,
+    first_difference,
+    receive_result,
+)
 from holdfast.checkpoint.saving.protocol import SaveKey, SaveResult
 from holdfast.multihost import Group, Solo
 from tests.support.checkpointing import at_once, groups
@@ -23,7 +29,11 @@ def plan_of(*leaves: Leaf, rank: int = 0, count: int = 2) -> Plan:
 def test_differences_between_processes_are_named() -> None:
     """Another plan names the processes; another value of a host-local leaf names leaf and processes."""
     placement = ShardPlacement((2,), np.array([[0], [1]]), np.array([[0], [-1]]))
-    plan = plan_of(Leaf("w", "array", "float32", (4,), 4, placement), Leaf("count", "numpy", "int64", (), 8), Leaf("name", "str"))
+    plan = plan_of(
+        Leaf("w", "array", "float32", (4,), 4, placement),
+        Leaf("count", "numpy", "int64", (), 8),
+        Leaf("name", "str"),
+    )
     good = [ItemReport(0, plan.hash, (), (1, 2)), ItemReport(1, plan.hash, (), (1, 2))]
     check_reports("state", plan, good)
     with pytest.raises(SaveFailed, match=r"processes \[1\] planned another save") as caught:
@@ -37,38 +47,68 @@ def test_differences_between_processes_are_named() -> None:
     ("ours", "theirs", "leaf", "sentence"),
     [
         ([["a", "int", None]], [["a", "int", None]], "", ""),
-        ([["a", "x", None]], [["a", "y", None]], "a", "The leaf 'a' is x on process 0 and y on process 2"),
+        (
+            [["a", "x", None]],
+            [["a", "y", None]],
+            "a",
+            "The leaf 'a' is x on process 0 and y on process 2",
+        ),
         ([], [["b", "x", None]], "b", "The leaf 'b' is on process 2 and not on process 0"),
-        ([["a", "x", None], ["b", "x", None]], [["a", "x", None]], "b", "The leaf 'b' is on process 0 and not on process 2"),
-        ([["a", "x", [1]]], [["a", "x", [2]]], "a", "The leaf 'a' is x [1] on process 0 and x [2] on process 2"),
+        (
+            [["a", "x", None], ["b", "x", None]],
+            [["a", "x", None]],
+            "b",
+            "The leaf 'b' is on process 0 and not on process 2",
+        ),
+        (
+            [["a", "x", [1]]],
+            [["a", "x", [2]]],
+            "a",
+            "The leaf 'a' is x [1] on process 0 and x [2] on process 2",
+        ),
     ],
 )
-def test_the_first_difference_is_named(ours: list[list[object]], theirs: list[list[object]], leaf: str, sentence: str) -> None:
+def test_the_first_difference_is_named(
+    ours: list[list[object]], theirs: list[list[object]], leaf: str, sentence: str
+) -> None:
     """The first leaf that another process has otherwise than process 0; shardings are spelt out where all else is equal."""
     assert first_difference(ours, theirs, 2) == (leaf, sentence)
 
 
 def test_one_is_asked_and_all_learn_the_leaf() -> None:
     """The first process that differs sends its leaves, the others nothing, and all receive the result."""
-    plans = [plan_of(Leaf("n", "numpy", "int64", shape, 8), rank=rank) for rank, shape in enumerate([(3,), (4,), (5,)])]
+    plans = [
+        plan_of(Leaf("n", "numpy", "int64", shape, 8), rank=rank)
+        for rank, shape in enumerate([(3,), (4,), (5,)])
+    ]
     message = "item 'state': processes [1, 2] planned another save than process 0"
     sent: list[int] = []
 
     def lead(group: Group) -> SaveResult:
-        result = SaveResult(KEY, explain(group, "name", PlansDiffer(message, process=1, item="state"), plans[0]))
+        result = SaveResult(
+            KEY, explain(group, "name", PlansDiffer(message, process=1, item="state"), plans[0])
+        )
         group.broadcast("name/outcome", result.to_bytes(), timeout_s=60)
         return result
 
     def follow(group: Group) -> SaveResult:
         gather = group.gather
-        group.gather = lambda name, value, **more: (sent.append(len(value)), gather(name, value, **more))[1]  # type: ignore[method-assign, func-returns-value]
+        group.gather = lambda name, value, **more: (
+            sent.append(len(value)),
+            gather(name, value, **more),
+        )[1]  # type: ignore[method-assign, func-returns-value]
         return receive_result(group, "name", {"state": plans[group.index]}, 60)
 
     with groups(3) as all_three:
-        results = at_once([lambda: lead(all_three[0]), lambda: follow(all_three[1]), lambda: follow(all_three[2])])
+        results = at_once(
+            [lambda: lead(all_three[0]), lambda: follow(all_three[1]), lambda: follow(all_three[2])]
+        )
     assert min(sent) == 0 < max(sent) and len(sent) == 2
     for result in results:
-        assert isinstance(result.error, SaveFailed) and (result.error.leaf, result.error.process) == ("n", 1)
+        assert isinstance(result.error, SaveFailed) and (
+            result.error.leaf,
+            result.error.process,
+        ) == ("n", 1)
         assert str(result.error).endswith(
             "The leaf 'n' is int64[3] (numpy, a value of each host) on process 0 and int64[4] (numpy, a value of each host) on process 1"
         )
@@ -77,7 +117,9 @@ def test_one_is_asked_and_all_learn_the_leaf() -> None:
 def test_a_result_without_a_question_comes_through() -> None:
     """Who is not asked receives the result as it was sent."""
     with groups(2) as both:
-        send = lambda: both[0].broadcast("name/outcome", SaveResult(KEY, superfluous=(1,)).to_bytes(), timeout_s=60)  # noqa: E731
+        send = lambda: both[0].broadcast(
+            "name/outcome", SaveResult(KEY, superfluous=(1,)).to_bytes(), timeout_s=60
+        )  # noqa: E731
         _, received = at_once([send, lambda: receive_result(both[1], "name", {}, 60)])
     assert received == SaveResult(KEY, superfluous=(1,))
 
@@ -89,5 +131,14 @@ def test_where_nobody_answers_the_processes_are_still_named() -> None:
         def gather(self, name: str, value: bytes, *, timeout_s: float) -> list[bytes] | None:
             raise SaveFailed("nobody came")
 
-    error = explain(Deaf(), "name", PlansDiffer("processes [1] planned another save", process=1, item="state"), None)
-    assert str(error) == "processes [1] planned another save (which leaf it is could not be asked: nobody came)" and error.leaf == ""
+    error = explain(
+        Deaf(),
+        "name",
+        PlansDiffer("processes [1] planned another save", process=1, item="state"),
+        None,
+    )
+    assert (
+        str(error)
+        == "processes [1] planned another save (which leaf it is could not be asked: nobody came)"
+        and error.leaf == ""
+    )

@@ -10,7 +10,17 @@ from holdfast.checkpoint import CheckpointError, CommitUnknown, SaveFailed, Step
 from holdfast.checkpoint.errors import failure_of
 from holdfast.checkpoint.format.files import FileReport, ItemReport
 from holdfast.checkpoint.saving import protocol as p
-from holdfast.checkpoint.saving.protocol import Event, SaveKey, SaveReport, SaveResult, Saving, check_save_reports, drive, follow, lead
+from holdfast.checkpoint.saving.protocol import (
+    Event,
+    SaveKey,
+    SaveReport,
+    SaveResult,
+    Saving,
+    check_save_reports,
+    drive,
+    follow,
+    lead,
+)
 from holdfast.coordination import BarrierTimeout, Fenced, HoldfastError, ProcessLost
 
 KEY = SaveKey("0a0b0c0d00000003", 3, 100)
@@ -23,22 +33,52 @@ def report(process: int, key: SaveKey = KEY, **more: str) -> SaveReport:
 
 def test_reports_come_back_as_they_were() -> None:
     """A report of files and one of an error survive the wire."""
-    for sent in (SaveReport(1, KEY, ITEMS, steps=5), report(2, error="OSError: full", kind="OSError")):
+    for sent in (
+        SaveReport(1, KEY, ITEMS, steps=5),
+        report(2, error="OSError: full", kind="OSError"),
+    ):
         assert SaveReport.from_bytes(sent.to_bytes()) == sent
 
 
 @pytest.mark.parametrize(
     ("other", "kind", "message", "process"),
     [
-        (report(1, SaveKey("", 4, 100)), SaveFailed, "process 1 is at its save 4 of step 100, the primary at its save 3 of step 100", 1),
+        (
+            report(1, SaveKey("", 4, 100)),
+            SaveFailed,
+            "process 1 is at its save 4 of step 100, the primary at its save 3 of step 100",
+            1,
+        ),
         (report(1, SaveKey("", 3, 90)), SaveFailed, "process 1 is at its save 3 of step 90", 1),
-        (report(1, SaveKey("", 3, 0), error="ValueError: 'x' is no step"), SaveFailed, "It failed: ValueError: 'x' is no step", 1),
-        (report(1, error="OSError: full", kind="OSError"), SaveFailed, "process 1 failed: OSError: full", 1),
-        (report(1, error="step 100 is already in /x", kind="StepExists"), StepExists, "step 100 is already in /x", None),
-        (SaveReport(1, KEY, {"ema": ITEMS["state"]}), SaveFailed, "saves the items ['ema'], the primary ['state']", 1),
+        (
+            report(1, SaveKey("", 3, 0), error="ValueError: 'x' is no step"),
+            SaveFailed,
+            "It failed: ValueError: 'x' is no step",
+            1,
+        ),
+        (
+            report(1, error="OSError: full", kind="OSError"),
+            SaveFailed,
+            "process 1 failed: OSError: full",
+            1,
+        ),
+        (
+            report(1, error="step 100 is already in /x", kind="StepExists"),
+            StepExists,
+            "step 100 is already in /x",
+            None,
+        ),
+        (
+            SaveReport(1, KEY, {"ema": ITEMS["state"]}),
+            SaveFailed,
+            "saves the items ['ema'], the primary ['state']",
+            1,
+        ),
     ],
 )
-def test_one_process_that_differs_fails_the_save(other: SaveReport, kind: type[Exception], message: str, process: int | None) -> None:
+def test_one_process_that_differs_fails_the_save(
+    other: SaveReport, kind: type[Exception], message: str, process: int | None
+) -> None:
     """It is named, with what was expected and found."""
     check_save_reports([report(0), report(1)], KEY, range(2))
     with pytest.raises(kind) as caught:
@@ -50,7 +90,9 @@ def test_only_those_who_write_are_needed() -> None:
     """A process that has no share may fail or be missing; one that has a share may not."""
     check_save_reports([report(0), report(1, error="OSError: full", kind="OSError")], KEY, {0})
     check_save_reports([report(0)], KEY, {0})
-    with pytest.raises(SaveFailed, match="there is no report of process 2, which has a share in it"):
+    with pytest.raises(
+        SaveFailed, match="there is no report of process 2, which has a share in it"
+    ):
         check_save_reports([report(0), report(1)], KEY, {0, 2})
 
 
@@ -66,10 +108,18 @@ def test_only_those_who_write_are_needed() -> None:
         (CheckpointError("else"), CheckpointError, None),
     ],
 )
-def test_what_the_primary_sends_is_what_the_others_raise(error: Exception, kind: type[HoldfastError], process: int | None) -> None:
+def test_what_the_primary_sends_is_what_the_others_raise(
+    error: Exception, kind: type[HoldfastError], process: int | None
+) -> None:
     """Any error becomes one of the tree that names the process, and crosses the wire with its facts."""
-    sent = SaveResult.from_bytes(SaveResult(KEY, failure_of(error, 100, 0), deletable=True).to_bytes())
-    assert type(sent.error) is kind and getattr(sent.error, "process", None) == process and sent.deletable
+    sent = SaveResult.from_bytes(
+        SaveResult(KEY, failure_of(error, 100, 0), deletable=True).to_bytes()
+    )
+    assert (
+        type(sent.error) is kind
+        and getattr(sent.error, "process", None) == process
+        and sent.deletable
+    )
     assert str(error) in str(sent.error)
 
 
@@ -83,7 +133,11 @@ GATHERED = [p.Prepared(ITEMS), p.Gathered([report(0), report(1)])]
 READY = [*GATHERED, p.Built(b"{}"), p.Parsed()]
 FAILED = p.Failed(OSError(5, "no"))
 UNCLEAR = p.Unclear(OSError(110, "timed out"))
-OURS, HALF, OTHERS = p.RecordFound(KEY.save_id), p.RecordFound(KEY.save_id, durable=False), p.RecordFound("ffffffff00000001")
+OURS, HALF, OTHERS = (
+    p.RecordFound(KEY.save_id),
+    p.RecordFound(KEY.save_id, durable=False),
+    p.RecordFound("ffffffff00000001"),
+)
 BLIND = [p.RecordUnreadable()] * p.READ_TRIES
 
 
@@ -118,7 +172,9 @@ def run(saving: Saving, events: Sequence[Event]) -> tuple[SaveResult, list[str]]
         ([*READY, UNCLEAR, *BLIND[1:], OURS], None, False),
     ],
 )
-def test_each_end_of_the_primary(events: Sequence[Event], kind: type[Exception] | None, deletable: bool) -> None:
+def test_each_end_of_the_primary(
+    events: Sequence[Event], kind: type[Exception] | None, deletable: bool
+) -> None:
     """What is said, and whether packs may go; the others are told each time, and the keep policy is asked only after a commit."""
     result, effects = run(lead(KEY, range(2)), events)
     assert (type(result.error) if result.error else None) is kind and result.deletable == deletable
@@ -133,18 +189,42 @@ TOLD = SaveResult(KEY, superfluous=(90,))
     ("events", "kind", "deletable"),
     [
         ([p.Prepared(ITEMS), p.Sent(), p.Heard(TOLD)], None, False),
-        ([p.Prepared(ITEMS), FAILED, p.Heard(SaveResult(KEY, SaveFailed("no"), deletable=True))], SaveFailed, True),
+        (
+            [p.Prepared(ITEMS), FAILED, p.Heard(SaveResult(KEY, SaveFailed("no"), deletable=True))],
+            SaveFailed,
+            True,
+        ),
         ([p.Prepared(ITEMS), p.Sent(), FAILED, OURS], None, False),
         ([p.Prepared(ITEMS), p.Sent(), FAILED, HALF], CommitUnknown, False),
         ([p.Prepared(ITEMS), p.Sent(), FAILED, p.RecordAbsent()], CommitUnknown, False),
         ([p.Prepared(ITEMS), p.Sent(), FAILED, OTHERS], CommitUnknown, False),
         ([p.Prepared(ITEMS), p.Sent(), FAILED, *BLIND], CommitUnknown, False),
-        ([p.Prepared(ITEMS), p.Sent(), p.Heard(SaveResult(SaveKey("", 2, 90), SaveFailed("no"), True)), OURS], None, False),
-        ([p.Prepared(ITEMS), p.Sent(), p.Heard(SaveResult(SaveKey("", 2, 90))), p.RecordAbsent()], CommitUnknown, False),
+        (
+            [
+                p.Prepared(ITEMS),
+                p.Sent(),
+                p.Heard(SaveResult(SaveKey("", 2, 90), SaveFailed("no"), True)),
+                OURS,
+            ],
+            None,
+            False,
+        ),
+        (
+            [
+                p.Prepared(ITEMS),
+                p.Sent(),
+                p.Heard(SaveResult(SaveKey("", 2, 90))),
+                p.RecordAbsent(),
+            ],
+            CommitUnknown,
+            False,
+        ),
         ([FAILED, FAILED, FAILED], SaveFailed, True),
     ],
 )
-def test_each_end_of_the_others(events: Sequence[Event], kind: type[Exception] | None, deletable: bool) -> None:
+def test_each_end_of_the_others(
+    events: Sequence[Event], kind: type[Exception] | None, deletable: bool
+) -> None:
     """They believe what is of this save, read the record where nothing is, and know by themselves that it failed where they failed."""
     result, _ = run(follow(KEY, 1, range(2)), events)
     assert (type(result.error) if result.error else None) is kind and result.deletable == deletable
@@ -161,9 +241,15 @@ def test_processes_that_know_other_steps_are_told_all() -> None:
     """The primary is asked for its list where a report's CRC of steps differs from its own, and only there."""
     for steps, asked in ((7, False), (8, True)):
         saving = lead(KEY, range(2))
-        events: list[Event] = [None, p.Prepared(ITEMS, 7), p.Gathered([SaveReport(0, KEY, ITEMS, 7), SaveReport(1, KEY, ITEMS, steps)])]
+        events: list[Event] = [
+            None,
+            p.Prepared(ITEMS, 7),
+            p.Gathered([SaveReport(0, KEY, ITEMS, 7), SaveReport(1, KEY, ITEMS, steps)]),
+        ]
         for event in [*events, p.Built(b"{}"), p.Parsed()]:
             saving.send(event)
         assert saving.send(p.Committed()) == p.DecideSuperfluous(asked)
         told = saving.send(p.Superfluous((1,), (1, 90) if asked else None))
-        assert isinstance(told, p.Tell) and told.result == SaveResult(KEY, superfluous=(1,), steps=(1, 90) if asked else None)
+        assert isinstance(told, p.Tell) and told.result == SaveResult(
+            KEY, superfluous=(1,), steps=(1, 90) if asked else None
+        )

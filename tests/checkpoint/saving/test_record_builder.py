@@ -29,27 +29,47 @@ def plan_of_two() -> Plan:
 def reports_of(plan: Plan) -> list[ItemReport]:
     values = [(encode_value(7), encode_value("net")), (encode_value(8),)]
     return [
-        ItemReport(rank, plan.hash, (FileReport(pack_name(rank, 0, SAVE_ID), 100, 84, rank),), (0, 5), values[rank]) for rank in range(2)
+        ItemReport(
+            rank,
+            plan.hash,
+            (FileReport(pack_name(rank, 0, SAVE_ID), 100, 84, rank),),
+            (0, 5),
+            values[rank],
+        )
+        for rank in range(2)
     ]
 
 
 def built(plan: Plan, **more: object) -> bytes:
     reports = reports_of(plan)
-    note = [ItemReport(rank, "", (FileReport(f"0000{rank}-j-{SAVE_ID}.json", 2, 0, 9),)) for rank in range(2)]
+    note = [
+        ItemReport(rank, "", (FileReport(f"0000{rank}-j-{SAVE_ID}.json", 2, 0, 9),))
+        for rank in range(2)
+    ]
     options = {"writer": SAVE_ID, "processes": 2, "started_s": 1.0, "finished_s": 2.5} | more
     return build_record(10, {"state": (plan, reports), "note": (None, note)}, **options)  # type: ignore[arg-type]
 
 
 def test_it_reads_back_as_what_was_planned_and_reported() -> None:
     """Leaves with their chunks' files, shared values once, values of each process in rank order, files by name, times, metrics."""
-    record: Record = parse_record(built(plan_of_two(), metrics={"loss": 0.5}, metadata={"run": [1]}), "p")
-    assert (record.step, record.writer_id, record.processes, record.started_s, record.finished_s) == (10, SAVE_ID, 2, 1.0, 2.5)
+    record: Record = parse_record(
+        built(plan_of_two(), metrics={"loss": 0.5}, metadata={"run": [1]}), "p"
+    )
+    assert (
+        record.step,
+        record.writer_id,
+        record.processes,
+        record.started_s,
+        record.finished_s,
+    ) == (10, SAVE_ID, 2, 1.0, 2.5)
     assert record.metrics == {"loss": 0.5} and record.metadata == {"run": [1]}
     state = record.items["state"]
     mine, name, w = state.leaves
     assert mine.per_process and mine.value == (7, 8) and name.value == "net"
     assert w.shape == (4, 2) and w.files is not None and w.files.tolist() == [0, 1]
-    assert [file.name for file in state.files] == [f"state/{pack_name(rank, 0, SAVE_ID)}" for rank in range(2)]
+    assert [file.name for file in state.files] == [
+        f"state/{pack_name(rank, 0, SAVE_ID)}" for rank in range(2)
+    ]
     assert record.items["note"].kind == "json" and len(record.items["note"].files) == 2
 
 
@@ -64,10 +84,27 @@ def test_what_the_plan_says_is_written_once() -> None:
 def test_leaves_with_equal_chunks_share_their_runs() -> None:
     """A thousand leaves that lie alike say so once: the record grows by their paths alone."""
     rows = ShardPlacement((2,), np.array([[0], [1]]), np.array([[0], [-1]]))
-    plan = make_plan({}, [Leaf(f"layer{i}", "array", "float32", (4,), 4, rows, {"other": "rows"}) for i in range(1000)], 0, 2)
-    files = [ItemReport(rank, plan.hash, (FileReport(pack_name(rank, 0, SAVE_ID), 1, 1, 1),)) for rank in range(2)]
-    item = json.loads(build_record(1, {"state": (plan, files)}, writer="w", processes=2, started_s=0, finished_s=0))["items"]["state"]
-    assert len(item["cells"]) == len(item["shardings"]) == 1 and {leaf["cells"] for leaf in item["leaves"]} == {0}
+    plan = make_plan(
+        {},
+        [
+            Leaf(f"layer{i}", "array", "float32", (4,), 4, rows, {"other": "rows"})
+            for i in range(1000)
+        ],
+        0,
+        2,
+    )
+    files = [
+        ItemReport(rank, plan.hash, (FileReport(pack_name(rank, 0, SAVE_ID), 1, 1, 1),))
+        for rank in range(2)
+    ]
+    item = json.loads(
+        build_record(
+            1, {"state": (plan, files)}, writer="w", processes=2, started_s=0, finished_s=0
+        )
+    )["items"]["state"]
+    assert len(item["cells"]) == len(item["shardings"]) == 1 and {
+        leaf["cells"] for leaf in item["leaves"]
+    } == {0}
 
 
 def test_what_is_no_json_is_refused() -> None:
@@ -80,4 +117,11 @@ def test_a_file_that_nobody_reported_is_a_defect() -> None:
     """Fewer files than were planned never become a record."""
     plan = plan_of_two()
     with pytest.raises(AssertionError, match="item state: 1 files were reported, 2 planned"):
-        build_record(1, {"state": (plan, reports_of(plan)[:1])}, writer="w", processes=1, started_s=0, finished_s=0)
+        build_record(
+            1,
+            {"state": (plan, reports_of(plan)[:1])},
+            writer="w",
+            processes=1,
+            started_s=0,
+            finished_s=0,
+        )

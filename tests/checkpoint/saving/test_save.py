@@ -9,7 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointManager, CommitUnknown, KeepLast, Options, SaveFailed, StepExists, UnsupportedLeaf
+from holdfast.checkpoint import (
+    CheckpointManager,
+    CommitUnknown,
+    KeepLast,
+    Options,
+    SaveFailed,
+    StepExists,
+    UnsupportedLeaf,
+)
 from holdfast.checkpoint.format.files import list_steps
 from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.options import Statistics
@@ -26,20 +34,35 @@ from holdfast.multihost import Group, Solo
 from tests.support.checkpointing import at_once, groups
 
 
-def made(root: Path, group: Group | None = None, writer: Writer | None = None, **options: float) -> SaveContext:
+def made(
+    root: Path, group: Group | None = None, writer: Writer | None = None, **options: float
+) -> SaveContext:
     """Returns the context of a manager that keeps two steps; the claim is the primary's to take."""
-    storage, worker, statistics, group = LocalStorage(root), BackgroundWorker(), Statistics(), group or Solo()
+    storage, worker, statistics, group = (
+        LocalStorage(root),
+        BackgroundWorker(),
+        Statistics(),
+        group or Solo(),
+    )
     claims, writer = LocalClaims(storage), writer or this_writer()
     if group.index == 0:
         claims.take(writer)
-    index = StepIndex(storage, KeepLast(2), list_steps(storage), worker, statistics, deletes=group.index == 0)
-    return SaveContext(storage, group, claims, writer, Options(**options), index, worker, statistics)  # type: ignore[arg-type]
+    index = StepIndex(
+        storage, KeepLast(2), list_steps(storage), worker, statistics, deletes=group.index == 0
+    )
+    return SaveContext(
+        storage, group, claims, writer, Options(**options), index, worker, statistics
+    )  # type: ignore[arg-type]
 
 
-def staged(context: SaveContext, step: int, counter: int = 1, *, overwrite: bool = False, value: int = 0) -> SaveRequest:
+def staged(
+    context: SaveContext, step: int, counter: int = 1, *, overwrite: bool = False, value: int = 0
+) -> SaveRequest:
     request = SaveRequest(counter, step, f"{context.writer.id}{counter:08x}", overwrite, str(step))
     tree = {"w": np.arange(1000) + value, "step": step}
-    return SaveStager(context.storage, context.group, context.options).stage(request, {"state": tree}, {"loss": 1.0}, None)
+    return SaveStager(context.storage, context.group, context.options).stage(
+        request, {"state": tree}, {"loss": 1.0}, None
+    )
 
 
 @pytest.fixture
@@ -54,7 +77,10 @@ def test_all_is_up_to_date_when_it_returns(context: SaveContext) -> None:
     """The step is listed with its metrics, the superfluous one is not, and the statistics count them."""
     for counter, step in enumerate((1, 2, 3), 1):
         result = run_save(staged(context, step, counter), context)
-        assert result == SaveResult(result.key, superfluous=(1,) if step == 3 else ()) and result.key.step == step
+        assert (
+            result == SaveResult(result.key, superfluous=(1,) if step == 3 else ())
+            and result.key.step == step
+        )
         assert step in context.index
     assert context.index.steps() == list_steps(context.storage) == [2, 3]
     assert read_record(context.storage, "3").metrics == {"loss": 1.0}
@@ -69,10 +95,15 @@ def test_a_step_that_another_writer_saved_meanwhile(context: SaveContext, tmp_pa
         other.save(1, {"w": np.zeros(3)})
     before = sorted(tmp_path.glob("1/**/*"))
     result = run_save(staged(context, 1), context)
-    assert isinstance(result.error, StepExists) and "saved by another writer meanwhile; nothing was changed" in str(result.error)
+    assert isinstance(
+        result.error, StepExists
+    ) and "saved by another writer meanwhile; nothing was changed" in str(result.error)
     assert sorted(tmp_path.glob("1/**/*")) == before and 1 not in context.index
     assert run_save(staged(context, 1, 2, overwrite=True), context).error is None
-    assert len([*tmp_path.glob("1/state/*")]) == 1 and read_record(context.storage, "1").writer_id == f"{context.writer.id}00000002"
+    assert (
+        len([*tmp_path.glob("1/state/*")]) == 1
+        and read_record(context.storage, "1").writer_id == f"{context.writer.id}00000002"
+    )
 
 
 def test_a_writer_whose_claim_is_gone(context: SaveContext, tmp_path: Path) -> None:
@@ -85,9 +116,18 @@ def test_a_writer_whose_claim_is_gone(context: SaveContext, tmp_path: Path) -> N
 def test_a_process_that_is_broken_says_why(context: SaveContext, tmp_path: Path) -> None:
     """A request that cannot be saved fails with its cause, and is counted."""
     broken = UnsupportedLeaf("the leaf 'f' is a function", leaf="f")
-    result = run_save(SaveRequest(1, 1, f"{context.writer.id}00000001", folder="1", broken=broken), context)
-    assert isinstance(result.error, SaveFailed) and result.error.__cause__ is broken and not (tmp_path / "1").exists()
-    assert str(result.error) == "step 1 was not saved: process 0 failed: UnsupportedLeaf: the leaf 'f' is a function"
+    result = run_save(
+        SaveRequest(1, 1, f"{context.writer.id}00000001", folder="1", broken=broken), context
+    )
+    assert (
+        isinstance(result.error, SaveFailed)
+        and result.error.__cause__ is broken
+        and not (tmp_path / "1").exists()
+    )
+    assert (
+        str(result.error)
+        == "step 1 was not saved: process 0 failed: UnsupportedLeaf: the leaf 'f' is a function"
+    )
     assert context.statistics.to_dict()["saves_failed"] == 1
 
 
@@ -126,14 +166,19 @@ def test_too_little_space_is_reported_before_a_byte_is_written(tmp_path: Path) -
         spare, save.SPARE_BYTES = save.SPARE_BYTES, 1 << 60
         try:
             manager.save(2, {"w": np.zeros(100)})
-            with pytest.raises(SaveFailed, match=r"step 2 needs 1,152,921,504,606,\d{3},\d{3} bytes, [\d,]+ are free"):
+            with pytest.raises(
+                SaveFailed,
+                match=r"step 2 needs 1,152,921,504,606,\d{3},\d{3} bytes, [\d,]+ are free",
+            ):
                 manager.wait_until_finished()
         finally:
             save.SPARE_BYTES = spare
     assert [path.name for path in sorted(tmp_path.iterdir())] == [".holdfast", "1"]
 
 
-def test_files_that_cannot_be_deleted_yet_are_deleted_later(context: SaveContext, tmp_path: Path) -> None:
+def test_files_that_cannot_be_deleted_yet_are_deleted_later(
+    context: SaveContext, tmp_path: Path
+) -> None:
     """What a failed save could not delete goes with the next job of the background worker."""
 
     class StuckStorage(LocalStorage):
@@ -155,7 +200,9 @@ def test_files_that_cannot_be_deleted_yet_are_deleted_later(context: SaveContext
     assert stuck.worker.wait(60) and not (tmp_path / "1").exists()
 
 
-def test_who_receives_no_result_reads_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_receives_no_result_reads_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process whose primary is silent after the reports knows the step by its record; without one it cannot know."""
     monkeypatch.setattr(commit, "RESULT_WAIT_S", 0.1)
     with groups(2) as both:
@@ -168,18 +215,29 @@ def test_who_receives_no_result_reads_the_record(tmp_path: Path, monkeypatch: py
             target = primary.target(request)
             part = commit._Part(target, save.SnapshotWork(request, target, primary.options))
             protocol.drive(
-                protocol.lead(request.key, range(2)), lambda effect: None if isinstance(effect, protocol.Tell) else part.perform(effect)
+                protocol.lead(request.key, range(2)),
+                lambda effect: None if isinstance(effect, protocol.Tell) else part.perform(effect),
             )
 
-        _, result = at_once([lambda: lead_without_a_result(1), lambda: run_save(staged(follower, 1, 1), follower)])
+        _, result = at_once(
+            [lambda: lead_without_a_result(1), lambda: run_save(staged(follower, 1, 1), follower)]
+        )
         assert result is not None and result.error is None and 1 in follower.index
 
         def be_silent() -> None:
-            both[0].gather(f"{primary.target(staged(primary, 2, 2)).messages}/report", b"", timeout_s=60)
+            both[0].gather(
+                f"{primary.target(staged(primary, 2, 2)).messages}/report", b"", timeout_s=60
+            )
 
         _, result = at_once([be_silent, lambda: run_save(staged(follower, 2, 2), follower)])
-        assert result is not None and isinstance(result.error, CommitUnknown) and not result.deletable
-        assert str(result.error).startswith("whether step 2 was saved is not known: process 1 was not told how it ended: ")
-        assert len([*tmp_path.glob("2/state/00001-*")]) == len(staged(follower, 2, 2).trees["state"][0].own)
+        assert (
+            result is not None and isinstance(result.error, CommitUnknown) and not result.deletable
+        )
+        assert str(result.error).startswith(
+            "whether step 2 was saved is not known: process 1 was not told how it ended: "
+        )
+        assert len([*tmp_path.glob("2/state/00001-*")]) == len(
+            staged(follower, 2, 2).trees["state"][0].own
+        )
     primary.claims.fence(writer.id)
     shutil.rmtree(tmp_path)

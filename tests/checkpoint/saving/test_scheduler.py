@@ -9,7 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import AnyOf, CheckpointManager, EveryNSeconds, EveryNSteps, FirstSave, OnPreemption, Options, Progress
+from holdfast.checkpoint import (
+    AnyOf,
+    CheckpointManager,
+    EveryNSeconds,
+    EveryNSteps,
+    FirstSave,
+    OnPreemption,
+    Options,
+    Progress,
+)
 from holdfast.checkpoint.saving import scheduler as scheduler_module
 from holdfast.checkpoint.saving.scheduler import SaveScheduler
 from holdfast.multihost import Solo
@@ -29,7 +38,10 @@ def test_alone_the_policy_and_the_clock_decide(monkeypatch: pytest.MonkeyPatch) 
     """Without a policy every step is saved; with one its reason is the answer; seconds count from the last save's start."""
     clock = Clock()
     monkeypatch.setattr(scheduler_module, "time", clock)
-    assert SaveScheduler(None, Solo(), "s", skips=False).reason(7, busy=True) == "there is no save policy: every call saves"
+    assert (
+        SaveScheduler(None, Solo(), "s", skips=False).reason(7, busy=True)
+        == "there is no save policy: every call saves"
+    )
     by_step = SaveScheduler(EveryNSteps(5), Solo(), "s", skips=False)
     assert [step for step in range(11) if by_step.reason(step, busy=True)] == [0, 5, 10]
     by_clock = SaveScheduler(EveryNSeconds(60), Solo(), "s", skips=False)
@@ -44,22 +56,33 @@ def test_alone_the_policy_and_the_clock_decide(monkeypatch: pytest.MonkeyPatch) 
 def test_a_step_of_an_earlier_manager_is_the_last(tmp_path: Path) -> None:
     """The first save is wanted in an empty root alone, whoever saved there before."""
     for wanted in (True, False):
-        with CheckpointManager(tmp_path, save_policy=AnyOf(FirstSave(), EveryNSteps(100))) as manager:
-            assert [step for step in (3, 4) if manager.save(step + wanted, {"x": step})] == ([3] if wanted else [])
+        with CheckpointManager(
+            tmp_path, save_policy=AnyOf(FirstSave(), EveryNSteps(100))
+        ) as manager:
+            assert [step for step in (3, 4) if manager.save(step + wanted, {"x": step})] == (
+                [3] if wanted else []
+            )
 
 
 def test_a_save_in_flight_is_a_reason_not_to_save() -> None:
     """With on_busy="skip" no step is due while a save is in flight, and the next one is after it."""
     scheduler = SaveScheduler(EveryNSteps(1), Solo(), "s", skips=True)
-    assert scheduler.reason(1, busy=True) == "" and scheduler.reason(2, busy=False) == "step 2 is a multiple of 1"
+    assert (
+        scheduler.reason(1, busy=True) == ""
+        and scheduler.reason(2, busy=False) == "step 2 is a multiple of 1"
+    )
 
 
-def test_the_preemption_notice_is_asked_for_where_it_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_preemption_notice_is_asked_for_where_it_matters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A notice makes its step due, until it is saved: with OnPreemption, or once the caller has asked about preemption itself."""
     monkeypatch.setattr(scheduler_module, "reached_preemption", lambda step: step == 9)
     for policy in (OnPreemption(), EveryNSteps(1000)):
         scheduler = SaveScheduler(policy, Solo(), "s", skips=False)
-        assert scheduler.reason(9, busy=False) == ("the job is preempted" if isinstance(policy, OnPreemption) else "")
+        assert scheduler.reason(9, busy=False) == (
+            "the job is preempted" if isinstance(policy, OnPreemption) else ""
+        )
         assert scheduler.preempted(9) and not scheduler.preempted(8)
         assert scheduler.reason(9, busy=False) == "the job is preempted"
         scheduler.started(9)

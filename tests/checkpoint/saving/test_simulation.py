@@ -11,7 +11,14 @@ import pytest
 
 from holdfast.checkpoint import SaveFailed
 from holdfast.checkpoint.saving import protocol
-from holdfast.checkpoint.saving.protocol import Found, RecordAbsent, RecordFound, RecordUnreadable, SaveKey, SaveResult
+from holdfast.checkpoint.saving.protocol import (
+    Found,
+    RecordAbsent,
+    RecordFound,
+    RecordUnreadable,
+    SaveKey,
+    SaveResult,
+)
 from tests.support.simulated_saves import SaveSimulation, Violation
 
 SEEDS_AN_ITEM = 500
@@ -35,7 +42,9 @@ def test_the_invariants_hold_in_ten_thousand_seeds(item: int) -> None:
 def test_a_seed_replays_exactly() -> None:
     """The same seed gives the same trace, another seed another one."""
     seed = int(os.environ.get("SIMULATION_SEED", "7"))
-    assert SaveSimulation(seed).run() == SaveSimulation(seed).run() != SaveSimulation(seed + 1).run()
+    assert (
+        SaveSimulation(seed).run() == SaveSimulation(seed).run() != SaveSimulation(seed + 1).run()
+    )
 
 
 def test_everything_really_happens() -> None:
@@ -50,7 +59,16 @@ def test_everything_really_happens() -> None:
             ": Fenced, deletes",
             ": CommitUnknown, keeps",
         ),
-        *(": Unclear", ": Refused", ": Committed", "lands", "dies", "swept", "rival commits", "is deleted"),
+        *(
+            ": Unclear",
+            ": Refused",
+            ": Committed",
+            "lands",
+            "dies",
+            "swept",
+            "rival commits",
+            "is deleted",
+        ),
         *("off, in time", "off, too late"),
     ):
         assert event in lines, event
@@ -72,7 +90,10 @@ def _settles(kind: type[Found]) -> dict[str, Any]:
 
 def _durable(rule: Callable[..., SaveResult]) -> Callable[..., SaveResult]:
     def careless(key: SaveKey, first: Any, second: Any) -> SaveResult:
-        first, second = (replace(each, durable=True) if isinstance(each, RecordFound) else each for each in (first, second))
+        first, second = (
+            replace(each, durable=True) if isinstance(each, RecordFound) else each
+            for each in (first, second)
+        )
         return rule(key, first, second)
 
     return careless
@@ -84,18 +105,34 @@ MUTATIONS: dict[str, tuple[dict[str, Any], dict[str, bool]]] = {
     "another's record means that ours never will be": (_settles(RecordFound), {}),
     "an unclear answer is a refusal": ({"settle": lambda key, answer, found: _failed(key)}, {}),
     "what is there is durable": ({"settle": _durable(REAL_SETTLE)}, {}),
-    "whose record it is does not matter": ({"is_ours": lambda found, key: isinstance(found, RecordFound)}, {}),
+    "whose record it is does not matter": (
+        {"is_ours": lambda found, key: isinstance(found, RecordFound)},
+        {},
+    ),
     "messages of another save are believed": ({"fits": lambda found, key: True}, {}),
     "who hears nothing has failed": ({"unheard": lambda key, found, why: _failed(key)}, {}),
     "who hears nothing and finds no record has failed": (
-        {"unheard": lambda key, found, why: _failed(key) if isinstance(found, RecordAbsent) else REAL_UNHEARD(key, found, why)},
+        {
+            "unheard": lambda key, found, why: (
+                _failed(key) if isinstance(found, RecordAbsent) else REAL_UNHEARD(key, found, why)
+            )
+        },
         {},
     ),
     "who hears nothing and cannot read has failed": (
-        {"unheard": lambda key, found, why: _failed(key) if isinstance(found, RecordUnreadable) else REAL_UNHEARD(key, found, why)},
+        {
+            "unheard": lambda key, found, why: (
+                _failed(key)
+                if isinstance(found, RecordUnreadable)
+                else REAL_UNHEARD(key, found, why)
+            )
+        },
         {},
     ),
-    "a failure of one without a share is everybody's": ({"knows_failure": lambda report, writers: bool(report.error)}, {}),
+    "a failure of one without a share is everybody's": (
+        {"knows_failure": lambda report, writers: bool(report.error)},
+        {},
+    ),
     "reports are not looked at": ({"check_save_reports": lambda reports, key, writers: None}, {}),
     "the record is not parsed before the commit": ({}, {"parses": False}),
     "a save that failed is not counted": ({}, {"counts_failures": False}),

@@ -18,13 +18,25 @@ from holdfast.checkpoint.restoring.restore import restore_item
 from holdfast.checkpoint.saving.pack_writer import write_snapshot
 from holdfast.checkpoint.saving.planner import Planner
 from holdfast.checkpoint.saving.record_builder import build_record
-from holdfast.checkpoint.saving.snapshot import Snapshot, default_host_limit_bytes, host_memory_kind, take_snapshot
+from holdfast.checkpoint.saving.snapshot import (
+    Snapshot,
+    default_host_limit_bytes,
+    host_memory_kind,
+    take_snapshot,
+)
 from holdfast.checkpoint.storage.local import LocalStorage
 
 
 def commit(snapshot: Snapshot, storage: LocalStorage) -> None:
     report = write_snapshot(snapshot, storage, "", "state", "ab12cd34")
-    record = build_record(0, {"state": (snapshot.plan, [report])}, writer="ab12cd34", processes=1, started_s=0.0, finished_s=0.0)
+    record = build_record(
+        0,
+        {"state": (snapshot.plan, [report])},
+        writer="ab12cd34",
+        processes=1,
+        started_s=0.0,
+        finished_s=0.0,
+    )
     (Path(storage.root) / ".holdfast/ab12cd34").mkdir(parents=True)
     storage.commit("checkpoint.json", record, ".holdfast/ab12cd34")
 
@@ -32,7 +44,11 @@ def commit(snapshot: Snapshot, storage: LocalStorage) -> None:
 @pytest.mark.parametrize("views", [None, False])
 def test_donation_and_overwriting_do_not_disturb_it(tmp_path: Path, views: bool | None) -> None:
     """Arrays donated, and numpy leaves overwritten, right after the snapshot are saved as they were."""
-    tree = {"device": jnp.arange(1 << 16, dtype=jnp.float32), "host": np.arange(1000), "key": jax.random.key(2)}
+    tree = {
+        "device": jnp.arange(1 << 16, dtype=jnp.float32),
+        "host": np.arange(1000),
+        "key": jax.random.key(2),
+    }
     planner, storage = Planner(), LocalStorage(tmp_path)
     snapshot = take_snapshot(planner.plan(tree), tree, views=views)
     assert snapshot.wait(0)
@@ -75,7 +91,9 @@ def test_a_snapshot_that_is_not_written_lets_go() -> None:
     assert snapshot.wait(0)
 
 
-def test_where_the_host_has_no_room_for_all_the_rest_waits_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_host_has_no_room_for_all_the_rest_waits_on_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A pool that ends in the middle: what fitted is on its way, the rest is copied when its turn comes, and every value is right."""
     tree = {f"w{i}": jnp.full(1000, i) for i in range(6)}
     real, room = jax.device_put, [3]
@@ -125,10 +143,18 @@ class Device:
 def test_where_devices_stage_their_arrays() -> None:
     """GPUs in pinned memory, 0.8 of XLA's pool of it; TPUs in ordinary memory, where they have it; others nowhere."""
     assert host_memory_kind(Device("gpu", "device", "pinned_host")) == "pinned_host"
-    assert host_memory_kind(Device("tpu", "device", "pinned_host", "unpinned_host")) == "unpinned_host"
+    assert (
+        host_memory_kind(Device("tpu", "device", "pinned_host", "unpinned_host")) == "unpinned_host"
+    )
     assert host_memory_kind(Device("tpu", "device", "pinned_host")) == "pinned_host"
     assert host_memory_kind(Device("METAL", "device")) is None
     gpu: Any = Device("gpu")
     assert default_host_limit_bytes([gpu], {}) == 0.8 * (64 << 30)
-    assert default_host_limit_bytes([gpu], {"XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "10"}) == 0.8 * (10 << 30)
-    assert default_host_limit_bytes([cast(Any, Device("tpu"))], {}) == default_host_limit_bytes([], {}) == math.inf
+    assert default_host_limit_bytes([gpu], {"XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "10"}) == 0.8 * (
+        10 << 30
+    )
+    assert (
+        default_host_limit_bytes([cast(Any, Device("tpu"))], {})
+        == default_host_limit_bytes([], {})
+        == math.inf
+    )

@@ -26,23 +26,41 @@ class Reader:
 
 @pytest.fixture
 def save_stager() -> SaveStager:
-    return SaveStager(ObjectStorage("memory://staging"), Solo(), Options(per_process=lambda path: path == "mine"))
+    return SaveStager(
+        ObjectStorage("memory://staging"), Solo(), Options(per_process=lambda path: path == "mine")
+    )
 
 
 def test_items_are_told_apart(save_stager: SaveStager) -> None:
     """Trees are planned, JSON and the states of iterators are values, metrics are floats; the request itself is left as it was."""
     asked = SaveRequest(3, 10, "0a0b0c0d00000003", overwrite=True)
-    items = {"state": {"w": jnp.zeros(4), "mine": np.arange(2)}, "config": Json([1, None]), "data": Reader()}
+    items = {
+        "state": {"w": jnp.zeros(4), "mine": np.arange(2)},
+        "config": Json([1, None]),
+        "data": Reader(),
+    }
     staged = save_stager.stage(asked, items, {"loss": np.float32(0.5)}, {"run": "a"})
     assert (
         set(staged.trees) == {"state"}
         and staged.values["config"] == JsonValue(b"[1,null]", per_process=False)
         and set(staged.values) == {"config", "data"}
     )
-    assert staged.metrics == {"loss": 0.5} and type(staged.metrics["loss"]) is float and staged.metadata == {"run": "a"}
+    assert (
+        staged.metrics == {"loss": 0.5}
+        and type(staged.metrics["loss"]) is float
+        and staged.metadata == {"run": "a"}
+    )
     assert staged.total_bytes == staged.own_bytes == 16 + 16
-    assert (staged.counter, staged.step, staged.save_id, staged.overwrite) == (3, 10, "0a0b0c0d00000003", True)
-    assert (staged.began, staged.started_s) == (asked.began, asked.started_s) and asked.trees == {} == asked.values
+    assert (staged.counter, staged.step, staged.save_id, staged.overwrite) == (
+        3,
+        10,
+        "0a0b0c0d00000003",
+        True,
+    )
+    assert (staged.began, staged.started_s) == (
+        asked.began,
+        asked.started_s,
+    ) and asked.trees == {} == asked.values
     assert [leaf.per_process for leaf in staged.trees["state"][0].leaves] == [True, False]
 
 
@@ -57,7 +75,10 @@ def test_each_item_keeps_its_plans(save_stager: SaveStager) -> None:
 
 @pytest.mark.parametrize(
     ("items", "metrics", "kind"),
-    [({"a": {"w": np.zeros(4)}, "b": {"f": object()}}, None, UnsupportedLeaf), ({"a": {"w": np.zeros(4)}}, {"loss": "low"}, ValueError)],
+    [
+        ({"a": {"w": np.zeros(4)}, "b": {"f": object()}}, None, UnsupportedLeaf),
+        ({"a": {"w": np.zeros(4)}}, {"loss": "low"}, ValueError),
+    ],
 )
 def test_what_fails_holds_nothing(
     save_stager: SaveStager,

@@ -16,7 +16,14 @@ import pytest
 
 from holdfast.checkpoint import CheckpointError, CheckpointManager, Options
 from holdfast.checkpoint.steps import claims as claims_module
-from holdfast.checkpoint.steps.claims import LocalClaims, Writer, locks_are_local, may_fence, parse_writer, this_writer
+from holdfast.checkpoint.steps.claims import (
+    LocalClaims,
+    Writer,
+    locks_are_local,
+    may_fence,
+    parse_writer,
+    this_writer,
+)
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.coordination import Fenced
 
@@ -40,7 +47,12 @@ signal.pause()
 @pytest.mark.parametrize(
     ("other", "me", "dead", "reason"),
     [
-        (Writer("a", "j", 1, "h", 7), Writer("b", "j", 2), False, "writer a is attempt 1 of job 'j', which is now at attempt 2"),
+        (
+            Writer("a", "j", 1, "h", 7),
+            Writer("b", "j", 2),
+            False,
+            "writer a is attempt 1 of job 'j', which is now at attempt 2",
+        ),
         (Writer("a", "j", 1, "h", 7), Writer("b", "k", 2), False, ""),
         (Writer("a", "", 1, "h", 7), Writer("b", "", 2), False, ""),
         (Writer("a", "j", 2, "h", 7), Writer("b", "j", 2), False, ""),
@@ -54,7 +66,9 @@ def test_who_may_be_fenced(other: Writer, me: Writer, dead: bool, reason: str) -
 
 def test_a_lower_attempt_must_stop() -> None:
     """A writer that meets a higher attempt of its own job is the one to stop."""
-    with pytest.raises(Fenced, match=r"attempt 3 of job 'j' writes here .*; this is attempt 2: stop"):
+    with pytest.raises(
+        Fenced, match=r"attempt 3 of job 'j' writes here .*; this is attempt 2: stop"
+    ):
         may_fence(Writer("a", "j", 3), Writer("b", "j", 2), dead=False)
 
 
@@ -63,17 +77,23 @@ def test_a_claim_lives_as_long_as_its_process(tmp_path: Path) -> None:
     for kind in ("plain", "fork"):
         root = tmp_path / kind
         with subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(HOLDER), str(root), kind], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", textwrap.dedent(HOLDER), str(root), kind],
+            stdout=subprocess.PIPE,
+            text=True,
         ) as holder:
             assert holder.stdout is not None
             writer_id = holder.stdout.readline().strip()
             claims = LocalClaims(LocalStorage(root))
-            assert claims.standing() == {writer_id} and [dead for _, dead in claims.others("me")] == [False]
+            assert claims.standing() == {writer_id} and [
+                dead for _, dead in claims.others("me")
+            ] == [False]
             child = _children(holder.pid)
             holder.kill()
             holder.wait()
             try:
-                assert [(writer.id, dead) for writer, dead in claims.others("me")] == [(writer_id, True)]
+                assert [(writer.id, dead) for writer, dead in claims.others("me")] == [
+                    (writer_id, True)
+                ]
             finally:
                 for pid in child:
                     os.kill(pid, 9)
@@ -88,7 +108,12 @@ def _children(pid: int) -> list[int]:
 
 def test_a_higher_attempt_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempt 1 of a job fences attempt 0 though it lives; attempt 0 gets Fenced at its commit, and when it opens again."""
-    spec = {"HOLDFAST_JOB_ID": "j", "HOLDFAST_PROCESS_ID": "0", "HOLDFAST_NUM_PROCESSES": "1", "HOLDFAST_COORDINATOR": "127.0.0.1:1"}
+    spec = {
+        "HOLDFAST_JOB_ID": "j",
+        "HOLDFAST_PROCESS_ID": "0",
+        "HOLDFAST_NUM_PROCESSES": "1",
+        "HOLDFAST_COORDINATOR": "127.0.0.1:1",
+    }
     for name, value in spec.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOLDFAST_ATTEMPT", "0")
@@ -111,14 +136,19 @@ def test_a_higher_attempt_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert np.array_equal(second.restore(2)["w"], np.zeros(3))
 
 
-def test_links_that_do_not_hold_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_that_do_not_hold_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where link() is refused, opening for writing fails unless a single writer is promised; then a commit is a rename."""
 
     def refused(source: object, target: object) -> None:
         raise OSError(1, "Operation not permitted")
 
     monkeypatch.setattr(claims_module.os, "link", refused)
-    with pytest.raises(CheckpointError, match=r"link\(\) is refused: Operation not permitted.*Options\(single_writer=True\)"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"link\(\) is refused: Operation not permitted.*Options\(single_writer=True\)",
+    ):
         CheckpointManager(tmp_path)
     assert os.listdir(tmp_path / ".holdfast") == []
     with CheckpointManager(tmp_path, options=Options(single_writer=True)) as manager:
@@ -160,7 +190,9 @@ MOUNTS = """\
         ("/home dirs/me/run", "localflock", "local_lock=posix", False),
     ],
 )
-def test_a_mount_tells_whether_locks_hold_on_one_host(folder: str, lustre: str, nfs: str, local: bool) -> None:
+def test_a_mount_tells_whether_locks_hold_on_one_host(
+    folder: str, lustre: str, nfs: str, local: bool
+) -> None:
     """By the options of the innermost mount above the folder."""
     assert locks_are_local(Path(folder), MOUNTS.format(lustre=lustre, nfs=nfs)) is local
     assert not locks_are_local(Path(folder), "")
@@ -170,14 +202,19 @@ def test_a_free_lock_of_another_host_says_nothing_where_locks_are_local(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its writer is not fenced, and the log says why; a dead one of this host is fenced all the same."""
-    for writer in (Writer("0a0b0c0d", host="elsewhere"), Writer("0a0b0c0e", host=socket.gethostname())):
+    for writer in (
+        Writer("0a0b0c0d", host="elsewhere"),
+        Writer("0a0b0c0e", host=socket.gethostname()),
+    ):
         folder = tmp_path / ".holdfast" / writer.id
         folder.mkdir(parents=True)
         (folder / "lock").touch()
         (folder / "claim.json").write_text(json.dumps(asdict(writer)))
     claims = LocalClaims(LocalStorage(tmp_path))
     assert [dead for _, dead in claims.others("me")] == [True, True]
-    (tmp_path / "mounts").write_text(f"31 22 0:44 / {tmp_path} rw - lustre 10.0.0.1@tcp:/fs rw,localflock\n")
+    (tmp_path / "mounts").write_text(
+        f"31 22 0:44 / {tmp_path} rw - lustre 10.0.0.1@tcp:/fs rw,localflock\n"
+    )
     monkeypatch.setattr(claims_module, "MOUNTINFO", tmp_path / "mounts")
     assert [dead for _, dead in claims.others("me")] == [False, True]
     assert "hold on one host alone" in caplog.text and "sweep --force" in caplog.text

@@ -53,14 +53,18 @@ def test_files_go_with_their_empty_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missed", ["checkpoint.json", ".holdfast"])
-def test_what_is_not_found_once_costs_no_step(missed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_found_once_costs_no_step(
+    missed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client of a shared file system says ENOENT of a record, or of the folder of claims: no pack is deleted for that."""
     root = tmp_path / "root"
     with CheckpointManager(root) as manager:
         manager.save(1, {"x": np.arange(3.0)})
         manager.wait_until_finished()
         if missed == ".holdfast":
-            put(root, f"2/state/00000-00000-{manager._writer.id}00000002.safetensors")  # of a save in flight
+            put(
+                root, f"2/state/00000-00000-{manager._writer.id}00000002.safetensors"
+            )  # of a save in flight
         before = names_in(root)
         real, missing = {name: getattr(os, name) for name in ("open", "listdir")}, [missed]
 
@@ -75,7 +79,9 @@ def test_what_is_not_found_once_costs_no_step(missed: str, tmp_path: Path, monke
             claims.fence(manager._writer.id)  # its packs are suspects then
             claims.forget_fenced()
             before = [name for name in before if not name.startswith(".holdfast")]
-            put(root, "1/state/00000-00000-00c0ffee00000001.safetensors")  # without another's pack beside it the sweep would not look
+            put(
+                root, "1/state/00000-00000-00c0ffee00000001.safetensors"
+            )  # without another's pack beside it the sweep would not look
             before = sorted([*before, "1/state/00000-00000-00c0ffee00000001.safetensors"])
         with monkeypatch.context() as patch:
             for name in real:
@@ -90,10 +96,17 @@ def test_a_sweep_spares_writers_that_stand(tmp_path: Path) -> None:
     storage, writer = LocalStorage(tmp_path), this_writer()
     claims = LocalClaims(storage)
     claims.take(writer)
-    stays, goes = f"5/state/00000-00000-{writer.id}.safetensors", f"5/state/00000-00000-{OTHER}.safetensors"
+    stays, goes = (
+        f"5/state/00000-00000-{writer.id}.safetensors",
+        f"5/state/00000-00000-{OTHER}.safetensors",
+    )
     put(tmp_path, stays, goes)
     (tmp_path / "6" / "state").mkdir(parents=True)
-    assert sweep_files(storage, claims) == [goes] and (tmp_path / stays).exists() and not (tmp_path / "6").exists()
+    assert (
+        sweep_files(storage, claims) == [goes]
+        and (tmp_path / stays).exists()
+        and not (tmp_path / "6").exists()
+    )
     claims.fence(writer.id)
     assert sweep_files(storage, claims) == [stays] and not (tmp_path / "5").exists()
 
@@ -106,7 +119,9 @@ class _Watched(CountingStorage):
         self.looked_at: list[str] = []
         super().__init__(inner, self.bytes_read.append)
 
-    def list(self, folder: str, *, recursive: bool = False, names_only: bool = False) -> list[Entry]:
+    def list(
+        self, folder: str, *, recursive: bool = False, names_only: bool = False
+    ) -> list[Entry]:
         self.looked_at += [] if names_only else [folder]
         return super().list(folder, recursive=recursive, names_only=names_only)
 
@@ -118,7 +133,10 @@ def test_a_sweep_of_whole_steps_reads_no_record_and_looks_at_no_pack(tmp_path: P
             manager.save(step, {"w": np.ones(3)})
     storage = _Watched(LocalStorage(tmp_path))
     claims = LocalClaims(LocalStorage(tmp_path))
-    assert sweep_files(storage, claims) == [] and (storage.bytes_read, storage.looked_at) == ([], [""])
+    assert sweep_files(storage, claims) == [] and (storage.bytes_read, storage.looked_at) == (
+        [],
+        [""],
+    )
     stray = f"3/state/00000-00000-{OTHER}.safetensors"
     put(tmp_path, stray)
     assert sweep_files(storage, claims) == [stray] and len(storage.bytes_read) == 1
@@ -155,13 +173,17 @@ def test_what_a_killed_one_shot_save_left_is_swept(how: str, tmp_path: Path) -> 
         assert len(swept.fenced) == len(swept.files) == 1
     assert len(list((root / "state").iterdir())) == 1
     assert load(root)["w"].shape == ((6,) if how == "save" else (3,))
-    assert [path.name for path in root.iterdir() if path.name == FOLDER] == ([] if how == "save" else [FOLDER])
+    assert [path.name for path in root.iterdir() if path.name == FOLDER] == (
+        [] if how == "save" else [FOLDER]
+    )
 
 
 def test_a_root_that_cannot_be_swept_is_a_typed_error(tmp_path: Path) -> None:
     """The operating system's error becomes a CheckpointError that names the root and says what to do."""
     root = tmp_path / ("x" * 300)
-    with pytest.raises(CheckpointError, match=r"xx cannot be swept: .*File name too long.*sweep again") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"xx cannot be swept: .*File name too long.*sweep again"
+    ) as caught:
         sweep(root)
     assert caught.value.path == str(root)
 
@@ -172,7 +194,10 @@ def test_only_whom_one_may_fence_is_fenced(tmp_path: Path) -> None:
     claims = LocalClaims(storage)
     claims.take(living)
     assert fence_others(claims, me) == [] and claims.standing() == {living.id}
-    assert fence_others(claims, me, force=True) == [f"writer {living.id} was fenced by force"] and claims.standing() == set()
+    assert (
+        fence_others(claims, me, force=True) == [f"writer {living.id} was fenced by force"]
+        and claims.standing() == set()
+    )
 
 
 def test_jobs_run_one_after_the_other(caplog: pytest.LogCaptureFixture) -> None:
@@ -202,7 +227,9 @@ def test_a_job_that_fails_is_tried_again_with_the_next(caplog: pytest.LogCapture
         assert worker.wait(60) and ran == ["failing"]
         worker.put("next", lambda: ran.append("next"))
         assert worker.wait(60) and ran == ["failing", "failing", "next"]
-    assert [record.message for record in caplog.records] == ["deleting step 3 failed, it is tried again later: busy"] * 2
+    assert [record.message for record in caplog.records] == [
+        "deleting step 3 failed, it is tried again later: busy"
+    ] * 2
 
 
 def test_failures_are_bounded_and_jobs_can_be_dropped() -> None:
@@ -235,7 +262,10 @@ def test_two_managers_live_side_by_side(tmp_path: Path) -> None:
         pack.parent.mkdir(parents=True)
         pack.write_bytes(b"in flight")
         found = sweep(str(tmp_path))
-        assert (found.fenced, found.files) == ([], []) and set(found.standing) == {one._writer.id, two._writer.id}
+        assert (found.fenced, found.files) == ([], []) and set(found.standing) == {
+            one._writer.id,
+            two._writer.id,
+        }
         one.wait_until_finished()
         two.wait_until_finished()
         assert one.all_steps() == two.all_steps() == [1, 2]
@@ -248,11 +278,16 @@ def test_sweep_by_force_fences_the_living(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
     manager.save(1, {"w": np.ones(3)})
     manager.wait_until_finished()
-    assert sweep(str(tmp_path), force=True).fenced == [f"writer {manager._writer.id} was fenced by force"]
+    assert sweep(str(tmp_path), force=True).fenced == [
+        f"writer {manager._writer.id} was fenced by force"
+    ]
     manager.save(2, {"w": np.ones(3)})
     with pytest.raises(Fenced):
         manager.close()
-    assert sorted(os.listdir(tmp_path)) == [".holdfast", "1"] and os.listdir(tmp_path / ".holdfast") == []
+    assert (
+        sorted(os.listdir(tmp_path)) == [".holdfast", "1"]
+        and os.listdir(tmp_path / ".holdfast") == []
+    )
 
 
 def test_what_a_sweep_never_touches(tmp_path: Path) -> None:
@@ -269,12 +304,22 @@ def test_what_a_sweep_never_touches(tmp_path: Path) -> None:
         "x/state/y",
         "4.tmp/z",
     ]
-    gone = ["1/state/00007-00000-00c0ffee.safetensors", "5/state/00000-00000-00c0ffee.safetensors", "5/cfg/00001-j-00c0ffee00000002.json"]
+    gone = [
+        "1/state/00007-00000-00c0ffee.safetensors",
+        "5/state/00000-00000-00c0ffee.safetensors",
+        "5/cfg/00001-j-00c0ffee00000002.json",
+    ]
     for name in kept + gone:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     (tmp_path / "6" / "state").mkdir(parents=True)
     assert sorted(sweep(str(tmp_path)).files) == sorted(gone)
-    assert all((tmp_path / name).exists() for name in kept) and not (tmp_path / "5").exists() and not (tmp_path / "6").exists()
+    assert (
+        all((tmp_path / name).exists() for name in kept)
+        and not (tmp_path / "5").exists()
+        and not (tmp_path / "6").exists()
+    )
     with CheckpointManager(tmp_path) as manager:
-        assert {1, 2} <= set(manager.all_steps()) and np.array_equal(manager.restore(1)["w"], np.ones(3))
+        assert {1, 2} <= set(manager.all_steps()) and np.array_equal(
+            manager.restore(1)["w"], np.ones(3)
+        )

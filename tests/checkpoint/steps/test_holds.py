@@ -18,16 +18,21 @@ from holdfast.checkpoint.storage.object import ObjectStorage
 
 @pytest.fixture(params=["file", "memory"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    make: Callable[[], Storage] = {"file": lambda: LocalStorage(tmp_path), "memory": lambda: ObjectStorage(f"memory://holds{tmp_path}")}[
-        request.param
-    ]
+    make: Callable[[], Storage] = {
+        "file": lambda: LocalStorage(tmp_path),
+        "memory": lambda: ObjectStorage(f"memory://holds{tmp_path}"),
+    }[request.param]
     return make()
 
 
 def test_a_step_is_held_by_each_of_its_holds(storage: Storage) -> None:
     """Several holds on a step are as good as one; it is free when the last is dropped. Dropping twice is no error."""
     assert held_steps(storage) == set()
-    first, second, other = add_hold(storage, 7, 60), add_hold(storage, 7, 60), add_hold(storage, 10**17, 60)
+    first, second, other = (
+        add_hold(storage, 7, 60),
+        add_hold(storage, 7, 60),
+        add_hold(storage, 10**17, 60),
+    )
     assert held_steps(storage) == {7, 10**17}
     drop_hold(storage, first)
     drop_hold(storage, first)
@@ -73,7 +78,9 @@ def test_a_store_that_cannot_hold_is_a_typed_error(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     (tmp_path / ".holdfast").mkdir()
     (tmp_path / ".holdfast" / "holds").write_text("no folder")
-    with pytest.raises(CheckpointError, match=r"step 3 of .* cannot be held: .*expected .*hold_s=0") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"step 3 of .* cannot be held: .*expected .*hold_s=0"
+    ) as caught:
         add_hold(storage, 3, 60)
     assert (caught.value.path, caught.value.step) == (str(tmp_path), 3)
     (tmp_path / ".holdfast" / "holds").unlink()

@@ -36,7 +36,9 @@ from tests.support.checkpointing import at_once, groups
 
 
 def index_of(storage: LocalStorage, keep_policy: KeepPolicy, *, deletes: bool = True) -> StepIndex:
-    return StepIndex(storage, keep_policy, list_steps(storage), BackgroundWorker(), Statistics(), deletes=deletes)
+    return StepIndex(
+        storage, keep_policy, list_steps(storage), BackgroundWorker(), Statistics(), deletes=deletes
+    )
 
 
 @pytest.fixture
@@ -62,12 +64,21 @@ def test_metrics_come_from_the_records_once(storage: LocalStorage) -> None:
 def test_times_come_from_the_records(storage: LocalStorage) -> None:
     """Steps of an earlier manager are as old as their records say."""
     newer_s = read_record(storage, "4").started_s + 3600
-    assert index_of(storage, KeepLatestFor(60)).superfluous(StepFacts(5, started_s=newer_s)) == [1, 2, 3, 4]
+    assert index_of(storage, KeepLatestFor(60)).superfluous(StepFacts(5, started_s=newer_s)) == [
+        1,
+        2,
+        3,
+        4,
+    ]
     assert index_of(storage, KeepLatestFor(7200)).superfluous(StepFacts(5, started_s=newer_s)) == []
-    assert index_of(storage, KeepEverySeconds(600)).superfluous(StepFacts(5, started_s=newer_s)) == [2, 3, 4]
+    assert index_of(storage, KeepEverySeconds(600)).superfluous(
+        StepFacts(5, started_s=newer_s)
+    ) == [2, 3, 4]
 
 
-def test_a_record_that_does_not_go_keeps_its_packs(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_does_not_go_keeps_its_packs(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """unlink() finds no record where there is one (a client of a shared file system may): the step stays, whole, to be deleted later."""
     index = index_of(storage, KeepLast(1))
 
@@ -92,11 +103,19 @@ def test_a_held_step_and_the_new_one_stay(storage: LocalStorage) -> None:
 def test_removing_deletes_at_the_primary_alone(storage: LocalStorage) -> None:
     """The record goes at once, the packs in the background; a process that does not delete forgets the step all the same."""
     other = index_of(storage, KeepAll(), deletes=False)
-    assert other.remove([1, 2]) == {} and other.steps() == [3, 4] and list_steps(storage) == [1, 2, 3, 4]
+    assert (
+        other.remove([1, 2]) == {}
+        and other.steps() == [3, 4]
+        and list_steps(storage) == [1, 2, 3, 4]
+    )
     worker, statistics = BackgroundWorker(), Statistics()
     primary = StepIndex(storage, KeepAll(), list_steps(storage), worker, statistics, deletes=True)
     assert primary.remove([1, 2]) == {} and not has_record(storage, "1")
-    assert worker.wait(60) and not os.path.exists(f"{storage.root}/1") and statistics.to_dict()["steps_deleted"] == 2
+    assert (
+        worker.wait(60)
+        and not os.path.exists(f"{storage.root}/1")
+        and statistics.to_dict()["steps_deleted"] == 2
+    )
     assert primary.remove([7]) == {}
 
 
@@ -110,11 +129,19 @@ def test_a_step_that_cannot_be_deleted_stays_listed(storage: LocalStorage) -> No
             super().delete(names)
 
     worker = BackgroundWorker()
-    index = StepIndex(Refusing(storage.root), KeepAll(), list_steps(storage), worker, Statistics(), deletes=True)
-    assert list(index.remove([1, 2, 3])) == [2] and index.steps() == [2, 4] and has_record(storage, "2")
+    index = StepIndex(
+        Refusing(storage.root), KeepAll(), list_steps(storage), worker, Statistics(), deletes=True
+    )
+    assert (
+        list(index.remove([1, 2, 3])) == [2]
+        and index.steps() == [2, 4]
+        and has_record(storage, "2")
+    )
     assert worker.wait(60)
     held = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-    assert not [path for path in held if path.startswith(storage.root)], "a record's bytes are still held"
+    assert not [path for path in held if path.startswith(storage.root)], (
+        "a record's bytes are still held"
+    )
 
 
 def test_a_damaged_step_is_deleted_on_request_with_all_that_is_ours(storage: LocalStorage) -> None:
@@ -133,7 +160,11 @@ def tree(step: int) -> dict[str, object]:
 
 
 def files(root: Path) -> list[str]:
-    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and ".holdfast" not in path.parts)
+    return sorted(
+        str(path.relative_to(root))
+        for path in root.rglob("*")
+        if path.is_file() and ".holdfast" not in path.parts
+    )
 
 
 def test_the_keep_policy_deletes_after_the_commit(tmp_path: Path) -> None:
@@ -149,7 +180,11 @@ def test_the_keep_policy_deletes_after_the_commit(tmp_path: Path) -> None:
         for step, loss in enumerate([3.0, 1.0, 2.0, 4.0]):
             manager.save(step, tree(step), metrics={"loss": np.float32(loss)})
         manager.wait_until_finished()
-        assert manager.all_steps() == [1, 3] and manager.best_step() == 1 and manager.best_step("loss", "max") == 3
+        assert (
+            manager.all_steps() == [1, 3]
+            and manager.best_step() == 1
+            and manager.best_step("loss", "max") == 3
+        )
     with CheckpointManager(tmp_path / "best", keep_policy=KeepBest(1, "loss")) as manager:
         manager.save(4, tree(4), metrics={"loss": 0.5})
         manager.wait_until_finished()
@@ -161,7 +196,13 @@ def test_a_damaged_step_is_never_deleted_by_a_policy(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, tree(1))
     (tmp_path / "1" / "checkpoint.json").write_text("{}")
-    foreign = ["2/_CHECKPOINT_METADATA", "2/default/d/00000-00000-0123456789", "7/state/notes.txt", "notes/1", "3.tmp/x"]
+    foreign = [
+        "2/_CHECKPOINT_METADATA",
+        "2/default/d/00000-00000-0123456789",
+        "7/state/notes.txt",
+        "notes/1",
+        "3.tmp/x",
+    ]
     for name in foreign:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("mine")
@@ -182,7 +223,8 @@ def test_a_step_that_cannot_be_deleted_is_a_typed_error(tmp_path: Path) -> None:
         (tmp_path / "1").rename(tmp_path / "elsewhere")
         (tmp_path / "1").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
         with pytest.raises(
-            CheckpointError, match=r"step 1 of .* could not be deleted and is still there: .*link.*then delete it again"
+            CheckpointError,
+            match=r"step 1 of .* could not be deleted and is still there: .*link.*then delete it again",
         ) as caught:
             manager.delete(1)
         assert caught.value.step == 1 and (tmp_path / "elsewhere" / "checkpoint.json").exists()
@@ -190,12 +232,18 @@ def test_a_step_that_cannot_be_deleted_is_a_typed_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damaged", ["record", "pack"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_step_that_a_fallback_passed_over_can_be_saved_again(damaged: str, count: int, tmp_path: Path) -> None:
+def test_a_step_that_a_fallback_passed_over_can_be_saved_again(
+    damaged: str, count: int, tmp_path: Path
+) -> None:
     """A job that goes on from an older step comes to the damaged one again; without a fallback it stays an error to save it."""
     with CheckpointManager(tmp_path) as manager:
         for step in (1, 2):
             manager.save(step, {"w": np.full(3, step)})
-    path = tmp_path / "2" / "checkpoint.json" if damaged == "record" else next((tmp_path / "2" / "state").iterdir())
+    path = (
+        tmp_path / "2" / "checkpoint.json"
+        if damaged == "record"
+        else next((tmp_path / "2" / "state").iterdir())
+    )
     os.truncate(path, path.stat().st_size - 5)
 
     def goes_on(group: Group) -> list[float]:
@@ -213,5 +261,8 @@ def test_a_step_that_a_fallback_passed_over_can_be_saved_again(damaged: str, cou
             return found
 
     with groups(count) as all_of_them:
-        assert at_once([lambda group=group: goes_on(group) for group in all_of_them]) == [[20, 20, 20]] * count
+        assert (
+            at_once([lambda group=group: goes_on(group) for group in all_of_them])
+            == [[20, 20, 20]] * count
+        )
     assert len(list((tmp_path / "2" / "state").iterdir())) <= 2

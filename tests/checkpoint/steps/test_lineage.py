@@ -11,7 +11,15 @@ import pytest
 from holdfast.checkpoint import CheckpointManager, Options
 from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.steps.claims import Writer
-from holdfast.checkpoint.steps.lineage import KEPT_OPENINGS, NOTHING, OPENINGS, Lineage, Opening, read_openings, run_of
+from holdfast.checkpoint.steps.lineage import (
+    KEPT_OPENINGS,
+    NOTHING,
+    OPENINGS,
+    Lineage,
+    Opening,
+    read_openings,
+    run_of,
+)
 from holdfast.checkpoint.steps.object_claims import open_claims
 from holdfast.checkpoint.storage.base import Storage
 from holdfast.checkpoint.storage.path import open_storage
@@ -50,7 +58,11 @@ def test_an_opening_is_durable_before_it_is_named(storage: Storage) -> None:
 
 def test_two_writers_never_have_one_number(storage: Storage) -> None:
     """Each of two that begin side by side gets a number of its own."""
-    assert [found.number for lineage in (_lineage(storage), _lineage(storage, 2)) if (found := lineage.current())] == [1, 2]
+    assert [
+        found.number
+        for lineage in (_lineage(storage), _lineage(storage, 2))
+        if (found := lineage.current())
+    ] == [1, 2]
 
 
 def test_a_fenced_writer_begins_nothing(storage: Storage) -> None:
@@ -88,7 +100,9 @@ def test_deleting_the_newest_step_is_a_rollback(storage: Storage) -> None:
     assert (again.number, again.base) == (3, 44)
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b'{"run":"x"', b"\xff" * 100], ids=["empty", "nothing", "torn", "noise"])
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b'{"run":"x"', b"\xff" * 100], ids=["empty", "nothing", "torn", "noise"]
+)
 def test_a_damaged_opening_went_on_from_nothing(data: bytes, storage: Storage) -> None:
     """What it went on from is not known: nothing from before it comes back, and numbers go on above it."""
     first = _lineage(storage).current()
@@ -106,7 +120,10 @@ def test_an_opening_of_another_root_counts_as_unknown(storage: Storage) -> None:
     for number, run in enumerate("ab", 1):
         data = Opening(run * 32, number, "00000001", 7).to_bytes()
         storage.write(f"{OPENINGS}/{number}.json", len(data), [(0, [memoryview(data)])])
-    assert read_openings(storage) == [Opening("b" * 32, 1, "", NOTHING), Opening("b" * 32, 2, "00000001", 7)]
+    assert read_openings(storage) == [
+        Opening("b" * 32, 1, "", NOTHING),
+        Opening("b" * 32, 2, "00000001", 7),
+    ]
 
 
 def test_only_the_newest_openings_are_kept(storage: Storage) -> None:

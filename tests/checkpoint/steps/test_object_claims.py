@@ -30,12 +30,16 @@ def storage() -> ObjectStorage:
 
 
 def record(step: int, writer_id: str) -> bytes:
-    return build_record(step, {}, writer=f"{writer_id}00000001", processes=1, started_s=0.0, finished_s=0.0)
+    return build_record(
+        step, {}, writer=f"{writer_id}00000001", processes=1, started_s=0.0, finished_s=0.0
+    )
 
 
 def test_the_kind_of_store_decides(storage: ObjectStorage, tmp_path: Path) -> None:
     """Folders have claims with locks, object stores claims that are renewed."""
-    assert isinstance(open_claims(storage, claim_age_s=5), ObjectClaims) and isinstance(open_claims(LocalStorage(tmp_path)), LocalClaims)
+    assert isinstance(open_claims(storage, claim_age_s=5), ObjectClaims) and isinstance(
+        open_claims(LocalStorage(tmp_path)), LocalClaims
+    )
 
 
 def test_a_claim_stands_until_it_is_fenced(storage: ObjectStorage) -> None:
@@ -54,11 +58,16 @@ def test_a_claim_stands_until_it_is_fenced(storage: ObjectStorage) -> None:
 
 def test_who_does_not_renew_counts_as_dead(storage: ObjectStorage) -> None:
     """A claim older than its age is a dead writer's; one that is taken again in time is not, and a fenced one does not come back."""
-    claims, mine = ObjectClaims(storage, claim_age_s=100), replace(this_writer(), renewed_s=time.time() - 200)
+    claims, mine = (
+        ObjectClaims(storage, claim_age_s=100),
+        replace(this_writer(), renewed_s=time.time() - 200),
+    )
     claims.take(mine)
     assert [dead for _, dead in claims.others("")] == [True]
     claims.take(mine)
-    assert [dead for _, dead in claims.others("")] == [True], "a twentieth of its age has not passed"
+    assert [dead for _, dead in claims.others("")] == [True], (
+        "a twentieth of its age has not passed"
+    )
     claims._renewed -= 6
     claims.take(mine)
     assert [dead for _, dead in claims.others("")] == [False]
@@ -75,12 +84,18 @@ def test_a_store_that_cannot_be_written_is_a_clear_error(storage: ObjectStorage)
         def put(self, *args: object, **options: object) -> object:  # type: ignore[override]
             raise PermissionError(13, "forbidden")
 
-    with pytest.raises(CheckpointError, match=r"cannot write a checkpoint in .*forbidden.*Options\(read_only=True\)") as caught:
+    with pytest.raises(
+        CheckpointError,
+        match=r"cannot write a checkpoint in .*forbidden.*Options\(read_only=True\)",
+    ) as caught:
         ObjectClaims(Forbidden(storage.root)).take(this_writer())
     assert caught.value.path == storage.root
 
 
-@pytest.mark.parametrize(("header", "found"), [("If-None-Match", "create-if-absent"), ("If-Match", "replace-if-unchanged")])
+@pytest.mark.parametrize(
+    ("header", "found"),
+    [("If-None-Match", "create-if-absent"), ("If-Match", "replace-if-unchanged")],
+)
 def test_a_store_that_ignores_conditions_is_refused(header: str, found: str) -> None:
     """Both conditions that commits rest on are tried by racing writes, before the claim; a store that ignores one is refused.
 
@@ -89,7 +104,10 @@ def test_a_store_that_ignores_conditions_is_refused(header: str, found: str) -> 
     with s3_server(ignored=[header]) as query:
         url = f"s3://{BUCKET}/conditions/{next(_numbers)}{query}"
         storage = ObjectStorage(url)
-        with pytest.raises(CheckpointError, match=rf"ignores the condition .*\({found}: \d writes of \d.*Options\(single_writer=True\)"):
+        with pytest.raises(
+            CheckpointError,
+            match=rf"ignores the condition .*\({found}: \d writes of \d.*Options\(single_writer=True\)",
+        ):
             ObjectClaims(storage).take(this_writer())
         assert storage.keys("") == []
         promised = ObjectClaims(ObjectStorage(url, single_writer=True))
@@ -110,7 +128,10 @@ def test_a_buried_writer_cannot_commit(storage: ObjectStorage) -> None:
     """A tombstone stands where a step has no record; a later writer may replace it, and it goes once it is old and nobody needs it."""
     claims = ObjectClaims(storage, claim_age_s=1e-9)
     packs = ["state/00000-00000-0a0b0c0d.safetensors"]
-    assert claims.bury("3", packs, {"0a0b0c0d"}) == packs and claims.bury("3", packs, {"0a0b0c0d"}) == packs
+    assert (
+        claims.bury("3", packs, {"0a0b0c0d"}) == packs
+        and claims.bury("3", packs, {"0a0b0c0d"}) == packs
+    )
     assert list_steps(storage) == [], "a tombstone is no record"
     claims.forget_fenced(["3"])
     assert storage.get("3/checkpoint.json")[0] is None

@@ -23,15 +23,28 @@ from holdfast.coordination import Fenced, HoldfastError
 from holdfast.multihost import Group, Solo
 from tests.support.checkpointing import at_once, groups
 
-JOB = {"HOLDFAST_JOB_ID": "j", "HOLDFAST_PROCESS_ID": "0", "HOLDFAST_NUM_PROCESSES": "1", "HOLDFAST_COORDINATOR": "127.0.0.1:1"}
+JOB = {
+    "HOLDFAST_JOB_ID": "j",
+    "HOLDFAST_PROCESS_ID": "0",
+    "HOLDFAST_NUM_PROCESSES": "1",
+    "HOLDFAST_COORDINATOR": "127.0.0.1:1",
+}
 
 ANY_SPACE = Options(check_free_space=False)  # which would ask for a megabyte
 
 
-def opened(root: Path, group: Group | None = None, options: Options | None = None) -> tuple[Opened, LocalClaims]:
+def opened(
+    root: Path, group: Group | None = None, options: Options | None = None
+) -> tuple[Opened, LocalClaims]:
     storage = LocalStorage(root)
     claims = LocalClaims(storage)
-    found = open_root(storage, claims, group or Solo(), options or Options(), find_foreign=lambda _, ours: {1: "1", 7: "step_7"})
+    found = open_root(
+        storage,
+        claims,
+        group or Solo(),
+        options or Options(),
+        find_foreign=lambda _, ours: {1: "1", 7: "step_7"},
+    )
     return found, claims
 
 
@@ -43,7 +56,11 @@ def test_all_processes_know_what_the_primary_found(tmp_path: Path) -> None:
         found = at_once([lambda group=group: opened(tmp_path, group) for group in all_three])
     primary, claims = found[0]
     assert all(other == primary for other, _ in found)
-    assert primary.steps == (1,) and primary.foreign == {7: "step_7"} and primary.writer.pid == os.getpid()
+    assert (
+        primary.steps == (1,)
+        and primary.foreign == {7: "step_7"}
+        and primary.writer.pid == os.getpid()
+    )
     assert claims.standing() == {primary.writer.id}
     claims.fence(primary.writer.id)
 
@@ -51,7 +68,9 @@ def test_all_processes_know_what_the_primary_found(tmp_path: Path) -> None:
 def test_read_only_takes_no_claim(tmp_path: Path) -> None:
     """A reader has a writer's id for its messages, and leaves nothing in the root."""
     found, claims = opened(tmp_path, options=Options(read_only=True))
-    assert len(found.writer.id) == 8 and claims.standing() == set() and list(tmp_path.iterdir()) == []
+    assert (
+        len(found.writer.id) == 8 and claims.standing() == set() and list(tmp_path.iterdir()) == []
+    )
 
 
 def test_the_primarys_error_is_everybodys(tmp_path: Path) -> None:
@@ -71,10 +90,16 @@ def test_the_primarys_error_is_everybodys(tmp_path: Path) -> None:
 
     with groups(2) as both:
         errors = at_once([lambda group=group: failure(group) for group in both])
-        assert {type(error) for error in errors} == {CheckpointError} and len({str(error) for error in errors}) == 1
-        assert "cannot write a checkpoint in" in str(errors[1]) and errors[1].path == errors[0].path == str(tmp_path / "file")  # type: ignore[attr-defined]
+        assert {type(error) for error in errors} == {CheckpointError} and len(
+            {str(error) for error in errors}
+        ) == 1
+        assert "cannot write a checkpoint in" in str(errors[1]) and errors[1].path == errors[
+            0
+        ].path == str(tmp_path / "file")  # type: ignore[attr-defined]
         errors = at_once([lambda group=group: failure(group, broken=True) for group in both])
-        assert {str(error) for error in errors} == {f"cannot open {tmp_path}: ZeroDivisionError: mine"}
+        assert {str(error) for error in errors} == {
+            f"cannot open {tmp_path}: ZeroDivisionError: mine"
+        }
 
 
 def test_a_lower_attempt_leaves_no_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,31 +115,41 @@ def test_a_lower_attempt_leaves_no_claim(tmp_path: Path, monkeypatch: pytest.Mon
     assert claims.standing() == {second.id}
     monkeypatch.setenv("HOLDFAST_ATTEMPT", "3")
     found, mine = opened(tmp_path)
-    assert (found.writer.job, found.writer.attempt) == ("j", 3) and mine.standing() == {found.writer.id}
+    assert (found.writer.job, found.writer.attempt) == ("j", 3) and mine.standing() == {
+        found.writer.id
+    }
     mine.fence(found.writer.id)
     claims.fence(second.id)
     assert isinstance(found.writer, Writer)
 
 
 @pytest.fixture(params=["blocks", "inodes"])
-def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
+def disk(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[tuple[Path, Callable[[], None]]]:
     """A small file system of its own, and what fills it."""
     folder = tmp_path / "disk"
     folder.mkdir()
     limit = "size=256k" if request.param == "blocks" else "nr_inodes=60"
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", limit, "none", str(folder)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", limit, "none", str(folder)], capture_output=True
+    ).returncode:
         pytest.skip("to mount a file system is for root")
 
     def fill() -> None:
         with contextlib.suppress(OSError):
             for number in itertools.count():
-                (folder / f"filler{number}").write_bytes(bytes(4096 if request.param == "blocks" else 0))
+                (folder / f"filler{number}").write_bytes(
+                    bytes(4096 if request.param == "blocks" else 0)
+                )
 
     yield folder, fill
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_a_root_on_a_full_disk_opens(disk: tuple[Path, Callable[[], None]], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_root_on_a_full_disk_opens(
+    disk: tuple[Path, Callable[[], None]], caplog: pytest.LogCaptureFixture
+) -> None:
     """Steps are restored and deleted there; a save is an error on every process until there is room, and then one like any other."""
     folder, fill = disk
     with CheckpointManager(folder / "root", options=ANY_SPACE) as manager:
@@ -124,7 +159,14 @@ def test_a_root_on_a_full_disk_opens(disk: tuple[Path, Callable[[], None]], capl
     with pytest.raises(CheckpointError, match="No space left"):
         save(folder / "root" / "other", {"w": np.ones(3)})
     with groups(2) as both:
-        managers = at_once([lambda group=group: CheckpointManager(folder / "root", group=group, options=ANY_SPACE) for group in both])
+        managers = at_once(
+            [
+                lambda group=group: CheckpointManager(
+                    folder / "root", group=group, options=ANY_SPACE
+                )
+                for group in both
+            ]
+        )
         assert "opened without a claim" in caplog.text and managers[0]._claims.standing() == set()
 
         def saved(manager: CheckpointManager, step: int) -> str:
@@ -137,16 +179,25 @@ def test_a_root_on_a_full_disk_opens(disk: tuple[Path, Callable[[], None]], capl
 
         errors = at_once([lambda manager=manager: saved(manager, 5) for manager in managers])
         assert errors[0] == errors[1] and "No space left" in errors[0]
-        values = at_once([lambda manager=manager: manager.restore(2)["w"][0] for manager in managers])
+        values = at_once(
+            [lambda manager=manager: manager.restore(2)["w"][0] for manager in managers]
+        )
         assert values == [2, 2]
         for step in (0, 1):
-            at_once([lambda manager=manager, step=step: manager.delete(step) for manager in managers])
-        assert at_once([lambda manager=manager: saved(manager, 5) for manager in managers]) == ["", ""]
+            at_once(
+                [lambda manager=manager, step=step: manager.delete(step) for manager in managers]
+            )
+        assert at_once([lambda manager=manager: saved(manager, 5) for manager in managers]) == [
+            "",
+            "",
+        ]
         assert [manager.all_steps() for manager in managers] == [[2, 5]] * 2
         at_once([manager.close for manager in managers])
 
 
-def test_what_a_dead_writer_left_makes_room(disk: tuple[Path, Callable[[], None]], caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_dead_writer_left_makes_room(
+    disk: tuple[Path, Callable[[], None]], caplog: pytest.LogCaptureFixture
+) -> None:
     """Before the opening does without a claim it sweeps: a save that died fills a disk that would do."""
     folder, fill = disk
     dead = folder / "root" / ".holdfast" / "0a0b0c0d"
@@ -155,7 +206,9 @@ def test_what_a_dead_writer_left_makes_room(disk: tuple[Path, Callable[[], None]
     (dead / "claim.json").write_text("{}")
     (folder / "root" / "1" / "state").mkdir(parents=True)
     for pack in range(8):
-        (folder / "root" / "1" / "state" / f"00000-{pack:05d}-0a0b0c0d.safetensors").write_bytes(bytes(4096))
+        (folder / "root" / "1" / "state" / f"00000-{pack:05d}-0a0b0c0d.safetensors").write_bytes(
+            bytes(4096)
+        )
     fill()
     with CheckpointManager(folder / "root", options=ANY_SPACE) as manager:
         assert len(manager._claims.standing()) == 1 and "without a claim" not in caplog.text
@@ -168,7 +221,14 @@ def test_reload_shows_readers_of_a_group_what_others_did(tmp_path: Path) -> None
     with CheckpointManager(tmp_path) as writer, groups(2) as both:
         writer.save(1, {"w": np.ones(3)})
         writer.wait_until_finished()
-        readers = at_once([lambda group=group: CheckpointManager(tmp_path, group=group, options=Options(read_only=True)) for group in both])
+        readers = at_once(
+            [
+                lambda group=group: CheckpointManager(
+                    tmp_path, group=group, options=Options(read_only=True)
+                )
+                for group in both
+            ]
+        )
         writer.save(2, {"w": np.ones(3)})
         writer.delete(1)
         writer.wait_until_finished()
@@ -176,7 +236,9 @@ def test_reload_shows_readers_of_a_group_what_others_did(tmp_path: Path) -> None
         assert [reader.all_steps() for reader in readers] == [[1]] * 2
         at_once([reader.reload for reader in readers])
         assert [reader.all_steps() for reader in readers] == [[2, 7]] * 2
-        values = at_once([lambda reader=reader: reader.restore(2)["w"].tolist() for reader in readers])
+        values = at_once(
+            [lambda reader=reader: reader.restore(2)["w"].tolist() for reader in readers]
+        )
         assert values == [[1, 1, 1]] * 2
         at_once([reader.close for reader in readers])
 
@@ -185,7 +247,14 @@ def test_a_listing_that_fails_is_everybodys_error(tmp_path: Path) -> None:
     """Where the primary cannot list the store, `reload` raises one error on every process; alone `all_steps` does."""
     root = tmp_path / "root"
     with groups(2) as both:
-        readers = at_once([lambda group=group: CheckpointManager(root, group=group, options=Options(read_only=True)) for group in both])
+        readers = at_once(
+            [
+                lambda group=group: CheckpointManager(
+                    root, group=group, options=Options(read_only=True)
+                )
+                for group in both
+            ]
+        )
         root.symlink_to(tmp_path / ("x" * 300))
 
         def failure(reader: CheckpointManager) -> str:
@@ -210,7 +279,9 @@ def test_a_root_calls_its_steps_by_one_format_for_good(tmp_path: Path) -> None:
     found, claims = opened(tmp_path, options=NAMED)
     claims.fence(found.writer.id)
     fact = tmp_path / ".holdfast" / "steps.json"
-    assert found.step_names.name_of(7) == "checkpoint_00000007" and json.loads(fact.read_text()) == {"prefix": "checkpoint_", "width": 8}
+    assert found.step_names.name_of(7) == "checkpoint_00000007" and json.loads(
+        fact.read_text()
+    ) == {"prefix": "checkpoint_", "width": 8}
     made = fact.stat().st_ino
     for options in (Options(), NAMED, Options(read_only=True)):
         again, claims = opened(tmp_path, options=options)
@@ -218,7 +289,10 @@ def test_a_root_calls_its_steps_by_one_format_for_good(tmp_path: Path) -> None:
         claims.fence(again.writer.id)
     for other in ("{:d}", "checkpoint_{:07d}", "step_{:08d}"):
         for read_only in (True, False):
-            with pytest.raises(CheckpointError, match=r"calls its step 7 checkpoint_00000007, and step_format would .*: a root has"):
+            with pytest.raises(
+                CheckpointError,
+                match=r"calls its step 7 checkpoint_00000007, and step_format would .*: a root has",
+            ):
                 opened(tmp_path, options=Options(step_format=other, read_only=read_only))
     assert LocalClaims(LocalStorage(tmp_path)).standing() == set()
 
@@ -229,7 +303,10 @@ def test_a_root_with_steps_gets_no_other_format(tmp_path: Path) -> None:
         manager.save(1, {"w": np.ones(3)})
     found, claims = opened(tmp_path, options=Options(step_format="{:d}"))
     claims.fence(found.writer.id)
-    with pytest.raises(CheckpointError, match="calls its step 7 7, and step_format would call it checkpoint_00000007"):
+    with pytest.raises(
+        CheckpointError,
+        match="calls its step 7 7, and step_format would call it checkpoint_00000007",
+    ):
         opened(tmp_path, options=NAMED)
     assert not (tmp_path / ".holdfast" / "steps.json").exists()
 
@@ -237,7 +314,10 @@ def test_a_root_with_steps_gets_no_other_format(tmp_path: Path) -> None:
 def test_a_new_root_that_another_writer_has_open_gets_no_format(tmp_path: Path) -> None:
     """The other one calls its first step 7; when it has closed, the root may have a format."""
     with CheckpointManager(tmp_path) as manager:
-        with pytest.raises(CheckpointError, match=f"gets no step_format while writer {manager._writer.id} has it open"):
+        with pytest.raises(
+            CheckpointError,
+            match=f"gets no step_format while writer {manager._writer.id} has it open",
+        ):
             opened(tmp_path, options=NAMED)
     found, claims = opened(tmp_path, options=NAMED)
     claims.fence(found.writer.id)
@@ -245,7 +325,9 @@ def test_a_new_root_that_another_writer_has_open_gets_no_format(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("other", ["checkpoint_{:08d}", "step_{:d}"])
-def test_of_two_that_begin_a_root_the_first_decides(tmp_path: Path, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_that_begin_a_root_the_first_decides(
+    tmp_path: Path, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whose format is written a moment later takes the first one, if it is the same, and is refused else; its claim is given up."""
     commit = LocalStorage.commit
 
@@ -265,7 +347,20 @@ def test_of_two_that_begin_a_root_the_first_decides(tmp_path: Path, other: str, 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "step", "step_{}{}", "{:08d}_step", "step5{:d}", ".step_{:d}", "a/{:d}", "../{:d}", "{:019d}", "{:8d}", "{0:d}"]
+    "text",
+    [
+        "",
+        "step",
+        "step_{}{}",
+        "{:08d}_step",
+        "step5{:d}",
+        ".step_{:d}",
+        "a/{:d}",
+        "../{:d}",
+        "{:019d}",
+        "{:8d}",
+        "{0:d}",
+    ],
 )
 def test_a_format_that_no_reader_takes_is_refused_at_once(tmp_path: Path, text: str) -> None:
     """On every process, before anything is written; the message shows what is expected."""

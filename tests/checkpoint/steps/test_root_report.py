@@ -25,23 +25,36 @@ def test_the_newest_steps_are_described() -> None:
     """In the root or on the hosts alone, with the sizes that are known."""
     copies = HostCopies(1, [[0, 1], [1, 0]])
     found = root_report("/data/run7", [5, 10], {10: copies, 12: copies}, {5}, {10: (640, True)})
-    ten, twelve = ({"step": 10, "bytes": 640, "incremental": True}, {"step": 12, "bytes": 0, "incremental": False})
+    ten, twelve = (
+        {"step": 10, "bytes": 640, "incremental": True},
+        {"step": 12, "bytes": 0, "incremental": False},
+    )
     durable = {"local": False, "survives": 0, "copies": []}
     assert (found["path"], found["num_steps"]) == ("/data/run7", 2)
     assert found["steps"] == [
         {"step": 5, "bytes": 0, "incremental": False, "damaged": True} | durable,
         ten | {"damaged": False} | durable,
-        twelve | {"local": True, "damaged": False, "survives": 1, "copies": [{"processes": [0, 1]}, {"processes": [1, 0]}]},
+        twelve
+        | {
+            "local": True,
+            "damaged": False,
+            "survives": 1,
+            "copies": [{"processes": [0, 1]}, {"processes": [1, 0]}],
+        },
     ]
     many = root_report("/data/run7", range(1000), {}, (), {})
-    assert many["num_steps"] == 1000 and [each["step"] for each in many["steps"]] == list(range(1000 - MOST_STEPS, 1000))
+    assert many["num_steps"] == 1000 and [each["step"] for each in many["steps"]] == list(
+        range(1000 - MOST_STEPS, 1000)
+    )
 
 
 def test_a_manager_reports_its_root_as_it_changes(tmp_path: Path) -> None:
     """When it opens, after each save, and when a restore passes over a damaged step; what the keep policy deletes is gone from it."""
     state = {"w": np.arange(1000.0), "b": np.ones(8)}
     group = Reported()
-    with CheckpointManager(tmp_path, keep_policy=KeepLast(2), group=group, options=Options(incremental=True)) as manager:
+    with CheckpointManager(
+        tmp_path, keep_policy=KeepLast(2), group=group, options=Options(incremental=True)
+    ) as manager:
         assert group.root == {"path": str(tmp_path), "num_steps": 0, "steps": []}
         for step in (1, 2, 3):
             manager.save(step, state | {"b": np.full(8, float(step))})
@@ -57,4 +70,9 @@ def test_a_manager_reports_its_root_as_it_changes(tmp_path: Path) -> None:
         assert [each["step"] for each in group.root["steps"]] == [3]
     with CheckpointManager(tmp_path, group=group) as manager:
         (three,) = group.root["steps"]
-        assert (three["step"], three["bytes"], three["incremental"], three["damaged"]) == (3, 0, False, False)
+        assert (three["step"], three["bytes"], three["incremental"], three["damaged"]) == (
+            3,
+            0,
+            False,
+            False,
+        )

@@ -28,7 +28,11 @@ def test_conditions_hold(storage: Any) -> None:
     assert storage.get("a") == (None, MISSING)
     assert storage.put("a", b"one", MISSING) and not storage.put("a", b"two", MISSING)
     value, generation = storage.get("a")
-    assert value == b"one" and storage.put("a", b"three", generation) and not storage.put("a", b"four", generation)
+    assert (
+        value == b"one"
+        and storage.put("a", b"three", generation)
+        and not storage.put("a", b"four", generation)
+    )
     assert storage.put("a", b"five") and storage.get("a")[0] == b"five"
     assert storage.put_at_once("b", [b"1", b"2", b"3"], MISSING) == 1
 
@@ -42,7 +46,11 @@ def test_ranges_sizes_and_names(storage: Any) -> None:
         and storage._range("x/1", 2, 100) == b"llo"
         and storage._range("x/1", 5, 6) == b"" == storage._range("x/2", 0, 9)
     )
-    assert storage.keys("x/") == ["x/1", "x/2"] and storage.keys("x") == ["x/1", "x/2", "xy"] == storage.keys("")
+    assert storage.keys("x/") == ["x/1", "x/2"] and storage.keys("x") == [
+        "x/1",
+        "x/2",
+        "xy",
+    ] == storage.keys("")
     storage.delete(["x/1", "no", "x/"])
     for call in (lambda: storage._range("x/1", 0, 1), lambda: storage.size("x/1")):
         with pytest.raises(FileNotFoundError, match="az://bucket/run/x/1"):

@@ -18,14 +18,27 @@ def test_bytes_are_reported_and_passed_on(tmp_path: Path) -> None:
     storage: Storage = CountingStorage(inner, reported.append)
     storage.write("a/b", 6, [(2, [memoryview(b"cd"), memoryview(b"ef")]), (0, [memoryview(b"ab")])])
     assert reported == [4, 2] and (tmp_path / "a/b").read_bytes() == b"abcdef"
-    assert storage.read("a/b", 4, [memoryview(bytearray(9))]) == 2 and storage.fetch("a/b", 6) == b"abcdef"
+    assert (
+        storage.read("a/b", 4, [memoryview(bytearray(9))]) == 2
+        and storage.fetch("a/b", 6) == b"abcdef"
+    )
     assert reported == [4, 2, 2, 6] and storage.size("a/b") == 6
-    assert (storage.root, storage.max_file_bytes, storage.max_concurrency) == (inner.root, inner.max_file_bytes, inner.max_concurrency)
-    assert storage.list("a") == inner.list("a") and [entry.name for entry in storage.list("", recursive=True)] == ["a/b"]
+    assert (storage.root, storage.max_file_bytes, storage.max_concurrency) == (
+        inner.root,
+        inner.max_file_bytes,
+        inner.max_concurrency,
+    )
+    assert storage.list("a") == inner.list("a") and [
+        entry.name for entry in storage.list("", recursive=True)
+    ] == ["a/b"]
     (tmp_path / "claim").mkdir()
     storage.commit("c", b"record", "claim")
     storage.delete(["a/b"])
-    assert (tmp_path / "c").read_bytes() == b"record" and storage.list("a") == [] and reported == [4, 2, 2, 6]
+    assert (
+        (tmp_path / "c").read_bytes() == b"record"
+        and storage.list("a") == []
+        and reported == [4, 2, 2, 6]
+    )
 
 
 def test_errors_come_through_and_report_nothing(tmp_path: Path) -> None:

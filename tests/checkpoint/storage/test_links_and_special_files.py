@@ -13,7 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, KeepLast, Options, load, sweep, verify
+from holdfast.checkpoint import (
+    CheckpointError,
+    CheckpointManager,
+    KeepLast,
+    Options,
+    load,
+    sweep,
+    verify,
+)
 from holdfast.checkpoint.storage.base import NameTaken
 from holdfast.checkpoint.storage.local import LocalStorage
 
@@ -51,7 +59,9 @@ def _saved(root: Path, steps: int = 2) -> Path:
         "1/state/sub",
     ],
 )
-def test_a_link_in_a_root_is_not_followed_by_what_deletes(name: str, treasure: Path, tmp_path: Path) -> None:
+def test_a_link_in_a_root_is_not_followed_by_what_deletes(
+    name: str, treasure: Path, tmp_path: Path
+) -> None:
     """Opening for writing, sweeping and keep policies delete nothing behind a link."""
     root = _saved(tmp_path / "root")
     link = root / name
@@ -97,14 +107,20 @@ def test_claims_behind_a_link_are_nobodys(treasure: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["link", "circle", "pipe"])
-def test_a_folder_of_holds_that_is_none_stops_no_keep_policy(kind: str, treasure: Path, tmp_path: Path) -> None:
+def test_a_folder_of_holds_that_is_none_stops_no_keep_policy(
+    kind: str, treasure: Path, tmp_path: Path
+) -> None:
     """Old steps go as the policy says; an old hold behind a link stays."""
     root = _saved(tmp_path / "root")
     old = treasure / "1-1-1-0123abcd"
     old.write_text("mine")
     os.utime(old, (1, 1))
     holds = root / ".holdfast" / "holds"
-    {"link": lambda: holds.symlink_to(treasure), "circle": lambda: _circle(holds), "pipe": lambda: os.mkfifo(holds)}[kind]()
+    {
+        "link": lambda: holds.symlink_to(treasure),
+        "circle": lambda: _circle(holds),
+        "pipe": lambda: os.mkfifo(holds),
+    }[kind]()
     with CheckpointManager(root, keep_policy=KeepLast(1)) as manager:
         manager.save(3, STATE)
         manager.wait_until_finished()
@@ -125,7 +141,10 @@ def test_a_commit_replaces_no_link(single_writer: bool, tmp_path: Path) -> None:
     (tmp_path / "root" / "linked").symlink_to(tmp_path / "outside")
     with pytest.raises(OSError, match="link"):
         storage.commit("2/record", b"{}", "linked")
-    assert not (tmp_path / "root" / "2" / "record").exists() and list((tmp_path / "outside").iterdir()) == []
+    assert (
+        not (tmp_path / "root" / "2" / "record").exists()
+        and list((tmp_path / "outside").iterdir()) == []
+    )
 
 
 def _fifo(path: Path) -> None:
@@ -156,10 +175,16 @@ def _device(path: Path) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("make", [_fifo, _socket, _circle, _device])
 @pytest.mark.parametrize("what", ["record", "pack"])
-def test_a_pipe_in_place_of_a_file_is_an_error_at_once(what: str, make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_a_file_is_an_error_at_once(
+    what: str, make: Callable[[Path], None], tmp_path: Path
+) -> None:
     """Restoring, verifying, sweeping and saving beside it end; the error names the file."""
     root = _saved(tmp_path / "root")
-    path = root / "1" / "checkpoint.json" if what == "record" else next((root / "1" / "state").iterdir())
+    path = (
+        root / "1" / "checkpoint.json"
+        if what == "record"
+        else next((root / "1" / "state").iterdir())
+    )
     path.unlink()
     make(path)
     for call in (lambda: verify(root / "1"), lambda: load(root / "1")):
@@ -175,7 +200,9 @@ def test_a_pipe_in_place_of_a_file_is_an_error_at_once(what: str, make: Callable
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("make", [_fifo, _socket, _circle, _device])
 @pytest.mark.parametrize("name", ["claim.json", "lock"])
-def test_a_pipe_in_a_claim_is_passed_over(name: str, make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_a_pipe_in_a_claim_is_passed_over(
+    name: str, make: Callable[[Path], None], tmp_path: Path
+) -> None:
     """A claim that is not made of files hangs nobody who opens the root."""
     root = _saved(tmp_path / "root")
     claim = root / ".holdfast" / "0123abcd"
@@ -206,7 +233,9 @@ def test_a_claim_without_an_end_is_not_read_to_it(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("make", [_fifo, _socket, _circle, _device, Path.mkdir])
-def test_what_stands_at_the_name_of_a_fenced_claim_stops_no_fence(make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_what_stands_at_the_name_of_a_fenced_claim_stops_no_fence(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
     """A dead writer's claim is taken away though something else has the name that it gets; so is that of a half-made one."""
     root = _saved(tmp_path / "root")
     dead = root / ".holdfast" / "0123abcd"
@@ -215,7 +244,9 @@ def test_what_stands_at_the_name_of_a_fenced_claim_stops_no_fence(make: Callable
     (dead / "claim.json").write_text("{}")
     make(root / ".holdfast" / "fenced-0123abcd")
     if (root / ".holdfast" / "fenced-0123abcd").is_dir():
-        os.mkdir(root / ".holdfast" / "fenced-0123abcd" / "folder")  # a fence cannot replace it, a sweep not empty it
+        os.mkdir(
+            root / ".holdfast" / "fenced-0123abcd" / "folder"
+        )  # a fence cannot replace it, a sweep not empty it
     make(root / ".holdfast" / "new-0123abcd")
     with CheckpointManager(root) as manager:
         manager.save(3, STATE)
@@ -246,7 +277,10 @@ def test_a_root_whose_claims_have_no_folder(make: Callable[[Path], None], tmp_pa
     root = _saved(tmp_path / "root")
     os.rmdir(root / ".holdfast")
     make(root / ".holdfast")
-    with pytest.raises(CheckpointError, match=r"cannot write a checkpoint in .*\.holdfast.*Options\(read_only=True\)"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"cannot write a checkpoint in .*\.holdfast.*Options\(read_only=True\)",
+    ):
         CheckpointManager(root)
     with CheckpointManager(root, options=Options(read_only=True)) as manager:
         assert manager.restore()["x"].tolist() == [0, 1, 2]

@@ -19,7 +19,9 @@ def test_more_buffers_than_one_call_takes(tmp_path: Path) -> None:
     lengths = [index % 7 for index in range(3 * IOV_MAX)]
     data = bytes(index % 251 for index in range(sum(lengths)))
     ends = list(itertools.accumulate(lengths))
-    buffers = [memoryview(data[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
+    buffers = [
+        memoryview(data[end - length : end]) for end, length in zip(ends, lengths, strict=True)
+    ]
     storage.write("a", len(data), [(0, buffers)])
     assert (tmp_path / "a").read_bytes() == data
     into = [memoryview(bytearray(length)) for length in lengths]
@@ -37,7 +39,9 @@ def test_a_commit_makes_whole_files_once(single_writer: bool, tmp_path: Path) ->
         storage.commit("1/record", b"two", "claim")
     assert (tmp_path / "1/record").read_bytes() == b"one"
     storage.commit("1/record", b"three", "claim", replace=True)
-    assert (tmp_path / "1/record").read_bytes() == b"three" and list((tmp_path / "claim").iterdir()) == []
+    assert (tmp_path / "1/record").read_bytes() == b"three" and list(
+        (tmp_path / "claim").iterdir()
+    ) == []
 
 
 def test_a_commit_without_its_claim_is_fenced(tmp_path: Path) -> None:
@@ -58,7 +62,9 @@ def test_sizes_are_of_files(tmp_path: Path) -> None:
     assert storage.list("a/b") == []
 
 
-def test_a_file_that_is_deleted_while_listing_and_folders_that_are_not_empty(tmp_path: Path) -> None:
+def test_a_file_that_is_deleted_while_listing_and_folders_that_are_not_empty(
+    tmp_path: Path,
+) -> None:
     """Folders with something in them stay, empty ones go, and a missing name is done."""
     storage = LocalStorage(tmp_path)
     storage.write("a/b/c", 0, [])

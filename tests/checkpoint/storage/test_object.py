@@ -13,7 +13,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, CommitUnknown, Options, SaveFailed, sweep
+from holdfast.checkpoint import (
+    CheckpointError,
+    CheckpointManager,
+    CommitUnknown,
+    Options,
+    SaveFailed,
+    sweep,
+)
 from holdfast.checkpoint.format.files import list_steps
 from holdfast.checkpoint.steps.claims import parse_writer, this_writer
 from holdfast.checkpoint.steps.garbage import sweep_files
@@ -36,7 +43,11 @@ def s3() -> Iterator[str]:
 @pytest.fixture(params=["memory", "s3"])
 def url(request: pytest.FixtureRequest) -> str:
     number = next(_numbers)
-    return f"memory://object/{number}" if request.param == "memory" else f"s3://{BUCKET}/object/{number}{request.getfixturevalue('s3')}"
+    return (
+        f"memory://object/{number}"
+        if request.param == "memory"
+        else f"s3://{BUCKET}/object/{number}{request.getfixturevalue('s3')}"
+    )
 
 
 def test_a_claim_that_was_not_renewed_is_fenced(url: str) -> None:
@@ -104,7 +115,11 @@ def test_an_overwrite_under_way_is_stopped_by_the_sweep(url: str) -> None:
         assert sweep_files(storage, claims) == [pack]
         assert not storage.put("5/checkpoint.json", b"late", seen), turn
         found, _ = storage.get("5/checkpoint.json")
-        assert record is not None and found is not None and fenced_writers(found) == fenced_writers(record) | {old.id}
+        assert (
+            record is not None
+            and found is not None
+            and fenced_writers(found) == fenced_writers(record) | {old.id}
+        )
         assert sweep_files(storage, claims) == [] and storage.get("5/checkpoint.json")[0] == found
     with CheckpointManager(url) as manager:
         assert (manager.restore(5)["w"] == np.arange(3)).all()
@@ -125,7 +140,10 @@ def test_a_commit_that_comes_after_its_tombstone_has_gone_is_taken_back() -> Non
     claims.take(old)
     storage.put(f"5/state/00000-00000-{old.id}00000001.safetensors", b"pack")
     sweeps: list[list[str]] = []
-    still += [lambda: sweeps.append(sweep_files(storage, claims)), lambda: sweeps.append(sweep_files(storage, claims))]
+    still += [
+        lambda: sweeps.append(sweep_files(storage, claims)),
+        lambda: sweeps.append(sweep_files(storage, claims)),
+    ]
     still += [lambda: claims.fence(old.id)]
     with pytest.raises(Fenced, match="its packs were swept"):
         paused.commit("5/checkpoint.json", b'{"late": 1}', f".holdfast/{old.id}")
@@ -141,9 +159,16 @@ def test_sweep_works_on_urls(url: str) -> None:
         put(f"9/state/00000-00000-{manager._writer.id}.safetensors", b"in flight")
         put("9/state/00000-00000-00c0ffee.safetensors", b"of nobody")
         found = sweep(url)
-        assert found.files == ["9/state/00000-00000-00c0ffee.safetensors"] and found.standing == [manager._writer.id] and not found.fenced
+        assert (
+            found.files == ["9/state/00000-00000-00c0ffee.safetensors"]
+            and found.standing == [manager._writer.id]
+            and not found.fenced
+        )
         found = sweep(url, force=True)
-        assert found.fenced == [f"writer {manager._writer.id} was fenced by force"] and found.standing == []
+        assert (
+            found.fenced == [f"writer {manager._writer.id} was fenced by force"]
+            and found.standing == []
+        )
         manager.save(1, {"w": np.ones(1)})
         with pytest.raises(Fenced):
             manager.wait_until_finished()
@@ -209,7 +234,9 @@ class _Flaky(http.server.BaseHTTPRequestHandler):
             self._answer(self.status, {}, b"")
             return
         headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
-        request = urllib.request.Request(self.upstream + self.path, data=body or None, method=self.command, headers=headers)
+        request = urllib.request.Request(
+            self.upstream + self.path, data=body or None, method=self.command, headers=headers
+        )
         try:
             with urllib.request.urlopen(request, timeout=30) as reply:
                 self._answer(reply.status, dict(reply.headers), reply.read())
@@ -220,9 +247,18 @@ class _Flaky(http.server.BaseHTTPRequestHandler):
     def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
         self.send_response(status)
         for name, value in headers.items():
-            if name.lower() not in ("content-length", "connection", "transfer-encoding", "server", "date"):
+            if name.lower() not in (
+                "content-length",
+                "connection",
+                "transfer-encoding",
+                "server",
+                "date",
+            ):
                 self.send_header(name, value)
-        self.send_header("Content-Length", headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(body)))
+        self.send_header(
+            "Content-Length",
+            headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(body)),
+        )
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
@@ -233,7 +269,9 @@ class _Flaky(http.server.BaseHTTPRequestHandler):
         """Logs nothing."""
 
 
-@pytest.mark.parametrize("status", [429, *(pytest.param(status, marks=pytest.mark.slow) for status in (500, 503))])
+@pytest.mark.parametrize(
+    "status", [429, *(pytest.param(status, marks=pytest.mark.slow) for status in (500, 503))]
+)
 def test_a_store_under_load_is_asked_again(s3: str, status: int) -> None:
     """Errors that pass are retried: a save and a restore succeed although the first requests of each kind fail."""
     upstream = s3.split("endpoint=")[1].split("&")[0]

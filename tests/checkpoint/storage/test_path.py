@@ -39,8 +39,14 @@ def test_a_path_means_a_store(tmp_path: Path) -> None:
         storage = open_storage(path)
         assert isinstance(storage, LocalStorage) and storage.root == str(tmp_path)
     memory = open_storage("memory://paths/a", single_writer=True)
-    assert isinstance(memory, ObjectStorage) and memory.root == "memory://paths/a" and memory.single_writer
-    with pytest.raises(ValueError, match="expected a folder, gs://, gcs_grpc://, s3://, az:// or memory://"):
+    assert (
+        isinstance(memory, ObjectStorage)
+        and memory.root == "memory://paths/a"
+        and memory.single_writer
+    )
+    with pytest.raises(
+        ValueError, match="expected a folder, gs://, gcs_grpc://, s3://, az:// or memory://"
+    ):
         open_storage("http://host/a")
 
 
@@ -49,11 +55,21 @@ def test_a_folder_lists_its_names_and_fetches_its_files(tmp_path: Path) -> None:
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/file").write_bytes(b"0123456789")
     folder = StorePath.of(tmp_path) / "a"
-    assert str(folder) == f"{tmp_path}/a" and folder.basename == "a" and folder.name == f"{tmp_path.name}/a"
+    assert (
+        str(folder) == f"{tmp_path}/a"
+        and folder.basename == "a"
+        and folder.name == f"{tmp_path.name}/a"
+    )
     assert {name: entry.size for name, entry in folder.names().items()} == {"b/": 0, "file": 10}
-    assert (folder / "none").names() == {} and list(StorePath(LocalStorage(tmp_path)).names()) == ["a/"]
+    assert (folder / "none").names() == {} and list(StorePath(LocalStorage(tmp_path)).names()) == [
+        "a/"
+    ]
     buffer = bytearray(4)
-    assert folder.fetch("file") == b"0123456789" and folder.read("file", 7, [memoryview(buffer)]) == 3 and buffer[:3] == b"789"
+    assert (
+        folder.fetch("file") == b"0123456789"
+        and folder.read("file", 7, [memoryview(buffer)]) == 3
+        and buffer[:3] == b"789"
+    )
     with pytest.raises(Corrupt, match="is missing") as caught:
         folder.fetch("gone")
     assert caught.value.file == f"{tmp_path}/a/gone"

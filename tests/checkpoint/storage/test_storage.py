@@ -25,7 +25,9 @@ from holdfast.coordination import Fenced
 from tests.support.object_servers import AZURITE, BUCKET, azure_server, gcs_server, s3_server
 
 _numbers = itertools.count()
-LOOSE = "gs"  # its emulator ignores conditions: allowed by name, with the promise of a single writer
+LOOSE = (
+    "gs"  # its emulator ignores conditions: allowed by name, with the promise of a single writer
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     kind, number = request.param, next(_numbers)
     if kind in ("local", "memory"):
         return str(tmp_path / "root") if kind == "local" else f"memory://contract/{number}"
-    query = request.getfixturevalue("azure") if kind == "az" else request.getfixturevalue("servers")[kind]
+    query = (
+        request.getfixturevalue("azure")
+        if kind == "az"
+        else request.getfixturevalue("servers")[kind]
+    )
     return f"{kind}://{BUCKET}/contract/{number}{query}"
 
 
@@ -70,13 +76,20 @@ def test_what_is_written_is_read(opened: tuple[Storage, Claims, Writer]) -> None
     storage, _, _ = opened
     numbers = np.arange(1000, dtype="<u4")
     buffers = [memoryview(numbers[i : i + 1]) for i in range(1000)]
-    storage.write("1/state/a", 4008, iter([(8, buffers), (0, [memoryview(b"head"), memoryview(b""), memoryview(b"line")])]))
+    storage.write(
+        "1/state/a",
+        4008,
+        iter([(8, buffers), (0, [memoryview(b"head"), memoryview(b""), memoryview(b"line")])]),
+    )
     assert storage.fetch("1/state/a", 4008) == b"headline" + numbers.tobytes()
     first, second = bytearray(3), np.zeros(2, "<u4")
     assert storage.read("1/state/a", 5, [memoryview(first), memoryview(second)]) == 11
     assert bytes(first) == b"ine" and list(second) == [0, 1]
     rest = bytearray(16)
-    assert storage.read("1/state/a", 4000, [memoryview(rest)]) == 8 and rest[:8] == numbers[-2:].tobytes()
+    assert (
+        storage.read("1/state/a", 4000, [memoryview(rest)]) == 8
+        and rest[:8] == numbers[-2:].tobytes()
+    )
     assert storage.read("1/state/a", 4008, [memoryview(rest)]) == 0
     put(storage, "1/state/a", b"new")
     assert storage.fetch("1/state/a", 3) == b"new"
@@ -106,10 +119,14 @@ def test_sizes(opened: tuple[Storage, Claims, Writer]) -> None:
     for name, size in sizes.items():
         put(storage, name, bytes(size))
     assert {name: storage.size(name) for name in sizes} == sizes
-    assert all(entry.size in (None, sizes[entry.name]) for entry in storage.list("1", recursive=True))
+    assert all(
+        entry.size in (None, sizes[entry.name]) for entry in storage.list("1", recursive=True)
+    )
 
 
-def test_an_error_while_writing_leaves_at_most_an_unnamed_file(opened: tuple[Storage, Claims, Writer]) -> None:
+def test_an_error_while_writing_leaves_at_most_an_unnamed_file(
+    opened: tuple[Storage, Claims, Writer],
+) -> None:
     """An exception from the parts comes through."""
     storage, _, _ = opened
 
@@ -143,8 +160,12 @@ def test_a_listing_of_names_alone(opened: tuple[Storage, Claims, Writer]) -> Non
         put(storage, name, b"1")
     for recursive in (False, True):
         names = storage.list("1", recursive=recursive, names_only=True)
-        assert [entry.name for entry in names] == [entry.name for entry in storage.list("1", recursive=recursive)]
-        assert {(entry.size, entry.modified_s) for entry in names if not entry.name.endswith("/")} == {(None, 0.0)}
+        assert [entry.name for entry in names] == [
+            entry.name for entry in storage.list("1", recursive=recursive)
+        ]
+        assert {
+            (entry.size, entry.modified_s) for entry in names if not entry.name.endswith("/")
+        } == {(None, 0.0)}
 
 
 def test_a_commit_happens_once(opened: tuple[Storage, Claims, Writer]) -> None:
@@ -161,7 +182,9 @@ def test_a_commit_happens_once(opened: tuple[Storage, Claims, Writer]) -> None:
         except (NameTaken, FileExistsError):
             outcomes.append("")
 
-    threads = [threading.Thread(target=commit, args=(str(number).encode(),)) for number in range(several)]
+    threads = [
+        threading.Thread(target=commit, args=(str(number).encode(),)) for number in range(several)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -197,14 +220,22 @@ def test_a_manager_runs_on_it(url: str) -> None:
             manager.save(step, {"w": np.arange(100.0) + step}, metrics={"loss": step})
         manager.save(3, {"w": np.arange(5.0)}, overwrite=True)
         manager.wait_until_finished()
-        assert manager.all_steps() == [2, 3] and np.array_equal(manager.restore()["w"], np.arange(5.0))
+        assert manager.all_steps() == [2, 3] and np.array_equal(
+            manager.restore()["w"], np.arange(5.0)
+        )
     with CheckpointManager(url, options=options) as manager:
         manager._worker.wait(60)
-        assert manager.all_steps() == [2, 3] and np.array_equal(manager.restore(2)["w"], np.arange(100.0) + 2)
+        assert manager.all_steps() == [2, 3] and np.array_equal(
+            manager.restore(2)["w"], np.arange(100.0) + 2
+        )
         assert manager.metrics(2) == {"loss": 2.0}
         manager.delete(3)
         assert manager.latest_step() == 2
-        left = {entry.name for entry in manager._storage.list("", recursive=True) if not entry.name.startswith(".holdfast")}
+        left = {
+            entry.name
+            for entry in manager._storage.list("", recursive=True)
+            if not entry.name.startswith(".holdfast")
+        }
     assert {name.split("/")[0] for name in left} == {"2"} and len(left) == 2
 
 
@@ -216,7 +247,14 @@ def test_what_a_dead_writer_left_goes(url: str) -> None:
     storage = open_storage(url, single_writer=options.single_writer)
     claims = open_claims(storage, single_writer=options.single_writer, claim_age_s=1e-6)
     before = {entry.name for entry in storage.list("", recursive=True)}
-    dead, packs = this_writer(), ["5/state/00000-00000-{}.safetensors", "6/state/00000-00000-{}.safetensors", "6/data/00000-j-{}.json"]
+    dead, packs = (
+        this_writer(),
+        [
+            "5/state/00000-00000-{}.safetensors",
+            "6/state/00000-00000-{}.safetensors",
+            "6/data/00000-j-{}.json",
+        ],
+    )
     claims.take(dead)
     packs = [name.format(dead.id) for name in packs]
     for name in packs:
@@ -224,13 +262,22 @@ def test_what_a_dead_writer_left_goes(url: str) -> None:
     assert sweep_files(storage, claims) == [], "its writer lives"
     claims.fence(dead.id)
     assert sorted(sweep_files(storage, claims)) == sorted(packs)
-    assert sweep_files(storage, claims) == [] and {entry.name for entry in storage.list("", recursive=True)} == before
+    assert (
+        sweep_files(storage, claims) == []
+        and {entry.name for entry in storage.list("", recursive=True)} == before
+    )
     with pytest.raises(Fenced):
         storage.commit("5/checkpoint.json", b"late", f".holdfast/{dead.id}", replace=True)
     if isinstance(storage, ObjectStorage):
-        assert list(storage.keys("6/")) == ([] if storage.deletes_on_condition else ["6/checkpoint.json"])
+        assert list(storage.keys("6/")) == (
+            [] if storage.deletes_on_condition else ["6/checkpoint.json"]
+        )
     with CheckpointManager(url, options=options) as manager:
-        assert manager.all_steps() == [5] and np.array_equal(manager.restore()["w"], np.arange(9.0)) and manager.metadata(5) == {"a": [1]}
+        assert (
+            manager.all_steps() == [5]
+            and np.array_equal(manager.restore()["w"], np.arange(9.0))
+            and manager.metadata(5) == {"a": [1]}
+        )
         manager.save(5, {"w": np.ones(2)}, overwrite=True)
         manager.save(6, {"w": np.ones(3)})
         manager.wait_until_finished()
@@ -241,7 +288,10 @@ def test_what_a_dead_writer_left_goes(url: str) -> None:
 def test_a_store_that_ignores_conditions_is_refused(servers: dict[str, str]) -> None:
     """Opening for writing says what the store did and what to promise; with the promise it works."""
     url = f"gs://{BUCKET}/refused"
-    with pytest.raises(CheckpointError, match=r"ignores the condition of a conditional write .*Options\(single_writer=True\)"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"ignores the condition of a conditional write .*Options\(single_writer=True\)",
+    ):
         CheckpointManager(url)
     with CheckpointManager(url, options=Options(single_writer=True)) as manager:
         manager.save(1, {"w": np.ones(3)})
@@ -311,14 +361,22 @@ def test_files_and_folders_have_the_modes_that_were_asked_for(tmp_path: Path) ->
     try:
         with CheckpointManager(tmp_path / "run", options=options) as manager:
             for overwrite in (False, True):
-                manager.save(1, items={"a": {"w": np.ones(3)}, "b": Json(1)}, overwrite=overwrite).wait()
+                manager.save(
+                    1, items={"a": {"w": np.ones(3)}, "b": Json(1)}, overwrite=overwrite
+                ).wait()
             manager.save(2, {"w": np.ones(3)}).wait()
             manager.delete(2)
     finally:
         os.umask(before)
-    made = [tmp_path / "run", *(path for path in (tmp_path / "run").rglob("*") if ".holdfast" not in path.parts)]
+    made = [
+        tmp_path / "run",
+        *(path for path in (tmp_path / "run").rglob("*") if ".holdfast" not in path.parts),
+    ]
     assert {path.name for path in made} > {"run", "1", "a", "b", "checkpoint.json"}
-    assert {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in made} == {(True, 0o750), (False, 0o640)}
+    assert {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in made} == {
+        (True, 0o750),
+        (False, 0o640),
+    }
 
 
 def test_modes_that_have_no_effect_or_lock_the_writer_out_are_refused() -> None:

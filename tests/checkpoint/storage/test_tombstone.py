@@ -8,11 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.storage.tombstone import TOMBSTONE, body_of, fenced_writers, marked_record, read_tombstone, sealed, tombstone
+from holdfast.checkpoint.storage.tombstone import (
+    TOMBSTONE,
+    body_of,
+    fenced_writers,
+    marked_record,
+    read_tombstone,
+    sealed,
+    tombstone,
+)
 
 WRITERS = st.sets(st.text("0123456789abcdef", min_size=8, max_size=8), min_size=1, max_size=4)
 BODIES = st.dictionaries(
-    st.text(max_size=8).filter(lambda key: key != "crc32c"), st.integers() | st.text(max_size=8), min_size=1, max_size=4
+    st.text(max_size=8).filter(lambda key: key != "crc32c"),
+    st.integers() | st.text(max_size=8),
+    min_size=1,
+    max_size=4,
 ).map(lambda value: json.dumps(value, separators=(",", ":")).encode()[:-1])
 
 
@@ -25,12 +36,17 @@ def test_a_seal_is_taken_off_again(body: bytes) -> None:
 
 
 @given(BODIES, WRITERS, WRITERS)
-def test_a_marked_record_names_the_fenced_writers(body: bytes, first: set[str], second: set[str]) -> None:
+def test_a_marked_record_names_the_fenced_writers(
+    body: bytes, first: set[str], second: set[str]
+) -> None:
     """A record that is marked says the same and names the writers; marked again it names the later ones alone."""
     record = sealed(body)
     assert fenced_writers(record) == set()
     marked = marked_record(record, first)
-    assert fenced_writers(marked) == first and json.loads(marked).items() >= json.loads(body + b"}").items()
+    assert (
+        fenced_writers(marked) == first
+        and json.loads(marked).items() >= json.loads(body + b"}").items()
+    )
     assert marked == sealed(body_of(marked))
     assert marked_record(marked, second) == marked_record(record, second)
 
@@ -43,7 +59,20 @@ def test_a_tombstone_names_the_fenced_writers(writers: set[str]) -> None:
     assert set(json.loads(found)) == {"format", "fenced", "since_s"}
 
 
-@pytest.mark.parametrize("rest", [b"", b"}", b',"fenced":7,"since_s":1}', b',"fenced":[],"since_s":"x"}', b',"fenced":["a"]}', b"\xff}"])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"",
+        b"}",
+        b',"fenced":7,"since_s":1}',
+        b',"fenced":[],"since_s":"x"}',
+        b',"fenced":["a"]}',
+        b"\xff}",
+    ],
+)
 def test_a_damaged_tombstone_is_an_old_one_that_fences_nobody(rest: bytes) -> None:
     """A later writer may replace it, and it is old enough to go; no error stops a sweep."""
-    assert read_tombstone(TOMBSTONE + rest) == (set(), 0.0) and fenced_writers(TOMBSTONE + rest) == set()
+    assert (
+        read_tombstone(TOMBSTONE + rest) == (set(), 0.0)
+        and fenced_writers(TOMBSTONE + rest) == set()
+    )

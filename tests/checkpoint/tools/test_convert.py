@@ -17,7 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import SAVED, CheckpointError, Corrupt, Files, Json, SaveFailed, UnsupportedLeaf, load, save, verify
+from holdfast.checkpoint import (
+    SAVED,
+    CheckpointError,
+    Corrupt,
+    Files,
+    Json,
+    SaveFailed,
+    UnsupportedLeaf,
+    load,
+    save,
+    verify,
+)
 from holdfast.checkpoint.format.grid import Grid
 from holdfast.checkpoint.format.pack_header import parse_header
 from holdfast.checkpoint.format.record import ItemRecord, parse_record
@@ -61,7 +72,11 @@ print(peak() - before >> 10)
 
 
 def run(script: str, *arguments: object) -> str:
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "MALLOC_ARENA_MAX": "2", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "MALLOC_ARENA_MAX": "2",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+    }
     command = [sys.executable, "-c", script, *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
@@ -79,7 +94,9 @@ def test_a_gibibyte_passes_through_little_memory(tmp_path: Path) -> None:
     extra = {}
     for layout in ("safetensors", "orbax"):
         extra[f"to {layout}"] = int(run(CONVERT, tmp_path / "ours", tmp_path / layout, layout))
-        extra[f"from {layout}"] = int(run(CONVERT, tmp_path / layout, tmp_path / "back", "holdfast"))
+        extra[f"from {layout}"] = int(
+            run(CONVERT, tmp_path / layout, tmp_path / "back", "holdfast")
+        )
         shutil.rmtree(tmp_path / layout)
         shutil.rmtree(tmp_path / "back")
     extra["to holdfast"] = int(run(CONVERT, tmp_path / "ours", tmp_path / "again", "holdfast"))
@@ -88,8 +105,19 @@ def test_a_gibibyte_passes_through_little_memory(tmp_path: Path) -> None:
 
 
 def tree() -> dict[str, Any]:
-    sharded = jax.device_put(jnp.arange(64.0).reshape(8, 8), jax.NamedSharding(jax.make_mesh((1,), ("d",)), jax.P("d")))
-    numbers = {"i": 3, "f": 2.5, "b": True, "c": 1 + 2j, "raw": b"\x00\xff", "s": "text", "none": None, "empty": ({}, [], ())}
+    sharded = jax.device_put(
+        jnp.arange(64.0).reshape(8, 8), jax.NamedSharding(jax.make_mesh((1,), ("d",)), jax.P("d"))
+    )
+    numbers = {
+        "i": 3,
+        "f": 2.5,
+        "b": True,
+        "c": 1 + 2j,
+        "raw": b"\x00\xff",
+        "s": "text",
+        "none": None,
+        "empty": ({}, [], ()),
+    }
     arrays = {
         "np": np.arange(3),
         "np0": np.float16(2.5),
@@ -97,7 +125,12 @@ def tree() -> dict[str, Any]:
         "zero": jnp.ones((0, 3)),
         "keys": jax.random.key(3),
     }
-    return {"b": numbers, "a": arrays | {"sharded": sharded}, "pair": Pair([1], (jnp.ones(2),)), "odd.name[0]": jnp.arange(3)}
+    return {
+        "b": numbers,
+        "a": arrays | {"sharded": sharded},
+        "pair": Pair([1], (jnp.ones(2),)),
+        "odd.name[0]": jnp.arange(3),
+    }
 
 
 def test_a_step_of_ours_stays_what_it_was(tmp_path: Path) -> None:
@@ -108,20 +141,35 @@ def test_a_step_of_ours_stays_what_it_was(tmp_path: Path) -> None:
     one, two = (load(tmp_path / name, types=[Pair]) for name in ("a", "b/3"))
     assert jax.tree.structure(one) == jax.tree.structure(two) == jax.tree.structure(tree())
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
-        assert type(a) is type(b) and (a.tobytes() == b.tobytes() if isinstance(a, np.ndarray) else a == b)
+        assert type(a) is type(b) and (
+            a.tobytes() == b.tobytes() if isinstance(a, np.ndarray) else a == b
+        )
     assert load(tmp_path / "b/3", SAVED)["a"]["sharded"].sharding.spec == jax.P("d")
-    assert jax.random.key_data(load(tmp_path / "b/3", SAVED)["a"]["keys"]).tolist() == jax.random.key_data(jax.random.key(3)).tolist()
+    assert (
+        jax.random.key_data(load(tmp_path / "b/3", SAVED)["a"]["keys"]).tolist()
+        == jax.random.key_data(jax.random.key(3)).tolist()
+    )
     assert open_checkpoint(tmp_path / "b/3").info.metadata == {"x": 1}
 
 
 def test_large_leaves_are_read_in_pieces(tmp_path: Path) -> None:
     """Leaves of several chunks, cut along either axis, of sizes that fit no power of two, come out bit for bit from every layout."""
     mesh = jax.make_mesh((1,), ("d",))
-    big = np.random.default_rng(0).integers(0, 255, (5, 7, (3 << 20) + 1), dtype=np.uint8)  # 105 MB: several chunks
-    save(tmp_path / "a", {"big": jax.device_put(big, jax.NamedSharding(mesh, jax.P())), "x": jnp.ones(3)}, step=1)
+    big = np.random.default_rng(0).integers(
+        0, 255, (5, 7, (3 << 20) + 1), dtype=np.uint8
+    )  # 105 MB: several chunks
+    save(
+        tmp_path / "a",
+        {"big": jax.device_put(big, jax.NamedSharding(mesh, jax.P())), "x": jnp.ones(3)},
+        step=1,
+    )
     for layout in ("holdfast", "orbax", "safetensors"):
         convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / layout)), layout)
-        convert(open_checkpoint(tmp_path / layout), StorePath(LocalStorage(tmp_path / f"{layout}-back")), "holdfast")
+        convert(
+            open_checkpoint(tmp_path / layout),
+            StorePath(LocalStorage(tmp_path / f"{layout}-back")),
+            "holdfast",
+        )
         back = tmp_path / f"{layout}-back"
         verify(back)
         assert load(back)["big"].tobytes() == big.tobytes()
@@ -146,7 +194,9 @@ def test_what_can_be_read_only_whole_is_read_once(tmp_path: Path) -> None:
             for read, filled in zip(reads, inner, strict=True):
                 read.array = filled.array
 
-    plan, (report,) = write_item(whole, Reader(), LocalStorage(tmp_path / "b"), "1", "00c0ffee", lambda done: None, [])
+    plan, (report,) = write_item(
+        whole, Reader(), LocalStorage(tmp_path / "b"), "1", "00c0ffee", lambda done: None, []
+    )
     assert plan.total_bytes == leaf.nbytes == 120 << 20
     assert set(sizes) == {leaf.nbytes} and len(sizes) <= len(report.files)
     for file in report.files:
@@ -170,11 +220,22 @@ def test_nothing_is_left_of_a_conversion_that_failed(layout: str, tmp_path: Path
 @pytest.mark.parametrize("layout", ["orbax", "safetensors"])
 def test_files_are_not_left_out_in_silence(layout: Any, tmp_path: Path) -> None:
     """A folder of files that the other layout cannot hold is refused by name, unless the items to take are named."""
-    model, tokenizer = {"w": np.ones(3)}, Files(lambda folder: (folder / "vocabulary").write_text("a b"))
+    model, tokenizer = (
+        {"w": np.ones(3)},
+        Files(lambda folder: (folder / "vocabulary").write_text("a b")),
+    )
     save(tmp_path / "c", items={"model": model, "tokenizer": tokenizer})
-    with pytest.raises(UnsupportedLeaf, match=f"'tokenizer' of .* is a folder of files, which {layout} does not hold; name the items"):
+    with pytest.raises(
+        UnsupportedLeaf,
+        match=f"'tokenizer' of .* is a folder of files, which {layout} does not hold; name the items",
+    ):
         convert(open_checkpoint(str(tmp_path / "c")), StorePath.of(tmp_path / layout), layout)
-    convert(open_checkpoint(str(tmp_path / "c")), StorePath.of(tmp_path / layout), layout, items=["model"])
+    convert(
+        open_checkpoint(str(tmp_path / "c")),
+        StorePath.of(tmp_path / layout),
+        layout,
+        items=["model"],
+    )
 
 
 def save_of_each(path: Path, say: str = "I am") -> None:
@@ -185,11 +246,19 @@ def save_of_each(path: Path, say: str = "I am") -> None:
         (folder / "deep" / "vocabulary").write_text(f"{say} {index}")
 
     def own(index: int) -> dict[str, Any]:
-        data, files = Json({say: index}, per_process=True), Files(lambda folder: write(folder, index), per_process=True)
+        data, files = (
+            Json({say: index}, per_process=True),
+            Files(lambda folder: write(folder, index), per_process=True),
+        )
         return {"state": {"w": np.ones(3)}, "data": data, "files": files, "config": Json({"lr": 1})}
 
     with groups(3) as members:
-        at_once([lambda member=member: save(path, items=own(member.index), group=member) for member in members])  # type: ignore[misc]
+        at_once(
+            [
+                lambda member=member: save(path, items=own(member.index), group=member)
+                for member in members
+            ]
+        )  # type: ignore[misc]
 
 
 def test_what_each_process_keeps_is_converted(tmp_path: Path) -> None:
@@ -199,10 +268,16 @@ def test_what_each_process_keeps_is_converted(tmp_path: Path) -> None:
     for whose, process in (("all", None), ("one", 2)):
         root = StorePath(LocalStorage(tmp_path / whose))
         convert(open_checkpoint(tmp_path / "a"), root, "holdfast", process=process)
-        assert verify(tmp_path / whose).files == verify(tmp_path / "a").files - (4 if process else 0)
+        assert verify(tmp_path / whose).files == verify(tmp_path / "a").files - (
+            4 if process else 0
+        )
         for index in range(3) if process is None else [process]:
             found = load(tmp_path / whose, items=files, process=index if process is None else 0)
-            assert found == {"data": {"I am": index}, "files": {"deep/vocabulary": f"I am {index}".encode()}, "config": {"lr": 1}}
+            assert found == {
+                "data": {"I am": index},
+                "files": {"deep/vocabulary": f"I am {index}".encode()},
+                "config": {"lr": 1},
+            }
     assert not list(compare(open_checkpoint(tmp_path / "a"), open_checkpoint(tmp_path / "all")))
 
 
@@ -210,13 +285,17 @@ def test_what_each_process_keeps_is_not_left_out_in_silence(tmp_path: Path) -> N
     """Orbax's layout holds one value of a JSON item: whose is to be said."""
     save_of_each(tmp_path / "a")
     source, target = open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b"))
-    with pytest.raises(UnsupportedLeaf, match=r"'data' has a value of each of 3 processes.*--process N"):
+    with pytest.raises(
+        UnsupportedLeaf, match=r"'data' has a value of each of 3 processes.*--process N"
+    ):
         convert(source, target, "orbax", items=["state"])
     convert(source, target, "orbax", items=["state"], process=1)
     assert load(tmp_path / "b", item="data") == {"I am": 1}
 
 
-def test_an_interrupt_after_the_commit_deletes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_after_the_commit_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ctrl-C once the record has its name: the step is there, whole."""
     save(tmp_path / "a", {"w": jnp.arange(4)}, step=3)
     real = os.link
@@ -228,7 +307,9 @@ def test_an_interrupt_after_the_commit_deletes_nothing(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(os, "link", link)
     with pytest.raises(KeyboardInterrupt):
-        convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), "holdfast")
+        convert(
+            open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), "holdfast"
+        )
     assert verify(tmp_path / "b" / "3").step == 3
 
 
@@ -246,7 +327,11 @@ def test_a_full_disk_is_an_error_of_ours(tmp_path: Path, monkeypatch: pytest.Mon
         with monkeypatch.context() as patch:
             patch.setattr(os, call, full)
             with pytest.raises(SaveFailed, match=r"step 3 was not saved: .*No space left"):
-                convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), "holdfast")
+                convert(
+                    open_checkpoint(tmp_path / "a"),
+                    StorePath(LocalStorage(tmp_path / "b")),
+                    "holdfast",
+                )
         assert not any(path.is_file() for path in (tmp_path / "b").rglob("*"))
 
 
@@ -258,13 +343,26 @@ def test_values_of_three_processes(tmp_path: Path) -> None:
     n, rows, w = item.leaves
     own = (replace(n, value=(5, 6, 7), per_process=True), replace(rows, per_process=True), w)
     plan, reports = write_item(
-        replace(item, leaves=own), checkpoint.reader("state"), LocalStorage(tmp_path / "b"), "1", "00c0ffee", lambda done: None, []
+        replace(item, leaves=own),
+        checkpoint.reader("state"),
+        LocalStorage(tmp_path / "b"),
+        "1",
+        "00c0ffee",
+        lambda done: None,
+        [],
     )
-    data = build_record(1, {"state": (plan, reports)}, writer="00c0ffee", processes=3, started_s=0.0, finished_s=0.0)
+    data = build_record(
+        1, {"state": (plan, reports)}, writer="00c0ffee", processes=3, started_s=0.0, finished_s=0.0
+    )
     found = parse_record(data, "x").items["state"].leaves
     assert len(reports) == 3 and [leaf.per_process for leaf in found] == [True, True, False]
     assert found[0].value == (5, 6, 7) and found[1].shape == (3, 4)
-    assert [leaf.value for leaf in leaves_of_process(ItemRecord("state", "tree", (), 0, found), PerProcessSelection(2)).leaves[:1]] == [7]
+    assert [
+        leaf.value
+        for leaf in leaves_of_process(
+            ItemRecord("state", "tree", (), 0, found), PerProcessSelection(2)
+        ).leaves[:1]
+    ] == [7]
 
 
 def test_leaves_kept_per_process(tmp_path: Path) -> None:
@@ -274,12 +372,23 @@ def test_leaves_kept_per_process(tmp_path: Path) -> None:
     state = {"rng": np.arange(4), "seed": 7, "w": jnp.ones(3)}
     save(tmp_path / "a", state, group=Solo(), per_process=lambda path: path in ("rng", "seed"))
     convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), "holdfast")
-    assert [leaf.per_process for leaf in open_checkpoint(tmp_path / "b").item("state").leaves] == [True, True, False]
+    assert [leaf.per_process for leaf in open_checkpoint(tmp_path / "b").item("state").leaves] == [
+        True,
+        True,
+        False,
+    ]
     assert load(tmp_path / "b", state)["seed"] == 7
     with pytest.raises(UnsupportedLeaf, match="say whose copy to take"):
         convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "c")), "orbax")
-    convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "c")), "orbax", process=0)
+    convert(
+        open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "c")), "orbax", process=0
+    )
     found = load(tmp_path / "c")
     assert found["rng"].tolist() == [0, 1, 2, 3] and found["seed"] == 7
     with pytest.raises(CheckpointError, match="kept per process and is there for 1 processes"):
-        convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "d")), "orbax", process=1)
+        convert(
+            open_checkpoint(tmp_path / "a"),
+            StorePath(LocalStorage(tmp_path / "d")),
+            "orbax",
+            process=1,
+        )

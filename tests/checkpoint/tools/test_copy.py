@@ -31,7 +31,9 @@ def test_a_damaged_source_never_becomes_a_step(tmp_path: Path) -> None:
         copy_checkpoint(StorePath(LocalStorage(tmp_path / "a")), StorePath(target), claims)
     assert caught.value.file == str(pack) and not (tmp_path / "b/checkpoint.json").exists()
     pack.write_bytes(whole)
-    with pytest.raises(Corrupt, match="The source is whole: delete this file of the copy") as caught:
+    with pytest.raises(
+        Corrupt, match="The source is whole: delete this file of the copy"
+    ) as caught:
         copy_checkpoint(StorePath(LocalStorage(tmp_path / "a")), StorePath(target), claims)
     Path(caught.value.file).unlink()
     copy_checkpoint(StorePath(LocalStorage(tmp_path / "a")), StorePath(target), claims)
@@ -42,7 +44,10 @@ def test_no_step_gets_the_name_of_another(tmp_path: Path) -> None:
     """A copy into a folder that is called as another step is refused before anything is written; by any other name it is a checkpoint."""
     save(tmp_path / "a" / "5", {"n": 5}, step=5)
     source, target = StorePath(LocalStorage(tmp_path / "a"), "5"), LocalStorage(tmp_path / "b")
-    with pytest.raises(CheckpointError, match=r"b/6 is called as another step than .*a/5, which is step 5; choose another name"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"b/6 is called as another step than .*a/5, which is step 5; choose another name",
+    ):
         copy_checkpoint(source, StorePath(target, "6"), open_claims(target))
     assert not (tmp_path / "b").exists()
     copy_checkpoint(source, StorePath(target, "best"), open_claims(target))
@@ -58,8 +63,12 @@ def test_a_sweep_leaves_a_copy_under_way_alone(tmp_path: Path) -> None:
     claims = open_claims(target)
     swept = []
     source = StorePath(LocalStorage(tmp_path / "a"), "5")
-    copy_checkpoint(source, StorePath(target, "5"), claims, lambda done: swept.append(sweep(tmp_path / "b")))
-    assert swept and all(not found.files and not found.fenced and len(found.standing) == 2 for found in swept)
+    copy_checkpoint(
+        source, StorePath(target, "5"), claims, lambda done: swept.append(sweep(tmp_path / "b"))
+    )
+    assert swept and all(
+        not found.files and not found.fenced and len(found.standing) == 2 for found in swept
+    )
     assert load(tmp_path / "b" / "5")["w"].sum() == 300
     other = replace(this_writer(), id=open_checkpoint(tmp_path / "a" / "5").record.writer_id)  # type: ignore[attr-defined]
     claims.take(other)
@@ -76,9 +85,15 @@ def test_a_copy_is_the_same_and_goes_on(layout: str, tmp_path: Path) -> None:
     target, claims = StorePath(storage, "7"), open_claims(storage)
     done = copy_checkpoint(source, target, claims)
     assert sorted(done.written) == sorted(file_sizes(source)) and done.skipped == []
-    assert file_sizes(target) == file_sizes(source) and done.bytes <= sum(file_sizes(source).values())
-    assert load(tmp_path / "b/7")["c"] == 2.5 and copy_checkpoint(source, target, claims).written == []
-    largest = max(file_sizes(target).items(), key=lambda pair: (not pair[0].endswith(".json"), pair[1]))[0]
+    assert file_sizes(target) == file_sizes(source) and done.bytes <= sum(
+        file_sizes(source).values()
+    )
+    assert (
+        load(tmp_path / "b/7")["c"] == 2.5 and copy_checkpoint(source, target, claims).written == []
+    )
+    largest = max(
+        file_sizes(target).items(), key=lambda pair: (not pair[0].endswith(".json"), pair[1])
+    )[0]
     (tmp_path / "b/7" / largest).write_bytes(b"cut")
     assert copy_checkpoint(source, target, claims).written == [largest]
     assert load(tmp_path / "b/7")["c"] == 2.5
@@ -90,7 +105,9 @@ def test_sizes_are_found_where_listings_have_none(layout: str, tmp_path: Path) -
     local = StorePath.of(write(layout, str(tmp_path)))
     storage = open_storage(f"memory://copies/{layout}")
     copy_checkpoint(local, StorePath(storage, "7"), open_claims(storage))
-    assert file_sizes(StorePath(storage, "7")) == file_sizes(local) | ({"checkpoint.json": 0} if layout == "holdfast" else {})
+    assert file_sizes(StorePath(storage, "7")) == file_sizes(local) | (
+        {"checkpoint.json": 0} if layout == "holdfast" else {}
+    )
 
 
 def test_another_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
@@ -99,7 +116,9 @@ def test_another_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
         save(tmp_path / name, {"w": name})
     storage = open_storage(tmp_path / "b")
     with pytest.raises(StepExists, match="is another checkpoint than"):
-        copy_checkpoint(StorePath(LocalStorage(tmp_path / "a")), StorePath(storage), open_claims(storage))
+        copy_checkpoint(
+            StorePath(LocalStorage(tmp_path / "a")), StorePath(storage), open_claims(storage)
+        )
     assert load(tmp_path / "b") == {"w": "b"}
 
 

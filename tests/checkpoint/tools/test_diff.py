@@ -53,8 +53,22 @@ def test_more_elements_than_are_compared_at_once() -> None:
 
 def test_what_differs_is_named(tmp_path: Path) -> None:
     """Missing leaves, shapes, dtypes, types and values have their words; layouts may differ, and equal ones differ in nothing."""
-    tree = {"w": np.arange(4.0), "shape": np.zeros(2), "dtype": np.zeros(2), "type": 3, "value": "x", "gone": 1}
-    other = {"w": np.arange(4.0), "shape": np.zeros(3), "dtype": np.zeros(2, np.int8), "type": np.ones(2), "value": "y", "new": 1}
+    tree = {
+        "w": np.arange(4.0),
+        "shape": np.zeros(2),
+        "dtype": np.zeros(2),
+        "type": 3,
+        "value": "x",
+        "gone": 1,
+    }
+    other = {
+        "w": np.arange(4.0),
+        "shape": np.zeros(3),
+        "dtype": np.zeros(2, np.int8),
+        "type": np.ones(2),
+        "value": "y",
+        "new": 1,
+    }
     save(tmp_path / "a", tree)
     save(tmp_path / "b", other)
     a, b = open_checkpoint(tmp_path / "a"), open_checkpoint(tmp_path / "b")
@@ -67,7 +81,10 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
         "new": "only in B",
     }
     assert list(compare(a, a)) == []
-    orbax, plain = (open_checkpoint(write_layout(layout, str(tmp_path / layout))) for layout in ("orbax", "safetensors"))
+    orbax, plain = (
+        open_checkpoint(write_layout(layout, str(tmp_path / layout)))
+        for layout in ("orbax", "safetensors")
+    )
     assert list(compare(orbax, plain)) == []
 
 
@@ -81,11 +98,21 @@ def test_files_and_what_each_process_keeps_are_compared(tmp_path: Path) -> None:
     def items(name: str, say: str, index: int) -> dict[str, Any]:
         mine = Files(lambda folder: write(folder, "own", f"{say} {index % 2}"), per_process=True)
         shared = Files(lambda folder: write(folder, name, say))
-        return {"w": {"x": 1}, "mine": mine, "shared": shared, "data": Json([say if index else ""], per_process=True)}
+        return {
+            "w": {"x": 1},
+            "mine": mine,
+            "shared": shared,
+            "data": Json([say if index else ""], per_process=True),
+        }
 
     def save_both(path: str, name: str, say: str) -> None:
         with groups(2) as members:
-            at_once([lambda g=g: save(tmp_path / path, items=items(name, say, g.index), group=g) for g in members])  # type: ignore[misc]
+            at_once(
+                [
+                    lambda g=g: save(tmp_path / path, items=items(name, say, g.index), group=g)
+                    for g in members
+                ]
+            )  # type: ignore[misc]
 
     save_both("a", "old", "one"), save_both("b", "new", "two"), save_both("c", "old", "one")
     a, b, c = (open_checkpoint(tmp_path / path) for path in "abc")
@@ -100,4 +127,7 @@ def test_files_and_what_each_process_keeps_are_compared(tmp_path: Path) -> None:
     save(tmp_path / "d", items=items("old", "one", 1))
     rows = {row.item: row for row in compare(a, open_checkpoint(tmp_path / "d"))}
     assert set(rows) == {"data", "mine"}
-    assert (rows["mine"].a, rows["mine"].b) == ("files of each of 2 processes", "files of each of 1 processes")
+    assert (rows["mine"].a, rows["mine"].b) == (
+        "files of each of 2 processes",
+        "files of each of 1 processes",
+    )

@@ -41,7 +41,9 @@ def test_packs_that_are_too_long_are_divided(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     tree = {f"w{i}": rng.integers(0, 255, (2 << 20) + i % 5, dtype=np.uint8) for i in range(40)}
     tree |= {f"x{i}": np.full(3 + i % 4, i, np.float16) for i in range(50)}
-    save(tmp_path / "a", {**tree, "n": 7, "long": [jnp.ones((3, 5))]}, step=4, metadata={"who": "me"})
+    save(
+        tmp_path / "a", {**tree, "n": 7, "long": [jnp.ones((3, 5))]}, step=4, metadata={"who": "me"}
+    )
     source = StorePath(LocalStorage(tmp_path / "a"))
     packs = [size for name, size in file_sizes(source).items() if name.endswith(".safetensors")]
     assert max(packs) > Bounded.limit_bytes
@@ -64,7 +66,9 @@ def test_packs_that_are_too_long_are_divided(tmp_path: Path) -> None:
     (tmp_path / "b/checkpoint.json").unlink()
     victim = tmp_path / "b" / done.written[3]
     victim.unlink()
-    assert sorted(copy_checkpoint(source, target, claims).written) == sorted([done.written[3], "checkpoint.json"])
+    assert sorted(copy_checkpoint(source, target, claims).written) == sorted(
+        [done.written[3], "checkpoint.json"]
+    )
     assert not (tmp_path / "b/.holdfast").exists()
     save(tmp_path / "c", tree, step=4)
     with pytest.raises(StepExists, match="another checkpoint"):
@@ -74,13 +78,23 @@ def test_packs_that_are_too_long_are_divided(tmp_path: Path) -> None:
 def test_the_new_files_hold_each_chunk_once(tmp_path: Path) -> None:
     """No file is longer than the limit, the data is the old bytes in the old order, and the record is valid and alike each time."""
     rng = np.random.default_rng(0)
-    save(tmp_path, {f"w{i}": rng.integers(0, 255, (2 << 20) + i, dtype=np.uint8) for i in range(40)} | {"n": 3})
+    save(
+        tmp_path,
+        {f"w{i}": rng.integers(0, 255, (2 << 20) + i, dtype=np.uint8) for i in range(40)}
+        | {"n": 3},
+    )
     storage, limit = LocalStorage(tmp_path), HEADER_BYTES + (3 << 20)
     record, data = read_record(storage, ""), storage.fetch("checkpoint.json", 1 << 30)
     jobs, new = repack(storage, "", record, data, limit)
-    assert max(job.size for job in jobs) <= limit and len(jobs) > len(record.file_names()) and len({job.name for job in jobs}) == len(jobs)
+    assert (
+        max(job.size for job in jobs) <= limit
+        and len(jobs) > len(record.file_names())
+        and len({job.name for job in jobs}) == len(jobs)
+    )
     found = parse_record(new, "p")
-    assert [(file.name, file.size) for file in found.items["state"].files] == [(job.name, job.size) for job in jobs]
+    assert [(file.name, file.size) for file in found.items["state"].files] == [
+        (job.name, job.size) for job in jobs
+    ]
     for job in jobs:
         with open(tmp_path / job.source, "rb") as source:
             source.seek(job.offset)

@@ -29,7 +29,10 @@ Pair = namedtuple("Pair", "a b")
 
 def state() -> dict[str, Any]:
     mesh = jax.sharding.Mesh(np.array(jax.devices()), "d")
-    params = {"w": jax.device_put(jnp.ones((2, 3)), jax.NamedSharding(mesh, jax.P("d"))), "b": np.arange(2.0)}
+    params = {
+        "w": jax.device_put(jnp.ones((2, 3)), jax.NamedSharding(mesh, jax.P("d"))),
+        "b": np.arange(2.0),
+    }
     return {
         "params": params,
         "opt": optax.adam(1e-3).init(params),
@@ -48,11 +51,25 @@ def test_one_item_with_and_without_a_target(tmp_path: Path) -> None:
         with ocp.CheckpointManager(root) as manager:
             saved = manager.save(3, args=ocp.args.StandardSave(state()))
             manager.wait_until_finished()
-            like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, jax.Array) else leaf, state())
+            like = jax.tree.map(
+                lambda leaf: (
+                    jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+                    if isinstance(leaf, jax.Array)
+                    else leaf
+                ),
+                state(),
+            )
             restored = manager.restore(None, args=ocp.args.StandardRestore(like))
             assert isinstance(restored["opt"][0], optax.ScaleByAdamState)
             raw = [manager.restore(3), manager.restore(3, args=ocp.args.StandardRestore())]
-            return saved, raw, restored, manager.all_steps(), manager.latest_step(), manager.metrics(3)
+            return (
+                saved,
+                raw,
+                restored,
+                manager.all_steps(),
+                manager.latest_step(),
+                manager.metrics(3),
+            )
 
     run_both(program, tmp_path)
 
@@ -62,7 +79,9 @@ def test_several_items(tmp_path: Path) -> None:
 
     def program(ocp: Any, root: Path) -> Any:
         np_state = np.random.RandomState(1).get_state()
-        with ocp.CheckpointManager(root, item_names=("state", "meta", "array", "key", "np_key")) as manager:
+        with ocp.CheckpointManager(
+            root, item_names=("state", "meta", "array", "key", "np_key")
+        ) as manager:
             items = ocp.args.Composite(
                 state=ocp.args.PyTreeSave({"w": jnp.ones(2), "n": 3}),
                 meta=ocp.args.JsonSave({"a": [1, None, "x"]}),
@@ -72,12 +91,32 @@ def test_several_items(tmp_path: Path) -> None:
             )
             manager.save(0, args=items, custom_metadata={"run": "a"})
             manager.wait_until_finished()
-            some = manager.restore(0, args=ocp.args.Composite(meta=ocp.args.JsonRestore(), state=ocp.args.PyTreeRestore()))
-            keys = manager.restore(0, args=ocp.args.Composite(key=ocp.args.JaxRandomKeyRestore(), np_key=ocp.args.NumpyRandomKeyRestore()))
+            some = manager.restore(
+                0,
+                args=ocp.args.Composite(
+                    meta=ocp.args.JsonRestore(), state=ocp.args.PyTreeRestore()
+                ),
+            )
+            keys = manager.restore(
+                0,
+                args=ocp.args.Composite(
+                    key=ocp.args.JaxRandomKeyRestore(), np_key=ocp.args.NumpyRandomKeyRestore()
+                ),
+            )
             assert some.meta == some["meta"] and "state" in some
-            named, array = manager.restore(0, args=ocp.args.Composite(array=ocp.args.ArrayRestore())), manager.restore(0)["array"]
+            named, array = (
+                manager.restore(0, args=ocp.args.Composite(array=ocp.args.ArrayRestore())),
+                manager.restore(0)["array"],
+            )
             np_key = [keys["np_key"][0], keys["np_key"][1].tolist(), *keys["np_key"][2:]]
-            return dict(some.items()), keys["key"], np_key, dict(named.items()), array, manager.metadata(0).custom_metadata
+            return (
+                dict(some.items()),
+                keys["key"],
+                np_key,
+                dict(named.items()),
+                array,
+                manager.metadata(0).custom_metadata,
+            )
 
     run_both(program, tmp_path)
 
@@ -93,7 +132,10 @@ def test_what_is_known_without_reading(tmp_path: Path) -> None:
         with ocp.CheckpointManager(root, item_handlers=ocp.StandardCheckpointHandler()) as manager:
             about = manager.item_metadata(1)
             target = jax.tree.map(ocp.utils.to_shape_dtype_struct, about.tree)
-            shapes = {key: (getattr(leaf, "shape", None), getattr(leaf, "dtype", None)) for key, leaf in target.items()}
+            shapes = {
+                key: (getattr(leaf, "shape", None), getattr(leaf, "dtype", None))
+                for key, leaf in target.items()
+            }
             restored = manager.restore(1, args=ocp.args.StandardRestore(target))
             assert manager.metadata(1).commit_timestamp_nsecs > 10**18
             return shapes, about["w"].shape, set(about.keys()), restored["w"], restored["n"]
@@ -110,9 +152,13 @@ def test_when_a_step_is_saved(tmp_path: Path) -> None:
         options = {
             "interval": ocp.CheckpointManagerOptions(save_interval_steps=4),
             "named": ocp.CheckpointManagerOptions(save_interval_steps=100, save_on_steps={3, 5}),
-            "function": ocp.CheckpointManagerOptions(should_save_fn=lambda step, last: last is None or step - last >= 5),
+            "function": ocp.CheckpointManagerOptions(
+                should_save_fn=lambda step, last: last is None or step - last >= 5
+            ),
             "policy": ocp.CheckpointManagerOptions(
-                save_decision_policy=policies.AnySavePolicy([policies.FixedIntervalPolicy(6), policies.SpecificStepsPolicy([7])])
+                save_decision_policy=policies.AnySavePolicy(
+                    [policies.FixedIntervalPolicy(6), policies.SpecificStepsPolicy([7])]
+                )
             ),
             "sync": ocp.CheckpointManagerOptions(enable_async_checkpointing=False),
         }
@@ -127,7 +173,9 @@ def test_when_a_step_is_saved(tmp_path: Path) -> None:
                 older = manager.save(2, args=ocp.args.StandardSave({"x": 0}))
                 latest = manager.latest_step()  # its save may be in flight: it counts
                 forced = outcome(
-                    lambda manager=manager, latest=latest: manager.save(latest, args=ocp.args.StandardSave({"x": 0}), force=True)
+                    lambda manager=manager, latest=latest: manager.save(
+                        latest, args=ocp.args.StandardSave({"x": 0}), force=True
+                    )
                 )
                 manager.wait_until_finished()
                 found[name] = steps, older, forced, list(manager.all_steps())
@@ -162,10 +210,16 @@ def test_which_steps_stay(tmp_path: Path) -> None:
             "best": ocp.CheckpointManagerOptions(max_to_keep=2, **best),
             "all": ocp.CheckpointManagerOptions(),
             "policy": ocp.CheckpointManagerOptions(
-                preservation_policy=keep.AnyPreservationPolicy([keep.LatestN(1), keep.CustomSteps([2, 3]), keep.EveryNSteps(5, False)])
+                preservation_policy=keep.AnyPreservationPolicy(
+                    [keep.LatestN(1), keep.CustomSteps([2, 3]), keep.EveryNSteps(5, False)]
+                )
             ),
-            "seconds": ocp.CheckpointManagerOptions(max_to_keep=1, keep_time_interval=timedelta(hours=1)),
-            "duration": ocp.CheckpointManagerOptions(preservation_policy=keep.LatestDuration(timedelta(hours=1))),
+            "seconds": ocp.CheckpointManagerOptions(
+                max_to_keep=1, keep_time_interval=timedelta(hours=1)
+            ),
+            "duration": ocp.CheckpointManagerOptions(
+                preservation_policy=keep.LatestDuration(timedelta(hours=1))
+            ),
             "closest": ocp.CheckpointManagerOptions(preservation_policy=keep.EveryNStepsClosest(4)),
         }
         found = {}
@@ -177,7 +231,11 @@ def test_which_steps_stay(tmp_path: Path) -> None:
                     manager.wait_until_finished()
                 found[name] = list(manager.all_steps()), manager.best_step(), manager.metrics(8)
             with ocp.CheckpointManager(root / name, options=chosen) as manager:
-                found[f"{name}, opened again"] = list(manager.all_steps()), manager.best_step(), manager.metrics(8)
+                found[f"{name}, opened again"] = (
+                    list(manager.all_steps()),
+                    manager.best_step(),
+                    manager.metrics(8),
+                )
         return found
 
     assert run_both(program, tmp_path)["best"] == ([7, 8], 8, {"loss": 0.5})
@@ -191,13 +249,29 @@ def test_what_does_not_fit_is_the_same_kind_of_error(tmp_path: Path) -> None:
             nothing = outcome(lambda: manager.restore(None))
             manager.save(1, args=ocp.args.StandardSave({"w": jnp.ones(2)}))
             manager.wait_until_finished()
-            restore = lambda target: outcome(lambda: manager.restore(1, args=ocp.args.StandardRestore(target)))  # noqa: E731
-            targets = restore({"x": jnp.ones(2)}), restore({"w": jnp.ones(3)}), restore({"w": jnp.ones(2, jnp.bfloat16)})
-            rest = outcome(lambda: manager.restore(7)), outcome(lambda: manager.delete(9)), outcome(lambda: manager.save(2))
+            restore = lambda target: outcome(
+                lambda: manager.restore(1, args=ocp.args.StandardRestore(target))
+            )  # noqa: E731
+            targets = (
+                restore({"x": jnp.ones(2)}),
+                restore({"w": jnp.ones(3)}),
+                restore({"w": jnp.ones(2, jnp.bfloat16)}),
+            )
+            rest = (
+                outcome(lambda: manager.restore(7)),
+                outcome(lambda: manager.delete(9)),
+                outcome(lambda: manager.save(2)),
+            )
         with ocp.CheckpointManager(root / "several") as manager:
             manager.save(1, args=ocp.args.Composite(state=ocp.args.StandardSave({"w": 1})))
             manager.wait_until_finished()
-            rest += (outcome(lambda: manager.restore(1, args=ocp.args.Composite(no=ocp.args.StandardRestore()))),)
+            rest += (
+                outcome(
+                    lambda: manager.restore(
+                        1, args=ocp.args.Composite(no=ocp.args.StandardRestore())
+                    )
+                ),
+            )
             rest += (outcome(lambda: manager.save(2, args=ocp.args.StandardSave({"w": 1}))),)
         return nothing, targets, rest
 
@@ -220,7 +294,11 @@ def test_a_partial_restore_and_restore_arguments(tmp_path: Path) -> None:
             args = ocp.checkpoint_utils.construct_restore_args(tree)
             args["opt"]["mu"] = ocp.RestoreArgs(restore_type=np.ndarray, dtype=np.float16)
             only_w = {"w": tree["w"]}
-            partial = restore(item=only_w, restore_args=ocp.checkpoint_utils.construct_restore_args(only_w), partial_restore=True)
+            partial = restore(
+                item=only_w,
+                restore_args=ocp.checkpoint_utils.construct_restore_args(only_w),
+                partial_restore=True,
+            )
             placeholder = restore(item=tree | {"w": ocp.PLACEHOLDER}, restore_args=args)
             assert placeholder.pop("w") is ...
             return restore(), restore(item=tree, restore_args=args), partial, placeholder
@@ -238,18 +316,29 @@ def test_flax_nnx_with_optax_trains_on(tmp_path: Path) -> None:
 
         def train(model: Any, optimizer: Any) -> None:
             for _ in range(2):
-                optimizer.update(model, nnx.grad(lambda model: (model(jnp.ones((4, 3))) ** 2).mean())(model))
+                optimizer.update(
+                    model, nnx.grad(lambda model: (model(jnp.ones((4, 3))) ** 2).mean())(model)
+                )
 
         model, optimizer = made(0)
         train(model, optimizer)
-        with ocp.CheckpointManager(root, options=ocp.CheckpointManagerOptions(max_to_keep=1)) as manager:
+        with ocp.CheckpointManager(
+            root, options=ocp.CheckpointManagerOptions(max_to_keep=1)
+        ) as manager:
             manager.save(
-                2, args=ocp.args.Composite(model=ocp.args.StandardSave(nnx.state(model)), opt=ocp.args.StandardSave(nnx.state(optimizer)))
+                2,
+                args=ocp.args.Composite(
+                    model=ocp.args.StandardSave(nnx.state(model)),
+                    opt=ocp.args.StandardSave(nnx.state(optimizer)),
+                ),
             )
             manager.wait_until_finished()
             other, other_optimizer = made(1)
             like = lambda node: jax.tree.map(ocp.utils.to_shape_dtype_struct, nnx.state(node))  # noqa: E731
-            targets = ocp.args.Composite(model=ocp.args.StandardRestore(like(other)), opt=ocp.args.StandardRestore(like(other_optimizer)))
+            targets = ocp.args.Composite(
+                model=ocp.args.StandardRestore(like(other)),
+                opt=ocp.args.StandardRestore(like(other_optimizer)),
+            )
             restored = manager.restore(2, args=targets)
         nnx.update(other, restored["model"])
         nnx.update(other_optimizer, restored["opt"])
@@ -270,7 +359,9 @@ def test_equinox_trains_on(tmp_path: Path) -> None:
             manager.save(0, args=ocp.args.StandardSave(eqx.filter(model, eqx.is_array)))
             manager.wait_until_finished()
             arrays, static = eqx.partition(other, eqx.is_array)
-            restored = eqx.combine(manager.restore(0, args=ocp.args.StandardRestore(arrays)), static)
+            restored = eqx.combine(
+                manager.restore(0, args=ocp.args.StandardRestore(arrays)), static
+            )
         return restored(jnp.ones(2)), jax.tree.leaves(eqx.filter(restored, eqx.is_array))
 
     run_both(program, tmp_path)
@@ -279,18 +370,30 @@ def test_equinox_trains_on(tmp_path: Path) -> None:
 def test_roots_of_orbax_are_read_and_continued(tmp_path: Path) -> None:
     """What Orbax saved restores here, with its metrics; the next step is ours, beside it, and native code reads it."""
     options = {"best_fn": lambda metrics: metrics["loss"], "best_mode": "min"}
-    with real.CheckpointManager(tmp_path, options=real.CheckpointManagerOptions(**options)) as manager:
+    with real.CheckpointManager(
+        tmp_path, options=real.CheckpointManagerOptions(**options)
+    ) as manager:
         manager.save(1, args=real.args.StandardSave(state()), metrics={"loss": 2.0})
         manager.wait_until_finished()
         expected = manager.restore(1)
-    with ours.CheckpointManager(tmp_path, options=ours.CheckpointManagerOptions(**options)) as manager:
+    with ours.CheckpointManager(
+        tmp_path, options=ours.CheckpointManagerOptions(**options)
+    ) as manager:
         assert_equal(manager.restore(None), expected)
-        assert manager.metrics(1) == {"loss": 2.0} and manager.best_step() == 1 and not manager.should_save(1)
-        assert manager.save(2, args=ours.args.StandardSave({"w": jnp.ones(2)}), metrics={"loss": 3.0})
+        assert (
+            manager.metrics(1) == {"loss": 2.0}
+            and manager.best_step() == 1
+            and not manager.should_save(1)
+        )
+        assert manager.save(
+            2, args=ours.args.StandardSave({"w": jnp.ones(2)}), metrics={"loss": 3.0}
+        )
         manager.wait_until_finished()
         assert list(manager.all_steps()) == [1, 2] and manager.best_step() == 1
     with NativeManager(tmp_path) as native:
-        assert native.restore(2, item="default")["w"].tolist() == [1, 1] and native.metrics(2) == {"loss": 3.0}
+        assert native.restore(2, item="default")["w"].tolist() == [1, 1] and native.metrics(2) == {
+            "loss": 3.0
+        }
 
 
 def test_the_newest_step_stays_though_it_is_not_the_best(tmp_path: Path) -> None:
@@ -306,16 +409,24 @@ def test_the_newest_step_stays_though_it_is_not_the_best(tmp_path: Path) -> None
 def test_what_is_not_covered_says_what_to_do(tmp_path: Path) -> None:
     """Each refusal names the call, what is nearest, and the page."""
     refused = {
-        r"step_name_format=.*step_prefix": lambda: ours.CheckpointManagerOptions(step_name_format=1),
+        r"step_name_format=.*step_prefix": lambda: ours.CheckpointManagerOptions(
+            step_name_format=1
+        ),
         r"todelete_subdir='trash'": lambda: ours.CheckpointManagerOptions(todelete_subdir="trash"),
-        r"CheckpointManager\(metadata=.*custom_metadata": lambda: ours.CheckpointManager(tmp_path, metadata={"a": 1}),
+        r"CheckpointManager\(metadata=.*custom_metadata": lambda: ours.CheckpointManager(
+            tmp_path, metadata={"a": 1}
+        ),
         r"transforms=.*rename=": lambda: ours.args.PyTreeRestore(transforms={"a": 1}),
-        r"orbax.checkpoint.CheckpointHandlerRegistry .*register_with_handler": lambda: ours.CheckpointHandlerRegistry(),
+        r"orbax.checkpoint.CheckpointHandlerRegistry .*register_with_handler": lambda: (
+            ours.CheckpointHandlerRegistry()
+        ),
     }
     for message, call in refused.items():
         with pytest.raises(NotImplementedError, match=rf"{message}.*docs/from-orbax\.md"):
             call()
-    with ours.CheckpointManager(tmp_path, options=ours.CheckpointManagerOptions(best_fn=lambda _: 0.0)) as manager:
+    with ours.CheckpointManager(
+        tmp_path, options=ours.CheckpointManagerOptions(best_fn=lambda _: 0.0)
+    ) as manager:
         with pytest.raises(NotImplementedError, match="flat dict of numbers"):
             manager.save(1, args=ours.args.StandardSave({"x": 1}), metrics={"text": "x"})
 
@@ -327,7 +438,9 @@ def test_what_is_not_covered_says_what_to_do(tmp_path: Path) -> None:
         assert manager.all_steps() == [] and manager.latest_step() is None
 
 
-def test_a_step_that_is_committed_during_the_listing_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_is_committed_during_the_listing_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A save that is in flight when the folder is looked at, and is not a moment later, is in none of two gaps."""
     committing, commit = threading.Event(), LocalStorage.commit
 
@@ -359,7 +472,9 @@ def test_steps_are_called_alike(tmp_path: Path) -> None:
             for step in (3, 12):
                 manager.save(step, args=ocp.args.StandardSave({"x": step}))
             manager.wait_until_finished()
-            return sorted(path.name for path in root.iterdir() if path.name != ".holdfast"), list(manager.all_steps())
+            return sorted(path.name for path in root.iterdir() if path.name != ".holdfast"), list(
+                manager.all_steps()
+            )
 
     assert run_both(program, tmp_path)[0] == ["ckpt_000003", "ckpt_000012"]
     program(real, tmp_path / "more")
@@ -367,5 +482,9 @@ def test_steps_are_called_alike(tmp_path: Path) -> None:
     with ours.CheckpointManager(tmp_path / "more", options=options) as manager:
         manager.save(20, args=ours.args.StandardSave({"x": 20}))
         manager.wait_until_finished()
-        assert manager.all_steps() == [3, 12, 20] and manager.restore(12)["x"] == 12 and manager.restore(20)["x"] == 20
+        assert (
+            manager.all_steps() == [3, 12, 20]
+            and manager.restore(12)["x"] == 12
+            and manager.restore(20)["x"] == 20
+        )
         assert (tmp_path / "more" / "ckpt_000020").is_dir()

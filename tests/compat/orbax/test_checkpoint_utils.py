@@ -24,10 +24,17 @@ def test_restore_arguments_say_what_a_target_is(tmp_path: Path) -> None:
         target = {"w": jnp.ones((2, 3)), "b": np.zeros(2, np.int16), "n": 3}
         args = ocp.checkpoint_utils.construct_restore_args(target)
         sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        other = ocp.checkpoint_utils.construct_restore_args({"w": target["w"]}, {"w": sharding})["w"]
+        other = ocp.checkpoint_utils.construct_restore_args({"w": target["w"]}, {"w": sharding})[
+            "w"
+        ]
         w = args["w"]
         struct = ocp.utils.to_shape_dtype_struct(target["w"])
-        about = [(arg.restore_type, arg.dtype) for arg in (w, args["b"])], args["n"].restore_type, w.sharding, tuple(w.global_shape)
+        about = (
+            [(arg.restore_type, arg.dtype) for arg in (w, args["b"])],
+            args["n"].restore_type,
+            w.sharding,
+            tuple(w.global_shape),
+        )
         return about, other.sharding == sharding, (struct.shape, struct.dtype, struct.sharding)
 
     run_both(program, tmp_path)
@@ -38,14 +45,22 @@ def test_steps_are_listed_and_waited_for(tmp_path: Path) -> None:
 
     def program(ocp: Any, root: Path) -> Any:
         with ocp.CheckpointManager(root) as manager:
-            save = lambda step: (manager.save(step, args=ocp.args.StandardSave({"x": step})), manager.wait_until_finished())  # noqa: E731
+            save = lambda step: (
+                manager.save(step, args=ocp.args.StandardSave({"x": step})),
+                manager.wait_until_finished(),
+            )  # noqa: E731
             save(1)
             first = list(ocp.checkpoint_utils.checkpoints_iterator(root, timeout=0))
             timer = threading.Timer(0.2, save, [2])
             timer.start()
             waited = ocp.checkpoint_utils.wait_for_new_checkpoint(root, until_step=2, timeout=60)
             timer.join()
-            return first, waited, list(ocp.utils.checkpoint_steps(root)), ocp.utils.any_checkpoint_step(root) in (1, 2)
+            return (
+                first,
+                waited,
+                list(ocp.utils.checkpoint_steps(root)),
+                ocp.utils.any_checkpoint_step(root) in (1, 2),
+            )
 
     program(ours, tmp_path)
     assert list(ours.utils.checkpoint_steps(tmp_path)) == [1, 2]

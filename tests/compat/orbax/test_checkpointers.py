@@ -19,7 +19,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # 
 
 
 def state() -> dict[str, Any]:
-    return {"w": jnp.arange(6.0).reshape(2, 3), "opt": [jnp.ones(2, jnp.bfloat16), {"n": 3}], "b": np.arange(2)}
+    return {
+        "w": jnp.arange(6.0).reshape(2, 3),
+        "opt": [jnp.ones(2, jnp.bfloat16), {"n": 3}],
+        "b": np.arange(2),
+    }
 
 
 def test_trees(tmp_path: Path) -> None:
@@ -32,12 +36,24 @@ def test_trees(tmp_path: Path) -> None:
                 wait = getattr(checkpointer, "wait_until_finished", lambda: None)
                 checkpointer.save(root / name, state())
                 wait()
-                again = outcome(lambda checkpointer=checkpointer, path=root / name: checkpointer.save(path, state()))
+                again = outcome(
+                    lambda checkpointer=checkpointer, path=root / name: checkpointer.save(
+                        path, state()
+                    )
+                )
                 checkpointer.save(root / name, state() | {"b": np.zeros(2)}, force=True)
                 wait()
-                missing = outcome(lambda checkpointer=checkpointer: checkpointer.restore(root / "none"))
+                missing = outcome(
+                    lambda checkpointer=checkpointer: checkpointer.restore(root / "none")
+                )
                 about = checkpointer.metadata(root / name).item_metadata
-                found += [checkpointer.restore(root / name), checkpointer.restore(root / name, state()), again, missing, about["w"].shape]
+                found += [
+                    checkpointer.restore(root / name),
+                    checkpointer.restore(root / name, state()),
+                    again,
+                    missing,
+                    about["w"].shape,
+                ]
         return found
 
     run_both(program, tmp_path)
@@ -58,9 +74,13 @@ def test_generic_checkpointers(tmp_path: Path) -> None:
             checkpointer.save(root / "c", {"a": [1, "x"]})
             value = checkpointer.restore(root / "c")
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-            items = ocp.args.Composite(state=ocp.args.StandardSave(state()), meta=ocp.args.JsonSave({"a": 1}))
+            items = ocp.args.Composite(
+                state=ocp.args.StandardSave(state()), meta=ocp.args.JsonSave({"a": 1})
+            )
             checkpointer.save(root / "d", items)
-            wanted = ocp.args.Composite(state=ocp.args.StandardRestore(), meta=ocp.args.JsonRestore())
+            wanted = ocp.args.Composite(
+                state=ocp.args.StandardRestore(), meta=ocp.args.JsonRestore()
+            )
             several = checkpointer.restore(root / "d", wanted)
         return standard, tree, value, dict(several.items())
 
@@ -72,7 +92,9 @@ def test_a_folder_of_orbax_is_read(tmp_path: Path) -> None:
     real.PyTreeCheckpointer().save(tmp_path / "a", state())
     assert_equal(ours.PyTreeCheckpointer().restore(tmp_path / "a", state()), state())
     ours.PyTreeCheckpointer().save(tmp_path / "b", state())
-    assert structure(tmp_path / "b").layout == "holdfast" and ours.StandardCheckpointer().structure(tmp_path / "b")["w"].shape == (2, 3)
+    assert structure(tmp_path / "b").layout == "holdfast" and ours.StandardCheckpointer().structure(
+        tmp_path / "b"
+    )["w"].shape == (2, 3)
 
 
 def test_arguments_for_each_leaf_may_be_made_of_the_metadata(tmp_path: Path) -> None:
@@ -84,8 +106,14 @@ def test_arguments_for_each_leaf_may_be_made_of_the_metadata(tmp_path: Path) -> 
         about = checkpointer.metadata(root / "a").item_metadata
         found = []
         for dtype in (None, np.float32):
-            wanted = jax.tree.map(lambda _, dtype=dtype: ocp.RestoreArgs(restore_type=np.ndarray, dtype=dtype), about)
-            found.append(checkpointer.restore(root / "a", ocp.args.PyTreeRestore(restore_args=wanted), item=None))
+            wanted = jax.tree.map(
+                lambda _, dtype=dtype: ocp.RestoreArgs(restore_type=np.ndarray, dtype=dtype), about
+            )
+            found.append(
+                checkpointer.restore(
+                    root / "a", ocp.args.PyTreeRestore(restore_args=wanted), item=None
+                )
+            )
         return found
 
     run_both(program, tmp_path)
@@ -97,6 +125,12 @@ def test_what_is_no_handler_is_refused() -> None:
     class Mine:
         pass
 
-    for call in (lambda: ours.Checkpointer(Mine()), lambda: ours.CompositeCheckpointHandler(data=Mine())):
-        with pytest.raises(NotImplementedError, match=r"handler Mine.*save\(directory, args=\.\.\.\).*docs/from-orbax\.md"):
+    for call in (
+        lambda: ours.Checkpointer(Mine()),
+        lambda: ours.CompositeCheckpointHandler(data=Mine()),
+    ):
+        with pytest.raises(
+            NotImplementedError,
+            match=r"handler Mine.*save\(directory, args=\.\.\.\).*docs/from-orbax\.md",
+        ):
             call()

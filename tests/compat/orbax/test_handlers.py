@@ -66,20 +66,37 @@ def test_registered_handlers_save_and_restore_items(tmp_path: Path) -> None:
     def program(ocp: Any, root: Path) -> Any:
         handler, save, restore = make_words(ocp)
         args = ocp.args
-        assert args.get_registered_handler_cls(save) is handler and args.get_registered_args_cls(handler) == (save, restore)
-        assert args.has_registered_args(handler) and not args.has_registered_args(ocp.CheckpointHandler)
+        assert args.get_registered_handler_cls(save) is handler and args.get_registered_args_cls(
+            handler
+        ) == (save, restore)
+        assert args.has_registered_args(handler) and not args.has_registered_args(
+            ocp.CheckpointHandler
+        )
         with ocp.CheckpointManager(root / "a") as manager:
-            manager.save(1, args=args.Composite(words=save(["a", "b", "c"], "-"), state=args.StandardSave({"w": jnp.ones(2)})))
+            manager.save(
+                1,
+                args=args.Composite(
+                    words=save(["a", "b", "c"], "-"), state=args.StandardSave({"w": jnp.ones(2)})
+                ),
+            )
             manager.wait_until_finished()
-            found = [manager.restore(1, args=args.Composite(words=restore(most=most)))["words"] for most in (None, 2)]
+            found = [
+                manager.restore(1, args=args.Composite(words=restore(most=most)))["words"]
+                for most in (None, 2)
+            ]
         with ocp.CheckpointManager(root / "b", item_handlers={"words": handler()}) as manager:
             manager.save(1, args=args.Composite(words=save(["x"])))
             manager.wait_until_finished()
-            found += [manager.restore(1)["words"], manager.restore(1, args=args.Composite(words=restore()))["words"]]
+            found += [
+                manager.restore(1)["words"],
+                manager.restore(1, args=args.Composite(words=restore()))["words"],
+            ]
         with ocp.Checkpointer(handler()) as checkpointer:
             checkpointer.save(root / "c", args=save(["m", "n"]))
             found += [checkpointer.restore(root / "c", args=restore())]
-        with ocp.CheckpointManager(root / "e", ocp.Checkpointer(ocp.PyTreeCheckpointHandler())) as manager:  # a checkpointer is no handler
+        with ocp.CheckpointManager(
+            root / "e", ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+        ) as manager:  # a checkpointer is no handler
             manager.save(1, {"w": jnp.ones(2)})
             manager.wait_until_finished()
             found += [manager.restore(1)]
@@ -89,7 +106,10 @@ def test_registered_handlers_save_and_restore_items(tmp_path: Path) -> None:
         return found
 
     assert run_both(program, tmp_path)[0] == ["a", "b", "c"]
-    assert verify(tmp_path / "holdfast/a").files == 3 and structure(tmp_path / "holdfast/a").items["words"].kind == "files"
+    assert (
+        verify(tmp_path / "holdfast/a").files == 3
+        and structure(tmp_path / "holdfast/a").items["words"].kind == "files"
+    )
 
 
 def test_handlers_with_futures(tmp_path: Path) -> None:
@@ -131,8 +151,16 @@ def test_a_handler_that_throws_leaves_no_step(tmp_path: Path) -> None:
     """The error names the item and the process."""
     _, save, _ = make_words(ours)
     with ours.CheckpointManager(tmp_path) as manager:
-        with pytest.raises(SaveFailed, match=r"item 'words' was not written by its handler on process 0: .*no such words"):
-            manager.save(1, args=ours.args.Composite(words=save(["bad"]), state=ours.args.StandardSave({"x": 1})))
+        with pytest.raises(
+            SaveFailed,
+            match=r"item 'words' was not written by its handler on process 0: .*no such words",
+        ):
+            manager.save(
+                1,
+                args=ours.args.Composite(
+                    words=save(["bad"]), state=ours.args.StandardSave({"x": 1})
+                ),
+            )
         assert manager.all_steps() == []
         assert manager.save(2, args=ours.args.Composite(words=save(["good"])))
 
@@ -145,9 +173,16 @@ def test_items_of_orbaxs_handlers_are_read(tmp_path: Path) -> None:
         manager.wait_until_finished()
     handler, _, restore = make_words(ours)
     with ours.CheckpointManager(tmp_path, item_handlers={"words": handler()}) as manager:
-        assert manager.restore(1, args=ours.args.Composite(words=restore()))["words"] == ["a", "b"] == manager.restore(1)["words"]
+        assert (
+            manager.restore(1, args=ours.args.Composite(words=restore()))["words"]
+            == ["a", "b"]
+            == manager.restore(1)["words"]
+        )
     with ours.CheckpointManager(tmp_path, item_names=("words",)) as manager:
-        with pytest.raises(NotImplementedError, match=r"item 'words', of a handler.*item_handlers=\{'words': handler\}.*from-orbax"):
+        with pytest.raises(
+            NotImplementedError,
+            match=r"item 'words', of a handler.*item_handlers=\{'words': handler\}.*from-orbax",
+        ):
             manager.restore(1, args=ours.args.Composite(words=ours.args.StandardRestore()))
     assert load(tmp_path, item="words")["deep/words.txt"] == b"a b"
 
@@ -176,7 +211,9 @@ def test_stateful_checkpointables(tmp_path: Path) -> None:
     """They write and read their own files, beside trees, in single checkpoints and in steps."""
 
     def program(ocp: Any, root: Path) -> Any:
-        assert isinstance(Counter(), ocp.StatefulCheckpointable) and not isinstance({}, ocp.StatefulCheckpointable)
+        assert isinstance(Counter(), ocp.StatefulCheckpointable) and not isinstance(
+            {}, ocp.StatefulCheckpointable
+        )
         ocp.save_checkpointables(root / "a", {"state": {"w": jnp.ones(2)}, "counter": Counter(3)})
         fresh = Counter()
         found = ocp.load_checkpointables(root / "a", {"counter": fresh})
@@ -184,7 +221,9 @@ def test_stateful_checkpointables(tmp_path: Path) -> None:
         counts = [fresh.count]
         with ocp.training.Checkpointer(root / "b") as checkpointer:
             for step in (1, 2):
-                checkpointer.save_checkpointables(step, {"state": {"n": step}, "counter": Counter(step * 10)})
+                checkpointer.save_checkpointables(
+                    step, {"state": {"n": step}, "counter": Counter(step * 10)}
+                )
             for step in (1, None):
                 fresh = Counter()
                 checkpointer.load_checkpointables(step, {"state": None, "counter": fresh})
@@ -193,7 +232,10 @@ def test_stateful_checkpointables(tmp_path: Path) -> None:
 
     assert run_both(program, tmp_path, v1=True) == [3, 10, 20]
     for target in ({"w": 1}, None):
-        with pytest.raises(ValueError, match=r"item 'counter' is of files, and .*expected the object that saved them, or a handler"):
+        with pytest.raises(
+            ValueError,
+            match=r"item 'counter' is of files, and .*expected the object that saved them, or a handler",
+        ):
             ours_v1.load_checkpointables(tmp_path / "holdfast/a", {"counter": target})
 
 
@@ -226,7 +268,10 @@ def test_registered_v1_handlers(tmp_path: Path) -> None:
 
             async def load(self, directory: Any, abstract_checkpointable: Any = None) -> Any:
                 async def later() -> Any:
-                    return Point(int((directory / "x").read_text()) + (abstract_checkpointable.x if abstract_checkpointable else 0))
+                    return Point(
+                        int((directory / "x").read_text())
+                        + (abstract_checkpointable.x if abstract_checkpointable else 0)
+                    )
 
                 return later()
 
@@ -241,6 +286,9 @@ def test_registered_v1_handlers(tmp_path: Path) -> None:
 
         ocp.handlers.register_handler(PointHandler)
         ocp.save_checkpointables(root / "a", {"point": Point(5), "state": {"w": jnp.ones(2)}})
-        return [ocp.load_checkpointables(root / "a", {"point": target})["point"].x for target in (Point(100), None)]
+        return [
+            ocp.load_checkpointables(root / "a", {"point": target})["point"].x
+            for target in (Point(100), None)
+        ]
 
     assert run_both(program, tmp_path, v1=True) == [105, 5]

@@ -47,20 +47,42 @@ if __name__ == "__main__":
 
 def run(*arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
-    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, cwd=folder, env=environment, timeout=100)
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment,
+        timeout=100,
+    )
 
 
 def test_a_script_runs_unedited(tmp_path: Path) -> None:
     """Imports of every form, spawned and started children, a module that is not covered; the script sets jax's environment first."""
     script = tmp_path / "train.py"
-    script.write_text(PROGRAM.replace("    import orbax.export\n", "").replace(PROGRAM[PROGRAM.index('    print("export"') :], ""))
+    script.write_text(
+        PROGRAM.replace("    import orbax.export\n", "").replace(
+            PROGRAM[PROGRAM.index('    print("export"') :], ""
+        )
+    )
     ran = run("-m", "holdfast.compat.orbax", script, "root", folder=tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "spawned ['holdfast.compat.orbax.checkpoint_manager']" in ran.stdout and "started holdfast.compat.orbax" in ran.stdout
-    assert "orbax.checkpoint._src is not covered by holdfast.compat.orbax" in ran.stdout and "docs/from-orbax.md" in ran.stdout
-    (tmp_path / "helper.py").write_text("import sys, orbax.checkpoint as ocp; print(ocp.CheckpointManager.__module__, sys.argv[1:])")
+    assert (
+        "spawned ['holdfast.compat.orbax.checkpoint_manager']" in ran.stdout
+        and "started holdfast.compat.orbax" in ran.stdout
+    )
+    assert (
+        "orbax.checkpoint._src is not covered by holdfast.compat.orbax" in ran.stdout
+        and "docs/from-orbax.md" in ran.stdout
+    )
+    (tmp_path / "helper.py").write_text(
+        "import sys, orbax.checkpoint as ocp; print(ocp.CheckpointManager.__module__, sys.argv[1:])"
+    )
     ran = run("-m", "holdfast.compat.orbax", "-m", "helper", "a", folder=tmp_path)
-    assert ran.stdout.split(maxsplit=1) == ["holdfast.compat.orbax.checkpoint_manager", "['a']\n"], ran.stderr
+    assert ran.stdout.split(maxsplit=1) == [
+        "holdfast.compat.orbax.checkpoint_manager",
+        "['a']\n",
+    ], ran.stderr
     assert run("-m", "holdfast.compat.orbax", folder=tmp_path).returncode == 2
 
 
@@ -70,11 +92,10 @@ def test_install_is_refused_once_orbax_is_imported(tmp_path: Path) -> None:
     ran = run("-W", "ignore", "-c", late, folder=tmp_path)
     assert (
         ran.returncode == 1
-        and "RuntimeError: orbax.checkpoint is imported already; call holdfast.compat.orbax.install() before" in ran.stderr
+        and "RuntimeError: orbax.checkpoint is imported already; call holdfast.compat.orbax.install() before"
+        in ran.stderr
     )
-    twice = (
-        "from holdfast.compat.orbax import install; install(), install(); import orbax.checkpoint as o; print(o.args.Composite.__module__)"
-    )
+    twice = "from holdfast.compat.orbax import install; install(), install(); import orbax.checkpoint as o; print(o.args.Composite.__module__)"
     assert run("-c", twice, folder=tmp_path).stdout.strip() == "holdfast.compat.orbax.args"
 
 
@@ -83,14 +104,30 @@ def test_the_sites_own_customisation_still_runs(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('the site')")
     child = "subprocess.run([sys.executable, '-c', ''], check=True)"
     code = f"import subprocess, sys; from holdfast.compat.orbax import install; install(); {child}"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=100)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=100
+    )
     assert ran.returncode == 0 and ran.stdout == "the site\nthe site\n", ran.stdout + ran.stderr
 
 
 def run_orbax(*command: str) -> subprocess.CompletedProcess[str]:
-    start = [sys.executable, "-c", "from holdfast.cli import main; main()", "run", "-n", "2", "--no-view", "--orbax", "--"]
-    return subprocess.run([*start, *command], capture_output=True, text=True, timeout=100, check=False)
+    start = [
+        sys.executable,
+        "-c",
+        "from holdfast.cli import main; main()",
+        "run",
+        "-n",
+        "2",
+        "--no-view",
+        "--orbax",
+        "--",
+    ]
+    return subprocess.run(
+        [*start, *command], capture_output=True, text=True, timeout=100, check=False
+    )
 
 
 def test_a_job_runs_unedited_programs(tmp_path: Path) -> None:
@@ -107,4 +144,7 @@ def test_a_command_that_is_no_python_program_is_refused() -> None:
     """There is nothing to start it through; what is expected is shown."""
     for command in (["bash", "train.sh"], [sys.executable], [sys.executable, "-c", "pass"]):
         ran = run_orbax(*command)
-        assert ran.returncode == 2 and "--orbax: expected a command like `python train.py`" in ran.stderr
+        assert (
+            ran.returncode == 2
+            and "--orbax: expected a command like `python train.py`" in ran.stderr
+        )

@@ -13,11 +13,23 @@ from tests.support.paths import ROOT
 def test_every_public_name_is_covered_or_refused_and_the_page_is_fresh(tmp_path: Path) -> None:
     """The script that goes through the installed Orbax finds a counterpart for each name; docs/from-orbax.md is what it writes."""
     command = [sys.executable, ROOT / "scripts" / "list_orbax_names.py", tmp_path / "page.md"]
-    ran = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}, timeout=100)
+    ran = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        timeout=100,
+    )
     assert ran.returncode == 0, ran.stderr
     text = (tmp_path / "page.md").read_text()
-    assert text == (ROOT / "docs" / "from-orbax.md").read_text(), "run python scripts/list_orbax_names.py"
-    assert text.count("| refused |") > 30 and "`StandardSave`" in text and "`orbax.checkpoint.v1.training`" in text
+    assert text == (ROOT / "docs" / "from-orbax.md").read_text(), (
+        "run python scripts/list_orbax_names.py"
+    )
+    assert (
+        text.count("| refused |") > 30
+        and "`StandardSave`" in text
+        and "`orbax.checkpoint.v1.training`" in text
+    )
 
 
 def test_no_orbax_is_imported() -> None:
@@ -36,6 +48,10 @@ assert ocp.CheckpointManager and v1.load and ocp.experimental.v1 is v1 and ocp.a
 sys.exit("orbax" in sys.modules)
 """
     ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}, timeout=100
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        timeout=100,
     )
     assert ran.returncode == 0, ran.stderr

@@ -15,10 +15,15 @@ def test_a_stand_in_is_a_class_that_cannot_be_called() -> None:
     class Mine(handler):  # type: ignore[misc]
         pass
 
-    assert not isinstance(3, handler) and refusal_of(handler) == "save a tree" and refusal_of(dict) is None
+    assert (
+        not isinstance(3, handler)
+        and refusal_of(handler) == "save a tree"
+        and refusal_of(dict) is None
+    )
     for cls, name in ((handler, r"orbax\.checkpoint\.CheckpointHandler"), (Mine, "Mine")):
         with pytest.raises(
-            NotImplementedError, match=rf"{name} is not covered by holdfast\.compat\.orbax: save a tree\. See docs/from-orbax\.md"
+            NotImplementedError,
+            match=rf"{name} is not covered by holdfast\.compat\.orbax: save a tree\. See docs/from-orbax\.md",
         ):
             cls()
 
@@ -33,7 +38,9 @@ def test_the_first_argument_that_was_given_is_named() -> None:
 def test_a_module_that_is_refused_whole_refuses_each_name() -> None:
     """Its names can be imported, and say why when they are called; a name that Orbax does not have is an AttributeError elsewhere."""
     module = make_module("nothing_here", reason="use another")
-    with pytest.raises(NotImplementedError, match=r"nothing_here\.anything is not covered.*use another"):
+    with pytest.raises(
+        NotImplementedError, match=r"nothing_here\.anything is not covered.*use another"
+    ):
         module.anything(1)
     with pytest.raises(AttributeError, match="'no_such_name', and neither has orbax"):
         _ = ocp.no_such_name  # type: ignore[attr-defined]

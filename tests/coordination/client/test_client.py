@@ -39,13 +39,22 @@ def session(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def service() -> Iterator[CoordinationService]:
-    with CoordinationService.spawn(2, heartbeat_timeout_s=3, shutdown_timeout_s=5, recoverable=True) as spawned:
+    with CoordinationService.spawn(
+        2, heartbeat_timeout_s=3, shutdown_timeout_s=5, recoverable=True
+    ) as spawned:
         yield spawned
 
 
-def join(service: CoordinationService, count: int = 2, **options: object) -> list[CoordinationClient]:
+def join(
+    service: CoordinationService, count: int = 2, **options: object
+) -> list[CoordinationClient]:
     """Returns connected clients 0 to count-1."""
-    options = {"heartbeat_timeout_s": 3, "init_timeout_s": 20, "shutdown_timeout_s": 5, "rpc_timeout_s": 20} | options
+    options = {
+        "heartbeat_timeout_s": 3,
+        "init_timeout_s": 20,
+        "shutdown_timeout_s": 5,
+        "rpc_timeout_s": 20,
+    } | options
     clients = [CoordinationClient(service.address, index, **options) for index in range(count)]  # type: ignore[arg-type]
     at_once([client.connect for client in clients])
     return clients
@@ -70,7 +79,9 @@ def test_a_barrier_names_all_who_did_not_come(service: CoordinationService, sess
         clients[0].wait_at_barrier("save/100", 200)
     error = caught.value
     assert isinstance(error, TimeoutError) and error.name == "save/100"
-    assert str(error).startswith("DEADLINE_EXCEEDED: Barrier timed out. Id: save/100::0. 1 of 2 at 'save/100', missing process 1")
+    assert str(error).startswith(
+        "DEADLINE_EXCEEDED: Barrier timed out. Id: save/100::0. 1 of 2 at 'save/100', missing process 1"
+    )
     assert not session or error.missing == (1,)
     assert pickle.loads(pickle.dumps(error)).missing == error.missing
     at_once([client.shutdown for client in clients])
@@ -85,7 +96,9 @@ def test_a_missing_process_at_the_start_is_named(service: CoordinationService) -
 
 
 @pytest.mark.parametrize("late_timeouts", [0.5, 1.2, pytest.param(3.0, marks=pytest.mark.slow)])
-def test_a_job_whose_last_process_is_late_starts(service: CoordinationService, late_timeouts: float, session: bool) -> None:
+def test_a_job_whose_last_process_is_late_starts(
+    service: CoordinationService, late_timeouts: float, session: bool
+) -> None:
     """Whoever waits for the others is alive, however long: the last one comes heartbeat timeouts later, and all have joined."""
     clients = [CoordinationClient(service.address, index, session=session) for index in range(2)]
     with ThreadPoolExecutor(1) as pool:
@@ -103,7 +116,8 @@ def test_the_heartbeat_timeout_is_the_coordinators(service: CoordinationService)
     """A client takes it from the service at the join, and another value of its own is refused there, with both values."""
     client = CoordinationClient(service.address, 0, heartbeat_timeout_s=100)
     with pytest.raises(
-        CoordinationError, match=r"the heartbeat timeout of the coordinator at .* is 3 s, not 100 s: set it where"
+        CoordinationError,
+        match=r"the heartbeat timeout of the coordinator at .* is 3 s, not 100 s: set it where",
     ) as caught:
         client.connect()
     assert caught.value.code == "FAILED_PRECONDITION"
@@ -115,7 +129,9 @@ def test_the_heartbeat_timeout_is_the_coordinators(service: CoordinationService)
     at_once([client.shutdown for client in clients])
 
 
-def test_a_coordinator_that_dies_ends_every_call_in_flight(service: CoordinationService, session: bool) -> None:
+def test_a_coordinator_that_dies_ends_every_call_in_flight(
+    service: CoordinationService, session: bool
+) -> None:
     """SIGKILL of the coordinator: barriers, gets and later calls raise CoordinatorLost in time; on_error is called once."""
     errors: list[CoordinationError] = []
     clients = join(service, session=session, on_error=errors.append)
@@ -137,7 +153,9 @@ def test_a_coordinator_that_dies_ends_every_call_in_flight(service: Coordination
     assert [type(error) for error in errors] == [CoordinatorLost, CoordinatorLost]
 
 
-def test_shutdown_ends_within_its_timeout_with_the_service_stopped(service: CoordinationService, session: bool) -> None:
+def test_shutdown_ends_within_its_timeout_with_the_service_stopped(
+    service: CoordinationService, session: bool
+) -> None:
     """A coordinator that takes calls and never answers (SIGSTOP) does not hold a client that leaves."""
     clients = join(service, session=session, shutdown_timeout_s=1)
     os.kill(service.pid, signal.SIGSTOP)
@@ -151,18 +169,29 @@ def test_shutdown_ends_within_its_timeout_with_the_service_stopped(service: Coor
         os.kill(service.pid, signal.SIGCONT)
 
 
-def test_a_lost_process_fails_barriers_and_needed_gets_at_once(service: CoordinationService) -> None:
+def test_a_lost_process_fails_barriers_and_needed_gets_at_once(
+    service: CoordinationService,
+) -> None:
     """A peer that falls silent is ProcessLost with its number, host and silence, at the barrier, the get that needs it, and on_error."""
     errors: list[CoordinationError] = []
     reported = threading.Event()
-    clients = join(service, host="b7", on_error=lambda error: (errors.append(error), reported.set()))
+    clients = join(
+        service, host="b7", on_error=lambda error: (errors.append(error), reported.set())
+    )
     clients[1].close()
     barrier, get = at_once(
-        [lambda: clients[0].wait_at_barrier("b", 60_000), lambda: clients[0].blocking_key_value_get("k", 60_000, depends_on=[1])]
+        [
+            lambda: clients[0].wait_at_barrier("b", 60_000),
+            lambda: clients[0].blocking_key_value_get("k", 60_000, depends_on=[1]),
+        ]
     )
     for error in (barrier, get):
         assert isinstance(error, ProcessLost), error
-        assert (error.process, error.host) == (1, "b7") and error.silent_s is not None and error.silent_s >= 3
+        assert (
+            (error.process, error.host) == (1, "b7")
+            and error.silent_s is not None
+            and error.silent_s >= 3
+        )
     assert reported.wait(10) and isinstance(errors[0], ProcessLost) and errors[0].process == 1
     clients[0].shutdown()
 
@@ -174,11 +203,17 @@ def test_an_error_reported_by_a_peer_reaches_all(service: CoordinationService) -
     clients = join(service, on_error=lambda error: (errors.append(error), reported.set()))
     clients[0].report_error("the disk is full")
     assert reported.wait(10)
-    assert isinstance(errors[0], ProcessLost) and errors[0].process == 0 and "the disk is full" in str(errors[0])
+    assert (
+        isinstance(errors[0], ProcessLost)
+        and errors[0].process == 0
+        and "the disk is full" in str(errors[0])
+    )
     close(clients)
 
 
-def test_every_change_of_processes_is_a_complete_list(service: CoordinationService, session: bool) -> None:
+def test_every_change_of_processes_is_a_complete_list(
+    service: CoordinationService, session: bool
+) -> None:
     """Listeners see full lists, end with the truth, and stop when they are removed."""
     lists: list[Sequence[ProcessInfo]] = []
     gone = threading.Event()
@@ -197,7 +232,9 @@ def test_every_change_of_processes_is_a_complete_list(service: CoordinationServi
     clients[0].shutdown()
 
 
-def test_a_client_counts_the_calls_of_a_bounded_number_of_barriers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_counts_the_calls_of_a_bounded_number_of_barriers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It forgets a barrier after the service has; both then begin it anew, as often as they like."""
     monkeypatch.setattr(client_module, "MOST_COUNTERS", 8)
     with serving(2, limits=Limits(barriers_kept=4)) as served, ThreadPoolExecutor(2) as pool:
@@ -209,10 +246,14 @@ def test_a_client_counts_the_calls_of_a_bounded_number_of_barriers(monkeypatch: 
         close(clients)
 
 
-def test_a_cancelled_barrier_fails_for_those_who_wait(service: CoordinationService, session: bool) -> None:
+def test_a_cancelled_barrier_fails_for_those_who_wait(
+    service: CoordinationService, session: bool
+) -> None:
     """cancel_barrier ends the wait of the others with CANCELLED, and the next use of the name is unharmed."""
     clients = join(service, session=session)
-    waited, _ = at_once([lambda: clients[0].wait_at_barrier("c", 20_000), lambda: clients[1].cancel_barrier("c")])
+    waited, _ = at_once(
+        [lambda: clients[0].wait_at_barrier("c", 20_000), lambda: clients[1].cancel_barrier("c")]
+    )
     assert isinstance(waited, CoordinationError) and waited.code == "CANCELLED"
     at_once([client.shutdown for client in clients])
 
@@ -240,7 +281,9 @@ def test_a_session_of_another_job_is_fenced() -> None:
     with CoordinationService.spawn(1, job="j", attempt=2) as service:
         for job, attempt in (("j", 1), ("k", 2)):
             with pytest.raises(Fenced, match="job 'j', attempt 2"):
-                CoordinationClient(service.address, 0, job=job, attempt=attempt, init_timeout_s=5).connect()
+                CoordinationClient(
+                    service.address, 0, job=job, attempt=attempt, init_timeout_s=5
+                ).connect()
         with CoordinationClient(service.address, 0, job="j", attempt=2) as client:
             client.report(step=3, saved_step=2, loss=0.5)
 
@@ -273,7 +316,9 @@ def test_wrong_arguments_are_the_callers_mistake() -> None:
     with pytest.raises(ValueError, match="belong together"):
         Credentials(tls_cert="cert.pem")
     with pytest.raises(CoordinationError, match="cannot read the token file"):
-        CoordinationClient("127.0.0.1:1", 0, credentials=Credentials(token_file="/nonexistent")).connect()
+        CoordinationClient(
+            "127.0.0.1:1", 0, credentials=Credentials(token_file="/nonexistent")
+        ).connect()
     with pytest.raises(TypeError, match="key must be str"):
         CoordinationClient("127.0.0.1:1", 0).key_value_set(1, "x")  # type: ignore[arg-type]
 
@@ -285,6 +330,10 @@ def test_nothing_is_left_running() -> None:
         client.key_value_set("a", "b")
     with warnings.catch_warnings():
         deadline = Deadline(10)
-        while left := [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("holdfast")]:
+        while left := [
+            thread
+            for thread in set(threading.enumerate()) - before
+            if thread.name.startswith("holdfast")
+        ]:
             assert not deadline.passed(), left
             left[0].join(0.1)

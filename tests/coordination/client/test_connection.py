@@ -13,7 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, CoordinatorLost
+from holdfast.coordination import (
+    CoordinationClient,
+    CoordinationError,
+    CoordinationService,
+    CoordinatorLost,
+)
 from holdfast.coordination.client.connection import IDEMPOTENT, Backoff, first_reconnect_s
 from holdfast.coordination.names import METHODS
 from tests.support.proxy import Proxy
@@ -27,14 +32,21 @@ def session(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[CoordinationService]:
-    with CoordinationService.spawn(1, heartbeat_timeout_s=60, recoverable=True, linger_s=0) as spawned:
+    with CoordinationService.spawn(
+        1, heartbeat_timeout_s=60, recoverable=True, linger_s=0
+    ) as spawned:
         yield spawned
 
 
 @pytest.fixture
 def impatient() -> Iterator[Proxy]:
     """A proxy before a service whose heartbeat timeout is a second."""
-    with CoordinationService.spawn(1, heartbeat_timeout_s=1, recoverable=True, linger_s=0) as spawned, Proxy(spawned.address) as proxy:
+    with (
+        CoordinationService.spawn(
+            1, heartbeat_timeout_s=1, recoverable=True, linger_s=0
+        ) as spawned,
+        Proxy(spawned.address) as proxy,
+    ):
         yield proxy
 
 
@@ -67,7 +79,10 @@ def test_a_large_job_comes_back_spread(num_processes: int, heartbeat_timeout_s: 
 
 def test_what_may_be_sent_again_is_a_method() -> None:
     """The list names methods of the wire, and neither of the two whose second sending would do more."""
-    assert METHODS.keys() > IDEMPOTENT and METHODS.keys() - IDEMPOTENT == {"InsertKeyValue", "IncrementKeyValue"}
+    assert METHODS.keys() > IDEMPOTENT and METHODS.keys() - IDEMPOTENT == {
+        "InsertKeyValue",
+        "IncrementKeyValue",
+    }
 
 
 def test_a_short_outage_is_ridden_out(proxy: Proxy, session: bool) -> None:
@@ -86,7 +101,9 @@ def test_a_short_outage_is_ridden_out(proxy: Proxy, session: bool) -> None:
         assert int(client.statistics()["breaks"]) >= 1
 
 
-def test_a_call_that_must_not_be_sent_twice_is_not(service: CoordinationService, proxy: Proxy, session: bool) -> None:
+def test_a_call_that_must_not_be_sent_twice_is_not(
+    service: CoordinationService, proxy: Proxy, session: bool
+) -> None:
     """An increment whose connection breaks before its answer is CoordinatorLost, in words that say it may have been applied."""
     with CoordinationClient(proxy.address, 0, rpc_timeout_s=20, session=session) as client:
         client.key_value_increment("count", 1)
@@ -102,11 +119,16 @@ def test_a_call_that_must_not_be_sent_twice_is_not(service: CoordinationService,
                     wait([call], 0.05)
         finally:
             os.kill(service.pid, signal.SIGCONT)
-        with pytest.raises(CoordinatorLost, match="broke during IncrementKeyValue: it may or may not have been applied"):
+        with pytest.raises(
+            CoordinatorLost,
+            match="broke during IncrementKeyValue: it may or may not have been applied",
+        ):
             call.result(0)
 
 
-def test_a_set_that_is_sent_again_counts_as_set(service: CoordinationService, proxy: Proxy, session: bool) -> None:
+def test_a_set_that_is_sent_again_counts_as_set(
+    service: CoordinationService, proxy: Proxy, session: bool
+) -> None:
     """Its first sending may have arrived: the key then holds this very value, which is no ALREADY_EXISTS."""
     with CoordinationClient(proxy.address, 0, rpc_timeout_s=20, session=session) as client:
         for number in range(20):
@@ -119,16 +141,26 @@ def test_a_set_that_is_sent_again_counts_as_set(service: CoordinationService, pr
             client.key_value_set(f"set/{session}/0", "another")
 
 
-def test_an_outage_beyond_the_heartbeat_timeout_ends_all_calls(impatient: Proxy, session: bool) -> None:
+def test_an_outage_beyond_the_heartbeat_timeout_ends_all_calls(
+    impatient: Proxy, session: bool
+) -> None:
     """Calls in flight and later ones are CoordinatorLost, each with a traceback of its own, and on_error is called once."""
     reported: list[CoordinationError] = []
-    client = CoordinationClient(impatient.address, 0, heartbeat_timeout_s=1.0, session=session, on_error=reported.append)
+    client = CoordinationClient(
+        impatient.address, 0, heartbeat_timeout_s=1.0, session=session, on_error=reported.append
+    )
     client.connect()
     with ThreadPoolExecutor(2) as pool:
-        calls = [pool.submit(client.blocking_key_value_get, f"never/{number}", 60_000) for number in range(2)]
+        calls = [
+            pool.submit(client.blocking_key_value_get, f"never/{number}", 60_000)
+            for number in range(2)
+        ]
         impatient.cut(refuse=True)
         errors = [call.exception(30) for call in calls]
-    assert all(isinstance(error, CoordinatorLost) and error.address == impatient.address for error in errors), errors
+    assert all(
+        isinstance(error, CoordinatorLost) and error.address == impatient.address
+        for error in errors
+    ), errors
     with pytest.raises(CoordinatorLost, match="has been silent for") as caught:
         client.key_value_set("a", "b")
     assert caught.value not in errors and [type(error) for error in reported] == [CoordinatorLost]
@@ -155,7 +187,9 @@ def test_no_coordinator_is_an_error_that_says_where_and_for_how_long(session: bo
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
-        with pytest.raises(CoordinatorLost, match=f"no coordinator answered at {address} for") as caught:
+        with pytest.raises(
+            CoordinatorLost, match=f"no coordinator answered at {address} for"
+        ) as caught:
             CoordinationClient(address, 0, init_timeout_s=0.5, session=session).connect()
     assert caught.value.address == address and 0.1 < caught.value.tried_s < 10
 
@@ -163,7 +197,10 @@ def test_no_coordinator_is_an_error_that_says_where_and_for_how_long(session: bo
 def test_a_session_that_breaks_is_opened_again() -> None:
     """A connection that ends in the middle of a barrier is no event for those who wait at it."""
     with CoordinationService.spawn(2, recoverable=True) as service, Proxy(service.address) as proxy:
-        clients = [CoordinationClient(address, index) for index, address in enumerate((proxy.address, service.address))]
+        clients = [
+            CoordinationClient(address, index)
+            for index, address in enumerate((proxy.address, service.address))
+        ]
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda client: client.connect(), clients))
             waiting = pool.submit(clients[0].wait_at_barrier, "b", 20_000)
@@ -190,11 +227,16 @@ def test_a_coordinator_without_its_memory_is_not_the_same(session: bool) -> None
 
 def test_a_value_that_is_too_large_is_refused_at_once_and_harms_nobody(session: bool) -> None:
     """RESOURCE_EXHAUSTED, with the size and what is allowed; the connection stays, and a wait on it goes on."""
-    with CoordinationService.spawn(1) as service, CoordinationClient(service.address, 0, session=session) as client:
+    with (
+        CoordinationService.spawn(1) as service,
+        CoordinationClient(service.address, 0, session=session) as client,
+    ):
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(client.blocking_key_value_get, "late", 60_000)
             with pytest.raises(CoordinationError) as caught:
                 client.key_value_set_bytes("too large", bytes(80 << 20))
-            assert caught.value.code == "RESOURCE_EXHAUSTED" and ("83886" in str(caught.value) or not session)
+            assert caught.value.code == "RESOURCE_EXHAUSTED" and (
+                "83886" in str(caught.value) or not session
+            )
             client.key_value_set("late", "here")
             assert waiting.result(20) == "here" and client.statistics()["breaks"] == 0

@@ -13,7 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, ProcessInfo
+from holdfast.coordination import (
+    CoordinationClient,
+    CoordinationError,
+    CoordinationService,
+    ProcessInfo,
+)
 
 LONG_MS = 60_000
 
@@ -68,9 +73,13 @@ def test_the_turn_goes_on_when_the_reader_is_answered(client: CoordinationClient
             assert waits[number].result(30) == str(number)
 
 
-def test_a_reader_whose_service_stands_still_is_freed_when_its_time_is_over(service: CoordinationService) -> None:
+def test_a_reader_whose_service_stands_still_is_freed_when_its_time_is_over(
+    service: CoordinationService,
+) -> None:
     """With the service stopped, each of four callers ends with DEADLINE_EXCEEDED; continued, the same Session goes on."""
-    with CoordinationClient(service.address, 0, heartbeat_timeout_s=600, rpc_timeout_s=1.0) as client:
+    with CoordinationClient(
+        service.address, 0, heartbeat_timeout_s=600, rpc_timeout_s=1.0
+    ) as client:
         client.key_value_set("key", "value")
         os.kill(service.pid, signal.SIGSTOP)
         try:
@@ -116,7 +125,12 @@ def test_listeners_are_notified_on_the_clients_own_thread(service: CoordinationS
 def test_listeners_are_notified_when_nobody_calls(service: CoordinationService) -> None:
     """After the last call the stream's own thread reads again."""
     notified = threading.Event()
-    with CoordinationClient(service.address, 0, heartbeat_timeout_s=600, on_process_change=lambda processes: notified.set()) as client:
+    with CoordinationClient(
+        service.address,
+        0,
+        heartbeat_timeout_s=600,
+        on_process_change=lambda processes: notified.set(),
+    ) as client:
         for _ in range(20):
             client.key_value_set("key", "value", allow_overwrite=True)
         assert notified.wait(30)
@@ -125,7 +139,9 @@ def test_listeners_are_notified_when_nobody_calls(service: CoordinationService) 
 def test_an_interrupt_frees_a_reader_and_the_client_goes_on(client: CoordinationClient) -> None:
     """Ctrl-C ends a wait of the main thread; another thread's wait and later calls are answered."""
     with ThreadPoolExecutor(1) as pool:
-        timer = threading.Thread(target=lambda: (wait_until_blocked(client, 1), _thread.interrupt_main()))
+        timer = threading.Thread(
+            target=lambda: (wait_until_blocked(client, 1), _thread.interrupt_main())
+        )
 
         def wait() -> None:
             timer.start()  # in here: a heartbeat that is in flight counts as a call too

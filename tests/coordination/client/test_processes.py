@@ -23,7 +23,9 @@ def task(task_id: int, state: str = "CONNECTED", incarnation: int = 1) -> spb.Ta
 
 def test_a_process_is_what_the_wire_says_of_it() -> None:
     """State by name, the error's code by name; alive is CONNECTED alone."""
-    info = pb.TaskInfo(task_id=3, state=pb.TaskState.ERROR, incarnation=9, error_code=10, error_message="boom")
+    info = pb.TaskInfo(
+        task_id=3, state=pb.TaskState.ERROR, incarnation=9, error_code=10, error_message="boom"
+    )
     assert process_info(info, "h", 7) == ProcessInfo(3, "ERROR", 9, "ABORTED", "boom", "h", 7)
     assert [ProcessInfo(0, state, 1).alive for state in STATES] == [False, False, True, False]
 
@@ -86,7 +88,12 @@ def test_hosts_are_added_from_the_watch() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.booleans(), st.dictionaries(st.integers(0, 3), st.sampled_from(STATES))), max_size=20))
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.dictionaries(st.integers(0, 3), st.sampled_from(STATES))),
+        max_size=20,
+    )
+)
 def test_deltas_add_up(deltas: list[tuple[bool, dict[int, str]]]) -> None:
     """After any deltas the last list is what a dictionary holds; listeners are notified of changes only."""
     watch, seen, table = ProcessWatch(), list[Sequence[ProcessInfo]](), dict[int, str]()
@@ -95,7 +102,9 @@ def test_deltas_add_up(deltas: list[tuple[bool, dict[int, str]]]) -> None:
         before = dict(table)
         table = ({} if full else table) | states
         count = len(seen)
-        watch.apply(spb.Delta(full=full, tasks=[task(task_id, state) for task_id, state in states.items()]))
+        watch.apply(
+            spb.Delta(full=full, tasks=[task(task_id, state) for task_id, state in states.items()])
+        )
         assert len(seen) - count == (table != before)
     if seen:
         assert {each.process_id: each.state for each in seen[-1]} == table

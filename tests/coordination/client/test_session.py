@@ -14,7 +14,14 @@ import pytest
 
 from holdfast.coordination import BarrierTimeout, CoordinationError, Credentials, Fenced
 from holdfast.coordination.client import session
-from holdfast.coordination.client.frame_transport import FrameTransport, Metadata, OnEnd, OnFrame, PublicFrameTransport, QueueFrameTransport
+from holdfast.coordination.client.frame_transport import (
+    FrameTransport,
+    Metadata,
+    OnEnd,
+    OnFrame,
+    PublicFrameTransport,
+    QueueFrameTransport,
+)
 from holdfast.coordination.client.session import ANSWER_GRACE_S, SessionTransport
 from holdfast.coordination.client.unary import Identity, TransportError
 from holdfast.coordination.deadline import Deadline
@@ -28,19 +35,41 @@ class Joined:
     """A SessionTransport and what it reported."""
 
     def __init__(
-        self, address: str, process_id: int = 0, incarnation: int = 5, kind: type[SessionTransport] = SessionTransport, **identity: Any
+        self,
+        address: str,
+        process_id: int = 0,
+        incarnation: int = 5,
+        kind: type[SessionTransport] = SessionTransport,
+        **identity: Any,
     ) -> None:
         self.deltas: queue.SimpleQueue[spb.Delta] = queue.SimpleQueue()
         self.fenced: queue.SimpleQueue[CoordinationError] = queue.SimpleQueue()
         self.broken = threading.Event()
-        who = Identity(process_id, identity.get("num_processes"), identity.get("job", ""), identity.get("attempt", 0), "h", incarnation)
-        self.transport = kind(address, who, Credentials(), self.deltas.put, self.broken.set, self.fenced.put)
+        who = Identity(
+            process_id,
+            identity.get("num_processes"),
+            identity.get("job", ""),
+            identity.get("attempt", 0),
+            "h",
+            incarnation,
+        )
+        self.transport = kind(
+            address, who, Credentials(), self.deltas.put, self.broken.set, self.fenced.put
+        )
 
     def get(self, key: str) -> bytes:
-        return bytes(self.transport.call("GetKeyValue", pb.GetKeyValueRequest(key=key), Deadline(20)).kv.value)
+        return bytes(
+            self.transport.call(
+                "GetKeyValue", pb.GetKeyValueRequest(key=key), Deadline(20)
+            ).kv.value
+        )
 
     def set(self, key: str, value: bytes) -> None:
-        self.transport.call("InsertKeyValue", pb.InsertKeyValueRequest(kv={"key": key, "value": value}), Deadline(20))
+        self.transport.call(
+            "InsertKeyValue",
+            pb.InsertKeyValueRequest(kv={"key": key, "value": value}),
+            Deadline(20),
+        )
 
 
 @pytest.fixture
@@ -88,12 +117,19 @@ def test_a_join_does_not_wait_for_the_others() -> None:
         joined.transport.join(Deadline(20))
         joined.transport.heartbeat(Deadline(20))
         with pytest.raises(BarrierTimeout, match="missing process 1") as caught:
-            joined.transport.call("RegisterTask", pb.RegisterTaskRequest(), Deadline(0.3 + ANSWER_GRACE_S), ANSWER_GRACE_S)
+            joined.transport.call(
+                "RegisterTask",
+                pb.RegisterTaskRequest(),
+                Deadline(0.3 + ANSWER_GRACE_S),
+                ANSWER_GRACE_S,
+            )
         assert caught.value.missing == (1,) and ANSWER_GRACE_S >= 1
         joined.transport.close()
 
 
-@pytest.mark.parametrize("identity", [{"job": "k", "attempt": 1}, {"job": "j", "attempt": 2}, {"num_processes": 3}])
+@pytest.mark.parametrize(
+    "identity", [{"job": "k", "attempt": 1}, {"job": "j", "attempt": 2}, {"num_processes": 3}]
+)
 def test_another_job_is_fenced(served: Served, identity: dict[str, Any]) -> None:
     """At the join, with the service's sentence."""
     joined = Joined(served.address, **identity)
@@ -107,7 +143,11 @@ def test_a_second_session_of_the_task_fences_the_first(served: Served, joined: J
     other = Joined(served.address, incarnation=6)
     other.transport.join(Deadline(20))
     error = joined.fenced.get(timeout=20)
-    assert isinstance(error, Fenced) and "has opened another Session" in str(error) and not joined.broken.is_set()
+    assert (
+        isinstance(error, Fenced)
+        and "has opened another Session" in str(error)
+        and not joined.broken.is_set()
+    )
     other.transport.close()
 
 
@@ -133,7 +173,9 @@ def test_a_wait_ends_at_the_callers_own_time(joined: Joined) -> None:
     """The service says that the time is over, and the call waits a little longer for that answer; the Session goes on."""
     deadline = Deadline(0.2 + ANSWER_GRACE_S)
     with pytest.raises(CoordinationError, match="key 'never' was not set within") as caught:
-        joined.transport.call("GetKeyValue", pb.GetKeyValueRequest(key="never"), deadline, ANSWER_GRACE_S)
+        joined.transport.call(
+            "GetKeyValue", pb.GetKeyValueRequest(key="never"), deadline, ANSWER_GRACE_S
+        )
     assert caught.value.code == "DEADLINE_EXCEEDED" and not deadline.passed()
     joined.transport.heartbeat(Deadline(20))
 
@@ -144,8 +186,12 @@ def test_a_call_whose_answer_does_not_come_is_cancelled(served: Served, joined: 
         reader = pool.submit(joined.get, "late")
         wait_for(joined, served, 1)
         request = pb.GetKeyValueRequest(key="never")
-        with pytest.raises(CoordinationError, match=r"GetKeyValue: no answer within 0.3 s") as caught:
-            joined.transport.call("GetKeyValue", request, Deadline(0.3), grace_s=1.0)  # which leaves the service no time of its own
+        with pytest.raises(
+            CoordinationError, match=r"GetKeyValue: no answer within 0.3 s"
+        ) as caught:
+            joined.transport.call(
+                "GetKeyValue", request, Deadline(0.3), grace_s=1.0
+            )  # which leaves the service no time of its own
         assert caught.value.code == "DEADLINE_EXCEEDED"
         wait_for(joined, served, 1)
         joined.set("late", b"here")
@@ -182,7 +228,10 @@ def test_stacks_are_answered_by_the_process(served: Served, joined: Joined) -> N
     """The service asks over the Session; the answer names this very thread."""
     request = spb.StacksRequest(task_id=0)
     response = joined.transport.call("Stacks", request, Deadline(20))
-    assert b"test_stacks_are_answered_by_the_process" in response.stacks and b"MainThread" in response.stacks
+    assert (
+        b"test_stacks_are_answered_by_the_process" in response.stacks
+        and b"MainThread" in response.stacks
+    )
 
 
 def test_nobody_listens() -> None:
@@ -196,10 +245,14 @@ def test_nobody_listens() -> None:
 
 
 @pytest.mark.parametrize("transport", [QueueFrameTransport, PublicFrameTransport])
-def test_a_connection_may_fail_before_its_stream_is_ready(monkeypatch: pytest.MonkeyPatch, transport: type[FrameTransport]) -> None:
+def test_a_connection_may_fail_before_its_stream_is_ready(
+    monkeypatch: pytest.MonkeyPatch, transport: type[FrameTransport]
+) -> None:
     """On a loaded machine the refusal is there before the constructor has returned: the join fails by it, and no thread dies."""
 
-    def held_up(channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd) -> FrameTransport:
+    def held_up(
+        channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd
+    ) -> FrameTransport:
         ended = threading.Event()
 
         def note(code: str, details: str) -> None:
@@ -219,7 +272,9 @@ def test_a_connection_may_fail_before_its_stream_is_ready(monkeypatch: pytest.Mo
         joined.transport.close()
 
 
-def test_a_session_that_breaks_as_it_is_opened_is_not_joined(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_breaks_as_it_is_opened_is_not_joined(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The connection ends after the service's first frame, before anybody holds the session: whoever joined learns of it at once."""
     accept, ended = SessionTransport._accept, threading.Event()
 

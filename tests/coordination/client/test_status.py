@@ -7,7 +7,14 @@ import time
 
 import pytest
 
-from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, Fenced, StatusClient
+from holdfast.coordination import (
+    CoordinationClient,
+    CoordinationError,
+    CoordinationService,
+    Credentials,
+    Fenced,
+    StatusClient,
+)
 from holdfast.coordination.names import OVER_FOLDER
 from tests.support.in_process import serving
 from tests.support.secured import at_once
@@ -16,7 +23,10 @@ from tests.support.secured import at_once
 def test_a_status_client_asks_and_joins_nothing() -> None:
     """Status and keys of a running job; the number of its processes stays as it is."""
     with CoordinationService.spawn(1, job="j", recoverable=True) as service:
-        with StatusClient(service.address) as status, CoordinationClient(service.address, 0) as client:
+        with (
+            StatusClient(service.address) as status,
+            CoordinationClient(service.address, 0) as client,
+        ):
             assert status.key_value_dir_get_bytes("d") == []
             for key in ("d/b", "d/a", "e"):
                 client.key_value_set(key, key)
@@ -27,26 +37,53 @@ def test_a_status_client_asks_and_joins_nothing() -> None:
 
 def test_where_the_checkpoints_are_is_in_the_status() -> None:
     """As the primary reported it last, within bounds."""
-    steps = [{"step": number, "bytes": 10 * number, "incremental": number > 5, "local": False} for number in range(100)]
-    with CoordinationService.spawn(1, recoverable=True) as service, CoordinationClient(service.address, 0) as client:
+    steps = [
+        {"step": number, "bytes": 10 * number, "incremental": number > 5, "local": False}
+        for number in range(100)
+    ]
+    with (
+        CoordinationService.spawn(1, recoverable=True) as service,
+        CoordinationClient(service.address, 0) as client,
+    ):
         client.report(root={"path": "/data/" + 2000 * "x", "num_steps": 100, "steps": steps})
         client.report(step=7)
         with StatusClient(service.address) as status:
             progress = status.status().tasks[0].progress
     root, newest = progress.root, progress.root.steps[-1]
-    assert (root.path[:7], len(root.path), root.num_steps, progress.step) == ("/data/x", 1024, 100, 7)
+    assert (root.path[:7], len(root.path), root.num_steps, progress.step) == (
+        "/data/x",
+        1024,
+        100,
+        7,
+    )
     assert [step.step for step in root.steps] == list(range(36, 100))
-    assert (newest.bytes, newest.incremental, newest.local, newest.damaged) == (990, True, False, False)
+    assert (newest.bytes, newest.incremental, newest.local, newest.damaged) == (
+        990,
+        True,
+        False,
+        False,
+    )
 
 
 def test_where_the_parts_of_local_steps_are_is_in_the_status() -> None:
     """For each process of the job (of which there is one here), on so many hosts as are shown."""
-    step = {"step": 7, "local": True, "survives": 1, "copies": [{"processes": [number, *range(100)]} for number in range(9)]}
-    with CoordinationService.spawn(1, recoverable=True) as service, CoordinationClient(service.address, 0) as client:
+    step = {
+        "step": 7,
+        "local": True,
+        "survives": 1,
+        "copies": [{"processes": [number, *range(100)]} for number in range(9)],
+    }
+    with (
+        CoordinationService.spawn(1, recoverable=True) as service,
+        CoordinationClient(service.address, 0) as client,
+    ):
         client.report(root={"path": "/data", "num_steps": 0, "steps": [step]})
         with StatusClient(service.address) as status:
             (found,) = status.status().tasks[0].progress.root.steps
-    assert (found.survives, [list(each.processes) for each in found.copies]) == (1, [[0, *range(7)]])
+    assert (found.survives, [list(each.processes) for each in found.copies]) == (
+        1,
+        [[0, *range(7)]],
+    )
 
 
 def test_stacks_are_asked_of_all_at_once() -> None:
@@ -54,7 +91,10 @@ def test_stacks_are_asked_of_all_at_once() -> None:
     with serving(2) as served, StatusClient(served.address) as status:
         for found in status.stacks([0, 1]):
             assert isinstance(found, CoordinationError) and found.code == "UNAVAILABLE"
-    with CoordinationService.spawn(1, recoverable=True) as service, CoordinationClient(service.address, 0):
+    with (
+        CoordinationService.spawn(1, recoverable=True) as service,
+        CoordinationClient(service.address, 0),
+    ):
         with StatusClient(service.address) as status:
             (stacks,) = status.stacks([0])
     assert isinstance(stacks, str) and "test_stacks_are_asked_of_all_at_once" in stacks
@@ -62,8 +102,13 @@ def test_stacks_are_asked_of_all_at_once() -> None:
 
 def test_a_launcher_reports_an_exit() -> None:
     """The process is lost at once, by how it ended; its own client is Fenced. A number that the job does not have is refused."""
-    with CoordinationService.spawn(2, recoverable=True) as service, StatusClient(service.address) as status:
-        clients = [CoordinationClient(service.address, index, host=f"b{index}") for index in range(2)]
+    with (
+        CoordinationService.spawn(2, recoverable=True) as service,
+        StatusClient(service.address) as status,
+    ):
+        clients = [
+            CoordinationClient(service.address, index, host=f"b{index}") for index in range(2)
+        ]
         at_once([client.connect for client in clients])
         status.report_exit(1, -9)
         assert status.status().tasks[1].error == "process 1 (host b1, ended by signal 9) is lost"
@@ -77,10 +122,16 @@ def test_a_launcher_reports_an_exit() -> None:
 
 def test_a_launcher_ends_an_attempt(caplog: pytest.LogCaptureFixture) -> None:
     """Every process logs why, and a key holds it for those that have no Session."""
-    with CoordinationService.spawn(1, recoverable=True) as service, CoordinationClient(service.address, 0) as client:
+    with (
+        CoordinationService.spawn(1, recoverable=True) as service,
+        CoordinationClient(service.address, 0) as client,
+    ):
         with StatusClient(service.address) as status:
             status.end_attempt("attempt 3 is over: process 2 was ended by signal 9")
-        assert client.key_value_try_get(f"{OVER_FOLDER}/over") == "attempt 3 is over: process 2 was ended by signal 9"
+        assert (
+            client.key_value_try_get(f"{OVER_FOLDER}/over")
+            == "attempt 3 is over: process 2 was ended by signal 9"
+        )
         client.wait_at_barrier("later than the frame", 30_000)
         while not caplog.messages:
             time.sleep(0.01)

@@ -19,7 +19,9 @@ NO_CREDENTIALS = Credentials()
 
 
 def unary(address: str, process_id: int = 0, incarnation: int = 5) -> UnaryTransport:
-    return UnaryTransport(address, Identity(process_id, None, "", 0, "h", incarnation), NO_CREDENTIALS)
+    return UnaryTransport(
+        address, Identity(process_id, None, "", 0, "h", incarnation), NO_CREDENTIALS
+    )
 
 
 @pytest.fixture
@@ -36,13 +38,20 @@ def transport(served: Served) -> Iterator[UnaryTransport]:
     transport.close()
 
 
-def test_calls_after_the_join_name_both_incarnations(served: Served, transport: UnaryTransport) -> None:
+def test_calls_after_the_join_name_both_incarnations(
+    served: Served, transport: UnaryTransport
+) -> None:
     """The service knows the caller by them: a heartbeat and a key are taken."""
     transport.heartbeat(Deadline(20))
-    transport.call("InsertKeyValue", pb.InsertKeyValueRequest(kv={"key": "k", "value": b"v"}), Deadline(20))
+    transport.call(
+        "InsertKeyValue", pb.InsertKeyValueRequest(kv={"key": "k", "value": b"v"}), Deadline(20)
+    )
     request = pb.GetKeyValueRequest(key="k")
     assert transport.call("GetKeyValue", request, Deadline(20)).kv.value == b"v"
-    assert (request.incarnations.task_incarnation, request.incarnations.service_incarnation) == (5, INCARNATION)
+    assert (request.incarnations.task_incarnation, request.incarnations.service_incarnation) == (
+        5,
+        INCARNATION,
+    )
 
 
 def test_an_answer_of_the_service_is_its_exception(transport: UnaryTransport) -> None:
@@ -94,10 +103,14 @@ def test_nobody_listens() -> None:
         transport.close()
 
 
-def test_closing_ends_calls_in_flight_and_later_ones(served: Served, transport: UnaryTransport) -> None:
+def test_closing_ends_calls_in_flight_and_later_ones(
+    served: Served, transport: UnaryTransport
+) -> None:
     """The one in flight ends at once; a later one surely never left."""
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(transport.call, "GetKeyValue", pb.GetKeyValueRequest(key="never"), Deadline(60))
+        waiting = pool.submit(
+            transport.call, "GetKeyValue", pb.GetKeyValueRequest(key="never"), Deadline(60)
+        )
         while not served.service.machine.keys._by_call:
             transport.heartbeat(Deadline(20))
         transport.close()

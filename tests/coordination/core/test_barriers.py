@@ -35,16 +35,26 @@ def test_a_timeout_names_all_who_are_missing_with_host_and_silence() -> None:
         "Barrier timed out. Id: save/100::0. 3 of 4 at 'save/100', missing process 3 (host b3, silent for 0.0 s); waited 9.0 s"
     )
     status = driver.answers[calls[0]][1]
-    assert status is not None and [missing.task_id for missing in status.missing] == [3] and status.barrier == ("save/100", 0)
+    assert (
+        status is not None
+        and [missing.task_id for missing in status.missing] == [3]
+        and status.barrier == ("save/100", 0)
+    )
 
 
 def test_a_lost_task_fails_its_barriers_at_once() -> None:
     """Silence past the heartbeat timeout ends every wait that needs the task, naming it; other barriers stay."""
     driver = Driver()
-    waiting, apart = driver.barrier(0, timeout_s=100), driver.barrier(0, "pair", timeout_s=100, ids=(0, 1))
+    waiting, apart = (
+        driver.barrier(0, timeout_s=100),
+        driver.barrier(0, "pair", timeout_s=100, ids=(0, 1)),
+    )
     driver.wait(12, beating=(0, 1, 2))
     assert driver.code(waiting) is Code.INTERNAL
-    assert driver.message(waiting) == "1 of 4 at 'save/100'; it can never be passed: process 3 (host b3, silent for 11 s) is lost"
+    assert (
+        driver.message(waiting)
+        == "1 of 4 at 'save/100'; it can never be passed: process 3 (host b3, silent for 11 s) is lost"
+    )
     assert driver.code(apart) is None
     assert driver.code(driver.barrier(1, "later")) is Code.INTERNAL
 
@@ -57,7 +67,10 @@ def test_a_barrier_name_is_used_again_by_counting() -> None:
         assert [driver.answers[call] for call in calls] == [(counter, None)] * 2
     assert driver.answers[driver.barrier(0, counter=2)] == (2, None)
     wrong = driver.barrier(0, counter=0)
-    assert driver.code(wrong) is Code.INTERNAL and driver.answers[wrong][1].barrier == ("save/100", 2)  # type: ignore[union-attr]
+    assert driver.code(wrong) is Code.INTERNAL and driver.answers[wrong][1].barrier == (
+        "save/100",
+        2,
+    )  # type: ignore[union-attr]
 
 
 def test_a_replay_gives_the_failure_again() -> None:
@@ -96,7 +109,10 @@ def test_a_cancelled_barrier_fails_for_those_who_come_later_too() -> None:
     driver.machine.barriers.cancel(call, 1, "save/100", 0, driver.now)
     driver.settle()
     assert driver.code(call) is Code.OK and driver.code(waiting) is Code.CANCELLED
-    assert driver.message(waiting) == "barrier 'save/100' was cancelled by process 1; 1 of 4 at 'save/100'"
+    assert (
+        driver.message(waiting)
+        == "barrier 'save/100' was cancelled by process 1; 1 of 4 at 'save/100'"
+    )
     assert driver.code(driver.barrier(2)) is Code.CANCELLED
 
 
@@ -159,14 +175,20 @@ def test_a_counter_below_the_open_instance_is_refused() -> None:
     assert driver.code(driver.barrier(0, counter=2)) is Code.INTERNAL  # which has arrived already
     calls = [waiting, driver.barrier(1, counter=2), driver.barrier(2, counter=1)]
     assert [driver.value(call) for call in calls] == [2, 2, 2]
-    assert [driver.value(driver.barrier(task_id, counter=counter)) for task_id, counter in ((0, 1), (1, 2), (2, 1))] == [2, 2, 2]
+    assert [
+        driver.value(driver.barrier(task_id, counter=counter))
+        for task_id, counter in ((0, 1), (1, 2), (2, 1))
+    ] == [2, 2, 2]
 
 
 @pytest.mark.parametrize("counter", [-1, 2**48 + 1, 2**63 - 1])
 def test_a_counter_that_nobody_can_have_is_refused(counter: int) -> None:
     """Below zero, or so high that the next ones would not fit on the wire; the name stays free, and a jump that is too far is refused."""
     driver = Driver(2)
-    assert driver.message(driver.barrier(0, counter=counter)) == f"barrier 'save/100': counter mismatch: expected 0, found {counter}"
+    assert (
+        driver.message(driver.barrier(0, counter=counter))
+        == f"barrier 'save/100': counter mismatch: expected 0, found {counter}"
+    )
     calls = [driver.barrier(task_id) for task_id in range(2)]
     assert [driver.value(call) for call in calls] == [0, 0]
     assert driver.code(driver.barrier(0, counter=1_000_001)) is Code.INTERNAL
@@ -187,7 +209,10 @@ def test_what_cannot_be_cancelled() -> None:
     cancel = driver.machine.barriers.cancel
     for task_id in (0, 1):
         driver.barrier(task_id, ids=(0, 1))
-    codes = [driver.code(driver.make(lambda call, c=c: cancel(call, 0, "save/100", c, driver.now))) for c in (0, -1)]  # type: ignore[misc]
+    codes = [
+        driver.code(driver.make(lambda call, c=c: cancel(call, 0, "save/100", c, driver.now)))
+        for c in (0, -1)
+    ]  # type: ignore[misc]
     assert codes == [Code.FAILED_PRECONDITION, Code.INTERNAL]
     driver.barrier(0, counter=1, ids=(0, 1))
     outside = driver.make(lambda call: cancel(call, 2, "save/100", 1, driver.now))
@@ -199,9 +224,13 @@ def test_a_cancel_may_come_before_the_first_arrival() -> None:
     """The instance that it names fails for all, also where a former instance has passed."""
     driver = Driver(2)
     for counter in range(2):
-        cancelled = driver.make(lambda call, c=counter: driver.machine.barriers.cancel(call, 0, "b", c, driver.now))  # type: ignore[misc]
+        cancelled = driver.make(
+            lambda call, c=counter: driver.machine.barriers.cancel(call, 0, "b", c, driver.now)
+        )  # type: ignore[misc]
         assert driver.code(cancelled) is Code.OK
-        assert [driver.code(driver.barrier(task_id, "b", counter)) for task_id in range(2)] == [Code.CANCELLED] * 2
+        assert [driver.code(driver.barrier(task_id, "b", counter)) for task_id in range(2)] == [
+            Code.CANCELLED
+        ] * 2
 
 
 def test_a_counter_for_callers_that_count_nothing() -> None:
@@ -218,12 +247,19 @@ def test_a_counter_for_callers_that_count_nothing() -> None:
 def test_a_lost_task_fails_only_instances_that_it_takes_part_in() -> None:
     """The error names it, whether it had arrived or not; a barrier opened later fails at once."""
     driver = Driver(4, recoverable=True)
-    arrived, missing = driver.barrier(3, "arrived", timeout_s=100, ids=(0, 3)), driver.barrier(0, "missing", timeout_s=100, ids=(0, 3))
+    arrived, missing = (
+        driver.barrier(3, "arrived", timeout_s=100, ids=(0, 3)),
+        driver.barrier(0, "missing", timeout_s=100, ids=(0, 3)),
+    )
     others = driver.barrier(1, "others", timeout_s=100, ids=(1, 2))
     driver.wait(12, beating=(0, 1, 2))
     for call in (arrived, missing):
         status = driver.answers[call][1]
-        assert status is not None and [each.task_id for each in status.missing] == [3] and status.missing[0].lost
+        assert (
+            status is not None
+            and [each.task_id for each in status.missing] == [3]
+            and status.missing[0].lost
+        )
     assert driver.code(others) is None
     assert driver.message(driver.barrier(0, "later", ids=(0, 3))).startswith(
         "1 of 2 at 'later'; it can never be passed: process 3 (host b3,"
@@ -257,7 +293,9 @@ def test_an_instance_has_one_result(events: list[tuple[str, int, str]]) -> None:
                 continue
             counter = value if status is None else status.barrier[1]  # type: ignore[index]
             counters[task_id, name] = max(counters[task_id, name], counter + 1)
-            if status is None or "counter mismatch" not in status.message:  # which is the result of no instance
+            if (
+                status is None or "counter mismatch" not in status.message
+            ):  # which is the result of no instance
                 results[name, counter].add(Code.OK if status is None else status.code)
 
     for what, number, name in [*events, ("wait", 6, "")]:
@@ -266,7 +304,11 @@ def test_an_instance_has_one_result(events: list[tuple[str, int, str]]) -> None:
             waiting[driver.barrier(number, name, counter, timeout_s=5)] = (number, name, counter)
             arrived[name, counter].add(number)
         elif what == "cancel":
-            driver.make(lambda call, n=number, c=counter, b=name: driver.machine.barriers.cancel(call, n, b, c, driver.now))  # type: ignore[misc]
+            driver.make(
+                lambda call, n=number, c=counter, b=name: driver.machine.barriers.cancel(
+                    call, n, b, c, driver.now
+                )
+            )  # type: ignore[misc]
         else:
             driver.wait(number, beating=tuple(TASKS))
         take_answers()
@@ -291,7 +333,10 @@ def test_a_refused_first_instance_costs_the_name_nothing() -> None:
     driver.wait(2, beating=(0, 1))
     refused = [full, driver.barrier(0, "far", ids=(0, 99)), driver.barrier(0, "not in", ids=(1,))]
     for name, call in zip(("save/100", "far", "not in"), refused, strict=True):
-        calls = [driver.barrier(0, name, counter=resynchronised(driver, call)), driver.barrier(1, name)]
+        calls = [
+            driver.barrier(0, name, counter=resynchronised(driver, call)),
+            driver.barrier(1, name),
+        ]
         assert [driver.code(call) for call in calls] == [Code.OK, Code.OK]
 
 
@@ -302,13 +347,18 @@ def test_calls_that_were_lost_cost_the_name_nothing(lost: int, order: tuple[int,
     driver = Driver(2)
     calls = [driver.barrier(task_id, counter=lost * task_id) for task_id in order]
     assert [driver.value(call) for call in calls] == [lost, lost]
-    assert [driver.value(driver.barrier(task_id, counter=lost * task_id)) for task_id in order] == [lost, lost]  # asked again: replayed
+    assert [driver.value(driver.barrier(task_id, counter=lost * task_id)) for task_id in order] == [
+        lost,
+        lost,
+    ]  # asked again: replayed
     calls = [driver.barrier(task_id, counter=lost + 1) for task_id in order]
     assert [driver.value(call) for call in calls] == [lost + 1, lost + 1]
     waiting = driver.barrier(0, counter=lost + 2)
     behind = driver.barrier(1, counter=-1)
     assert driver.code(behind) is Code.INTERNAL
-    assert driver.value(driver.barrier(1, counter=resynchronised(driver, behind))) == driver.value(waiting)
+    assert driver.value(driver.barrier(1, counter=resynchronised(driver, behind))) == driver.value(
+        waiting
+    )
 
 
 def test_an_outage_that_was_longer_than_the_barrier_costs_the_name_nothing() -> None:
@@ -321,7 +371,13 @@ def test_an_outage_that_was_longer_than_the_barrier_costs_the_name_nothing() -> 
 
 
 @settings(deadline=None)
-@given(st.booleans(), st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["lost", "refused", "timed out", "restart"])), max_size=25))
+@given(
+    st.booleans(),
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from(["lost", "refused", "timed out", "restart"])),
+        max_size=25,
+    ),
+)
 def test_no_name_becomes_unusable(recoverable: bool, events: list[tuple[int, str]]) -> None:
     """Whatever calls are lost, refused, too late or of a new life: three clients that count as ours and jaxlib's do meet again."""
     driver = Driver(3, recoverable=recoverable, limits=Limits(barriers_kept=1))
@@ -337,7 +393,9 @@ def test_no_name_becomes_unusable(recoverable: bool, events: list[tuple[int, str
 
     def arrive(task_id: int, ids: tuple[int, ...] = ()) -> int:
         counters[task_id] += 1
-        return driver.barrier(task_id, "b", counters[task_id], timeout_s=2, ids=ids, life=lives[task_id])
+        return driver.barrier(
+            task_id, "b", counters[task_id], timeout_s=2, ids=ids, life=lives[task_id]
+        )
 
     for task_id, what in events:
         if what == "lost":
@@ -348,7 +406,9 @@ def test_no_name_becomes_unusable(recoverable: bool, events: list[tuple[int, str
             call = arrive(task_id)
             driver.wait(3, beating=(0, 1, 2))
             take(task_id, call)
-            driver.barrier(task_id, "evicts it", 0, timeout_s=0.1, ids=(task_id,), life=lives[task_id])
+            driver.barrier(
+                task_id, "evicts it", 0, timeout_s=0.1, ids=(task_id,), life=lives[task_id]
+            )
         elif recoverable:
             lives[task_id], counters[task_id] = lives[task_id] + 1, -1
             assert driver.open(task_id, lives[task_id]) is None
@@ -400,6 +460,14 @@ def test_an_agent_that_is_replaced_arrives_nowhere_any_more() -> None:
     driver.register(0, 50)
     driver.register(1, 51)
     since = driver.machine.task_table.life_of(0, 50)
-    waiting = driver.make(lambda call: driver.machine.barrier(Arrival(call, 0, since, "b", 0, driver.now + 5, frozenset()), driver.now))
+    waiting = driver.make(
+        lambda call: driver.machine.barrier(
+            Arrival(call, 0, since, "b", 0, driver.now + 5, frozenset()), driver.now
+        )
+    )
     driver.register(0, 60)
-    assert driver.code(waiting) is Code.INTERNAL and "arrived with a client that another has replaced" in driver.message(waiting)
+    assert driver.code(
+        waiting
+    ) is Code.INTERNAL and "arrived with a client that another has replaced" in driver.message(
+        waiting
+    )

@@ -14,7 +14,10 @@ def test_devices_are_numbered_in_node_order() -> None:
     assert completions == []
     devices.report("first", 0, Node(["z"]))
     numbered = [(0, Node(["z"]), 0), (1, Node(["x", "y"]), 1)]
-    assert completions == [Completion("second", numbered, None), Completion("first", numbered, None)]
+    assert completions == [
+        Completion("second", numbered, None),
+        Completion("first", numbered, None),
+    ]
     devices.report("again", 1, Node(["x", "y"]))
     assert completions[2:] == [Completion("again", numbered, None)]
 

@@ -14,7 +14,9 @@ def test_the_oldest_are_forgotten_and_numbers_go_on() -> None:
     log = EventLog(3)
     for second in range(5):
         log.note("saved", f"step {second} is saved", float(second))
-    assert [(event.number, event.text) for event in log.after(0)] == [(n, f"step {n - 1} is saved") for n in (3, 4, 5)]
+    assert [(event.number, event.text) for event in log.after(0)] == [
+        (n, f"step {n - 1} is saved") for n in (3, 4, 5)
+    ]
     assert [event.number for event in log.after(4)] == [5] and log.after(5) == []
 
 
@@ -41,7 +43,11 @@ def test_a_life_is_told_from_its_beginning_to_its_end() -> None:
     kinds = [event.kind for event in driver.machine.events.after(0)]
     texts = [event.text for event in driver.machine.events.after(0)]
     assert kinds == ["joined", "saved", "trouble", "barrier", "lost"], texts
-    assert texts[:3] == ["2 processes joined", "step 30 is saved", "process 1: step 40 was not saved: full"]
+    assert texts[:3] == [
+        "2 processes joined",
+        "step 30 is saved",
+        "process 1: step 40 was not saved: full",
+    ]
     assert "'save'" in texts[3] or "Id: save::" in texts[3]
     assert texts[4] == "process 1 (host b1, silent for 11 s) is lost: its heartbeat timeout is 10 s"
 
@@ -51,7 +57,9 @@ def test_history_survives_the_coordinator() -> None:
     driver = Driver(1, limits=Limits(events=2))
     rows: dict[tuple[str, str], bytes] = {}
     for step in range(4):
-        driver.make(lambda call, step=step: driver.machine.report(call, 0, driver.now, saved_step=step))  # type: ignore[misc]
+        driver.make(
+            lambda call, step=step: driver.machine.report(call, 0, driver.now, saved_step=step)
+        )  # type: ignore[misc]
         for row in journal_codec.drain(driver.machine, 1000.0):
             if row.value is None:
                 rows.pop((row.table, row.key), None)
@@ -59,7 +67,9 @@ def test_history_survives_the_coordinator() -> None:
                 rows[row.table, row.key] = row.value
     noted = driver.machine.events.after(0)
     machine = Machine(driver.config, 0.0)
-    journal_codec.load(machine, [journal_codec.Row(*key, value) for key, value in rows.items()], 0.0, 1005.0)
+    journal_codec.load(
+        machine, [journal_codec.Row(*key, value) for key, value in rows.items()], 0.0, 1005.0
+    )
     assert [(event.number, event.text, event.at) for event in machine.events.after(0)] == [
         (event.number, event.text, event.at - 5.0) for event in noted
     ]

@@ -52,15 +52,35 @@ def restarted(driver: Driver, rows: dict[tuple[str, str], bytes], wall_offset_s:
         else:
             rows[row.table, row.key] = row.value
     machine = Machine(driver.config, driver.now)
-    journal_codec.load(machine, [journal_codec.Row(*key, value) for key, value in sorted(rows.items())], driver.now, wall_offset_s)
+    journal_codec.load(
+        machine,
+        [journal_codec.Row(*key, value) for key, value in sorted(rows.items())],
+        driver.now,
+        wall_offset_s,
+    )
     return machine
 
 
 def state_of(machine: Machine) -> dict[str, Any]:
     """Returns what must outlive a crash; waiting calls do not."""
-    tasks = [replace(task, last_seen=None, state_since=0.0, attached=False) for task in machine.task_table.tasks]
+    tasks = [
+        replace(task, last_seen=None, state_since=0.0, attached=False)
+        for task in machine.task_table.tasks
+    ]
     both = [*machine.barriers.open.values(), *machine.barriers.finished.values()]
-    barriers = {b.name: (b.counter, b.participants, b.arrived.keys(), b.began, b.former, b.told, b.previous, b.outcome) for b in both}
+    barriers = {
+        b.name: (
+            b.counter,
+            b.participants,
+            b.arrived.keys(),
+            b.began,
+            b.former,
+            b.told,
+            b.previous,
+            b.outcome,
+        )
+        for b in both
+    }
     table = machine.task_table
     return {
         "tasks": tasks,
@@ -85,7 +105,9 @@ EVENTS = st.one_of(
 
 @settings(deadline=None)
 @given(st.booleans(), st.lists(EVENTS, max_size=40))
-def test_whatever_happens_the_rows_hold_the_state(recoverable: bool, events: list[tuple[str, int, int]]) -> None:
+def test_whatever_happens_the_rows_hold_the_state(
+    recoverable: bool, events: list[tuple[str, int, int]]
+) -> None:
     """After each crash in a run of random events, the loaded machine has the same tasks, keys, barriers and errors."""
     driver, rows = Driver(3, recoverable=recoverable), dict[tuple[str, str], bytes]()
     for what, who, number in [*events, ("crash", 0, 0)]:
@@ -100,7 +122,11 @@ def test_whatever_happens_the_rows_hold_the_state(recoverable: bool, events: lis
         elif what == "restart":
             driver.open(who, life=number)
         elif what == "error":
-            driver.make(lambda call, w=who, n=number: driver.machine.report_error(call, w, n, "failed", driver.now))  # type: ignore[misc]
+            driver.make(
+                lambda call, w=who, n=number: driver.machine.report_error(
+                    call, w, n, "failed", driver.now
+                )
+            )  # type: ignore[misc]
         elif what == "silence":
             driver.wait(number, beating=tuple({0, 1, 2} - {who}))
         else:
@@ -135,7 +161,11 @@ def test_an_error_that_no_task_shows_is_kept() -> None:
 def test_an_arrival_costs_the_journal_one_arrival() -> None:
     """Each of 200 arrivals at one barrier writes its own row alone; when the barrier is over, one row is left, and all survive a crash."""
     driver, rows = Driver(200, recoverable=True), dict[tuple[str, str], bytes]()
-    rows |= {(row.table, row.key): row.value for row in journal_codec.drain(driver.machine, 0.0) if row.value is not None}
+    rows |= {
+        (row.table, row.key): row.value
+        for row in journal_codec.drain(driver.machine, 0.0)
+        if row.value is not None
+    }
     sizes = []
     for task_id in range(199):
         driver.barrier(task_id, "b", timeout_s=60)

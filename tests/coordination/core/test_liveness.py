@@ -13,7 +13,11 @@ def alive(driver: Driver, call: int) -> list[int]:
 
 
 def ask(driver: Driver, task_id: int, members: list[int], timeout_s: float = 60) -> int:
-    return driver.make(lambda call: driver.machine.liveness.arrive(call, task_id, members, driver.now, driver.now + timeout_s))
+    return driver.make(
+        lambda call: driver.machine.liveness.arrive(
+            call, task_id, members, driver.now, driver.now + timeout_s
+        )
+    )
 
 
 def test_alive_answers_when_every_living_member_has_asked() -> None:
@@ -46,7 +50,10 @@ def test_a_timeout_names_the_living_who_have_not_asked() -> None:
     late, patient = ask(driver, 0, [0, 1, 2], 2), ask(driver, 1, [0, 1, 2])
     driver.wait(3, beating=(0, 1, 2))
     assert driver.code(late) is Code.DEADLINE_EXCEEDED and driver.code(patient) is None
-    assert driver.message(late) == "2 of 3 asked who is alive, missing process 2 (host b2, silent for 0.0 s); waited 2.0 s"
+    assert (
+        driver.message(late)
+        == "2 of 3 asked who is alive, missing process 2 (host b2, silent for 0.0 s); waited 2.0 s"
+    )
     ask(driver, 2, [0, 1, 2])
     again = ask(driver, 0, [0, 1, 2])
     assert alive(driver, patient) == alive(driver, again) == [0, 1, 2]

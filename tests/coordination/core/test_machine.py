@@ -22,7 +22,10 @@ def test_an_error_reaches_every_poll_and_the_heartbeat_of_the_failed() -> None:
         driver.machine.heartbeat(driver.call(), 0, 10, driver.now)
         driver.wait(0.5)
     assert {driver.code(call) for call in polls} == {Code.UNAVAILABLE}
-    assert driver.message(polls[0]) == "process 1 (silent for 11 s) is lost: its heartbeat timeout is 10 s"
+    assert (
+        driver.message(polls[0])
+        == "process 1 (silent for 11 s) is lost: its heartbeat timeout is 10 s"
+    )
     beat = driver.call()
     driver.machine.heartbeat(beat, 1, 20, driver.now)
     assert driver.settle()[beat][1].code is Code.UNAVAILABLE  # type: ignore[union-attr]
@@ -48,31 +51,68 @@ def test_a_poll_is_never_answered_ok() -> None:
     newer = driver.make(lambda call: poll(call, 0, 0.0))
     assert driver.code(older) is Code.CANCELLED and driver.code(newer) is None
     survivable = Driver(1, survivable=True)
-    assert survivable.code(survivable.make(lambda call: survivable.machine.poll_for_error(call, 0, 0.0))) is Code.CANCELLED
+    assert (
+        survivable.code(
+            survivable.make(lambda call: survivable.machine.poll_for_error(call, 0, 0.0))
+        )
+        is Code.CANCELLED
+    )
 
 
 def test_a_reported_error_is_cut_and_its_code_is_one_of_grpcs() -> None:
     """A long text is cut between characters; a number that is no code is UNKNOWN; the task cannot report twice."""
     driver = Driver(2, limits=Limits(error_bytes=7))
-    done = driver.make(lambda call: driver.machine.report_error(call, 0, 99, "\u00e9" * 9, driver.now))
+    done = driver.make(
+        lambda call: driver.machine.report_error(call, 0, 99, "\u00e9" * 9, driver.now)
+    )
     assert driver.code(done) is Code.OK
     error = driver.machine.task_table.tasks[0].error
-    assert error is not None and error.code is Code.UNKNOWN and error.message == "process 0 reported: \u00e9\u00e9\u00e9" and error.reported
+    assert (
+        error is not None
+        and error.code is Code.UNKNOWN
+        and error.message == "process 0 reported: \u00e9\u00e9\u00e9"
+        and error.reported
+    )
     again = driver.make(lambda call: driver.machine.report_error(call, 0, 13, "x", driver.now))
-    assert driver.code(again) is Code.FAILED_PRECONDITION and driver.message(again) == "process 0 is not connected"
-    assert driver.code(driver.make(lambda call: driver.machine.report_error(call, 9, 13, "x", driver.now))) is Code.INVALID_ARGUMENT
+    assert (
+        driver.code(again) is Code.FAILED_PRECONDITION
+        and driver.message(again) == "process 0 is not connected"
+    )
+    assert (
+        driver.code(
+            driver.make(lambda call: driver.machine.report_error(call, 9, 13, "x", driver.now))
+        )
+        is Code.INVALID_ARGUMENT
+    )
 
 
 def test_reports_add_up_within_bounds() -> None:
     """What a report leaves out keeps its value; too many values, or a long name, are refused and change nothing."""
     driver = Driver(1, limits=Limits(report_values=2))
     report = driver.machine.report
-    assert driver.code(driver.make(lambda call: report(call, 0, 1.0, step=3, values={"loss": 0.5}))) is Code.OK
-    assert driver.code(driver.make(lambda call: report(call, 0, 2.0, saved_step=2, values={"lr": 0.1}, trouble="full"))) is Code.OK
+    assert (
+        driver.code(driver.make(lambda call: report(call, 0, 1.0, step=3, values={"loss": 0.5})))
+        is Code.OK
+    )
+    assert (
+        driver.code(
+            driver.make(
+                lambda call: report(call, 0, 2.0, saved_step=2, values={"lr": 0.1}, trouble="full")
+            )
+        )
+        is Code.OK
+    )
     progress = driver.machine.task_table.tasks[0].progress
-    assert (progress.step, progress.saved_step, progress.values, progress.trouble) == (3, 2, {"loss": 0.5, "lr": 0.1}, "full")
+    assert (progress.step, progress.saved_step, progress.values, progress.trouble) == (
+        3,
+        2,
+        {"loss": 0.5, "lr": 0.1},
+        "full",
+    )
     for values in ({"more": 1.0}, {"n" * 101: 1.0}):
-        refused = driver.make(lambda call, values=values: report(call, 0, 3.0, step=9, saved_step=9, values=values))  # type: ignore[misc]
+        refused = driver.make(
+            lambda call, values=values: report(call, 0, 3.0, step=9, saved_step=9, values=values)
+        )  # type: ignore[misc]
         assert driver.code(refused) is Code.RESOURCE_EXHAUSTED
     assert progress.step == 3 and len(progress.values) == 2
 
@@ -85,7 +125,9 @@ def test_calls_that_go_away_are_never_answered() -> None:
         driver.barrier(0, timeout_s=3),
         driver.get("k", timeout_s=3),
         driver.make(lambda call: machine.watches.watch(call, machine.task_table.version)),
-        driver.make(lambda call: machine.liveness.arrive(call, 0, [0, 1], driver.now, driver.now + 3)),
+        driver.make(
+            lambda call: machine.liveness.arrive(call, 0, [0, 1], driver.now, driver.now + 3)
+        ),
         driver.make(lambda call: machine.poll_for_error(call, 0, driver.now)),
     ]
     for call in calls:
@@ -111,7 +153,11 @@ def test_a_heartbeat_is_answered_with_the_state_of_its_task() -> None:
     driver = Driver(2, sessions=False, recoverable=True)
 
     def beat(task_id: int, incarnation: int) -> Code | None:
-        return driver.code(driver.make(lambda call: driver.machine.heartbeat(call, task_id, incarnation, driver.now)))
+        return driver.code(
+            driver.make(
+                lambda call: driver.machine.heartbeat(call, task_id, incarnation, driver.now)
+            )
+        )
 
     assert (beat(9, 1), beat(0, 1)) == (Code.INVALID_ARGUMENT, Code.INVALID_ARGUMENT)
     for task_id in range(2):
@@ -126,7 +172,11 @@ def test_a_call_names_its_task_by_its_incarnation() -> None:
         driver.register(task_id, 10 + task_id)
     identify = driver.machine.identify
     assert (identify(None, 11, 7, 0.0), identify(0, 10, 7, 0.0)) == (1, 0)
-    for task_id, incarnation, code in ((9, 10, Code.INVALID_ARGUMENT), (1, 10, Code.ABORTED), (None, 99, Code.ABORTED)):
+    for task_id, incarnation, code in (
+        (9, 10, Code.INVALID_ARGUMENT),
+        (1, 10, Code.ABORTED),
+        (None, 99, Code.ABORTED),
+    ):
         status = identify(task_id, incarnation, 7, 0.0)
         assert isinstance(status, Status) and status.code is code
 
@@ -148,7 +198,9 @@ def test_who_is_connected_is_never_silent_while_the_job_gathers() -> None:
     """A process that waits three timeouts for the last one is there when that comes, and has its whole timeout from then on."""
     driver = Driver(2, sessions=False)
     assert driver.open(0) is None
-    waiting = driver.make(lambda call: driver.machine.registration.wait_for_all(call, 0, driver.now, math.inf))
+    waiting = driver.make(
+        lambda call: driver.machine.registration.wait_for_all(call, 0, driver.now, math.inf)
+    )
     driver.wait(30)
     assert driver.open(1) is None
     driver.settle()
@@ -162,12 +214,16 @@ def test_who_loses_its_connection_while_the_job_gathers_is_merely_not_there() ->
     driver = Driver(3, sessions=False)
     assert driver.open(0) is None and driver.open(1) is None
     driver.machine.task_table.tasks[1].attached = False
-    waiting = driver.make(lambda call: driver.machine.registration.wait_for_all(call, 0, driver.now, driver.now + 15))
+    waiting = driver.make(
+        lambda call: driver.machine.registration.wait_for_all(call, 0, driver.now, driver.now + 15)
+    )
     poll = driver.make(lambda call: driver.machine.poll_for_error(call, 0, driver.now))
     driver.wait(16)
     expected = "1 of 3 registered, missing processes 1 (host b1, silent for 15 s), 2 (never seen); waited 15.0 s"
     assert driver.message(waiting) == expected and driver.code(poll) is None
-    assert driver.open(1) is None and driver.open(2) is None and driver.machine.registration.gathered
+    assert (
+        driver.open(1) is None and driver.open(2) is None and driver.machine.registration.gathered
+    )
 
 
 def test_a_standstill_of_the_service_is_nobodys_silence() -> None:
@@ -186,13 +242,19 @@ def test_an_exit_that_its_launcher_saw_loses_the_process_at_once() -> None:
     driver = Driver(3, recoverable=True)
     met, got = driver.barrier(0), driver.get("k", 1, depends_on=(2,))
     unnamed = driver.get("of nobody", 1)
-    driver.make(lambda call: driver.machine.registration.wait_for_all(call, 0, driver.now, math.inf))
+    driver.make(
+        lambda call: driver.machine.registration.wait_for_all(call, 0, driver.now, math.inf)
+    )
     assert driver.machine.report_exit(2, -9, driver.now) is None and driver.machine.fenced == [2]
     driver.settle()
     ended = "process 2 (host b2, ended by signal 9) is lost"
     assert driver.message(met) == f"1 of 3 at 'save/100'; it can never be passed: {ended}"
-    assert driver.message(got) == f"key 'k' will not be set: {ended}" and driver.code(unnamed) is None
-    assert driver.machine.task_table.tasks[2].error == Status(Code.UNAVAILABLE, ended, source_task=2)
+    assert (
+        driver.message(got) == f"key 'k' will not be set: {ended}" and driver.code(unnamed) is None
+    )
+    assert driver.machine.task_table.tasks[2].error == Status(
+        Code.UNAVAILABLE, ended, source_task=2
+    )
     refused = driver.open(2)
     assert refused is not None and ended in refused.message
     assert driver.open(2, life=2) is None and not driver.machine.task_table.tasks[2].ended
@@ -202,9 +264,19 @@ def test_an_exit_of_one_that_has_left_or_was_never_there_is_no_news() -> None:
     """Who said goodbye has DISCONNECTED; before the job has gathered one that ended is merely not there; a number of nobody is refused."""
     driver = Driver(2, sessions=False, recoverable=True)
     assert driver.open(0) is None
-    assert driver.machine.report_exit(1, 0, driver.now) is None and driver.machine.report_exit(0, 1, driver.now) is None
-    assert driver.machine.task_table.tasks[0].state is TaskState.DISCONNECTED and driver.machine.fenced == []
-    assert driver.open(0, life=2) is None and driver.open(1) is None and driver.machine.registration.gathered
+    assert (
+        driver.machine.report_exit(1, 0, driver.now) is None
+        and driver.machine.report_exit(0, 1, driver.now) is None
+    )
+    assert (
+        driver.machine.task_table.tasks[0].state is TaskState.DISCONNECTED
+        and driver.machine.fenced == []
+    )
+    assert (
+        driver.open(0, life=2) is None
+        and driver.open(1) is None
+        and driver.machine.registration.gathered
+    )
     driver.make(lambda call: driver.machine.shut_down(call, 1, True, driver.now))
     assert driver.machine.report_exit(1, 0, driver.now) is None
     assert driver.machine.task_table.tasks[1].state is TaskState.DISCONNECTED
@@ -220,7 +292,10 @@ def test_an_exit_ends_the_gets_of_agents_that_name_nobody() -> None:
     waits = driver.get("k", 0)
     driver.machine.report_exit(2, 1, driver.now)
     driver.settle()
-    assert driver.message(waits) == "key 'k' will not be set: process 2 (ended with exit code 1) is lost"
+    assert (
+        driver.message(waits)
+        == "key 'k' will not be set: process 2 (ended with exit code 1) is lost"
+    )
 
 
 def test_who_closes_its_connection_without_a_goodbye_is_lost_after_the_grace() -> None:
@@ -233,7 +308,10 @@ def test_who_closes_its_connection_without_a_goodbye_is_lost_after_the_grace() -
     driver.wait(2, beating=(0, 1))
     cause = "its side closed the connection without a goodbye, and it did not come back within 5 s"
     error = driver.machine.task_table.tasks[2].error
-    assert error is not None and error.message == f"process 2 (host b2, silent for 6.0 s) is lost: {cause}"
+    assert (
+        error is not None
+        and error.message == f"process 2 (host b2, silent for 6.0 s) is lost: {cause}"
+    )
     assert driver.code(met) is Code.INTERNAL and driver.machine.fenced == [2]
 
 
@@ -273,10 +351,16 @@ def test_a_lost_agent_is_refused_and_can_end() -> None:
     refused = driver.machine.identify(None, 11, 7, driver.now)
     cause = "process 1 (silent for 11 s) is lost: its heartbeat timeout is 10 s"
     sentence = f"this life of process 1 is over: {cause}; end it, and start the process again"
-    assert isinstance(refused, Status) and (refused.code, refused.message) == (Code.ABORTED, sentence)
+    assert isinstance(refused, Status) and (refused.code, refused.message) == (
+        Code.ABORTED,
+        sentence,
+    )
     assert driver.message(driver.register(1, 11)) == sentence
     assert driver.machine.identify(1, 11, 7, driver.now, lost=True) == 1
-    assert driver.code(driver.make(lambda call: driver.machine.shut_down(call, 1, False, driver.now))) is Code.OK
+    assert (
+        driver.code(driver.make(lambda call: driver.machine.shut_down(call, 1, False, driver.now)))
+        is Code.OK
+    )
     assert driver.value(driver.register(1, 99)) == 7
 
 
@@ -311,7 +395,11 @@ def test_an_arrival_looks_at_no_other_task() -> None:
     tasks = gathering.machine.task_table.tasks = CountedLooks(gathering.machine.task_table.tasks)
     for task_id in members:
         gathering.open(task_id)
-        gathering.make(lambda call, t=task_id: gathering.machine.registration.wait_for_all(call, t, gathering.now, 5.0))  # type: ignore[misc]
+        gathering.make(
+            lambda call, t=task_id: gathering.machine.registration.wait_for_all(
+                call, t, gathering.now, 5.0
+            )
+        )  # type: ignore[misc]
     gathering.now = 5.0
     gathering.machine.timers.expire(gathering.now)
     assert len(gathering.machine.completions) == count and tasks.looks <= 1

@@ -54,7 +54,9 @@ def test_an_agent_cannot_come_with_the_incarnation_of_another() -> None:
     driver.register(0, 50)
     driver.register(1, 51)
     assert driver.code(driver.register(1, 50)) is Code.INVALID_ARGUMENT
-    assert [driver.machine.identify(None, incarnation, 7, driver.now) for incarnation in (50, 51)] == [0, 1]
+    assert [
+        driver.machine.identify(None, incarnation, 7, driver.now) for incarnation in (50, 51)
+    ] == [0, 1]
 
 
 def test_a_wait_for_the_others_names_who_has_not_come() -> None:
@@ -65,8 +67,13 @@ def test_a_wait_for_the_others_names_who_has_not_come() -> None:
     late = driver.make(lambda call: registration.wait_for_all(call, 0, driver.now, driver.now + 2))
     driver.wait(3, beating=(0,))
     assert driver.code(late) is Code.DEADLINE_EXCEEDED
-    assert driver.message(late) == "1 of 3 registered, missing processes 1 (never seen), 2 (never seen); waited 2.0 s"
-    again = driver.make(lambda call: registration.wait_for_all(call, 0, driver.now, driver.now + 60))
+    assert (
+        driver.message(late)
+        == "1 of 3 registered, missing processes 1 (never seen), 2 (never seen); waited 2.0 s"
+    )
+    again = driver.make(
+        lambda call: registration.wait_for_all(call, 0, driver.now, driver.now + 60)
+    )
     assert driver.open(1) is None and not registration.gathered
     agent = driver.register(2, 20)
     assert driver.value(again) == driver.value(agent) == 7 and registration.gathered
@@ -86,9 +93,20 @@ def test_a_session_is_checked_before_it_changes_anything() -> None:
     """A number that the job has not, an incarnation of 0 and a long host name are refused."""
     driver = Driver(2, sessions=False)
     opening = driver.machine.registration.open_session
-    refused = [opening(9, 1, "h", 1, 0.0), opening(0, 0, "h", 1, 0.0), opening(0, 1, "h" * 257, 1, 0.0)]
-    assert [status and status.code for status in refused] == [Code.INVALID_ARGUMENT, Code.INVALID_ARGUMENT, Code.RESOURCE_EXHAUSTED]
-    assert isinstance(refused[0], Status) and refused[0].message == "there is no process 9: the job has 2, 0 to 1"
+    refused = [
+        opening(9, 1, "h", 1, 0.0),
+        opening(0, 0, "h", 1, 0.0),
+        opening(0, 1, "h" * 257, 1, 0.0),
+    ]
+    assert [status and status.code for status in refused] == [
+        Code.INVALID_ARGUMENT,
+        Code.INVALID_ARGUMENT,
+        Code.RESOURCE_EXHAUSTED,
+    ]
+    assert (
+        isinstance(refused[0], Status)
+        and refused[0].message == "there is no process 9: the job has 2, 0 to 1"
+    )
     assert driver.machine.task_table.tasks[0].state is TaskState.UNINITIALIZED
 
 
@@ -98,7 +116,10 @@ def test_a_session_with_the_same_incarnation_is_the_same_life() -> None:
         driver = Driver(2, recoverable=recoverable)
         waiting = driver.barrier(0)
         assert driver.open(0) is None
-        assert driver.code(waiting) is None and driver.machine.task_table.tasks[0].state is TaskState.CONNECTED
+        assert (
+            driver.code(waiting) is None
+            and driver.machine.task_table.tasks[0].state is TaskState.CONNECTED
+        )
 
 
 def test_a_new_life_of_a_session_ends_the_former_one() -> None:
@@ -110,11 +131,16 @@ def test_a_new_life_of_a_session_ends_the_former_one() -> None:
     assert driver.code(waiting) is Code.INTERNAL
     assert driver.machine.task_table.connected(0)
     strict = Driver(2)
-    poll = strict.make(lambda call: strict.machine.registration.wait_for_all(call, 0, strict.now, 60.0))
+    poll = strict.make(
+        lambda call: strict.machine.registration.wait_for_all(call, 0, strict.now, 60.0)
+    )
     assert strict.value(poll) == 7
     status = strict.open(0, life=2)
     assert status is not None and status.code is Code.ABORTED and strict.machine.error is status
-    assert status.message == "process 0 cannot come back, the job is not recoverable: it has been restarted"
+    assert (
+        status.message
+        == "process 0 cannot come back, the job is not recoverable: it has been restarted"
+    )
 
 
 def test_before_the_job_is_complete_anybody_may_come_again() -> None:
@@ -130,12 +156,18 @@ def test_lost_is_lost() -> None:
     driver.wait(12, beating=(0,))
     refused = driver.open(1)
     assert refused is not None and refused.code is Code.ABORTED
-    assert refused.message.startswith("this life of process 1 is over: process 1 (host b1, silent for 11 s) is lost")
+    assert refused.message.startswith(
+        "this life of process 1 is over: process 1 (host b1, silent for 11 s) is lost"
+    )
     assert driver.open(1, life=2) is None and driver.open(1, life=3) is None
     for life in (1, 2):
         late = driver.open(1, life)
-        assert late is not None and late.message.startswith("this life of process 1 is over: another life of it has taken its place")
-    assert driver.machine.task_table.tasks[1].session == 301 and driver.machine.task_table.connected(1)
+        assert late is not None and late.message.startswith(
+            "this life of process 1 is over: another life of it has taken its place"
+        )
+    assert driver.machine.task_table.tasks[
+        1
+    ].session == 301 and driver.machine.task_table.connected(1)
 
 
 def test_agents_that_waited_long_have_their_whole_timeout_from_the_answer() -> None:

@@ -7,7 +7,9 @@ from tests.support.driver import Driver
 
 
 def leave(driver: Driver, task_id: int, timeout_s: float | None = None) -> int:
-    return driver.make(lambda call: driver.machine.shut_down(call, task_id, True, driver.now, timeout_s))
+    return driver.make(
+        lambda call: driver.machine.shut_down(call, task_id, True, driver.now, timeout_s)
+    )
 
 
 def test_shutdown_is_a_barrier_over_those_who_are_left() -> None:
@@ -18,9 +20,7 @@ def test_shutdown_is_a_barrier_over_those_who_are_left() -> None:
     late = driver.call()
     driver.machine.shut_down(late, 0, True, driver.now, 2.0)
     driver.wait(3, beating=(0, 1, 2))
-    expected = (
-        "Shutdown barrier has failed: 1 of 3 had come, missing processes 1 (host b1, silent for 0.0 s), 2 (host b2, silent for 0.0 s)"
-    )
+    expected = "Shutdown barrier has failed: 1 of 3 had come, missing processes 1 (host b1, silent for 0.0 s), 2 (host b2, silent for 0.0 s)"
     assert driver.message(late) == expected
     alone = driver.call()
     driver.machine.shut_down(alone, 2, True, driver.now, 0)
@@ -37,9 +37,13 @@ def test_a_task_in_error_fails_the_shutdown() -> None:
     driver = Driver(3)
     poll = driver.make(lambda call: driver.machine.poll_for_error(call, 2, driver.now))
     waiting = [leave(driver, 0), leave(driver, 1)]
-    driver.make(lambda call: driver.machine.report_error(call, 2, Code.INTERNAL, "boom", driver.now))
+    driver.make(
+        lambda call: driver.machine.report_error(call, 2, Code.INTERNAL, "boom", driver.now)
+    )
     assert {driver.code(call) for call in waiting} == {Code.INTERNAL}
-    assert driver.message(waiting[0]).startswith("Shutdown barrier has failed: 2 of 3 had come, missing process 2 (host b2,")
+    assert driver.message(waiting[0]).startswith(
+        "Shutdown barrier has failed: 2 of 3 had come, missing process 2 (host b2,"
+    )
     assert driver.code(poll) is Code.INTERNAL
 
 

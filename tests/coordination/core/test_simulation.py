@@ -22,12 +22,22 @@ from tests.support.simulated_world import Faults, Violation
 from tests.support.simulator import Simulation
 
 SEEDS_AN_ITEM = 500
-HARSH = Faults(delay_s=0.2, loss=0.1, duplication=0.15, breaks=4.0, client_crashes=2.0, client_pauses=1.0, service_crashes=2.0)
+HARSH = Faults(
+    delay_s=0.2,
+    loss=0.1,
+    duplication=0.15,
+    breaks=4.0,
+    client_crashes=2.0,
+    client_pauses=1.0,
+    service_crashes=2.0,
+)
 
 
 def simulation(seed: int) -> Simulation:
     """Returns the run of a seed: 2 to 7 processes, usual or harsh faults, recoverable or not."""
-    return Simulation(seed, 2 + seed % 6, 8, HARSH if seed % 2 else Faults(), recoverable=seed % 3 != 0)
+    return Simulation(
+        seed, 2 + seed % 6, 8, HARSH if seed % 2 else Faults(), recoverable=seed % 3 != 0
+    )
 
 
 def run_seeds(first: int, count: int) -> None:
@@ -85,7 +95,14 @@ def _traced(seed: int) -> list[str]:
 @pytest.mark.slow
 def test_four_thousand_processes() -> None:
     """4,096 processes pass three barriers together and leave, with messages lost and doubled and streams broken; every barrier passes."""
-    run = Simulation(1, 4096, 3, Faults(client_crashes=0, client_pauses=0, service_crashes=0, breaks=20), journal=False, unison=True)
+    run = Simulation(
+        1,
+        4096,
+        3,
+        Faults(client_crashes=0, client_pauses=0, service_crashes=0, breaks=20),
+        journal=False,
+        unison=True,
+    )
     run.run()
     assert run.truth.results == {("all", counter): "OK" for counter in range(3)}
 
@@ -102,7 +119,9 @@ def test_four_thousand_processes_and_a_service_that_crashes(seed: int, deaths: i
     assert happened["service is back"] >= 1 and happened["finish"] == 4096, happened
     assert (happened["crash"] >= 1) == bool(deaths), happened
     if deaths:
-        assert len(results) >= 4 and set(results.values()) <= {"OK", "INTERNAL"}, results  # one that needs a lost process fails at once
+        assert len(results) >= 4 and set(results.values()) <= {"OK", "INTERNAL"}, (
+            results
+        )  # one that needs a lost process fails at once
     else:
         assert results == {("all", counter): "OK" for counter in range(4)}
 
@@ -180,11 +199,21 @@ Keys_load = Keys.load
     ],
     ids=[
         *("early release", "split outcome", "lost key", "forgotten deadline", "a second late"),
-        *("lost while it waits", "back from the dead", "gathered too early", "let go too early", "still suspect"),
+        *(
+            "lost while it waits",
+            "back from the dead",
+            "gathered too early",
+            "let go too early",
+            "still suspect",
+        ),
     ],
 )
 def test_planted_defects_are_found(
-    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, defect: Callable[..., Any], finding: str
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    name: str,
+    defect: Callable[..., Any],
+    finding: str,
 ) -> None:
     """A machine with a defect of each kind fails within 300 seeds, with that invariant's words: the onlooker looks."""
     monkeypatch.setattr(owner, name, defect)
@@ -196,4 +225,9 @@ def test_the_disk_is_the_journals() -> None:
     """What the simulator loads after a crash comes through the rows that the SQLite journal keeps."""
     run = simulation(3)
     run.run()
-    assert isinstance(run.service.disk, Disk) and {table for table, _ in run.service.disk.rows} >= {"task", "key", "barrier", "meta"}
+    assert isinstance(run.service.disk, Disk) and {table for table, _ in run.service.disk.rows} >= {
+        "task",
+        "key",
+        "barrier",
+        "meta",
+    }

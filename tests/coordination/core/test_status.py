@@ -10,7 +10,9 @@ from holdfast.coordination.core.status import MAX_NAMED, Code, Missing, name_pro
 
 def test_the_codes_are_those_of_grpc() -> None:
     """Every code of gRPC is there, by name and number."""
-    assert {code.name: int(code) for code in Code} == {code.name: code.value[0] for code in grpc.StatusCode}
+    assert {code.name: int(code) for code in Code} == {
+        code.name: code.value[0] for code in grpc.StatusCode
+    }
 
 
 @pytest.mark.parametrize(
@@ -18,7 +20,10 @@ def test_the_codes_are_those_of_grpc() -> None:
     [
         ([Missing(2, "b7", 12.4, False)], "process 2 (host b7, silent for 12 s)"),
         ([Missing(2, "", 9.96, True)], "process 2 (silent for 10.0 s)"),
-        ([Missing(0, "", None, False), Missing(3, "h", None, False)], "processes 0 (never seen), 3 (host h, never seen)"),
+        (
+            [Missing(0, "", None, False), Missing(3, "h", None, False)],
+            "processes 0 (never seen), 3 (host h, never seen)",
+        ),
     ],
 )
 def test_processes_are_named_with_host_and_silence(missing: list[Missing], sentence: str) -> None:

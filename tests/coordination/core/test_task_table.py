@@ -18,10 +18,19 @@ def test_counts_agree_with_the_states(moves: list[tuple[int, TaskState]]) -> Non
         table.move(table.tasks[task_id], state, float(number))
         assert table.tasks[task_id].version == table.version == number + 1
         assert table.tasks[task_id].state_since == number
-        assert table.connected_count == sum(task.state is TaskState.CONNECTED for task in table.tasks)
-        assert all(table.connected(task.task_id) == (task.state is TaskState.CONNECTED) for task in table.tasks)
-        assert not any(task.state is TaskState.CONNECTED and task.task_id in table.lost for task in table.tasks)
-        assert {t.task_id for t in table.tasks if t.state in (TaskState.DISCONNECTED, TaskState.ERROR)} <= table.lost
+        assert table.connected_count == sum(
+            task.state is TaskState.CONNECTED for task in table.tasks
+        )
+        assert all(
+            table.connected(task.task_id) == (task.state is TaskState.CONNECTED)
+            for task in table.tasks
+        )
+        assert not any(
+            task.state is TaskState.CONNECTED and task.task_id in table.lost for task in table.tasks
+        )
+        assert {
+            t.task_id for t in table.tasks if t.state in (TaskState.DISCONNECTED, TaskState.ERROR)
+        } <= table.lost
     moved = {task_id for task_id, _ in moves}
     assert table.dirty == moved == {task.task_id for task in table.changed_since(0)}
 
@@ -30,7 +39,9 @@ def test_a_number_that_the_job_has_not() -> None:
     """It is no task, is not connected, and the error says which there are."""
     table = TaskTable(2)
     assert table.get(2) is None and table.get(-1) is None and not table.connected(2)
-    assert table.no_such_task(2) == Status(Code.INVALID_ARGUMENT, "there is no process 2: the job has 2, 0 to 1")
+    assert table.no_such_task(2) == Status(
+        Code.INVALID_ARGUMENT, "there is no process 2: the job has 2, 0 to 1"
+    )
 
 
 def test_an_agent_is_found_by_its_incarnation() -> None:

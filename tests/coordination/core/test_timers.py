@@ -26,7 +26,10 @@ class Recorded:
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=50), st.lists(st.integers(0, 60), max_size=20))
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=50),
+    st.lists(st.integers(0, 60), max_size=20),
+)
 def test_timers_expire_in_order(added: list[tuple[int, bool]], times: list[int]) -> None:
     """What is due by then, is not done and is not early has expired, in order of time; `next_due` is the earliest of the rest."""
     timers, expired = Timers(), list[Recorded]()
@@ -37,8 +40,12 @@ def test_timers_expire_in_order(added: list[tuple[int, bool]], times: list[int])
     alive = [timer for timer, (_, done) in zip(recorded, added, strict=True) if not done]
     for now in sorted(times):
         timers.expire(float(now))
-        assert sorted(timer.when for timer in alive if timer.when <= now) == [timer.when for timer in expired]
-        assert timers.next_due() == min((timer.when for timer in alive if timer.when > now), default=math.inf)
+        assert sorted(timer.when for timer in alive if timer.when <= now) == [
+            timer.when for timer in expired
+        ]
+        assert timers.next_due() == min(
+            (timer.when for timer in alive if timer.when > now), default=math.inf
+        )
 
 
 def test_a_timer_added_while_others_expire_waits_for_its_own_time() -> None:

@@ -34,7 +34,9 @@ def test_a_watch_whose_client_has_gone_is_never_answered() -> None:
 def test_a_change_answers_a_watch_once() -> None:
     """The next change needs another watch."""
     driver = Driver(2, recoverable=True)
-    call = driver.make(lambda call: driver.machine.watches.watch(call, driver.machine.task_table.version))
+    call = driver.make(
+        lambda call: driver.machine.watches.watch(call, driver.machine.task_table.version)
+    )
     for life in (2, 3):
         assert driver.open(1, life=life) is None
     driver.settle()  # which fails where a call is answered twice

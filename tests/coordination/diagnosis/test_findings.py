@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.coordination.diagnosis.findings import Evidence, Look, diagnose, silent, stalled_s, wants_stacks
+from holdfast.coordination.diagnosis.findings import (
+    Evidence,
+    Look,
+    diagnose,
+    silent,
+    stalled_s,
+    wants_stacks,
+)
 from holdfast.proto import coordination_pb2, session_pb2
 
 
 def stack(function: str, line: int, waits: str = "") -> str:
     """Returns the stack of a main thread that is in the user's function, or waits in jax for it."""
     inner = f'\n  File "/x/site-packages/jax/a.py", line 1, in {waits}' if waits else ""
-    return (
-        f'Thread MainThread:\n  File "/home/me/train.py", line 90, in main\n  File "/home/me/train.py", line {line}, in {function}{inner}'
-    )
+    return f'Thread MainThread:\n  File "/home/me/train.py", line 90, in main\n  File "/home/me/train.py", line {line}, in {function}{inner}'
 
 
 WAITING = stack("reduce", 50, "psum")
@@ -21,13 +26,30 @@ WAITING = stack("reduce", 50, "psum")
 
 def job(count: int = 4, **changes: dict[int, Any]) -> session_pb2.StatusResponse:
     """Returns the status of a job whose steps came until 41 s ago; `changes` are by field, then by process."""
-    status = session_pb2.StatusResponse(num_processes=count, phase="running", up_s=300, heartbeat_interval_s=15)
+    status = session_pb2.StatusResponse(
+        num_processes=count, phase="running", up_s=300, heartbeat_interval_s=15
+    )
     for number in range(count):
-        task = status.tasks.add(task_id=number, state=coordination_pb2.CONNECTED, host=f"b{number}", pid=100 + number, heartbeat_age_s=1)
-        task.step_age_s, task.steps_per_second, task.usual_steps_per_second, task.progress.step = 41, 0, 4, 7
+        task = status.tasks.add(
+            task_id=number,
+            state=coordination_pb2.CONNECTED,
+            host=f"b{number}",
+            pid=100 + number,
+            heartbeat_age_s=1,
+        )
+        task.step_age_s, task.steps_per_second, task.usual_steps_per_second, task.progress.step = (
+            41,
+            0,
+            4,
+            7,
+        )
     for name, values in changes.items():
         for number, value in values.items():
-            where = status.tasks[number].progress if name in ("step", "trouble", "values") else status.tasks[number]
+            where = (
+                status.tasks[number].progress
+                if name in ("step", "trouble", "values")
+                else status.tasks[number]
+            )
             if name == "values":
                 where.values.update(value)
             else:
@@ -35,9 +57,13 @@ def job(count: int = 4, **changes: dict[int, Any]) -> session_pb2.StatusResponse
     return status
 
 
-def texts(status: session_pb2.StatusResponse, stacks: dict[int, list[str]] | None = None, **looks: Any) -> list[str]:
+def texts(
+    status: session_pb2.StatusResponse, stacks: dict[int, list[str]] | None = None, **looks: Any
+) -> list[str]:
     """Returns the sentences of a diagnosis."""
-    return [finding.text for finding in diagnose(Evidence(status, stacks or {}, looks.get("looks", {})))]
+    return [
+        finding.text for finding in diagnose(Evidence(status, stacks or {}, looks.get("looks", {})))
+    ]
 
 
 def moving(**changes: dict[int, Any]) -> session_pb2.StatusResponse:
@@ -70,7 +96,10 @@ def test_of_two_processes_the_one_that_works_is_odd() -> None:
     """There is no majority; whoever does not wait keeps the other waiting."""
     status = job(2)
     (text,) = texts(status, {0: [stack("load", 3)], 1: [WAITING]})
-    assert text.startswith("process 0 (host b0) is in load, train.py:3") and "the other waits in psum" in text
+    assert (
+        text.startswith("process 0 (host b0) is in load, train.py:3")
+        and "the other waits in psum" in text
+    )
 
 
 def test_a_loop_whose_line_differs_between_samples_is_one_place() -> None:
@@ -79,7 +108,9 @@ def test_a_loop_whose_line_differs_between_samples_is_one_place() -> None:
     (text,) = texts(job(), {number: [WAITING] * 4 for number in (0, 1, 3)} | {2: loop})
     assert text.startswith("process 2 (host b2) is in spin, train.py:4,")
     skipped = [stack("reduce", 51, "psum")] * 4
-    (text,) = texts(job(step={2: 9}), {number: [WAITING] * 4 for number in (0, 1, 3)} | {2: skipped})
+    (text,) = texts(
+        job(step={2: 9}), {number: [WAITING] * 4 for number in (0, 1, 3)} | {2: skipped}
+    )
     assert text.startswith(
         "process 2 (host b2) waits in psum at reduce, train.py:51, at step 9, 2 ahead of the others' 7, no step for 41 s;"
     )
@@ -102,14 +133,19 @@ def test_a_process_that_cannot_answer_is_told_by_a_look_at_it() -> None:
         return texts(status, others, looks={} if look is None else {2: look})[0]
 
     heard = "(last heard of 25 s ago, expected every 2 s)"
-    assert first(Look(stopped=True)) == f"process 2 (host b2) is stopped, by a signal or a debugger {heard}: kill -CONT 102 lets it go on"
+    assert (
+        first(Look(stopped=True))
+        == f"process 2 (host b2) is stopped, by a signal or a debugger {heard}: kill -CONT 102 lets it go on"
+    )
     assert first(Look(held_s=21, stacks=place)) == (
         "process 2 (host b2) is in load_batch, train.py:26, in C code that holds its interpreter for 21 s"
     )
     assert first(Look(stacks=place)).startswith(
         f"process 2 (host b2) is in load_batch, train.py:26, but is cut off from the coordinator {heard}"
     )
-    assert first(None).startswith(f"process 2 (host b2) does not answer {heard}: stopped, cut off, or held by C code: `holdfast status`")
+    assert first(None).startswith(
+        f"process 2 (host b2) does not answer {heard}: stopped, cut off, or held by C code: `holdfast status`"
+    )
 
 
 def test_one_that_is_slow_to_answer_but_runs_is_not_accused() -> None:
@@ -121,8 +157,12 @@ def test_one_that_is_slow_to_answer_but_runs_is_not_accused() -> None:
 def test_barriers_that_wait_for_each_other_name_the_few() -> None:
     """One step ahead: who waits at which barrier, and the line."""
     status = job()
-    status.barriers.add(barrier_id="step 7", waiting=[{"task_id": n, "since_s": 9} for n in (0, 1, 3)], missing=[2])
-    status.barriers.add(barrier_id="step 8", waiting=[{"task_id": 2, "since_s": 9}], missing=[0, 1, 3])
+    status.barriers.add(
+        barrier_id="step 7", waiting=[{"task_id": n, "since_s": 9} for n in (0, 1, 3)], missing=[2]
+    )
+    status.barriers.add(
+        barrier_id="step 8", waiting=[{"task_id": 2, "since_s": 9}], missing=[0, 1, 3]
+    )
     assert texts(status, {2: [stack("main", 40, "sync")]})[0] == (
         "process 2 (host b2) waits at barrier 'step 8' (in main, train.py:40), while the other 3 wait for it at 'step 7'"
     )
@@ -131,15 +171,25 @@ def test_barriers_that_wait_for_each_other_name_the_few() -> None:
 def test_a_barrier_names_whom_it_misses_where_no_steps_are_reported() -> None:
     """After five seconds, with the place where stacks show it."""
     status = job(step_age_s=dict.fromkeys(range(4), -1.0))
-    status.barriers.add(barrier_id="save/100", waiting=[{"task_id": n, "since_s": 12} for n in (0, 1, 3)], missing=[2])
-    assert texts(status) == ["process 2 (host b2) has not come to barrier 'save/100': the other 3 wait there for 12 s"]
+    status.barriers.add(
+        barrier_id="save/100",
+        waiting=[{"task_id": n, "since_s": 12} for n in (0, 1, 3)],
+        missing=[2],
+    )
+    assert texts(status) == [
+        "process 2 (host b2) has not come to barrier 'save/100': the other 3 wait there for 12 s"
+    ]
 
 
 def test_failures_come_first_and_silence_after_what_was_reported() -> None:
     """What a process said of itself is nearer to the cause than what followed."""
     status = job(state={1: coordination_pb2.ERROR, 3: coordination_pb2.ERROR})
-    status.tasks[1].error = "process 1 (host b1, silent for 61 s) is lost: its heartbeat timeout is 60 s"
-    status.tasks[3].error = "process 3 reported: the process ends with SaveFailed: No space left on device"
+    status.tasks[
+        1
+    ].error = "process 1 (host b1, silent for 61 s) is lost: its heartbeat timeout is 60 s"
+    status.tasks[
+        3
+    ].error = "process 3 reported: the process ends with SaveFailed: No space left on device"
     assert texts(status)[:2] == [
         "process 3 (host b3) has failed: the process ends with SaveFailed: No space left on device",
         status.tasks[1].error,
@@ -155,7 +205,12 @@ def test_trouble_that_was_reported_is_said_while_the_job_goes_on() -> None:
 
 def test_the_one_that_never_waits_keeps_the_others_waiting() -> None:
     """Steps move, so no step is missing: the shares of waiting tell, and stacks the line."""
-    shares = {0: {"waiting_share": 0.66}, 1: {"waiting_share": 0.6}, 2: {"waiting_share": 0.02}, 3: {"waiting_share": 0.7}}
+    shares = {
+        0: {"waiting_share": 0.66},
+        1: {"waiting_share": 0.6},
+        2: {"waiting_share": 0.02},
+        3: {"waiting_share": 0.7},
+    }
     status = moving(values=shares, steps_per_second=dict.fromkeys(range(4), 1.3))
     assert wants_stacks(status)
     samples = [stack("load_batch", 26), WAITING, stack("load_batch", 26)]
@@ -169,9 +224,15 @@ def test_a_job_that_gathers_names_those_that_have_not_come() -> None:
     """With how many have; at most eight are named."""
     status = session_pb2.StatusResponse(num_processes=20, phase="gathering", up_s=30)
     for number in range(20):
-        status.tasks.add(task_id=number, state=coordination_pb2.UNINITIALIZED if number else coordination_pb2.CONNECTED, heartbeat_age_s=1)
+        status.tasks.add(
+            task_id=number,
+            state=coordination_pb2.UNINITIALIZED if number else coordination_pb2.CONNECTED,
+            heartbeat_age_s=1,
+        )
     (text,) = texts(status)
-    assert text.startswith("processes 1 (host unknown), 2") and text.endswith("and 11 more have not come yet; 1 of 20 have")
+    assert text.startswith("processes 1 (host unknown), 2") and text.endswith(
+        "and 11 more have not come yet; 1 of 20 have"
+    )
 
 
 def test_a_diagnosis_of_thousands_is_quick() -> None:
@@ -184,7 +245,11 @@ def test_a_diagnosis_of_thousands_is_quick() -> None:
     )
 
 
-def hanging(status: session_pb2.StatusResponse, stacks: dict[int, list[str]], looks: dict[int, Look] | None = None) -> list[str]:
+def hanging(
+    status: session_pb2.StatusResponse,
+    stacks: dict[int, list[str]],
+    looks: dict[int, Look] | None = None,
+) -> list[str]:
     """Returns the sentences about a job of which it is known that it hangs."""
     return [finding.text for finding in diagnose(Evidence(status, stacks, looks or {}, hangs=True))]
 
@@ -192,11 +257,21 @@ def hanging(status: session_pb2.StatusResponse, stacks: dict[int, list[str]], lo
 def test_of_a_job_that_hangs_who_cannot_run_python_comes_first() -> None:
     """C code that holds the interpreter is said before where the others wait."""
     stacks = {number: [WAITING] for number in (0, 1, 3)} | {2: [stack("load_batch", 26)]}
-    found = hanging(job(heartbeat_age_s={2: 50.0}), stacks, {2: Look(held_s=12.0, stacks=stack("load_batch", 26))})
-    assert found == ["process 2 (host b2) is in load_batch, train.py:26, in C code that holds its interpreter for 12 s"]
+    found = hanging(
+        job(heartbeat_age_s={2: 50.0}),
+        stacks,
+        {2: Look(held_s=12.0, stacks=stack("load_batch", 26))},
+    )
+    assert found == [
+        "process 2 (host b2) is in load_batch, train.py:26, in C code that holds its interpreter for 12 s"
+    ]
 
 
 def test_of_a_job_that_hangs_at_one_place_that_place_is_said() -> None:
     """Nobody is odd; a job of one process has no other to wait for."""
-    assert hanging(job(2), {0: [WAITING], 1: [WAITING]}) == ["processes 0 (host b0), 1 (host b1) wait in psum at reduce, train.py:50"]
-    assert hanging(job(1), {0: [stack("load_batch", 26)]}) == ["process 0 (host b0) is in load_batch, train.py:26"]
+    assert hanging(job(2), {0: [WAITING], 1: [WAITING]}) == [
+        "processes 0 (host b0), 1 (host b1) wait in psum at reduce, train.py:50"
+    ]
+    assert hanging(job(1), {0: [stack("load_batch", 26)]}) == [
+        "process 0 (host b0) is in load_batch, train.py:26"
+    ]

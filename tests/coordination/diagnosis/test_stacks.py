@@ -39,14 +39,24 @@ def test_stacks_of_python_and_of_faulthandler_are_read_alike() -> None:
     assert (main.name, ours.name) == ("MainThread", "holdfast-watch")
     assert main.frames[0] == Frame("/home/me/train.py", 50, "main", "loss = float(step(batch))")
     main, _ = parse(FAULTHANDLER)
-    assert [frame.function for frame in main.frames] == ["<module>", "load_batch"] and main.frames[-1].line == 26
+    assert [frame.function for frame in main.frames] == ["<module>", "load_batch"] and main.frames[
+        -1
+    ].line == 26
 
 
 def test_the_place_is_the_users_and_the_wait_is_the_runtimes() -> None:
     """A call into jax waits at the user's line; the user's own code waits for nobody."""
     (waiting, _), (working, _) = parse(PYTHON), parse(FAULTHANDLER)
-    assert waiting.place is not None and waiting.place.place == "main, train.py:50" and waiting.waits == "_value"
-    assert working.place is not None and working.place.place == "load_batch, train.py:26" and working.waits == ""
+    assert (
+        waiting.place is not None
+        and waiting.place.place == "main, train.py:50"
+        and waiting.waits == "_value"
+    )
+    assert (
+        working.place is not None
+        and working.place.place == "load_batch, train.py:26"
+        and working.waits == ""
+    )
 
 
 def test_a_program_that_is_installed_has_a_place_too() -> None:
@@ -54,17 +64,30 @@ def test_a_program_that_is_installed_has_a_place_too() -> None:
     (thread,) = parse(
         f'Thread MainThread:\n  File "{SITE}/trainer/main.py", line 3, in main\n  File "{LIBRARY}/queue.py", line 9, in get\n'
     )
-    assert thread.place is not None and thread.place.place == "main, main.py:3" and thread.waits == ""
+    assert (
+        thread.place is not None and thread.place.place == "main, main.py:3" and thread.waits == ""
+    )
 
 
 def test_threads_of_ours_are_folded_and_the_rest_is_shown_whole() -> None:
     """One line counts them."""
     shown = fold(PYTHON)
-    assert shown.startswith('Thread MainThread:\n  File "/home/me/train.py", line 50, in main\n    loss =')
-    assert shown.endswith("(1 more threads, of holdfast and the runtime)") and "holdfast-watch" not in shown
+    assert shown.startswith(
+        'Thread MainThread:\n  File "/home/me/train.py", line 50, in main\n    loss ='
+    )
+    assert (
+        shown.endswith("(1 more threads, of holdfast and the runtime)")
+        and "holdfast-watch" not in shown
+    )
 
 
 def test_what_is_no_stack_has_no_threads() -> None:
     """Errors, half lines and hostile text are no threads, and no error either."""
-    for text in ("", "UNAVAILABLE: process 2 has no Session now", "Thread", 'File "x", line y, in z', "\x00\n    \n  File"):
+    for text in (
+        "",
+        "UNAVAILABLE: process 2 has no Session now",
+        "Thread",
+        'File "x", line y, in z',
+        "\x00\n    \n  File",
+    ):
         assert parse(text) == () and fold(text) == ""

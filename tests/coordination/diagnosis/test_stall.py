@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from holdfast.coordination.diagnosis.findings import Evidence
-from holdfast.coordination.diagnosis.stall import StallRule, describe_stragglers, find_stall, find_stragglers
+from holdfast.coordination.diagnosis.stall import (
+    StallRule,
+    describe_stragglers,
+    find_stall,
+    find_stragglers,
+)
 from holdfast.proto import coordination_pb2, session_pb2
 
 RULE = StallRule(timeout_s=30, first_step_s=600, straggler_steps=10)
@@ -16,9 +21,13 @@ RULE = StallRule(timeout_s=30, first_step_s=600, straggler_steps=10)
 
 def job(steps: list[int | None], ages_s: list[float], **fields: Any) -> session_pb2.StatusResponse:
     """Returns the status of a job whose processes report every 2 s; None: it never reported a step."""
-    status = session_pb2.StatusResponse(num_processes=len(steps), phase="running", up_s=100, **fields)
+    status = session_pb2.StatusResponse(
+        num_processes=len(steps), phase="running", up_s=100, **fields
+    )
     for number, (step, age_s) in enumerate(zip(steps, ages_s, strict=True)):
-        task = status.tasks.add(task_id=number, state=coordination_pb2.CONNECTED, host=f"b{number}", step_age_s=age_s)
+        task = status.tasks.add(
+            task_id=number, state=coordination_pb2.CONNECTED, host=f"b{number}", step_age_s=age_s
+        )
         task.progress.values["report_interval_s"] = 2.0
         if step is None:
             task.step_age_s = -1
@@ -29,17 +38,24 @@ def job(steps: list[int | None], ages_s: list[float], **fields: Any) -> session_
 
 def test_a_job_without_a_step_of_anybody_hangs() -> None:
     """The time is that since the last step of all; one that is younger than the timeout is enough to get on."""
-    assert find_stall(job([7, 7, 7], [31, 33, 40]), RULE) == "no process has made a step for 31 s, since step 7"
+    assert (
+        find_stall(job([7, 7, 7], [31, 33, 40]), RULE)
+        == "no process has made a step for 31 s, since step 7"
+    )
     assert find_stall(job([7, 7, 7], [29, 33, 40]), RULE) == ""
 
 
 def test_a_process_that_is_behind_and_stands_still_hangs_while_others_go_on() -> None:
     """It is named, with how far it is behind the median; one that is ahead and waits is not, nor one that never reports."""
     status = job([90, 40, 100, None], [1, 45, 1, 0])
-    assert find_stall(status, RULE) == "process 1 (host b1) is at step 40, 50 behind the median, and no step further for 45 s"
+    assert (
+        find_stall(status, RULE)
+        == "process 1 (host b1) is at step 40, 50 behind the median, and no step further for 45 s"
+    )
     assert find_stall(job([100, 90, 90], [45, 1, 1]), RULE) == ""
     assert (
-        find_stall(job([10, 90], [45, 1]), RULE) == "process 0 (host b0) is at step 10, 40 behind the median, and no step further for 45 s"
+        find_stall(job([10, 90], [45, 1]), RULE)
+        == "process 0 (host b0) is at step 10, 40 behind the median, and no step further for 45 s"
     )
 
 
@@ -54,7 +70,9 @@ def test_who_has_left_or_is_done_is_not_waited_for() -> None:
 def test_no_timeout_below_two_reports_counts() -> None:
     """Steps that come all the time are seen every 2 s only, or every 16 s in a job of thousands."""
     brief = StallRule(timeout_s=0.5, first_step_s=600, straggler_steps=math.inf)
-    assert find_stall(job([7, 7], [3.9, 3.9]), brief) == "" and find_stall(job([7, 7], [4.1, 4.1]), brief)
+    assert find_stall(job([7, 7], [3.9, 3.9]), brief) == "" and find_stall(
+        job([7, 7], [4.1, 4.1]), brief
+    )
 
 
 @pytest.mark.parametrize("up_s", [599.0, 601.0])
@@ -62,7 +80,9 @@ def test_the_first_step_has_a_time_of_its_own(up_s: float) -> None:
     """It compiles, and restores."""
     status = job([None, None], [0, 0])
     status.up_s = up_s
-    assert find_stall(status, RULE) == ("no process has reported a step within 600 s of its start" if up_s > 600 else "")
+    assert find_stall(status, RULE) == (
+        "no process has reported a step within 600 s of its start" if up_s > 600 else ""
+    )
 
 
 def test_stragglers_are_so_many_steps_behind_the_median() -> None:

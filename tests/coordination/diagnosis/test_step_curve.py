@@ -42,4 +42,7 @@ def test_a_day_is_shown_as_well_as_its_last_minute() -> None:
     for second in range(86_400):
         curve.add(Sample(float(second), second, 1.0, -1))
     times = [each.unix_s for each in curve.samples()]
-    assert len(times) > 400 and max(later - earlier for earlier, later in pairwise(times)) < 86_400 / 200
+    assert (
+        len(times) > 400
+        and max(later - earlier for earlier, later in pairwise(times)) < 86_400 / 200
+    )

@@ -28,7 +28,10 @@ def test_a_published_job_is_found_until_its_folder_is_removed(base: Path) -> Non
     assert job_folders() == []
     folder = JobFolder.create()
     assert folder.path.parent == base / f"holdfast-{os.getuid()}"
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder.path, folder.path.parent)] == [0o700, 0o700]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder.path, folder.path.parent)] == [
+        0o700,
+        0o700,
+    ]
     assert folder.job() is None
     folder.publish(job := RunningJob("train", 2, folder.socket, os.getpid()))
     assert [each.job() for each in job_folders()] == [job] and job.runs
@@ -55,10 +58,16 @@ def test_credentials_are_those_files_that_are_there(base: Path) -> None:
     assert folder.credentials().empty
     (folder.path / "token").write_text("a token of the job, long enough")
     shown = folder.credentials("the key of its processes")
-    assert (shown.token_file, shown.key, shown.tls_ca) == (str(folder.path / "token"), "the key of its processes", None)
+    assert (shown.token_file, shown.key, shown.tls_ca) == (
+        str(folder.path / "token"),
+        "the key of its processes",
+        None,
+    )
 
 
-def test_a_path_that_is_too_long_for_a_socket_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_path_that_is_too_long_for_a_socket_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The folder is in /tmp then."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 30)))
     assert user_folder() == Path(f"/tmp/holdfast-{os.getuid()}")
@@ -72,12 +81,18 @@ def test_a_folder_that_others_could_enter_is_closed_or_refused(base: Path) -> No
     path.rmdir()
     path.symlink_to(base)
     (base / "job-1").mkdir()
-    with pytest.raises(CoordinationError, match=f"{path}: expected a folder of user {os.getuid()}, found no folder of {os.getuid()}"):
+    with pytest.raises(
+        CoordinationError,
+        match=f"{path}: expected a folder of user {os.getuid()}, found no folder of {os.getuid()}",
+    ):
         JobFolder.create()
     assert job_folders() == []
     path.unlink()
     if os.getuid() == 0:
         path.mkdir()
         os.chown(path, 65534, 65534)
-        with pytest.raises(CoordinationError, match="found a folder of 65534; remove it, or set TMPDIR to another folder"):
+        with pytest.raises(
+            CoordinationError,
+            match="found a folder of 65534; remove it, or set TMPDIR to another folder",
+        ):
             JobFolder.create()

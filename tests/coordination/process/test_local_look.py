@@ -37,7 +37,9 @@ the_guilty_function()
 @pytest.fixture(scope="module")
 def popen() -> Iterator[subprocess.Popen[str]]:
     """A process with vitals, in a function that waits for a line."""
-    popen = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    popen = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert popen.stdout is not None and popen.stdout.readline() == "there\n"
     with popen:
         _look_until(popen, lambda found: found.runs)
@@ -59,7 +61,9 @@ def test_a_process_that_runs_answers_with_its_stacks(popen: subprocess.Popen[str
         found = look(5, popen.pid)
         assert found is not None and found.runs
         main, *others = parse(found.stacks)
-        assert main.frames[-1].function == "the_innocent_function" and {"holdfast-vitals"} <= {thread.name for thread in others}
+        assert main.frames[-1].function == "the_innocent_function" and {"holdfast-vitals"} <= {
+            thread.name for thread in others
+        }
 
 
 def test_a_stopped_process_is_stopped(popen: subprocess.Popen[str]) -> None:
@@ -89,4 +93,8 @@ def test_a_process_whose_interpreter_is_held_answers_from_c(popen: subprocess.Po
     assert popen.stdout.readline() == "held\n"
     found = _look_until(popen, lambda found: found.held_s is not None)
     main = parse(found.stacks)[0]
-    assert main.frames[-1].function == "the_guilty_function" and (found.held_s or 0) >= 1.9 and popen.poll() is None
+    assert (
+        main.frames[-1].function == "the_guilty_function"
+        and (found.held_s or 0) >= 1.9
+        and popen.poll() is None
+    )

@@ -13,7 +13,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, ProcessLost, Relay, StatusClient
+from holdfast.coordination import (
+    CoordinationClient,
+    CoordinationError,
+    CoordinationService,
+    Credentials,
+    ProcessLost,
+    Relay,
+    StatusClient,
+)
 from holdfast.coordination.names import PROFILE_A
 from holdfast.proto import coordination_pb2
 from tests.support.cluster import Processes
@@ -28,7 +36,9 @@ def security(tmp_path_factory: pytest.TempPathFactory) -> Security:
 @pytest.fixture(scope="module")
 def address(security: Security) -> Iterator[str]:
     """A coordinator of 2 with mTLS and token, whose members are there and are disturbed by no test."""
-    with CoordinationService.spawn(2, recoverable=True, survivable=True, arguments=security.arguments) as service:
+    with CoordinationService.spawn(
+        2, recoverable=True, survivable=True, arguments=security.arguments
+    ) as service:
         clients = join(service.address, [security.member(), security.member()])
         clients[0].key_value_set("secret", "42")
         yield service.address
@@ -47,17 +57,27 @@ def test_a_relay_speaks_for_its_own_processes_only(security: Security, address: 
             with pytest.raises(grpc.RpcError) as caught:
                 channel.unary_unary(PROFILE_A + "Heartbeat")(b"\xff\xff", timeout=5)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            request = coordination_pb2.TryGetKeyValueRequest(key="secret", incarnations=coordination_pb2.Incarnations(task_id=2))
+            request = coordination_pb2.TryGetKeyValueRequest(
+                key="secret", incarnations=coordination_pb2.Incarnations(task_id=2)
+            )
             with pytest.raises(grpc.RpcError, match="has not registered through this relay"):
-                channel.unary_unary(PROFILE_A + "TryGetKeyValue")(request.SerializeToString(), timeout=5)
+                channel.unary_unary(PROFILE_A + "TryGetKeyValue")(
+                    request.SerializeToString(), timeout=5
+                )
 
 
 def test_a_relay_passes_on_the_end_of_its_own_processes(security: Security) -> None:
     """The launcher's word for a process of this host goes through, by the key that the process came with; for another's it does not."""
     with CoordinationService.spawn(2, recoverable=True, arguments=security.arguments) as service:
         first, second = security.member(), security.member()
-        with Relay.spawn(service.address, second, [1]) as relay, StatusClient(relay.address) as launcher:
-            clients = [CoordinationClient(service.address, 0, credentials=first), CoordinationClient(relay.address, 1)]
+        with (
+            Relay.spawn(service.address, second, [1]) as relay,
+            StatusClient(relay.address) as launcher,
+        ):
+            clients = [
+                CoordinationClient(service.address, 0, credentials=first),
+                CoordinationClient(relay.address, 1),
+            ]
             at_once([client.connect for client in clients])
             with pytest.raises(CoordinationError, match="process 0 is not of this relay"):
                 launcher.report_exit(0, -9)
@@ -74,7 +94,10 @@ def test_a_death_behind_a_relay_is_known_too(security: Security) -> None:
     with CoordinationService.spawn(2, recoverable=True, arguments=arguments) as service:
         first, second = security.member(), security.member()
         with Relay.spawn(service.address, second, [1]) as relay:
-            clients = [CoordinationClient(service.address, 0, credentials=first), CoordinationClient(relay.address, 1)]
+            clients = [
+                CoordinationClient(service.address, 0, credentials=first),
+                CoordinationClient(relay.address, 1),
+            ]
             at_once([client.connect for client in clients])
             clients[1].close()
             with pytest.raises(ProcessLost, match=r"process 1 .*is lost"):
@@ -84,8 +107,13 @@ def test_a_death_behind_a_relay_is_known_too(security: Security) -> None:
 
 def test_a_relay_of_another_is_refused(security: Security, address: str) -> None:
     """A relay whose credentials are not the client's own object is another's: its agent is not let in beside the client."""
-    with Relay.spawn(address, security.member(), [1]) as relay, grpc.insecure_channel(relay.address) as channel:
-        request = coordination_pb2.RegisterTaskRequest(incarnation=5, source_task_id=1).SerializeToString()
+    with (
+        Relay.spawn(address, security.member(), [1]) as relay,
+        grpc.insecure_channel(relay.address) as channel,
+    ):
+        request = coordination_pb2.RegisterTaskRequest(
+            incarnation=5, source_task_id=1
+        ).SerializeToString()
         with pytest.raises(grpc.RpcError, match="process 1 is another's") as caught:
             channel.unary_unary(PROFILE_A + "RegisterTask")(request, timeout=10)
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
@@ -96,7 +124,11 @@ def test_a_relay_is_for_its_own_user(security: Security, address: str) -> None:
     credentials = security.member()
     with Relay.spawn(address, credentials, [0]) as relay:
         path = Path(relay.address.removeprefix("unix:"))
-        assert path.is_socket() and stat.S_IMODE(path.parent.stat().st_mode) == 0o700 and path.parent.stat().st_uid == os.getuid()
+        assert (
+            path.is_socket()
+            and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+            and path.parent.stat().st_uid == os.getuid()
+        )
         assert credentials.key not in Path(f"/proc/{relay._process.pid}/cmdline").read_text()
         assert credentials.key not in Path(f"/proc/{relay._process.pid}/environ").read_text()
     assert not path.parent.exists()
@@ -128,7 +160,9 @@ def test_a_relay_ends_with_whoever_started_it(security: Security, address: str) 
         time.sleep(600)
     """
     own = security.own
-    with Processes(script, 1, arguments=[own.token_file, own.tls_cert, own.tls_key, own.tls_ca]) as processes:
+    with Processes(
+        script, 1, arguments=[own.token_file, own.tls_cert, own.tls_key, own.tls_ca]
+    ) as processes:
         processes.wait_for(0, "address unix:")
         path = processes.output(0).split()[-1].removeprefix("unix:")
         with socket.socket(socket.AF_UNIX) as connection:

@@ -22,7 +22,9 @@ def test_nobody_came() -> None:
 
 def test_all_are_dead() -> None:
     """A coordinator ends once every process has stayed dead for the time that was stated."""
-    with CoordinationService.spawn(1, heartbeat_timeout_s=1, linger_s=1, recoverable=True) as service:
+    with CoordinationService.spawn(
+        1, heartbeat_timeout_s=1, linger_s=1, recoverable=True
+    ) as service:
         script = f"""
         import os
         from holdfast.coordination import CoordinationClient
@@ -65,12 +67,17 @@ def test_a_coordinator_imports_neither_jax_nor_the_command_line() -> None:
     """The program of a spawned coordinator holds no room above it, and has a help."""
     code = "import sys, holdfast.coordination.__main__ as m; print({'jax', 'holdfast.cli'} & {*sys.modules}); m.main(['--help'])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.startswith("set()\n") and "coordinator" in ran.stdout and "relay" in ran.stdout
+    assert (
+        ran.stdout.startswith("set()\n") and "coordinator" in ran.stdout and "relay" in ran.stdout
+    )
 
 
 def test_one_that_does_not_start_says_why() -> None:
     """What it printed is in the error: a wrong option, a missing number."""
-    with pytest.raises(CoordinationError, match=r"the coordinator did not start; it said: (?s:.*)No such option:? '?--nonsense"):
+    with pytest.raises(
+        CoordinationError,
+        match=r"the coordinator did not start; it said: (?s:.*)No such option:? '?--nonsense",
+    ):
         CoordinationService.spawn(1, arguments=("--nonsense",))
     with pytest.raises(CoordinationError, match="0 is not in the range"):
         CoordinationService.spawn(0)
@@ -78,7 +85,9 @@ def test_one_that_does_not_start_says_why() -> None:
 
 def test_one_that_says_nothing_is_ended_in_time() -> None:
     """A server that prints no address within its time is killed, and the error says so."""
-    with pytest.raises(CoordinationError, match=r"the sleeper did not start; it said nothing within 0\.2 s"):
+    with pytest.raises(
+        CoordinationError, match=r"the sleeper did not start; it said nothing within 0\.2 s"
+    ):
         start("sleeper", [sys.executable, "-c", "import time; time.sleep(600)"], 0.2)
 
 
@@ -91,13 +100,19 @@ def test_a_server_that_prints_much_is_not_held_up() -> None:
 
 def test_settings_reach_the_server_by_its_input() -> None:
     """What `start` writes is what the server reads; its input stays open until the object is closed."""
-    code = "import sys; print('echo at', sys.stdin.readline().strip(), flush=True); sys.stdin.read()"
-    with SpawnedServer(*start("echo", [sys.executable, "-c", code], 30, settings=b"secret\n")) as server:
+    code = (
+        "import sys; print('echo at', sys.stdin.readline().strip(), flush=True); sys.stdin.read()"
+    )
+    with SpawnedServer(
+        *start("echo", [sys.executable, "-c", code], 30, settings=b"secret\n")
+    ) as server:
         assert server.address == "secret" and server._process.poll() is None
     assert server._process.poll() is not None
 
 
-def test_a_coordinator_does_not_see_the_environment_of_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_does_not_see_the_environment_of_a_trainer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Variables of gRPC, jax and XLA stay with the trainer; it reads its sockets on one thread."""
     for name in ("GRPC_VERBOSITY", "JAX_PLATFORMS", "XLA_FLAGS"):
         monkeypatch.setenv(name, "nonsense")
@@ -110,7 +125,9 @@ def test_a_coordinator_does_not_see_the_environment_of_a_trainer(monkeypatch: py
 def test_a_wait_has_an_end() -> None:
     """`wait` on a coordinator that serves is a TimeoutError with its address; `close` ends it by SIGTERM, and again does nothing."""
     service = CoordinationService.spawn(1)
-    with pytest.raises(TimeoutError, match=f"the coordinator at {service.address} still runs after 0.1 s"):
+    with pytest.raises(
+        TimeoutError, match=f"the coordinator at {service.address} still runs after 0.1 s"
+    ):
         service.wait(0.1)
     service.close()
     service.close()

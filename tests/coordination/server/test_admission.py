@@ -40,7 +40,9 @@ def test_the_token_lets_a_call_in_with_its_key(as_bytes: bool) -> None:
 )
 def test_a_call_without_the_token_is_refused(metadata: list[tuple[object, object]]) -> None:
     """None, another, a part of it, or one that comes second: UNAUTHENTICATED, and the message does not hold the token."""
-    with pytest.raises(Refused, match="the call does not hold this job's token; expected it in 'authorization'") as caught:
+    with pytest.raises(
+        Refused, match="the call does not hold this job's token; expected it in 'authorization'"
+    ) as caught:
         Admission("secret", Limits(), keys=True).admit(no_peer, metadata, 0.0)
     assert caught.value.code is Code.UNAUTHENTICATED and "secret" not in str(caught.value)
 
@@ -48,7 +50,9 @@ def test_a_call_without_the_token_is_refused(metadata: list[tuple[object, object
 def test_an_open_service_looks_at_no_header() -> None:
     """Without TLS and token there are no keys, whatever a call holds."""
     assert Admission(None, Limits()).admit(no_peer, [(KEY_HEADER, "mine")], 0.0) == ""
-    assert Admission(None, Limits(), keys=True).admit(no_peer, [(KEY_HEADER, "mine")], 0.0) == "mine"
+    assert (
+        Admission(None, Limits(), keys=True).admit(no_peer, [(KEY_HEADER, "mine")], 0.0) == "mine"
+    )
 
 
 def test_a_flood_of_one_peer_is_cut_off_and_the_others_are_not() -> None:
@@ -86,12 +90,20 @@ def test_a_task_is_its_keys_while_it_is_held() -> None:
     assert codes(0, "yours", owners) == denied  # it waits for the others
     assert codes(1, "yours", owners) == (None, None)
     driver.register(1, 51)
-    assert codes(0, "yours", owners) == denied and owners.may_call(-1, "yours") is None and owners.may_call(-1, "nobody's") is not None
+    assert (
+        codes(0, "yours", owners) == denied
+        and owners.may_call(-1, "yours") is None
+        and owners.may_call(-1, "nobody's") is not None
+    )
     rows = journal_codec.drain(driver.machine, 0.0)
-    assert not any(key in (row.value or b"") for row in rows for key in (b"mine", b"yours"))  # a digest is enough
+    assert not any(
+        key in (row.value or b"") for row in rows for key in (b"mine", b"yours")
+    )  # a digest is enough
     again = Machine(driver.config, driver.now)
     journal_codec.load(again, rows, driver.now, 0.0)
-    assert codes(0, "yours", TaskOwners(again)) == denied and codes(0, "mine", TaskOwners(again)) == (None, None)
+    assert codes(0, "yours", TaskOwners(again)) == denied and codes(
+        0, "mine", TaskOwners(again)
+    ) == (None, None)
     assert owners.may_join(0, "yours", has_stream=False).code is Code.UNAVAILABLE  # type: ignore[union-attr]
     driver.wait(12, beating=(1,))
     assert driver.machine.task_table.tasks[0].state is TaskState.ERROR
@@ -107,7 +119,9 @@ def test_a_certificate_that_names_processes_speaks_for_these_alone() -> None:
         assert owners.may_join(task_id, f"key {task_id}") is None
         driver.register(task_id, 50 + task_id)
     names = [b"DNS:somewhere", b"holdfast:process/1", b"holdfast:process/x"]
-    assert owners.may_join(1, "next life", names) is None and owners.may_call(1, "next life") is None
+    assert (
+        owners.may_join(1, "next life", names) is None and owners.may_call(1, "next life") is None
+    )
     denied = owners.may_join(0, "next life", names)
     assert denied is not None and denied.code is Code.PERMISSION_DENIED
     assert denied.message == "process 0 is another's: the caller's certificate names 1 alone"
@@ -116,7 +130,12 @@ def test_a_certificate_that_names_processes_speaks_for_these_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "uri", [b"holdfast:process/1", b"spiffe://example.org/holdfast/process/1", b"spiffe://example.org/a/b/holdfast/process/1"]
+    "uri",
+    [
+        b"holdfast:process/1",
+        b"spiffe://example.org/holdfast/process/1",
+        b"spiffe://example.org/a/b/holdfast/process/1",
+    ],
 )
 def test_a_certificate_that_names_the_process_stands_for_the_key(uri: bytes) -> None:
     """Its holder, jaxlib's own mTLS client, joins and calls without a key, for its process alone; a key of another does not."""
@@ -124,9 +143,17 @@ def test_a_certificate_that_names_the_process_stands_for_the_key(uri: bytes) -> 
     assert owners.may_join(1, "", [uri]) is None and owners.may_call(1, "", lambda: [uri]) is None
     assert owners.may_call(-1, "", lambda: [uri]) is None
     for status in (owners.may_join(0, "", [uri]), owners.may_call(0, "", lambda: [uri])):
-        assert status is not None and status.message == "process 0 is another's: the caller's certificate names 1 alone"
+        assert (
+            status is not None
+            and status.message == "process 0 is another's: the caller's certificate names 1 alone"
+        )
     for names in ([], [b"DNS:process/1"], [b"spiffe://example.org/process/1"]):
-        for status in (owners.may_join(1, "", names), owners.may_call(1, "", lambda names=names: names)):  # type: ignore[misc]
-            assert status is not None and "or a certificate that names its process" in status.message
+        for status in (
+            owners.may_join(1, "", names),
+            owners.may_call(1, "", lambda names=names: names),
+        ):  # type: ignore[misc]
+            assert (
+                status is not None and "or a certificate that names its process" in status.message
+            )
     assert owners.may_call(1, "stranger") is not None
     assert owners.may_call(1, "", lambda: [b"holdfast:process/x"]) is not None

@@ -17,10 +17,26 @@ from typing import Any
 import grpc
 import pytest
 
-from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials
+from holdfast.coordination import (
+    CoordinationClient,
+    CoordinationError,
+    CoordinationService,
+    Credentials,
+)
 from holdfast.coordination.names import SESSION, STATUS
 from holdfast.proto import coordination_pb2, session_pb2
-from tests.support.secured import LIAR, UNARY, Secured, Security, at_once, in_the_name_of, join, register, secure, together
+from tests.support.secured import (
+    LIAR,
+    UNARY,
+    Secured,
+    Security,
+    at_once,
+    in_the_name_of,
+    join,
+    register,
+    secure,
+    together,
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,19 +65,29 @@ class Guarded:
 
     def together(self, name: str) -> None:
         """Fails unless the two pass a barrier of their own."""
-        at_once([lambda client=client: client.wait_at_barrier(name, 30_000, [0, 1]) for client in self.clients])  # type: ignore[misc]
+        at_once(
+            [
+                lambda client=client: client.wait_at_barrier(name, 30_000, [0, 1])
+                for client in self.clients
+            ]
+        )  # type: ignore[misc]
 
 
 @pytest.fixture
 def guarded(security: Security) -> Iterator[Guarded]:
     shown = [security.member() for _ in range(3)]
     with CoordinationService.spawn(3, recoverable=True, arguments=security.arguments) as service:
-        members = [CoordinationClient(service.address, index, credentials=shown[index], init_timeout_s=30) for index in range(2)]
+        members = [
+            CoordinationClient(service.address, index, credentials=shown[index], init_timeout_s=30)
+            for index in range(2)
+        ]
         incarnation = []
         secured = Secured(service.address, members, shown, 0)
 
         def come() -> None:
-            incarnation.append(register(secured.channel(shown[LIAR]), shown[LIAR], LIAR, secured.incarnation(LIAR)))
+            incarnation.append(
+                register(secured.channel(shown[LIAR]), shown[LIAR], LIAR, secured.incarnation(LIAR))
+            )
 
         at_once([*(member.connect for member in members), come])
         (secured.service_incarnation,) = incarnation
@@ -80,19 +106,35 @@ def test_fuzzed_requests_harm_nobody(guarded: Guarded, seed: int) -> None:
         pending = []
         for number in range(2_500):
             path = chance.choice(paths)
-            body = bytearray(own(path)) if chance.random() < 0.5 else bytearray(chance.randbytes(chance.randrange(200)))
+            body = (
+                bytearray(own(path))
+                if chance.random() < 0.5
+                else bytearray(chance.randbytes(chance.randrange(200)))
+            )
             for _ in range(chance.randrange(3) if body else 0):
                 body[chance.randrange(len(body))] = chance.randrange(256)
-            pending.append(channel.unary_unary(path).future(bytes(body), timeout=1, metadata=metadata))
+            pending.append(
+                channel.unary_unary(path).future(bytes(body), timeout=1, metadata=metadata)
+            )
             if number % 250 == 0:
                 guarded.together(f"fuzz {number}")
         for future in pending:
             error: Any = future.exception()
-            own_end = error is not None and error.code() is grpc.StatusCode.UNAVAILABLE and " is lost" in error.details()
-            codes["ITS OWN END" if own_end else "OK" if error is None else error.code().name] += 1  # a peer may report that it has ended
+            own_end = (
+                error is not None
+                and error.code() is grpc.StatusCode.UNAVAILABLE
+                and " is lost" in error.details()
+            )
+            codes["ITS OWN END" if own_end else "OK" if error is None else error.code().name] += (
+                1  # a peer may report that it has ended
+            )
     guarded.together("after")
     print("answers:", dict(codes))
-    assert {"OK", "INVALID_ARGUMENT", "PERMISSION_DENIED"} <= codes.keys() and "UNAVAILABLE" not in codes, codes
+    assert {
+        "OK",
+        "INVALID_ARGUMENT",
+        "PERMISSION_DENIED",
+    } <= codes.keys() and "UNAVAILABLE" not in codes, codes
 
 
 @pytest.mark.slow
@@ -112,18 +154,26 @@ def test_fuzzed_frames_harm_nobody(guarded: Guarded, seed: int) -> None:
         "GetStatus",
         "nothing",
     ]
-    opening = session_pb2.ClientFrame(open=session_pb2.Open(process_id=LIAR, incarnation=5)).SerializeToString()
+    opening = session_pb2.ClientFrame(
+        open=session_pb2.Open(process_id=LIAR, incarnation=5)
+    ).SerializeToString()
     with guarded.secured.channel(guarded.hostile) as channel:
         for number in range(300):
             frames = [opening]
             for _ in range(10):
                 request = session_pb2.Request(
-                    id=chance.randrange(5), method=chance.choice(methods), body=chance.randbytes(chance.randrange(60))
+                    id=chance.randrange(5),
+                    method=chance.choice(methods),
+                    body=chance.randbytes(chance.randrange(60)),
                 )
                 frame = bytearray(session_pb2.ClientFrame(request=request).SerializeToString())
                 for _ in range(chance.randrange(3)):
                     frame[chance.randrange(len(frame))] = chance.randrange(256)
-                frames.append(bytes(frame) if chance.random() < 0.8 else chance.randbytes(chance.randrange(80)))
+                frames.append(
+                    bytes(frame)
+                    if chance.random() < 0.8
+                    else chance.randbytes(chance.randrange(80))
+                )
             with contextlib.suppress(grpc.RpcError):
                 for _ in channel.stream_stream(SESSION)(iter(frames), timeout=5, metadata=metadata):
                     pass
@@ -151,15 +201,23 @@ def test_garbage_and_idle_connections_harm_nobody(guarded: Guarded, idle: int) -
     guarded.together("after")
 
 
-def test_bad_frames_end_their_own_session(opened: tuple[CoordinationService, list[CoordinationClient]]) -> None:
+def test_bad_frames_end_their_own_session(
+    opened: tuple[CoordinationService, list[CoordinationClient]],
+) -> None:
     """Random bytes, a request before Open, an unknown method, and an Open of another job."""
     service, clients = opened
     frames = session_pb2.ClientFrame
     cases = {
         b"\xff\xff\xff": "INVALID_ARGUMENT",
-        frames(request=session_pb2.Request(id=1, method="Barrier")).SerializeToString(): "FAILED_PRECONDITION",
-        frames(open=session_pb2.Open(process_id=9, incarnation=1)).SerializeToString(): "INVALID_ARGUMENT",
-        frames(open=session_pb2.Open(process_id=0, incarnation=1, num_processes=7)).SerializeToString(): "PERMISSION_DENIED",
+        frames(
+            request=session_pb2.Request(id=1, method="Barrier")
+        ).SerializeToString(): "FAILED_PRECONDITION",
+        frames(
+            open=session_pb2.Open(process_id=9, incarnation=1)
+        ).SerializeToString(): "INVALID_ARGUMENT",
+        frames(
+            open=session_pb2.Open(process_id=0, incarnation=1, num_processes=7)
+        ).SerializeToString(): "PERMISSION_DENIED",
     }
     with grpc.insecure_channel(service.address) as channel:
         for frame, expected in cases.items():
@@ -170,21 +228,34 @@ def test_bad_frames_end_their_own_session(opened: tuple[CoordinationService, lis
     together(clients, "after")
 
 
-def test_a_client_that_does_not_read_is_dropped(opened: tuple[CoordinationService, list[CoordinationClient]]) -> None:
+def test_a_client_that_does_not_read_is_dropped(
+    opened: tuple[CoordinationService, list[CoordinationClient]],
+) -> None:
     """One that asks for 200 values of 4 MiB and reads none loses its Session, not the service its memory."""
     service, clients = opened
     clients[0].key_value_set_bytes("large", bytes(4 * 2**20))
     clients[1].shutdown()
     get = coordination_pb2.GetKeyValueRequest(key="large").SerializeToString()
     frames = [session_pb2.ClientFrame(open=session_pb2.Open(process_id=1, incarnation=5))]
-    frames += [session_pb2.ClientFrame(request=session_pb2.Request(id=number, method="GetKeyValue", body=get)) for number in range(1, 201)]
+    frames += [
+        session_pb2.ClientFrame(
+            request=session_pb2.Request(id=number, method="GetKeyValue", body=get)
+        )
+        for number in range(1, 201)
+    ]
     before, most = _resident_bytes(service.pid), 0
-    with grpc.insecure_channel(service.address, (("grpc.max_receive_message_length", -1),)) as channel:
-        call = channel.stream_stream(SESSION)((frame.SerializeToString() for frame in frames), timeout=60)
+    with grpc.insecure_channel(
+        service.address, (("grpc.max_receive_message_length", -1),)
+    ) as channel:
+        call = channel.stream_stream(SESSION)(
+            (frame.SerializeToString() for frame in frames), timeout=60
+        )
         held = True
         while held:  # until the service has let the Session go
             most = max(most, _resident_bytes(service.pid))
-            answer = channel.unary_unary(STATUS, response_deserializer=session_pb2.StatusResponse.FromString)(b"", timeout=20)
+            answer = channel.unary_unary(
+                STATUS, response_deserializer=session_pb2.StatusResponse.FromString
+            )(b"", timeout=20)
             held = answer.tasks[1].has_session or answer.calls < 200
         call.cancel()
     assert most - before < 300e6

@@ -25,7 +25,10 @@ def test_a_second_coordinator_on_the_journal_is_refused_by_name(tmp_path: Path) 
     """It exits, naming the first: address, host and process id."""
     journal = str(tmp_path / "journal")
     with CoordinationService.spawn(2, journal=journal) as first:
-        with pytest.raises(CoordinationError, match=rf"held by the coordinator at {first.address} \(host .*, pid {first.pid}\)"):
+        with pytest.raises(
+            CoordinationError,
+            match=rf"held by the coordinator at {first.address} \(host .*, pid {first.pid}\)",
+        ):
             CoordinationService.spawn(2, journal=journal)
 
 
@@ -51,5 +54,8 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path, content: bytes) ->
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     """The journal's path and the reason are named."""
-    with pytest.raises(CoordinationError, match=r"cannot be opened: No such file or directory; expected a folder that can be written"):
+    with pytest.raises(
+        CoordinationError,
+        match=r"cannot be opened: No such file or directory; expected a folder that can be written",
+    ):
         CoordinationService.spawn(2, journal=str(tmp_path / "none" / "journal"))

@@ -18,7 +18,16 @@ from tests.support.paths import ROOT
 
 def test_prometheus_scrapes_the_service(tmp_path: Path) -> None:
     """`--metrics-port` serves processes by state, heartbeat ages, keys, barriers and calls on loopback."""
-    command = [sys.executable, "-m", "holdfast.coordination", "coordinator", "-n", "2", "--metrics-port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "holdfast.coordination",
+        "coordinator",
+        "-n",
+        "2",
+        "--metrics-port",
+        "0",
+    ]
     with (tmp_path / "stderr").open("w+") as stderr:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
             assert process.stdout is not None
@@ -29,7 +38,10 @@ def test_prometheus_scrapes_the_service(tmp_path: Path) -> None:
                 text = page.read().decode()
             process.terminate()
             process.wait(20)
-    assert 'holdfast_processes{state="uninitialized"} 2.0' in text and "holdfast_barriers_passed_total 0.0" in text
+    assert (
+        'holdfast_processes{state="uninitialized"} 2.0' in text
+        and "holdfast_barriers_passed_total 0.0" in text
+    )
 
 
 VALUES = {"waiting_share": 0.25, "memory_bytes": 1024, "save_blocked_s": 1.5}
@@ -40,15 +52,32 @@ def test_every_figure_is_the_statuss() -> None:
     """States, ages, steps, keys, barriers, calls and uptime, each under its name; what is not known is left out."""
     state = coordination_pb2.TaskState
     tasks = [
-        session_pb2.TaskStatus(task_id=0, state=state.CONNECTED, heartbeat_age_s=1.5, progress=FULL, step_age_s=2.5, steps_per_second=4),
+        session_pb2.TaskStatus(
+            task_id=0,
+            state=state.CONNECTED,
+            heartbeat_age_s=1.5,
+            progress=FULL,
+            step_age_s=2.5,
+            steps_per_second=4,
+        ),
         session_pb2.TaskStatus(task_id=1, state=state.ERROR, heartbeat_age_s=-1, step_age_s=-1),
     ]
     status = session_pb2.StatusResponse(
-        tasks=tasks, attempt=2, keys=3, key_bytes=40, calls=9, barriers_passed=4, barriers_failed=1, up_s=2.0
+        tasks=tasks,
+        attempt=2,
+        keys=3,
+        key_bytes=40,
+        calls=9,
+        barriers_passed=4,
+        barriers_failed=1,
+        up_s=2.0,
     )
     status.goodput_s.update({"stepping_s": 7.5, "saving_s": 0.5})
     status.barriers.add(barrier_id="b", missing=[1])
-    with MetricsServer(lambda: status, 0) as server, urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=20) as page:
+    with (
+        MetricsServer(lambda: status, 0) as server,
+        urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=20) as page,
+    ):
         lines = {line for line in page.read().decode().splitlines() if line.startswith("holdfast")}
     assert lines == {
         'holdfast_processes{state="uninitialized"} 0.0',
@@ -84,15 +113,29 @@ def test_a_port_that_is_taken_is_an_error() -> None:
         port = server.port
         with pytest.raises(OSError) as raised:
             MetricsServer(session_pb2.StatusResponse, port)
-        assert str(raised.value) == f"cannot serve metrics at 127.0.0.1:{port}: Address already in use; choose another --metrics-port"
+        assert (
+            str(raised.value)
+            == f"cannot serve metrics at 127.0.0.1:{port}: Address already in use; choose another --metrics-port"
+        )
     MetricsServer(session_pb2.StatusResponse, port).close()
 
 
 def test_the_dashboard_asks_for_nothing_else() -> None:
     """Every metric in the panels of docs/grafana.json is one that is served."""
-    status = session_pb2.StatusResponse(tasks=[session_pb2.TaskStatus(task_id=0, progress=FULL, step_age_s=1)], goodput_s={"saving_s": 1})
-    with MetricsServer(lambda: status, 0) as server, urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=20) as page:
+    status = session_pb2.StatusResponse(
+        tasks=[session_pb2.TaskStatus(task_id=0, progress=FULL, step_age_s=1)],
+        goodput_s={"saving_s": 1},
+    )
+    with (
+        MetricsServer(lambda: status, 0) as server,
+        urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=20) as page,
+    ):
         served = set(re.findall(r"^(holdfast_\w+)", page.read().decode(), re.MULTILINE))
     dashboard = json.loads((ROOT / "docs" / "grafana.json").read_text())
-    asked = {name for panel in dashboard["panels"] for each in panel["targets"] for name in re.findall(r"holdfast_\w+", each["expr"])}
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for each in panel["targets"]
+        for name in re.findall(r"holdfast_\w+", each["expr"])
+    }
     assert asked <= served and len(asked) >= 10, asked - served

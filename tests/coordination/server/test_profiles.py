@@ -8,7 +8,13 @@ import pytest
 
 from holdfast.coordination.core.status import Code, Missing, Status
 from holdfast.coordination.core.task_table import Task, TaskState
-from holdfast.coordination.names import BARRIER_ERROR_TYPE, MISMATCH_TYPE, PROFILE_A, PROFILE_B, SERVICE_ERROR_TYPE
+from holdfast.coordination.names import (
+    BARRIER_ERROR_TYPE,
+    MISMATCH_TYPE,
+    PROFILE_A,
+    PROFILE_B,
+    SERVICE_ERROR_TYPE,
+)
 from holdfast.coordination.server.profiles import (
     MESSAGE_BYTES,
     RPCS,
@@ -28,8 +34,16 @@ TASK_0 = Caller(0, 100, True)
 def answer(driver: Driver, path: str, request: Any, response: Any, caller: Caller = TASK_0) -> Any:
     """Runs one rpc and returns its response; None while it waits."""
     rpc = RPCS[path]
-    call = driver.make(lambda call: rpc.run(driver.machine, call, rpc.parse(request.SerializeToString()), caller, driver.now))
-    return response.FromString(rpc.encode(driver.machine, driver.value(call), caller)) if call in driver.answers else None
+    call = driver.make(
+        lambda call: rpc.run(
+            driver.machine, call, rpc.parse(request.SerializeToString()), caller, driver.now
+        )
+    )
+    return (
+        response.FromString(rpc.encode(driver.machine, driver.value(call), caller))
+        if call in driver.answers
+        else None
+    )
 
 
 def test_every_rpc_parses_its_own_request() -> None:
@@ -40,7 +54,9 @@ def test_every_rpc_parses_its_own_request() -> None:
         request = rpc.parse(b"")
         assert type(request) is getattr(messages, f"{method}Request"), path
         task_id, incarnation, service_incarnation = rpc.caller(request)
-        assert task_id in (None, 0, -1) and incarnation == 0 and service_incarnation in (None, 0), path
+        assert task_id in (None, 0, -1) and incarnation == 0 and service_incarnation in (None, 0), (
+            path
+        )
 
 
 @pytest.mark.parametrize(("profile", "messages"), [(PROFILE_A, a), (PROFILE_B, b)])
@@ -49,17 +65,48 @@ def test_keys_are_the_same_in_both_profiles(profile: str, messages: Any) -> None
     driver = Driver(2)
     for key, value in (("d/a", b"1"), ("d/b", b"2")):
         answer(
-            driver, profile + "InsertKeyValue", messages.InsertKeyValueRequest(kv={"key": key, "value": value}), a.InsertKeyValueResponse
+            driver,
+            profile + "InsertKeyValue",
+            messages.InsertKeyValueRequest(kv={"key": key, "value": value}),
+            a.InsertKeyValueResponse,
         )
-    got = answer(driver, profile + "GetKeyValue", messages.GetKeyValueRequest(key="d/a"), messages.GetKeyValueResponse)
+    got = answer(
+        driver,
+        profile + "GetKeyValue",
+        messages.GetKeyValueRequest(key="d/a"),
+        messages.GetKeyValueResponse,
+    )
     assert (got.kv.key, got.kv.value) == ("d/a", b"1")
     more = messages.IncrementKeyValueRequest(key="d/a", increment=4)
-    assert answer(driver, profile + "IncrementKeyValue", more, messages.IncrementKeyValueResponse).kv.value == b"5"
-    listed = answer(driver, profile + "GetKeyValueDir", messages.GetKeyValueDirRequest(directory_key="d"), messages.GetKeyValueDirResponse)
+    assert (
+        answer(
+            driver, profile + "IncrementKeyValue", more, messages.IncrementKeyValueResponse
+        ).kv.value
+        == b"5"
+    )
+    listed = answer(
+        driver,
+        profile + "GetKeyValueDir",
+        messages.GetKeyValueDirRequest(directory_key="d"),
+        messages.GetKeyValueDirResponse,
+    )
     assert [(entry.key, entry.value) for entry in listed.kv] == [("d/a", b"5"), ("d/b", b"2")]
-    answer(driver, profile + "DeleteKeyValue", messages.DeleteKeyValueRequest(key="d"), messages.DeleteKeyValueResponse)
+    answer(
+        driver,
+        profile + "DeleteKeyValue",
+        messages.DeleteKeyValueRequest(key="d"),
+        messages.DeleteKeyValueResponse,
+    )
     assert driver.machine.keys.values == {}
-    assert answer(driver, profile + "GetKeyValue", messages.GetKeyValueRequest(key="d/a"), messages.GetKeyValueResponse) is None
+    assert (
+        answer(
+            driver,
+            profile + "GetKeyValue",
+            messages.GetKeyValueRequest(key="d/a"),
+            messages.GetKeyValueResponse,
+        )
+        is None
+    )
 
 
 def test_a_barrier_of_both_profiles_is_one_barrier() -> None:
@@ -69,8 +116,15 @@ def test_a_barrier_of_both_profiles_is_one_barrier() -> None:
         driver.register(task_id, 100 + task_id)
     request_a = a.BarrierRequest(barrier_id="b", barrier_timeout_in_ms=5000, task_ids=[0, 1])
     assert answer(driver, PROFILE_A + "Barrier", request_a, a.BarrierResponse) is None
-    request_b = b.BarrierRequest(barrier_id="b", barrier_timeout_in_ms=5000, tasks=[{"task_id": 0}, {"task_id": 1}])
-    assert answer(driver, PROFILE_B + "Barrier", request_b, b.BarrierResponse, Caller(1, 101, False)).counter == 0
+    request_b = b.BarrierRequest(
+        barrier_id="b", barrier_timeout_in_ms=5000, tasks=[{"task_id": 0}, {"task_id": 1}]
+    )
+    assert (
+        answer(
+            driver, PROFILE_B + "Barrier", request_b, b.BarrierResponse, Caller(1, 101, False)
+        ).counter
+        == 0
+    )
 
 
 def test_a_participant_that_is_named_twice_is_refused() -> None:
@@ -78,16 +132,22 @@ def test_a_participant_that_is_named_twice_is_refused() -> None:
     driver = Driver(2)
     request = a.BarrierRequest(barrier_id="b", barrier_timeout_in_ms=5000, task_ids=[0, 1, 1])
     rpc = RPCS[PROFILE_A + "Barrier"]
-    call = driver.make(lambda call: rpc.run(driver.machine, call, request, Caller(0, 100, True), driver.now))
+    call = driver.make(
+        lambda call: rpc.run(driver.machine, call, request, Caller(0, 100, True), driver.now)
+    )
     what = "Conflicting tasks specified by different processes for the same barrier: b::0."
     assert driver.message(call) == f"{what} Process 0 named a participant twice"
 
 
-@pytest.mark.parametrize("method", ["Barrier", "CancelBarrier", "GetAliveTasks", "ReportErrorToService"])
+@pytest.mark.parametrize(
+    "method", ["Barrier", "CancelBarrier", "GetAliveTasks", "ReportErrorToService"]
+)
 def test_profile_b_must_have_registered(method: str) -> None:
     """Its calls prove nothing else: without an agent they are INVALID_ARGUMENT."""
     driver, rpc = Driver(2), RPCS[PROFILE_B + method]
-    call = driver.make(lambda call: rpc.run(driver.machine, call, rpc.parse(b""), Caller(0, 0, False), driver.now))
+    call = driver.make(
+        lambda call: rpc.run(driver.machine, call, rpc.parse(b""), Caller(0, 0, False), driver.now)
+    )
     assert driver.message(call) == "process 0 is not registered; expected a registration first"
 
 
@@ -104,12 +164,22 @@ def test_a_tasks_error_goes_with_it() -> None:
     info = task_info(Task(3, TaskState.ERROR, session=6, error=error), session=True)
     assert (info.state, info.error_code, info.error_message) == (a.TaskState.ERROR, 10, "boom")
     assert (info.error_payload.is_reported_error, info.error_payload.source_task_id) == (True, 3)
-    assert not task_info(Task(1, TaskState.CONNECTED, agent=5), session=True).HasField("error_payload")
+    assert not task_info(Task(1, TaskState.CONNECTED, agent=5), session=True).HasField(
+        "error_payload"
+    )
 
 
 def test_an_error_has_the_payloads_that_agents_act_on() -> None:
     """Barrier with the service's counter, mismatch with what the caller had named, and the mark of the service."""
-    status = Status(Code.INTERNAL, "m", source_task=2, reported=True, barrier=("b", 4), mismatch=9, missing=(Missing(1, "", None, True),))
+    status = Status(
+        Code.INTERNAL,
+        "m",
+        source_task=2,
+        reported=True,
+        barrier=("b", 4),
+        mismatch=9,
+        missing=(Missing(1, "", None, True),),
+    )
     found = payloads(status)
     assert found.keys() == {SERVICE_ERROR_TYPE, BARRIER_ERROR_TYPE, MISMATCH_TYPE}
     about = a.CoordinationServiceError.FromString(found[SERVICE_ERROR_TYPE])
@@ -124,7 +194,9 @@ def test_an_error_has_the_payloads_that_agents_act_on() -> None:
 def test_a_long_message_is_cut_by_us() -> None:
     """jaxlib would cut it in the middle of a word."""
     assert message_of(Status(Code.INTERNAL, "x" * MESSAGE_BYTES)) == "x" * MESSAGE_BYTES
-    assert message_of(Status(Code.INTERNAL, "x" * (MESSAGE_BYTES + 1))) == "x" * MESSAGE_BYTES + " ..."
+    assert (
+        message_of(Status(Code.INTERNAL, "x" * (MESSAGE_BYTES + 1))) == "x" * MESSAGE_BYTES + " ..."
+    )
 
 
 def test_who_asks_when_others_leave_is_never_shown_an_incarnation_of_0() -> None:
@@ -139,16 +211,28 @@ def test_who_asks_when_others_leave_is_never_shown_an_incarnation_of_0() -> None
     assert driver.machine.all_shut_down()
     for call in (asked, last):
         rpc = RPCS[PROFILE_A + "GetAliveTasks"]
-        response = a.GetAliveTasksResponse.FromString(rpc.encode(driver.machine, driver.value(call), Caller(0, 10, False)))
-        assert dict(zip(response.alive_task_ids, response.incarnations, strict=True)) == {0: 10, 1: 11}
+        response = a.GetAliveTasksResponse.FromString(
+            rpc.encode(driver.machine, driver.value(call), Caller(0, 10, False))
+        )
+        assert dict(zip(response.alive_task_ids, response.incarnations, strict=True)) == {
+            0: 10,
+            1: 11,
+        }
 
 
 def test_equal_watches_share_one_answer() -> None:
     """A hundred answers about one version of the tasks are the same bytes, encoded once; the next version is encoded anew."""
     driver = Driver(2)
     encode = RPCS[PROFILE_A + "WatchTasks"].encode
-    answers = [encode(driver.machine, driver.machine.task_table.version, TASK_0) for _ in range(100)]
+    answers = [
+        encode(driver.machine, driver.machine.task_table.version, TASK_0) for _ in range(100)
+    ]
     assert all(answer is answers[0] for answer in answers)
     driver.make(lambda call: driver.machine.report_error(call, 1, 13, "boom", driver.now))
-    newer = a.WatchTasksResponse.FromString(encode(driver.machine, driver.machine.task_table.version, TASK_0))
-    assert newer.task_state[1].state == a.TaskState.ERROR and newer.version_number == driver.machine.task_table.version
+    newer = a.WatchTasksResponse.FromString(
+        encode(driver.machine, driver.machine.task_table.version, TASK_0)
+    )
+    assert (
+        newer.task_state[1].state == a.TaskState.ERROR
+        and newer.version_number == driver.machine.task_table.version
+    )

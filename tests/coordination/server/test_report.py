@@ -20,18 +20,33 @@ def test_a_status_names_the_waiting_and_the_missing() -> None:
     assert [(each.task_id, each.since_s) for each in barrier.waiting] == [(0, 4.0)]
     assert [task.waiting_calls for task in status.tasks] == [2, 0, 0]
     assert [task.has_session for task in status.tasks] == [True, False, False]
-    assert (status.job, status.attempt, status.num_processes, status.calls, status.up_s) == ("j", 2, 3, 9, 4.0)
+    assert (status.job, status.attempt, status.num_processes, status.calls, status.up_s) == (
+        "j",
+        2,
+        3,
+        9,
+        4.0,
+    )
 
 
 def test_a_task_is_shown_with_what_it_last_reported() -> None:
     """Host, progress, age, and the sentence of its error."""
     driver = Driver(2, recoverable=True)
-    driver.make(lambda call: driver.machine.report(call, 0, driver.now, step=7, values={"loss": 0.5}))
+    driver.make(
+        lambda call: driver.machine.report(call, 0, driver.now, step=7, values={"loss": 0.5})
+    )
     driver.wait(12, beating=(0,))
     well, lost = status_of(driver.machine, 0, driver.now, set()).tasks
-    assert (well.host, well.progress.step, well.progress.values["loss"], well.heartbeat_age_s) == ("b0", 7, 0.5, 0.0)
+    assert (well.host, well.progress.step, well.progress.values["loss"], well.heartbeat_age_s) == (
+        "b0",
+        7,
+        0.5,
+        0.0,
+    )
     assert not well.progress.HasField("saved_step") and well.error == ""
-    assert lost.error == "process 1 (host b1, silent for 11 s) is lost: its heartbeat timeout is 10 s"
+    assert (
+        lost.error == "process 1 (host b1, silent for 11 s) is lost: its heartbeat timeout is 10 s"
+    )
 
 
 def test_a_task_that_was_never_seen_has_no_age() -> None:
@@ -58,7 +73,11 @@ def test_the_phase_is_how_far_the_job_is(end: str) -> None:
     else:
         driver.make(lambda call: driver.machine.shut_down(call, 0, True, driver.now))
         (barrier,) = status_of(driver.machine, 0, driver.now, set()).barriers
-        assert (barrier.barrier_id, list(barrier.missing), barrier.left_s) == ("shutdown", [1], -1.0)
+        assert (barrier.barrier_id, list(barrier.missing), barrier.left_s) == (
+            "shutdown",
+            [1],
+            -1.0,
+        )
     assert phase() == "ending"
 
 
@@ -68,7 +87,11 @@ def test_keys_are_counted_by_their_first_part() -> None:
     for key in ("b/1", "a/1", "a/2", *(f"p{number}" for number in range(60))):
         driver.set(key, b"xy")
     status = status_of(driver.machine, 0, 0.0, set())
-    assert (status.prefixes[0].prefix, status.prefixes[0].keys, status.prefixes[0].bytes) == ("a", 2, 4)
+    assert (status.prefixes[0].prefix, status.prefixes[0].keys, status.prefixes[0].bytes) == (
+        "a",
+        2,
+        4,
+    )
     assert len(status.prefixes) == 50 and status.keys == 63
 
 

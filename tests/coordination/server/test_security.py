@@ -16,7 +16,13 @@ import grpc
 import jax
 import pytest
 
-from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService, Credentials, Fenced
+from holdfast.coordination import (
+    CoordinationClient,
+    CoordinationError,
+    CoordinationService,
+    Credentials,
+    Fenced,
+)
 from holdfast.coordination.names import PROFILE_A, PROFILE_B, PROFILE_D, SESSION
 from holdfast.proto import coordination_pb2, session_pb2
 from tests.support.cluster import Processes
@@ -51,19 +57,26 @@ def secured(request: pytest.FixtureRequest, security: Security) -> Iterator[Secu
     public = ("--public-api",) if request.param == "grpc.aio" else ()
     credentials = [security.member() for _ in range(3)]
     with ExitStack() as stack:
-        service = stack.enter_context(CoordinationService.spawn(3, recoverable=True, arguments=(*security.arguments, *public)))
+        service = stack.enter_context(
+            CoordinationService.spawn(3, recoverable=True, arguments=(*security.arguments, *public))
+        )
         clients = join(service.address, credentials)
         for client in clients:
             stack.callback(client.shutdown)
         clients[0].key_value_set("mine", "value")
         secured = Secured(service.address, clients, credentials, 0)
         for process_id, shown in enumerate(credentials):
-            secured.service_incarnation = register(secured.channel(shown), shown, process_id, secured.incarnation(process_id))
+            secured.service_incarnation = register(
+                secured.channel(shown), shown, process_id, secured.incarnation(process_id)
+            )
         yield secured
 
 
 def every_rpc(
-    channel: grpc.Channel, metadata: tuple[tuple[str, str], ...], body: Callable[[str], bytes], opening: session_pb2.Open
+    channel: grpc.Channel,
+    metadata: tuple[tuple[str, str], ...],
+    body: Callable[[str], bytes],
+    opening: session_pb2.Open,
 ) -> dict[str, str]:
     """Calls every rpc, Session too, and returns how each ended."""
     ended = {}
@@ -82,7 +95,15 @@ def every_rpc(
     return ended
 
 
-NAMELESS = {"GetTaskState", "WatchJobState", "InsertKeyValue", "GetKeyValue", "TryGetKeyValue", "IncrementKeyValue", "GetKeyValueDir"}
+NAMELESS = {
+    "GetTaskState",
+    "WatchJobState",
+    "InsertKeyValue",
+    "GetKeyValue",
+    "TryGetKeyValue",
+    "IncrementKeyValue",
+    "GetKeyValueDir",
+}
 NAMELESS |= {"DeleteKeyValue", "KeyValueGet", "KeyValueSet"}
 
 
@@ -91,22 +112,36 @@ def names_nobody(path: str) -> bool:
     return not path.startswith(PROFILE_A) and path.rsplit("/", 1)[1] in NAMELESS
 
 
-@pytest.mark.parametrize("who", ["no certificate", "another authority", "plaintext", "no token", "an old token"])
+@pytest.mark.parametrize(
+    "who", ["no certificate", "another authority", "plaintext", "no token", "an old token"]
+)
 def test_a_stranger_is_served_nothing(secured: Secured, security: Security, who: str) -> None:
     """Every rpc of every profile is refused, though the request is one that the victim would send, its key included; the job goes on."""
     credentials = replace(security.stranger(who), key=secured.credentials[VICTIM].key)
     opening = session_pb2.Open(process_id=VICTIM, incarnation=5)
     with secured.channel(credentials) as channel:
         ended = every_rpc(channel, credentials.metadata(), in_the_name_of(VICTIM, secured), opening)
-    assert set(ended.values()) == ({"UNAUTHENTICATED"} if "token" in who else {"UNAVAILABLE"}), ended
+    assert set(ended.values()) == ({"UNAUTHENTICATED"} if "token" in who else {"UNAVAILABLE"}), (
+        ended
+    )
     secured.still_serves()
 
 
-@pytest.mark.parametrize("who", ["no certificate", "another authority", "plaintext", "no token", "an old token"])
+@pytest.mark.parametrize(
+    "who", ["no certificate", "another authority", "plaintext", "no token", "an old token"]
+)
 @pytest.mark.parametrize("session", [None, False])
-def test_no_client_of_ours_joins_as_a_stranger(secured: Secured, security: Security, who: str, session: bool | None) -> None:
+def test_no_client_of_ours_joins_as_a_stranger(
+    secured: Secured, security: Security, who: str, session: bool | None
+) -> None:
     """Our own client gets an error that says why, within its time."""
-    client = CoordinationClient(secured.address, VICTIM, credentials=security.stranger(who), init_timeout_s=1, session=session)
+    client = CoordinationClient(
+        secured.address,
+        VICTIM,
+        credentials=security.stranger(who),
+        init_timeout_s=1,
+        session=session,
+    )
     with pytest.raises(CoordinationError, match=r"UNAUTHENTICATED|no coordinator answered"):
         client.connect()
 
@@ -114,24 +149,36 @@ def test_no_client_of_ours_joins_as_a_stranger(secured: Secured, security: Secur
 def test_a_member_speaks_for_no_other(secured: Secured, security: Security) -> None:
     """Process 2, who knows all incarnations, is refused on every rpc of A, B and D, and a Session, in the name of process 1."""
     own = secured.credentials[LIAR]
-    stolen = {process.process_id: process.incarnation for process in secured.clients[LIAR].process_info()}
+    stolen = {
+        process.process_id: process.incarnation for process in secured.clients[LIAR].process_info()
+    }
     with secured.channel(own) as channel:
-        watch = coordination_pb2.WatchTasksRequest(incarnations=secured.stamp(LIAR), version_number=-1).SerializeToString()
-        listed = channel.unary_unary(PROFILE_A + "WatchTasks")(watch, timeout=10, metadata=own.metadata())
+        watch = coordination_pb2.WatchTasksRequest(
+            incarnations=secured.stamp(LIAR), version_number=-1
+        ).SerializeToString()
+        listed = channel.unary_unary(PROFILE_A + "WatchTasks")(
+            watch, timeout=10, metadata=own.metadata()
+        )
         tasks = coordination_pb2.WatchTasksResponse.FromString(listed).task_state
         (agent,) = [task.incarnation for task in tasks if task.task_id == VICTIM]
         assert agent == secured.incarnation(VICTIM)  # so an incarnation proves nothing
         body = in_the_name_of(VICTIM, secured)
         opening = session_pb2.Open(process_id=VICTIM, incarnation=stolen[VICTIM])
-        ended = every_rpc(channel, own.metadata(), lambda path: b"" if names_nobody(path) else body(path), opening)
-    refused = {path: code for path, code in ended.items() if path not in FOR_ALL and not names_nobody(path)}
+        ended = every_rpc(
+            channel, own.metadata(), lambda path: b"" if names_nobody(path) else body(path), opening
+        )
+    refused = {
+        path: code for path, code in ended.items() if path not in FOR_ALL and not names_nobody(path)
+    }
     assert set(refused.values()) == {"PERMISSION_DENIED"}, refused
     assert len(refused) == len(UNARY) + 1 - len(FOR_ALL) - sum(map(names_nobody, UNARY))
     secured.still_serves()
 
 
 @pytest.mark.parametrize("keyless", [False, True], ids=["a key of its own", "no key"])
-def test_one_who_has_not_come_speaks_for_nobody(secured: Secured, security: Security, keyless: bool) -> None:
+def test_one_who_has_not_come_speaks_for_nobody(
+    secured: Secured, security: Security, keyless: bool
+) -> None:
     """A peer with certificate and token that is no process of the job is refused on every rpc of A, B and D, those that name nobody too."""
     outsider = security.member()
     metadata = outsider.metadata()[:1] if keyless else outsider.metadata()
@@ -146,8 +193,17 @@ def test_one_who_has_not_come_speaks_for_nobody(secured: Secured, security: Secu
 def test_our_client_is_fenced_as_another(secured: Secured, security: Security) -> None:
     """Our client that is given a number of another, over a Session or unary calls, learns so, once; its owner is not disturbed."""
     for session in (None, False):
-        client = CoordinationClient(secured.address, VICTIM, credentials=security.member(), init_timeout_s=20, session=session)
-        with pytest.raises(CoordinationError, match=r"PERMISSION_DENIED: process 1 is another's.*give each process a number") as caught:
+        client = CoordinationClient(
+            secured.address,
+            VICTIM,
+            credentials=security.member(),
+            init_timeout_s=20,
+            session=session,
+        )
+        with pytest.raises(
+            CoordinationError,
+            match=r"PERMISSION_DENIED: process 1 is another's.*give each process a number",
+        ) as caught:
             client.connect()
         assert isinstance(caught.value, Fenced) == (session is None)
     secured.still_serves()
@@ -156,7 +212,9 @@ def test_our_client_is_fenced_as_another(secured: Secured, security: Security) -
 def test_an_incarnation_of_another_is_refused(secured: Secured) -> None:
     """A member that registers its own agent with the incarnation of another's does not become that other to profile A."""
     own = secured.credentials[LIAR]
-    with pytest.raises(grpc.RpcError, match="process 2 came with the incarnation of another") as caught:
+    with pytest.raises(
+        grpc.RpcError, match="process 2 came with the incarnation of another"
+    ) as caught:
         register(secured.channel(own), own, LIAR, secured.incarnation(VICTIM))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     secured.still_serves()
@@ -166,9 +224,15 @@ SECOND_CHANNELS = [PROFILE_A + "RegisterTask", PROFILE_B + "RegisterTask", PROFI
 
 
 @pytest.mark.parametrize("journal", [False, True], ids=["one life", "restarted with its journal"])
-def test_the_second_channel_is_its_owners_too(security: Security, tmp_path: Path, journal: bool) -> None:
+def test_the_second_channel_is_its_owners_too(
+    security: Security, tmp_path: Path, journal: bool
+) -> None:
     """No other may register an agent beside a Session, or open a Session beside an agent, though that channel has never been there."""
-    arguments = (*security.arguments, f"--journal={tmp_path / 'journal'}") if journal else security.arguments
+    arguments = (
+        (*security.arguments, f"--journal={tmp_path / 'journal'}")
+        if journal
+        else security.arguments
+    )
     service = CoordinationService.spawn(2, recoverable=True, survivable=True, arguments=arguments)
     port = int(service.address.rsplit(":", 1)[1])
     shown = [security.member() for _ in range(2)]
@@ -176,14 +240,18 @@ def test_the_second_channel_is_its_owners_too(security: Security, tmp_path: Path
     try:
         client = CoordinationClient(service.address, 0, credentials=shown[0])
         with contextlib.closing(client):
-            agent = threading.Thread(target=register, args=(shown[1].channel(service.address, OWN_POOL), shown[1], 1, 7))
+            agent = threading.Thread(
+                target=register, args=(shown[1].channel(service.address, OWN_POOL), shown[1], 1, 7)
+            )
             agent.start()
             client.connect()
             agent.join(20)
             if journal:
                 os.kill(service.pid, signal.SIGKILL)
                 service.close()
-                service = CoordinationService.spawn(2, port=port, recoverable=True, survivable=True, arguments=arguments)
+                service = CoordinationService.spawn(
+                    2, port=port, recoverable=True, survivable=True, arguments=arguments
+                )
             client.key_value_set("before", "the liar comes")
             with liar.channel(service.address, OWN_POOL) as channel:
                 for path in SECOND_CHANNELS:
@@ -191,11 +259,23 @@ def test_the_second_channel_is_its_owners_too(security: Security, tmp_path: Path
                     with pytest.raises(grpc.RpcError) as caught:
                         channel.unary_unary(path)(body, timeout=20, metadata=liar.metadata())
                     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED, path
-                frame = session_pb2.ClientFrame(open=session_pb2.Open(process_id=1, incarnation=7)).SerializeToString()
-                with pytest.raises(grpc.RpcError, match="process 1 is another's, which has no Session now"):
-                    next(channel.stream_stream(SESSION)(iter([frame]), timeout=20, metadata=liar.metadata()))
-            register(shown[0].channel(service.address, OWN_POOL), shown[0], 0, 9)  # the owner's own agent is let in
-            with contextlib.closing(CoordinationClient(service.address, 1, credentials=shown[1])) as second:  # and the owner's own Session
+                frame = session_pb2.ClientFrame(
+                    open=session_pb2.Open(process_id=1, incarnation=7)
+                ).SerializeToString()
+                with pytest.raises(
+                    grpc.RpcError, match="process 1 is another's, which has no Session now"
+                ):
+                    next(
+                        channel.stream_stream(SESSION)(
+                            iter([frame]), timeout=20, metadata=liar.metadata()
+                        )
+                    )
+            register(
+                shown[0].channel(service.address, OWN_POOL), shown[0], 0, 9
+            )  # the owner's own agent is let in
+            with contextlib.closing(
+                CoordinationClient(service.address, 1, credentials=shown[1])
+            ) as second:  # and the owner's own Session
                 second.connect()
                 together([client, second], "both")
     finally:
@@ -211,21 +291,33 @@ def test_a_killed_process_comes_back_when_it_is_given_up(security: Security) -> 
         os._exit(0)
     """
     own = security.own
-    with CoordinationService.spawn(2, recoverable=True, heartbeat_timeout_s=2, arguments=security.arguments) as service:
+    with CoordinationService.spawn(
+        2, recoverable=True, heartbeat_timeout_s=2, arguments=security.arguments
+    ) as service:
         shown = [own.token_file, own.tls_cert, own.tls_key, own.tls_ca]
         with Processes(script, 1, arguments=[service.address, *shown]) as first:
             with CoordinationClient(service.address, 0, credentials=security.member()) as onlooker:
                 assert first.wait(30)[0].code == 0
-                with CoordinationClient(service.address, 1, credentials=security.member(), init_timeout_s=30) as back:
+                with CoordinationClient(
+                    service.address, 1, credentials=security.member(), init_timeout_s=30
+                ) as back:
                     together([onlooker, back], "both")
 
 
 @pytest.mark.parametrize("public", [(), ("--public-api",)], ids=["completion-queue", "grpc.aio"])
-def test_a_certificate_gives_a_number(security: Security, tmp_path: Path, public: tuple[str, ...]) -> None:
+def test_a_certificate_gives_a_number(
+    security: Security, tmp_path: Path, public: tuple[str, ...]
+) -> None:
     """One that names processes speaks for these alone: nobody else comes first, over no channel, and a next life need not wait."""
     authority = Authority(tmp_path, "naming")
     server, token = authority.issue("server"), security.own.token_file
-    arguments = (f"--tls-cert={server.cert}", f"--tls-key={server.key}", f"--tls-ca={server.ca}", f"--token-file={token}", *public)
+    arguments = (
+        f"--tls-cert={server.cert}",
+        f"--tls-key={server.key}",
+        f"--tls-ca={server.ca}",
+        f"--token-file={token}",
+        *public,
+    )
 
     def holder(name: str, *processes: int) -> Credentials:
         files = authority.issue(name, uris=[f"holdfast:process/{process}" for process in processes])
@@ -236,13 +328,20 @@ def test_a_certificate_gives_a_number(security: Security, tmp_path: Path, public
         with liar.channel(service.address, OWN_POOL) as channel:  # before anybody has come
             for path in SECOND_CHANNELS:
                 body = in_the_name_of(1, Secured(service.address, [], [], 0))(path)
-                with pytest.raises(grpc.RpcError, match="process 1 is another's: the caller's certificate names 2 alone"):
+                with pytest.raises(
+                    grpc.RpcError,
+                    match="process 1 is another's: the caller's certificate names 2 alone",
+                ):
                     channel.unary_unary(path)(body, timeout=20, metadata=liar.metadata())
-        with pytest.raises(Fenced, match="process 1 is another's: the caller's certificate names 2 alone"):
+        with pytest.raises(
+            Fenced, match="process 1 is another's: the caller's certificate names 2 alone"
+        ):
             CoordinationClient(service.address, 1, credentials=liar).connect()
         clients = join(service.address, [host, host, liar])
         together(clients, "all")
-        next_life = CoordinationClient(service.address, 1, credentials=replace(host, key="another key"), init_timeout_s=20)
+        next_life = CoordinationClient(
+            service.address, 1, credentials=replace(host, key="another key"), init_timeout_s=20
+        )
         next_life.connect()
         together([clients[0], next_life, clients[2]], "and again")
         at_once([client.shutdown for client in (clients[0], next_life, clients[2])])
@@ -269,42 +368,61 @@ except Exception as error:
 """
 
 
-@pytest.mark.skipif(not hasattr(jax.config, "jax_mtls_cert_file"), reason="jaxlib speaks mTLS from 0.12 on")
+@pytest.mark.skipif(
+    not hasattr(jax.config, "jax_mtls_cert_file"), reason="jaxlib speaks mTLS from 0.12 on"
+)
 @pytest.mark.parametrize(
     ("first_process", "found"),
     [
         (0, "met [('from/0', 'here'), ('from/1', 'here')]"),
-        pytest.param(1, "PERMISSION_DENIED: process", marks=pytest.mark.slow),  # jaxlib asks again for half a minute
+        pytest.param(
+            1, "PERMISSION_DENIED: process", marks=pytest.mark.slow
+        ),  # jaxlib asks again for half a minute
     ],
 )
 def test_jaxlibs_own_tls_needs_no_relay(tmp_path: Path, first_process: int, found: str) -> None:
     """Unmodified jaxlib 0.12 clients whose certificates name their processes join and meet; with another's number they are refused."""
     authority = Authority(tmp_path, "job")
     server = authority.issue("server")
-    held = [authority.issue(f"host{number}", uris=[f"spiffe://job/holdfast/process/{number}"]) for number in range(2)]
+    held = [
+        authority.issue(f"host{number}", uris=[f"spiffe://job/holdfast/process/{number}"])
+        for number in range(2)
+    ]
     arguments = (f"--tls-cert={server.cert}", f"--tls-key={server.key}", f"--tls-ca={server.ca}")
     files = [path for each in held for path in (each.cert, each.key)]
-    with CoordinationService.spawn(3 if first_process else 2, recoverable=True, arguments=arguments) as service:
-        with Processes(MUTUAL_TLS, 2, arguments=[service.address, first_process, server.ca, *files]) as processes:
+    with CoordinationService.spawn(
+        3 if first_process else 2, recoverable=True, arguments=arguments
+    ) as service:
+        with Processes(
+            MUTUAL_TLS, 2, arguments=[service.address, first_process, server.ca, *files]
+        ) as processes:
             for finished in processes.wait(60):
                 assert found in finished.output, finished.output
 
 
 def test_a_number_is_free_once_its_owner_has_left(security: Security) -> None:
     """After shutdown a process id may be taken by whoever comes next."""
-    with CoordinationService.spawn(1, recoverable=True, linger_s=0, arguments=security.arguments) as service:
+    with CoordinationService.spawn(
+        1, recoverable=True, linger_s=0, arguments=security.arguments
+    ) as service:
         with CoordinationClient(service.address, 0, credentials=security.member()):
             pass
         with CoordinationClient(service.address, 0, credentials=security.member()) as next_one:
             next_one.key_value_set("mine", "now")
 
 
-@pytest.mark.parametrize("other", [{"job": "other"}, {"job": "job", "attempt": 2}, {"num_processes": 5}], ids=["job", "attempt", "size"])
+@pytest.mark.parametrize(
+    "other",
+    [{"job": "other"}, {"job": "job", "attempt": 2}, {"num_processes": 5}],
+    ids=["job", "attempt", "size"],
+)
 def test_a_session_of_another_job_is_fenced(other: dict[str, Any]) -> None:
     """Another job, attempt or number of processes is Fenced, at once, in words that say whose the service is."""
     with CoordinationService.spawn(2, job="job", attempt=1) as service:
         client = CoordinationClient(service.address, 0, **other)
-        with pytest.raises(Fenced, match=r"PERMISSION_DENIED: this service coordinates .*; process 0 belongs to "):
+        with pytest.raises(
+            Fenced, match=r"PERMISSION_DENIED: this service coordinates .*; process 0 belongs to "
+        ):
             client.connect()
 
 
@@ -333,14 +451,28 @@ def test_a_liar_on_another_host(security: Security, tmp_path: Path) -> None:
         server = Authority(tmp_path, "crossing")
         files, mine = server.issue("server", network.host), server.issue("client")
         token = security.own.token_file
-        arguments = (f"--tls-cert={files.cert}", f"--tls-key={files.key}", f"--tls-ca={files.ca}", f"--token-file={token}")
+        arguments = (
+            f"--tls-cert={files.cert}",
+            f"--tls-key={files.key}",
+            f"--tls-ca={files.ca}",
+            f"--token-file={token}",
+        )
         shown = [Credentials(token, mine.cert, mine.key, mine.ca) for _ in range(2)]
-        with CoordinationService.spawn(2, host=network.host, recoverable=True, arguments=arguments) as service:
+        with CoordinationService.spawn(
+            2, host=network.host, recoverable=True, arguments=arguments
+        ) as service:
             clients = join(service.address, shown)
             python = python_in(network.names[0], tmp_path)
-            with Processes(LIAR_ELSEWHERE, 1, arguments=[service.address, token, mine.cert, mine.key, mine.ca], python=python) as liar:
+            with Processes(
+                LIAR_ELSEWHERE,
+                1,
+                arguments=[service.address, token, mine.cert, mine.key, mine.ca],
+                python=python,
+            ) as liar:
                 (finished,) = liar.wait(60)
-            assert "session PERMISSION_DENIED: process 1 is another's" in finished.output, finished.output
+            assert "session PERMISSION_DENIED: process 1 is another's" in finished.output, (
+                finished.output
+            )
             assert "agent PERMISSION_DENIED" in finished.output, finished.output
             together(clients, "still")
             at_once([client.shutdown for client in clients])

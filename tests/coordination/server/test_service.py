@@ -35,7 +35,9 @@ class Recorder:
 class Served:
     """A service whose clock stands at `now`."""
 
-    def __init__(self, num_tasks: int = 2, *, secured: bool = False, journaled: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, num_tasks: int = 2, *, secured: bool = False, journaled: bool = False, **settings: Any
+    ) -> None:
         self.now = 0.0
         self.writers: list[InMemoryWriter] = []
         self.journal = Recorder(self.writers) if journaled else None
@@ -50,12 +52,18 @@ class Served:
         return writer
 
     def register(self, task_id: int, key: str = "") -> InMemoryWriter:
-        request = coordination_pb2.RegisterTaskRequest(incarnation=10 + task_id, source_task_id=task_id)
+        request = coordination_pb2.RegisterTaskRequest(
+            incarnation=10 + task_id, source_task_id=task_id
+        )
         return self.call(PROFILE_A + "RegisterTask", request.SerializeToString(), key)
 
     def heartbeat(self, task_id: int, key: str = "", service_incarnation: int = INCARNATION) -> str:
-        stamp = coordination_pb2.Incarnations(task_incarnation=10 + task_id, service_incarnation=service_incarnation)
-        request = coordination_pb2.HeartbeatRequest(incarnation=10 + task_id, source_task_id=task_id, incarnations=stamp)
+        stamp = coordination_pb2.Incarnations(
+            task_incarnation=10 + task_id, service_incarnation=service_incarnation
+        )
+        request = coordination_pb2.HeartbeatRequest(
+            incarnation=10 + task_id, source_task_id=task_id, incarnations=stamp
+        )
         outcome = self.call(PROFILE_A + "Heartbeat", request.SerializeToString(), key).outcome
         assert outcome is not None
         return outcome[0]
@@ -69,15 +77,26 @@ def test_agents_register_and_beat() -> None:
     second = served.register(1)
     for writer in (first, second):
         assert writer.outcome is not None
-        assert coordination_pb2.RegisterTaskResponse.FromString(writer.outcome[1]).service_incarnation == INCARNATION
+        assert (
+            coordination_pb2.RegisterTaskResponse.FromString(writer.outcome[1]).service_incarnation
+            == INCARNATION
+        )
     assert served.heartbeat(0) == "OK" and served.heartbeat(1, service_incarnation=1) == "INTERNAL"
 
 
 @pytest.mark.parametrize(
     ("path", "code", "sentence"),
     [
-        ("/a/B", "UNIMPLEMENTED", "/a/B is not served here; expected one of profiles A, B and D, or /holdfast.Coordination/Session"),
-        (PROFILE_A + "Barrier", "INVALID_ARGUMENT", f"{PROFILE_A}Barrier: the request is not a message of this rpc"),
+        (
+            "/a/B",
+            "UNIMPLEMENTED",
+            "/a/B is not served here; expected one of profiles A, B and D, or /holdfast.Coordination/Session",
+        ),
+        (
+            PROFILE_A + "Barrier",
+            "INVALID_ARGUMENT",
+            f"{PROFILE_A}Barrier: the request is not a message of this rpc",
+        ),
         (STACKS, "INVALID_ARGUMENT", f"{STACKS}: the request is not a message of this rpc"),
     ],
 )
@@ -94,7 +113,10 @@ def test_a_call_that_is_dropped_is_not_answered() -> None:
     call = served.service.unary(PROFILE_B + "GetKeyValue", body, writer)
     assert call is not None and call.watched
     served.service.drop(call)
-    served.call(PROFILE_B + "InsertKeyValue", coordination_b_pb2.InsertKeyValueRequest(kv={"key": "k"}).SerializeToString())
+    served.call(
+        PROFILE_B + "InsertKeyValue",
+        coordination_b_pb2.InsertKeyValueRequest(kv={"key": "k"}).SerializeToString(),
+    )
     assert writer.outcome is None
     for method, watched in (("Barrier", False), ("WatchJobState", True)):
         served.register(0), served.register(1)
@@ -129,7 +151,10 @@ def test_the_status_is_published_for_other_threads() -> None:
     served = Served(job="j")
     assert served.service.published_status().job == ""
     served.service.publish_status()
-    assert served.service.published_status().job == "j" and served.service.published_status().calls == 0
+    assert (
+        served.service.published_status().job == "j"
+        and served.service.published_status().calls == 0
+    )
     served.call(STATUS, b"")
     served.service.tick()
     assert served.service.published_status().calls == 1
@@ -146,7 +171,10 @@ def test_why_a_service_ends() -> None:
     """Nobody came, all are gone for long enough, or all have shut down; 0 is never."""
     served = Served(1, recoverable=True, heartbeat_timeout_s=5.0)
     served.now = 11.0
-    assert served.service.over(60, 10) == "no process came within 10 s" and served.service.over(60, 0) is None
+    assert (
+        served.service.over(60, 10) == "no process came within 10 s"
+        and served.service.over(60, 0) is None
+    )
     served.register(0)
     assert served.service.over(60, 10) is None
     for _ in range(30):
@@ -157,7 +185,12 @@ def test_why_a_service_ends() -> None:
     done = Served(1, recoverable=True)
     done.register(0)
     stamp = coordination_pb2.Incarnations(task_incarnation=10, service_incarnation=INCARNATION)
-    done.call(PROFILE_A + "ShutdownTask", coordination_pb2.ShutdownTaskRequest(source_task_id=0, incarnations=stamp).SerializeToString())
+    done.call(
+        PROFILE_A + "ShutdownTask",
+        coordination_pb2.ShutdownTaskRequest(
+            source_task_id=0, incarnations=stamp
+        ).SerializeToString(),
+    )
     assert done.service.over(0, 0) == "every process has shut down"
 
 
@@ -172,7 +205,8 @@ def test_a_service_whose_job_was_left_before_it_gathered_ends() -> None:
     assert served.service.over(60, 0) is None
     served.now = 61.0
     assert (
-        served.service.over(60, 0) == "the job never gathered, and nobody of it has been there for 61 s"
+        served.service.over(60, 0)
+        == "the job never gathered, and nobody of it has been there for 61 s"
         and served.service.over(0, 0) is None
     )
     served.service.unary(PROFILE_A + "RegisterTask", request, InMemoryWriter())
@@ -188,11 +222,17 @@ def test_a_lost_agent_learns_so_and_ends() -> None:
         served.now += 1.0
         served.service.tick()
     stamp = coordination_pb2.Incarnations(task_incarnation=11, service_incarnation=INCARNATION)
-    insert = coordination_pb2.InsertKeyValueRequest(incarnations=stamp, kv={"key": "k"}).SerializeToString()
+    insert = coordination_pb2.InsertKeyValueRequest(
+        incarnations=stamp, kv={"key": "k"}
+    ).SerializeToString()
     outcome = served.call(PROFILE_A + "InsertKeyValue", insert).outcome
-    assert outcome is not None and outcome[0] == "ABORTED" and not served.service.machine.keys.values
+    assert (
+        outcome is not None and outcome[0] == "ABORTED" and not served.service.machine.keys.values
+    )
     assert served.heartbeat(1) == "UNAVAILABLE"
-    leave = coordination_pb2.ShutdownTaskRequest(source_task_id=1, incarnations=stamp).SerializeToString()
+    leave = coordination_pb2.ShutdownTaskRequest(
+        source_task_id=1, incarnations=stamp
+    ).SerializeToString()
     assert served.call(PROFILE_A + "ShutdownTask", leave).outcome == ("OK", b"")
 
 

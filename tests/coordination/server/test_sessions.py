@@ -32,9 +32,14 @@ class Sessions:
     def open(self, stream: InMemoryStream, **fields: Any) -> None:
         self.send(stream, open=session_pb2.Open(**fields))
 
-    def request(self, index: int, number: int, method: str, message: Any = None, **fields: Any) -> None:
+    def request(
+        self, index: int, number: int, method: str, message: Any = None, **fields: Any
+    ) -> None:
         body = b"" if message is None else message.SerializeToString()
-        self.send(self.streams[index], request=session_pb2.Request(id=number, method=method, body=body, **fields))
+        self.send(
+            self.streams[index],
+            request=session_pb2.Request(id=number, method=method, body=body, **fields),
+        )
 
     def flush(self) -> None:
         completions, self.machine.completions[:] = self.machine.completions[:], []
@@ -53,8 +58,17 @@ def test_a_session_opens_with_the_settings_of_the_job() -> None:
     """The first frame of the service says which it is and what it serves."""
     sessions = Sessions(heartbeat_timeout_s=2.5, recoverable=True)
     opened = sessions.streams[0].frames[0].opened
-    assert (opened.service_incarnation, opened.heartbeat_timeout_ms, opened.num_processes) == (77, 2500, 2)
-    assert (opened.job, opened.attempt, opened.recoverable, opened.survivable) == ("j", 1, True, False)
+    assert (opened.service_incarnation, opened.heartbeat_timeout_ms, opened.num_processes) == (
+        77,
+        2500,
+        2,
+    )
+    assert (opened.job, opened.attempt, opened.recoverable, opened.survivable) == (
+        "j",
+        1,
+        True,
+        False,
+    )
     assert sessions.sessions.open_tasks() == {0, 1}
 
 
@@ -74,7 +88,9 @@ def test_an_opening_may_be_refused(fields: dict[str, Any], end: str) -> None:
     sessions, stream = Sessions(opened=0), InMemoryStream()
     sessions.open(stream, **({"process_id": 0, "incarnation": 5} | fields))
     assert stream.end is not None and stream.end[0] == end and not stream.frames
-    assert sessions.sessions.open_tasks() == set() and not sessions.machine.task_table.connected_count
+    assert (
+        sessions.sessions.open_tasks() == set() and not sessions.machine.task_table.connected_count
+    )
 
 
 def test_frames_out_of_order_end_the_stream() -> None:
@@ -116,7 +132,9 @@ def test_what_no_method_takes_is_answered() -> None:
     """An unknown method is UNIMPLEMENTED, a body that is no message INVALID_ARGUMENT; the Session stays."""
     sessions = Sessions()
     sessions.request(0, 1, "Nonsense")
-    sessions.send(sessions.streams[0], request=session_pb2.Request(id=2, method="Barrier", body=b"\xff\xff"))
+    sessions.send(
+        sessions.streams[0], request=session_pb2.Request(id=2, method="Barrier", body=b"\xff\xff")
+    )
     assert [(reply.id, reply.code) for reply in sessions.streams[0].replies()] == [(1, 12), (2, 3)]
     assert sessions.sessions.open_tasks() == {0, 1}
 
@@ -165,7 +183,10 @@ def test_deltas_are_coalesced_and_full_at_first() -> None:
     assert len(sessions.streams[0].deltas()) == 1 and sessions.sessions.next_due() > sessions.now
     sessions.tick(DELTA_INTERVAL_S / 2 + 1e-6)
     _, second = sessions.streams[0].deltas()
-    assert not second.full and [(task.info.task_id, task.host) for task in second.tasks] == [(1, "h1"), (2, "h2")]
+    assert not second.full and [(task.info.task_id, task.host) for task in second.tasks] == [
+        (1, "h1"),
+        (2, "h2"),
+    ]
     sessions.tick(1.0)
     assert len(sessions.streams[0].deltas()) == 2  # nothing has changed since
 
@@ -176,11 +197,17 @@ def test_a_client_that_does_not_read_is_dropped() -> None:
     sessions = Sessions(limits=limits)
     sessions.streams[0].backlog_bytes = 101
     sessions.tick(DELTA_INTERVAL_S)
-    assert sessions.streams[0].end == ("RESOURCE_EXHAUSTED", "the client has left 101 bytes unread; expected 100 at most")
+    assert sessions.streams[0].end == (
+        "RESOURCE_EXHAUSTED",
+        "the client has left 101 bytes unread; expected 100 at most",
+    )
     assert sessions.streams[1].deltas() and sessions.sessions.open_tasks() == {1}
     sessions.streams[1].backlog_bytes = 2 * limits.message_bytes + 1
     sessions.request(1, 1, "Heartbeat")
-    assert sessions.streams[1].end is not None and "bytes of replies unread" in sessions.streams[1].end[1]
+    assert (
+        sessions.streams[1].end is not None
+        and "bytes of replies unread" in sessions.streams[1].end[1]
+    )
 
 
 def test_a_member_answers_for_no_other() -> None:
@@ -193,7 +220,10 @@ def test_a_member_answers_for_no_other() -> None:
         sessions.send(sessions.streams[0], answer=session_pb2.Answer(id=number, body=b"forged"))
     assert sessions.streams[0].replies() == []
     sessions.send(sessions.streams[1], answer=session_pb2.Answer(id=asked, body=b"true"))
-    assert [session_pb2.StacksResponse.FromString(reply.body).stacks for reply in sessions.streams[0].replies()] == [b"true"] * 50
+    assert [
+        session_pb2.StacksResponse.FromString(reply.body).stacks
+        for reply in sessions.streams[0].replies()
+    ] == [b"true"] * 50
 
 
 def test_a_process_that_does_not_answer_is_given_up() -> None:
@@ -207,14 +237,22 @@ def test_a_process_that_does_not_answer_is_given_up() -> None:
         return writer
 
     silent, absent = ask(1), ask(2)
-    assert silent.outcome is None and absent.outcome == ("UNAVAILABLE", "process 2 has no Session now, so it cannot be asked")
+    assert silent.outcome is None and absent.outcome == (
+        "UNAVAILABLE",
+        "process 2 has no Session now, so it cannot be asked",
+    )
     sessions.tick(21.0)
     assert silent.outcome == ("DEADLINE_EXCEEDED", "the process did not answer within 20 s")
-    sessions.machine.keys.insert(object(), "holdfast/stacks/2", b'{"why": "stuck", "stacks": "here"}', False)
+    sessions.machine.keys.insert(
+        object(), "holdfast/stacks/2", b'{"why": "stuck", "stacks": "here"}', False
+    )
     sessions.machine.completions.clear()
     left = ask(2)
     assert left.outcome is not None and left.outcome[0] == "OK"
-    assert session_pb2.StacksResponse.FromString(left.outcome[1]).stacks == b"Left by its watchdog: stuck\nhere"
+    assert (
+        session_pb2.StacksResponse.FromString(left.outcome[1]).stacks
+        == b"Left by its watchdog: stuck\nhere"
+    )
 
 
 def test_a_process_that_goes_away_is_not_waited_for() -> None:
@@ -245,7 +283,11 @@ def test_a_process_that_is_given_up_is_fenced_at_once() -> None:
     again = InMemoryStream()
     sessions.open(again, process_id=1, incarnation=6)
     for stream in (sessions.streams[1], again):
-        assert stream.end is not None and stream.end[0] == "ABORTED" and "this life of process 1 is over" in stream.end[1]
+        assert (
+            stream.end is not None
+            and stream.end[0] == "ABORTED"
+            and "this life of process 1 is over" in stream.end[1]
+        )
     assert sessions.sessions.open_tasks() == {0}
 
 
@@ -261,14 +303,19 @@ def test_a_process_without_a_stream_may_fall_silent_before_the_job_has_gathered(
 
 def test_only_the_end_that_its_own_side_made_makes_a_process_suspect() -> None:
     """A stream that another took over from, and one that was dropped because nobody read it, are no suspicion; a closed one is."""
-    sessions, second = Sessions(3, 3, recoverable=True, limits=Limits(backlog_bytes=100)), InMemoryStream()
+    sessions, second = (
+        Sessions(3, 3, recoverable=True, limits=Limits(backlog_bytes=100)),
+        InMemoryStream(),
+    )
     tasks, first = sessions.machine.task_table.tasks, sessions.streams[0]
     sessions.open(second, process_id=0, incarnation=tasks[0].session)
     sessions.sessions.closed_by_client(first, sessions.now)
     sessions.streams[1].backlog_bytes = 101
     sessions.tick(DELTA_INTERVAL_S)
     sessions.sessions.closed_by_client(sessions.streams[1], sessions.now)
-    assert sessions.streams[1].end is not None and [task.suspect_since for task in tasks] == [None] * 3
+    assert (
+        sessions.streams[1].end is not None and [task.suspect_since for task in tasks] == [None] * 3
+    )
     sessions.sessions.closed_by_client(sessions.streams[2], sessions.now)
     assert tasks[2].suspect_since == sessions.now
 
@@ -283,5 +330,9 @@ def test_a_failure_says_how_far_the_missing_have_come() -> None:
     sessions.tick(2.0)
     payloads = [sessions.streams[index].replies()[-1].payloads[MISSING_TYPE] for index in range(2)]
     reported, silent = session_pb2.Missing.FromString(payloads[0]).tasks
-    assert (reported.task_id, reported.progress.step, dict(reported.progress.values)) == (2, 40, {"loss": 0.5})
+    assert (reported.task_id, reported.progress.step, dict(reported.progress.values)) == (
+        2,
+        40,
+        {"loss": 0.5},
+    )
     assert silent.task_id == 3 and not silent.HasField("progress") and payloads[0] == payloads[1]

@@ -37,26 +37,42 @@ def channel(served: Served) -> Iterator[grpc.Channel]:
 
 
 def call(channel: grpc.Channel, method: str, request: object, timeout_s: float = 20) -> bytes:
-    return bytes(channel.unary_unary(PROFILE_B + method)(request.SerializeToString(), timeout=timeout_s))  # type: ignore[attr-defined]
+    return bytes(
+        channel.unary_unary(PROFILE_B + method)(request.SerializeToString(), timeout=timeout_s)
+    )  # type: ignore[attr-defined]
 
 
 def opening(process_id: int = 0) -> session_pb2.ClientFrame:
-    return session_pb2.ClientFrame(open=session_pb2.Open(process_id=process_id, incarnation=5 + process_id, host="h"))
+    return session_pb2.ClientFrame(
+        open=session_pb2.Open(process_id=process_id, incarnation=5 + process_id, host="h")
+    )
 
 
 def test_a_unary_call_is_answered(channel: grpc.Channel) -> None:
     """A key that is set is read back; a get that waits is answered by the set."""
     get = coordination_b_pb2.GetKeyValueRequest(key="k")
-    late = channel.unary_unary(PROFILE_B + "GetKeyValue").future(get.SerializeToString(), timeout=20)
-    call(channel, "InsertKeyValue", coordination_b_pb2.InsertKeyValueRequest(kv={"key": "k", "value": b"v"}))
+    late = channel.unary_unary(PROFILE_B + "GetKeyValue").future(
+        get.SerializeToString(), timeout=20
+    )
+    call(
+        channel,
+        "InsertKeyValue",
+        coordination_b_pb2.InsertKeyValueRequest(kv={"key": "k", "value": b"v"}),
+    )
     assert coordination_b_pb2.GetKeyValueResponse.FromString(late.result()).kv.value == b"v"
 
 
 @pytest.mark.parametrize(
     ("path", "body", "code"),
-    [("/nobody/Knows", b"", "UNIMPLEMENTED"), (PROFILE_A + "Barrier", b"\xff\xff", "INVALID_ARGUMENT"), ("nonsense", b"", "UNIMPLEMENTED")],
+    [
+        ("/nobody/Knows", b"", "UNIMPLEMENTED"),
+        (PROFILE_A + "Barrier", b"\xff\xff", "INVALID_ARGUMENT"),
+        ("nonsense", b"", "UNIMPLEMENTED"),
+    ],
 )
-def test_what_is_not_an_rpc_is_an_error_of_its_sender(channel: grpc.Channel, path: str, body: bytes, code: str) -> None:
+def test_what_is_not_an_rpc_is_an_error_of_its_sender(
+    channel: grpc.Channel, path: str, body: bytes, code: str
+) -> None:
     """An unknown path and a body that is no message; the next call is served."""
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(path)(body, timeout=20)
@@ -66,18 +82,25 @@ def test_what_is_not_an_rpc_is_an_error_of_its_sender(channel: grpc.Channel, pat
 
 def test_an_error_holds_its_payloads(channel: grpc.Channel) -> None:
     """The trailing metadata of a failed call holds what C++ agents act on."""
-    request = coordination_pb2.HeartbeatRequest(source_task_id=0, incarnations={"service_incarnation": INCARNATION + 1})
+    request = coordination_pb2.HeartbeatRequest(
+        source_task_id=0, incarnations={"service_incarnation": INCARNATION + 1}
+    )
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(PROFILE_A + "Heartbeat")(request.SerializeToString(), timeout=20)
     details = dict(caught.value.trailing_metadata())[STATUS_DETAILS]
-    assert "type.googleapis.com/tensorflow.ServiceMismatchError" in coordination_pb2.StatusDetails.FromString(details).payloads
+    assert (
+        "type.googleapis.com/tensorflow.ServiceMismatchError"
+        in coordination_pb2.StatusDetails.FromString(details).payloads
+    )
 
 
 def test_a_session_is_a_stream_of_frames(channel: grpc.Channel) -> None:
     """Opened, then replies by number and a full delta; the stream ends with the client's frames."""
     beat = session_pb2.Request(id=3, method="Heartbeat", body=b"")
     frames = [opening(), session_pb2.ClientFrame(request=beat)]
-    stream = channel.stream_stream(SESSION)((frame.SerializeToString() for frame in frames), timeout=20)
+    stream = channel.stream_stream(SESSION)(
+        (frame.SerializeToString() for frame in frames), timeout=20
+    )
     kinds = [session_pb2.ServerFrame.FromString(frame) for frame in stream]
     assert kinds[0].opened.num_processes == 2 and kinds[0].opened.service_incarnation == INCARNATION
     assert [frame.reply.id for frame in kinds if frame.HasField("reply")] == [3]
@@ -85,7 +108,9 @@ def test_a_session_is_a_stream_of_frames(channel: grpc.Channel) -> None:
 
 def test_a_stream_may_be_ended_by_the_service(channel: grpc.Channel) -> None:
     """A first frame that is no Open ends with its code and sentence."""
-    frame = session_pb2.ClientFrame(request=session_pb2.Request(id=1, method="Heartbeat")).SerializeToString()
+    frame = session_pb2.ClientFrame(
+        request=session_pb2.Request(id=1, method="Heartbeat")
+    ).SerializeToString()
     with pytest.raises(grpc.RpcError, match="a Session's first frame is Open") as caught:
         next(channel.stream_stream(SESSION)(iter([frame]), timeout=20))
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
@@ -98,7 +123,9 @@ def test_a_client_that_goes_away_waits_no_longer(served: Served, channel: grpc.C
     def frames() -> Iterator[bytes]:
         yield opening().SerializeToString()
         get = coordination_pb2.GetKeyValueRequest(key="never").SerializeToString()
-        yield session_pb2.ClientFrame(request=session_pb2.Request(id=1, method="GetKeyValue", body=get)).SerializeToString()
+        yield session_pb2.ClientFrame(
+            request=session_pb2.Request(id=1, method="GetKeyValue", body=get)
+        ).SerializeToString()
         broken.wait(60)
 
     def wait_for(count: int) -> None:
@@ -140,10 +167,17 @@ def test_the_end_of_the_service_ends_its_sessions(served: Served, channel: grpc.
 def test_a_token_is_asked_of_every_call() -> None:
     """Unary calls and Sessions without it are UNAUTHENTICATED over both transports."""
     for aio in (False, True):
-        with serving(1, aio=aio, token="a long enough token") as served, grpc.insecure_channel(served.address, OWN_POOL) as channel:
+        with (
+            serving(1, aio=aio, token="a long enough token") as served,
+            grpc.insecure_channel(served.address, OWN_POOL) as channel,
+        ):
             attempts = [
                 lambda channel=channel: channel.unary_unary(STATUS)(b"", timeout=20),
-                lambda channel=channel: next(channel.stream_stream(SESSION)(iter([opening().SerializeToString()]), timeout=20)),
+                lambda channel=channel: next(
+                    channel.stream_stream(SESSION)(
+                        iter([opening().SerializeToString()]), timeout=20
+                    )
+                ),
             ]
             for attempt in attempts:
                 with pytest.raises(grpc.RpcError) as caught:
@@ -169,4 +203,7 @@ def test_a_port_that_is_taken_is_refused(served: Served, aio: bool) -> None:
 def test_the_largest_request_is_the_limits() -> None:
     """gRPC lets in what `Limits` says, and shares no port."""
     options = dict(channel_options(Limits(value_bytes=100, key_bytes=10)))
-    assert options["grpc.max_receive_message_length"] == 110 + 64 * 1024 and options["grpc.so_reuseport"] == 0
+    assert (
+        options["grpc.max_receive_message_length"] == 110 + 64 * 1024
+        and options["grpc.so_reuseport"] == 0
+    )

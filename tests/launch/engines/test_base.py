@@ -59,14 +59,21 @@ def test_events_come_in_order_and_no_event_is_no_error() -> None:
     engine = Recording(output())
     engine.carry_out(Reserve(1, 1, 2, 1.0))
     engine.carry_out(Launch(1, 2))
-    assert [engine.events(0) for _ in range(4)] == [[Reserved(1, 2)], [Exited(1, 0, 0)], [Exited(1, 1, 0)], []]
+    assert [engine.events(0) for _ in range(4)] == [
+        [Reserved(1, 2)],
+        [Exited(1, 0, 0)],
+        [Exited(1, 1, 0)],
+        [],
+    ]
     assert engine.events(0.01) == [] and engine.progress() == ()
 
 
 def test_the_coordinator_hears_of_an_exit_before_the_supervisor() -> None:
     """When the event is queued, whoever waits for the process has been told how it ended."""
     coordinator = Coordinator("j", 1, 2)
-    clients = [CoordinationClient(coordinator.address, index, num_processes=2) for index in range(2)]
+    clients = [
+        CoordinationClient(coordinator.address, index, num_processes=2) for index in range(2)
+    ]
     engine = Recording(output())
     try:
         at_once([client.connect for client in clients])
@@ -91,5 +98,8 @@ def test_a_job_runs_to_its_end_and_its_reasons_go_to_the_output() -> None:
     engine = Recording(view, code=3)
     result = run_job(Job("j", 2, 2), engine, view)
     assert (result.outcome, result.exit_code, engine.done) == ("failed", 3, ["close"])
-    assert "holdfast: failed: process 0 of 2 ended with exit code 3 in attempt 1\n" in stderr.getvalue()
+    assert (
+        "holdfast: failed: process 0 of 2 ended with exit code 3 in attempt 1\n"
+        in stderr.getvalue()
+    )
     assert view.progress == engine.progress and signal.getsignal(signal.SIGTERM) is before

@@ -35,7 +35,11 @@ def python(code: str) -> list[str]:
 @contextlib.contextmanager
 def holdfast_run(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     popen = subprocess.Popen(
-        [HOLDFAST, "run", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [HOLDFAST, "run", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         yield popen
@@ -73,14 +77,23 @@ def refuses(address: str, within_s: float = 20) -> bool:
 def test_every_process_knows_who_it_is() -> None:
     """The environment holds a ProcessSpec for each, with one coordinator for all; stale MEGASCALE_* values are gone and logged."""
     output = CollectedOutput()
-    code = "import os; print(*(os.environ.get(k) for k in ('HOLDFAST_PROCESS_ID', 'HOLDFAST_NUM_PROCESSES', 'HOLDFAST_JOB_ID', \
+    code = (
+        "import os; print(*(os.environ.get(k) for k in ('HOLDFAST_PROCESS_ID', 'HOLDFAST_NUM_PROCESSES', 'HOLDFAST_JOB_ID', \
         'HOLDFAST_ATTEMPT', 'MEGASCALE_NUM_SLICES', 'HOLDFAST_COORDINATOR')))"
-    result = run_local(python(code), 3, job_id="j", env={**os.environ, "MEGASCALE_NUM_SLICES": "3"}, output=output)
+    )
+    result = run_local(
+        python(code), 3, job_id="j", env={**os.environ, "MEGASCALE_NUM_SLICES": "3"}, output=output
+    )
     assert (result.outcome, result.exit_code, result.attempts) == ("done", 0, 1)
-    assert sorted(text.rsplit(" ", 1)[0] for _, text in output.lines) == [f"{i} 3 j 1 None" for i in range(3)]
+    assert sorted(text.rsplit(" ", 1)[0] for _, text in output.lines) == [
+        f"{i} 3 j 1 None" for i in range(3)
+    ]
     assert len({text.rsplit(" ", 1)[1] for _, text in output.lines}) == 1
     address = output.lines[0][1].rsplit(" ", 1)[1]
-    assert output.said == [f"attempt 1, coordinator at {address}", "MEGASCALE_NUM_SLICES: '3' -> removed, the job has one slice"]
+    assert output.said == [
+        f"attempt 1, coordinator at {address}",
+        "MEGASCALE_NUM_SLICES: '3' -> removed, the job has one slice",
+    ]
 
 
 UNMODIFIED = """
@@ -101,7 +114,12 @@ jax.distributed.shutdown()
 def test_the_coordinator_of_one_machine_is_a_socket_of_this_user_alone() -> None:
     """An unmodified jax program meets at it; it lies in a folder of mode 0700, which goes with it; no port is opened."""
     output = CollectedOutput()
-    result = run_local([sys.executable, "-c", UNMODIFIED], 2, env=os.environ | {"JAX_PLATFORMS": "cpu"}, output=output)
+    result = run_local(
+        [sys.executable, "-c", UNMODIFIED],
+        2,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        output=output,
+    )
     assert result.outcome == "done", output.text
     (address,) = {text for _, text in output.lines if text.startswith("unix:/")}
     assert not Path(address.removeprefix("unix:")).parent.exists()
@@ -126,28 +144,52 @@ except PermissionError:
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
 def test_another_user_of_the_host_is_nobody(tmp_path: Path) -> None:
     """The user nobody can neither connect to a running job's coordinator nor look into its folder."""
-    with holdfast_run("-n", 1, "--", *python("import os, time; print('pid', os.getpid(), flush=True); time.sleep(600)")) as popen:
+    with holdfast_run(
+        "-n",
+        1,
+        "--",
+        *python("import os, time; print('pid', os.getpid(), flush=True); time.sleep(600)"),
+    ) as popen:
         (pid,) = read_pids(popen, 1)
-        environment = dict(entry.split("=", 1) for entry in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in entry)
+        environment = dict(
+            entry.split("=", 1)
+            for entry in Path(f"/proc/{pid}/environ").read_text().split("\0")
+            if "=" in entry
+        )
         address = environment["HOLDFAST_COORDINATOR"]
         assert stat.S_IMODE(Path(address.removeprefix("unix:")).parent.stat().st_mode) == 0o700
-        said = subprocess.run([sys.executable, "-c", STRANGER, address], capture_output=True, text=True, check=True).stdout
+        said = subprocess.run(
+            [sys.executable, "-c", STRANGER, address], capture_output=True, text=True, check=True
+        ).stdout
         assert said.splitlines() == ["connect refused", "list refused"]
 
 
 def test_output_has_a_prefix_and_no_colour_without_a_terminal() -> None:
     """Lines of stdout and stderr carry their process's number; the exit code is 0 when all are done."""
     code = "import os, sys; print('out'); sys.stdout.flush(); print('err', file=sys.stderr)"
-    done = subprocess.run([HOLDFAST, "run", "-n", "2", "--", *python(code)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [HOLDFAST, "run", "-n", "2", "--", *python(code)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["[0] err", "[0] out", "[1] err", "[1] out"]
     assert re.fullmatch(r"holdfast: attempt 1, coordinator at unix:/\S+\n", done.stderr)
 
 
 @pytest.mark.parametrize(
-    ("how", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137), ("sys.exit(93)", 93), ("sys.exit(124)", 124)]
+    ("how", "code"),
+    [
+        ("sys.exit(3)", 3),
+        ("os.kill(os.getpid(), 9)", 137),
+        ("sys.exit(93)", 93),
+        ("sys.exit(124)", 124),
+    ],
 )
-def test_the_first_that_fails_decides_and_the_others_are_ended(how: str, code: int, tmp_path: Path) -> None:
+def test_the_first_that_fails_decides_and_the_others_are_ended(
+    how: str, code: int, tmp_path: Path
+) -> None:
     """The others, though they would wait for ever, are gone before the command ends."""
     script = f"""
 import os, sys, time
@@ -257,7 +299,9 @@ sys.exit({1: 9, 2: 75, 3: 0}[attempt])
     policy = RestartPolicy(max_failures=1, max_preemptions=1, backoff_s=0.05, grace_s=2)
     result = run_local(python(script), 2, restart=policy, output=output)
     assert (result.outcome, result.attempts) == ("done", 3)
-    said = {text for _, text in output.lines if len(text.split()) == 2}  # one that is ended in the middle of a line says less
+    said = {
+        text for _, text in output.lines if len(text.split()) == 2
+    }  # one that is ended in the middle of a line says less
     assert [text.split()[0] for text in sorted(said)] == ["1", "2", "3"]
 
 
@@ -285,7 +329,9 @@ sys.exit(75)
 """
     output = CollectedOutput()
     policy = RestartPolicy(max_preemptions=1, backoff_s=0.05, grow_after_s=0)
-    result = run_local(python(script), 4, min_processes=2, restart=policy, output=output, capacity_file=room)
+    result = run_local(
+        python(script), 4, min_processes=2, restart=policy, output=output, capacity_file=room
+    )
     assert (result.outcome, result.attempts) == ("done", 3)
     assert sorted(text for _, text in output.lines) == ["1 4"] * 4 + ["2 2"] * 2 + ["3 4"] * 4
 
@@ -304,7 +350,10 @@ def test_a_sigterm_of_others_before_a_process_has_joined_is_a_preemption() -> No
     script = "import os, signal, time\nif os.environ['HOLDFAST_PROCESS_ID'] == '1': os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(600)"
     result = run_local(python(script), 2, output=CollectedOutput())
     assert (result.outcome, result.exit_code) == ("preempted", 75)
-    assert any("notice from process 1 (SIGTERM before it had joined)" in reason for reason in result.reasons)
+    assert any(
+        "notice from process 1 (SIGTERM before it had joined)" in reason
+        for reason in result.reasons
+    )
 
 
 def test_a_sigterm_of_others_after_a_process_has_joined_is_a_failure() -> None:
@@ -321,10 +370,17 @@ def test_a_coordinator_that_cannot_start_ends_the_job_at_once(short_path: Path) 
     """No temporary folder: that sentence, exit code 1, no second attempt and no story of processes."""
     env = os.environ | {"TMPDIR": str(short_path)}
     (short_path / f"holdfast-{os.getuid()}").write_text("in the way")
-    done = subprocess.run([HOLDFAST, "run", "-n", "2", "--", "true"], env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [HOLDFAST, "run", "-n", "2", "--", "true"],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert re.fullmatch(
-        rf"holdfast: failed: the coordinator cannot start: .*{short_path}/holdfast-\d+: .*; set TMPDIR .*\n", done.stderr
+        rf"holdfast: failed: the coordinator cannot start: .*{short_path}/holdfast-\d+: .*; set TMPDIR .*\n",
+        done.stderr,
     ), done.stderr
 
 
@@ -344,20 +400,38 @@ if os.environ["HOLDFAST_PROCESS_ID"] == "0":
     os.kill(json.loads((Path(os.environ["HOLDFAST_COORDINATOR"].removeprefix("unix:")).parent / "job").read_text())["pid"], {int(number)})
 time.sleep(600)
 """
-    result = run_local([sys.executable, "-c", code], 2, restart=RestartPolicy(max_failures=1, backoff_s=0.05), output=CollectedOutput())
+    result = run_local(
+        [sys.executable, "-c", code],
+        2,
+        restart=RestartPolicy(max_failures=1, backoff_s=0.05),
+        output=CollectedOutput(),
+    )
     assert (result.outcome, result.attempts) == ("done", 2), result.reasons
     assert any(
-        re.search(f"the coordinator was ended by signal {int(number)} while 2 of 2 processes ran", reason) for reason in result.reasons
+        re.search(
+            f"the coordinator was ended by signal {int(number)} while 2 of 2 processes ran", reason
+        )
+        for reason in result.reasons
     )
 
 
 def test_the_next_coordinator_is_there_before_its_attempt(tmp_path: Path) -> None:
     """Prepared during the back-off, it is the one that the attempt gets; for another number of processes another takes its place."""
     output = CollectedOutput()
-    engine = LocalEngine(python("import time; time.sleep(600)"), "j", env=os.environ, output=output, policy=RestartPolicy(grace_s=0))
+    engine = LocalEngine(
+        python("import time; time.sleep(600)"),
+        "j",
+        env=os.environ,
+        output=output,
+        policy=RestartPolicy(grace_s=0),
+    )
 
     def running() -> dict[int, str]:
-        jobs = [job for folder in job_folders() if (job := folder.job()) is not None and job.runs and job.job_id == "j"]
+        jobs = [
+            job
+            for folder in job_folders()
+            if (job := folder.job()) is not None and job.runs and job.job_id == "j"
+        ]
         return {job.attempt: job.address for job in jobs}
 
     try:
@@ -369,7 +443,9 @@ def test_the_next_coordinator_is_there_before_its_attempt(tmp_path: Path) -> Non
         engine.carry_out(Prepare(3, 2))
         other = running()[3]
         engine.carry_out(Kill())
-        while not isinstance(engine.events(10)[0], Exited) or any(worker.alive for worker in engine._workers.values()):
+        while not isinstance(engine.events(10)[0], Exited) or any(
+            worker.alive for worker in engine._workers.values()
+        ):
             pass
         engine.carry_out(Release())
         engine.carry_out(Launch(3, 1))
@@ -383,13 +459,26 @@ def test_the_next_coordinator_is_there_before_its_attempt(tmp_path: Path) -> Non
 
 def test_log_dir_holds_a_file_of_each_process_and_the_coordinators(tmp_path: Path) -> None:
     """Lines with their time, of all attempts; what the launcher said; when the coordinator came and why it went."""
-    run_local(python("import os; print('I am', os.environ['HOLDFAST_PROCESS_ID'])"), 2, output=CollectedOutput(), log_dir=tmp_path / "logs")
+    run_local(
+        python("import os; print('I am', os.environ['HOLDFAST_PROCESS_ID'])"),
+        2,
+        output=CollectedOutput(),
+        log_dir=tmp_path / "logs",
+    )
     logs = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir() if path.is_file()}
-    assert set(logs) == {"process-0.log", "process-1.log", "launcher.log", "coordinator.log", "status.json"}
+    assert set(logs) == {
+        "process-0.log",
+        "process-1.log",
+        "launcher.log",
+        "coordinator.log",
+        "status.json",
+    }
     assert json.loads(logs["status.json"])["outcome"].startswith("done: ")
     assert re.fullmatch(r"\S+ \S+ I am 1\n", logs["process-1.log"])
     assert "attempt 1, coordinator at unix:" in logs["launcher.log"]
-    assert re.search(r"serves at unix:/\S+, process \d+\n.* ends: SIGTERM\n", logs["coordinator.log"])
+    assert re.search(
+        r"serves at unix:/\S+, process \d+\n.* ends: SIGTERM\n", logs["coordinator.log"]
+    )
 
 
 METERED = """import os, sys, time
@@ -406,12 +495,27 @@ with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLD
 def test_metrics_go_on_through_all_attempts(tmp_path: Path) -> None:
     """One address from the start to the end, which says which attempt it is; afterwards nobody listens there."""
     pytest.importorskip("prometheus_client", reason="needs the extra metrics")
-    command = ["-n", 1, "--max-restarts", 1, "--no-standby", "--metrics-port", 0, "--", sys.executable, "-c", METERED, tmp_path / "go"]
+    command = [
+        "-n",
+        1,
+        "--max-restarts",
+        1,
+        "--no-standby",
+        "--metrics-port",
+        0,
+        "--",
+        sys.executable,
+        "-c",
+        METERED,
+        tmp_path / "go",
+    ]
     with holdfast_run(*command) as popen:
         assert popen.stderr is not None
         line = next(line for line in popen.stderr if "metrics at " in line)
         url, deadline, text = line.split("metrics at ")[1].strip(), time.monotonic() + 60, ""
-        while not {"holdfast_attempt 2.0", 'holdfast_step{process="0"} 14.0'} <= set(text.splitlines()):
+        while not {"holdfast_attempt 2.0", 'holdfast_step{process="0"} 14.0'} <= set(
+            text.splitlines()
+        ):
             assert time.monotonic() < deadline, text
             with urllib.request.urlopen(url, timeout=20) as page:
                 text = page.read().decode()
@@ -428,7 +532,11 @@ def test_a_port_for_metrics_that_is_taken_is_said_before_anything_starts() -> No
         port = taken.getsockname()[1]
         with holdfast_run("-n", 1, "--metrics-port", port, "--", "echo", "started") as popen:
             printed, said = popen.communicate(timeout=60)
-    assert f"cannot serve metrics at 127.0.0.1:{port}: Address already in use; choose another --metrics-port" in said and not printed
+    assert (
+        f"cannot serve metrics at 127.0.0.1:{port}: Address already in use; choose another --metrics-port"
+        in said
+        and not printed
+    )
 
 
 def test_the_heartbeat_timeout_is_the_coordinators() -> None:
@@ -445,7 +553,20 @@ except Exception as error:
 """,
     )
     done = subprocess.run(
-        [HOLDFAST, "run", "-n", "2", "--heartbeat-timeout-s", "2", "--grace-s", "0.5", "--", sys.executable, "-c", code],
+        [
+            HOLDFAST,
+            "run",
+            "-n",
+            "2",
+            "--heartbeat-timeout-s",
+            "2",
+            "--grace-s",
+            "0.5",
+            "--",
+            sys.executable,
+            "-c",
+            code,
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -456,11 +577,29 @@ except Exception as error:
 
 def test_bad_input_is_one_clear_error() -> None:
     """A command that is not there, and counts that do not fit."""
-    done = subprocess.run([HOLDFAST, "run", "-n", "1", "--", "no-such-command"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [HOLDFAST, "run", "-n", "1", "--", "no-such-command"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 127
     assert "[0] holdfast: cannot run 'no-such-command': No such file or directory\n" in done.stdout
-    done = subprocess.run([HOLDFAST, "run", "-n", "1", "--min-processes", "2", "--", "true"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [HOLDFAST, "run", "-n", "1", "--min-processes", "2", "--", "true"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 2
     assert "a job needs 1 <= min_processes <= num_processes, found 2 and 1" in done.stderr
-    done = subprocess.run([HOLDFAST, "run", "-n", "1", "--grace-s", "-5", "--", "true"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "Invalid value for '--grace-s': -5.0 is not in the range x>=0" in done.stderr
+    done = subprocess.run(
+        [HOLDFAST, "run", "-n", "1", "--grace-s", "-5", "--", "true"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (
+        done.returncode == 2
+        and "Invalid value for '--grace-s': -5.0 is not in the range x>=0" in done.stderr
+    )

@@ -17,7 +17,10 @@ from tests.support.slurm import SlurmCluster, missing_programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(290)]
 if missing := missing_programs():
-    pytest.skip(f"Slurm is not installed ({', '.join(missing)} missing): scripts/install_system_packages.sh", allow_module_level=True)
+    pytest.skip(
+        f"Slurm is not installed ({', '.join(missing)} missing): scripts/install_system_packages.sh",
+        allow_module_level=True,
+    )
 if os.getuid() != 0:
     pytest.skip("slurmctld and slurmd run as root here, and we are not", allow_module_level=True)
 
@@ -43,10 +46,19 @@ def slurm() -> Iterator[SlurmCluster]:
 class Job:
     """A batch job of four tasks over the two nodes, in the preemptible partition."""
 
-    def __init__(self, cluster: SlurmCluster, folder: Path, *options: str, engine: str = "", steps: int | None = None) -> None:
+    def __init__(
+        self,
+        cluster: SlurmCluster,
+        folder: Path,
+        *options: str,
+        engine: str = "",
+        steps: int | None = None,
+    ) -> None:
         self.cluster, self.folder = cluster, folder
         export = "--export=ALL" + (f",STEPS={steps}" if steps else "")
-        self.id = cluster.submit(SCRIPT.replace("OPTIONS", engine), "-N2", "-n4", "-plow", export, *options, cwd=folder)
+        self.id = cluster.submit(
+            SCRIPT.replace("OPTIONS", engine), "-N2", "-n4", "-plow", export, *options, cwd=folder
+        )
 
     def output(self) -> str:
         path = self.folder / "out"
@@ -54,13 +66,20 @@ class Job:
 
     def steps(self) -> list[int]:
         path = self.folder / "log"
-        return [json.loads(line)["step"] for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+        return (
+            [json.loads(line)["step"] for line in path.read_text().split("\n")[:-1]]
+            if path.exists()
+            else []
+        )
 
     def state(self) -> str:
         return self.cluster.job(self.id).get("JobState", "")
 
     def wait_for_step(self, step: int) -> None:
-        self.cluster.wait_until(lambda: bool(self.steps()) and self.steps()[-1] >= step, f"step {step}; {self.output()[-3000:]}")
+        self.cluster.wait_until(
+            lambda: bool(self.steps()) and self.steps()[-1] >= step,
+            f"step {step}; {self.output()[-3000:]}",
+        )
 
     def wait_for_state(self, *states: str) -> None:
         try:
@@ -72,12 +91,20 @@ class Job:
         """Requeued, resumed from a step that was saved, and completed once."""
         self.wait_for_state("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
         shown = self.cluster.job(self.id)
-        assert (shown["JobState"], shown["Restarts"], shown["ExitCode"]) == ("COMPLETED", "1", "0:0"), self.output()
+        assert (shown["JobState"], shown["Restarts"], shown["ExitCode"]) == (
+            "COMPLETED",
+            "1",
+            "0:0",
+        ), self.output()
         resumed = {int(step) for step in re.findall(r"resumed from step (\d+)", self.output())}
         assert len(resumed) == 1, self.output()
         (step,) = resumed
         steps = self.steps()
-        cut = next(i for i in range(1, len(steps)) if steps[i] != steps[i - 1] + 1 or i == steps.index(step) + 1)
+        cut = next(
+            i
+            for i in range(1, len(steps))
+            if steps[i] != steps[i - 1] + 1 or i == steps.index(step) + 1
+        )
         assert steps[cut] == step + 1, (steps, self.output())
         assert steps[-1] == step + 20
         assert self.output().count(f"test accuracy after step {step + 20}") == 1
@@ -88,7 +115,11 @@ def test_four_tasks_over_two_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
     job = Job(slurm, tmp_path, steps=40)
     job.wait_for_state("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
     shown = slurm.job(job.id)
-    assert (shown["JobState"], shown["Restarts"], shown["NodeList"]) == ("COMPLETED", "0", "n[1-2]"), job.output()
+    assert (shown["JobState"], shown["Restarts"], shown["NodeList"]) == (
+        "COMPLETED",
+        "0",
+        "n[1-2]",
+    ), job.output()
     assert set(re.findall(r"\[(\d)\] process \1 of 4", job.output())) == {"0", "1", "2", "3"}
     assert job.steps() == list(range(1, 41))
 
@@ -106,36 +137,59 @@ print("LOOK", os.environ["SLURMD_NODENAME"], os.environ["HOLDFAST_COORDINATOR"],
 
 
 @pytest.mark.parametrize("engine", ["", "--insecure"])
-def test_the_tasks_of_a_node_share_a_relay_and_hold_no_secret(slurm: SlurmCluster, tmp_path: Path, engine: str) -> None:
+def test_the_tasks_of_a_node_share_a_relay_and_hold_no_secret(
+    slurm: SlurmCluster, tmp_path: Path, engine: str
+) -> None:
     """Two tasks on each of two nodes: a Unix socket a node, local ranks 0 and 1; --insecure gives all the coordinator's own address."""
     (tmp_path / "look.py").write_text(LOOK)
-    command = f"exec {HOLDFAST} slurm --coordinator-host 127.0.0.1 {engine} -- {sys.executable} look.py"
-    job = slurm.submit(f"#!/bin/bash\n{command}\n", "-N2", "-n4", "--ntasks-per-node=2", "-plow", cwd=tmp_path)
-    slurm.wait_until(lambda: slurm.job(job)["JobState"] in ("COMPLETED", "FAILED", "CANCELLED"), "end")
+    command = (
+        f"exec {HOLDFAST} slurm --coordinator-host 127.0.0.1 {engine} -- {sys.executable} look.py"
+    )
+    job = slurm.submit(
+        f"#!/bin/bash\n{command}\n", "-N2", "-n4", "--ntasks-per-node=2", "-plow", cwd=tmp_path
+    )
+    slurm.wait_until(
+        lambda: slurm.job(job)["JobState"] in ("COMPLETED", "FAILED", "CANCELLED"), "end"
+    )
     out = (tmp_path / "out").read_text()
     seen = [line.split()[2:] for line in out.splitlines() if " LOOK " in line]
-    assert {host for *_, host in seen} == {"None" if engine else "127.0.0.1"}, "of the network that reaches the coordinator"
-    assert sorted((node, rank, secret) for node, _, rank, secret, _ in seen) == [(n, r, "False") for n in ("n1", "n2") for r in "01"], out
+    assert {host for *_, host in seen} == {"None" if engine else "127.0.0.1"}, (
+        "of the network that reaches the coordinator"
+    )
+    assert sorted((node, rank, secret) for node, _, rank, secret, _ in seen) == [
+        (n, r, "False") for n in ("n1", "n2") for r in "01"
+    ], out
     addresses = {(node, address) for node, address, *_ in seen}
     assert all(address.startswith("127.0.0.1:" if engine else "unix:/") for _, address in addresses)
     assert len({address for _, address in addresses}) == (1 if engine else 2)
 
 
-def test_a_command_of_slurms_that_takes_long_is_no_end_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_of_slurms_that_takes_long_is_no_end_of_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What does not answer, or is not there, is an exit code with a sentence."""
     monkeypatch.setattr(engine_of_slurm, "_COMMAND_TIMEOUT_S", 0.2)
     done = engine_of_slurm.slurm("sleep", "60")
     assert (done.returncode, done.stderr) == (124, "no answer within 0.2 s")
-    assert engine_of_slurm.slurm("no-such-command").stderr == "no-such-command: No such file or directory"
+    assert (
+        engine_of_slurm.slurm("no-such-command").stderr
+        == "no-such-command: No such file or directory"
+    )
 
 
-def test_a_higher_partition_preempts_and_the_job_comes_back(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_a_higher_partition_preempts_and_the_job_comes_back(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
     """Slurm's SIGTERM makes all save one step and leave; the job is requeued, not completed, and goes on from that very step."""
     job = Job(slurm, tmp_path)
     job.wait_for_step(25)
     (tmp_path / "high").mkdir()
-    other = slurm.submit("#!/bin/sh\nsleep 2\n", "-N2", "--exclusive", "-phigh", cwd=tmp_path / "high")
-    slurm.wait_until(lambda: slurm.job(other).get("JobState") == "COMPLETED", "end of the job that preempts")
+    other = slurm.submit(
+        "#!/bin/sh\nsleep 2\n", "-N2", "--exclusive", "-phigh", cwd=tmp_path / "high"
+    )
+    slurm.wait_until(
+        lambda: slurm.job(other).get("JobState") == "COMPLETED", "end of the job that preempts"
+    )
     job.assert_resumed_once()
     assert "preempted: stopped at step" in job.output()
 
@@ -153,15 +207,21 @@ def test_a_node_set_down_requeues_the_job(slurm: SlurmCluster, tmp_path: Path) -
 @pytest.mark.timeout(290)
 def test_usr1_before_the_time_limit(slurm: SlurmCluster, tmp_path: Path) -> None:
     """The signal that comes before the time limit: all save one step, the job is requeued, resumes there, and completes once."""
-    job = Job(slurm, tmp_path, "--time=2", "--signal=B:USR1@45")  # Slurm sends it 45 to 75 s after the start
+    job = Job(
+        slurm, tmp_path, "--time=2", "--signal=B:USR1@45"
+    )  # Slurm sends it 45 to 75 s after the start
     slurm.wait_until(lambda: slurm.job(job.id).get("Restarts") == "1", "requeue", timeout_s=200)
-    slurm.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=10")  # one notice is enough, also on a slow machine
+    slurm.run(
+        "scontrol", "update", f"JobId={job.id}", "TimeLimit=10"
+    )  # one notice is enough, also on a slow machine
     job.assert_resumed_once()
     assert "SIGUSR1" in job.output()
     assert "preempted: stopped at step" in job.output()
 
 
-def test_a_dead_task_restarts_the_group_inside_the_allocation(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_a_dead_task_restarts_the_group_inside_the_allocation(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
     """SIGKILL of one task: no requeue; the next step of the same allocation resumes and ends done."""
     job = Job(slurm, tmp_path, engine="--grace-s 2", steps=400)
     job.wait_for_step(25)
@@ -198,10 +258,20 @@ def test_a_scancel_that_takes_long_holds_nothing_up(slurm: SlurmCluster, tmp_pat
     stub.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\nexec sleep 600\n")
     stub.chmod(0o755)
     command = f"exec {HOLDFAST} slurm --no-requeue --insecure --coordinator-host 127.0.0.1 -- {sys.executable} -S leaving.py"
-    job = slurm.submit(f"#!/bin/bash\nexport PATH={tmp_path}/bin:$PATH\n{command}\n", "-N1", "-n1", "-plow", cwd=tmp_path)
+    job = slurm.submit(
+        f"#!/bin/bash\nexport PATH={tmp_path}/bin:$PATH\n{command}\n",
+        "-N1",
+        "-n1",
+        "-plow",
+        cwd=tmp_path,
+    )
     slurm.wait_until((tmp_path / "running").exists, "a task")
     slurm.run("scancel", "--signal=USR1", "--batch", job)
     slurm.wait_until((tmp_path / "asked").exists, "call of scancel")
     (tmp_path / "leave").touch()
-    slurm.wait_until(lambda: slurm.job(job)["JobState"] in ("COMPLETED", "FAILED", "CANCELLED"), "end", timeout_s=45)
+    slurm.wait_until(
+        lambda: slurm.job(job)["JobState"] in ("COMPLETED", "FAILED", "CANCELLED"),
+        "end",
+        timeout_s=45,
+    )
     assert slurm.job(job)["ExitCode"] == "75:0", (tmp_path / "out").read_text()

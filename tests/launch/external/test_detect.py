@@ -19,12 +19,28 @@ from tests.support.launchers import JOBSET, OPENMPI_4, OPENMPI_5, SLURM
             SLURM | {"PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.77.2"},
             ClusterEnv("Slurm", "slurm-77", 10_003, 3, 4, local_rank=1),
         ),
-        (JOBSET, ClusterEnv("Kubernetes", "train", 6, 9, 12, first_host="h", slice_id=2, num_slices=3)),
-        ({"JOB_COMPLETION_INDEX": "1", "PODS_PER_JOB": "4"}, ClusterEnv("Kubernetes", "kubernetes", 1, 1, 4)),
+        (
+            JOBSET,
+            ClusterEnv("Kubernetes", "train", 6, 9, 12, first_host="h", slice_id=2, num_slices=3),
+        ),
+        (
+            {"JOB_COMPLETION_INDEX": "1", "PODS_PER_JOB": "4"},
+            ClusterEnv("Kubernetes", "kubernetes", 1, 1, 4),
+        ),
         ({"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4"}, None),
         ({}, None),
     ],
-    ids=["slurm", "openmpi4", "openmpi5", "mpirun in slurm", "srun with pmix", "jobset", "indexed job", "batch step", "none"],
+    ids=[
+        "slurm",
+        "openmpi4",
+        "openmpi5",
+        "mpirun in slurm",
+        "srun with pmix",
+        "jobset",
+        "indexed job",
+        "batch step",
+        "none",
+    ],
 )
 def test_what_each_engine_says(environment: dict[str, str], expected: ClusterEnv | None) -> None:
     """K8S-1 among them: the process is job index x parallelism + completion index. The batch step of Slurm is no task."""
@@ -34,7 +50,8 @@ def test_what_each_engine_says(environment: dict[str, str], expected: ClusterEnv
 def test_a_requeued_slurm_job_has_a_higher_attempt() -> None:
     """ENV-5: any step after a requeue is above every step before it; a later step is above an earlier one."""
     attempts = [
-        detect(SLURM | {"SLURM_RESTART_COUNT": r, "SLURM_STEP_ID": s}) for r, s in (("0", "0"), ("0", "41"), ("1", "0"), ("2", "0"))
+        detect(SLURM | {"SLURM_RESTART_COUNT": r, "SLURM_STEP_ID": s})
+        for r, s in (("0", "0"), ("0", "41"), ("1", "0"), ("2", "0"))
     ]
     numbers = [found.attempt for found in attempts if found is not None]
     assert numbers == sorted(set(numbers)) and len(numbers) == 4
@@ -43,7 +60,12 @@ def test_a_requeued_slurm_job_has_a_higher_attempt() -> None:
 def test_the_processes_of_a_node() -> None:
     """Slurm names them all; Open MPI says how many there are, and which of them this is."""
     found = detect(SLURM | {"SLURM_GTIDS": "2,3", "SLURMD_NODENAME": "gpu04"})
-    assert found is not None and (found.node, found.on_node, found.local_rank, found.local_size) == ("gpu04", (2, 3), 1, 2)
+    assert found is not None and (
+        found.node,
+        found.on_node,
+        found.local_rank,
+        found.local_size,
+    ) == ("gpu04", (2, 3), 1, 2)
     found = detect(OPENMPI_4 | {"OMPI_COMM_WORLD_LOCAL_RANK": "1"})
     assert found is not None and (found.local_rank, found.local_size, found.on_node) == (1, 3, (1,))
 

@@ -21,12 +21,23 @@ GOLDEN = SUPPORT / "kubernetes"
 @pytest.mark.parametrize("name", ["job", "jobset"])
 def test_manifests_are_as_the_golden_files(name: str) -> None:
     """An Indexed Job for one slice and a JobSet for two; never run on a cluster."""
-    sliced = {"num_slices": 2, "resources": {"google.com/tpu": "4"}, "node_selector": {"cloud.google.com/gke-tpu-topology": "2x4"}}
+    sliced = {
+        "num_slices": 2,
+        "resources": {"google.com/tpu": "4"},
+        "node_selector": {"cloud.google.com/gke-tpu-topology": "2x4"},
+    }
     changes = sliced if name == "jobset" else {}
     job = KubernetesJob(
-        "digits", "example.org/digits:1", ("python", "train.py", "--directory", "gs://b/ckpt"), 8 if name == "jobset" else 4, **changes
+        "digits",
+        "example.org/digits:1",
+        ("python", "train.py", "--directory", "gs://b/ckpt"),
+        8 if name == "jobset" else 4,
+        **changes,
     )  # type: ignore[arg-type]
-    assert render_kubernetes(job, JobSecrets("t", "k", "ca", "sc", "sk", "cc", "ck")) == (GOLDEN / f"{name}.yaml").read_text()
+    assert (
+        render_kubernetes(job, JobSecrets("t", "k", "ca", "sc", "sk", "cc", "ck"))
+        == (GOLDEN / f"{name}.yaml").read_text()
+    )
 
 
 def test_manifests_are_yaml(tmp_path: Path) -> None:
@@ -40,18 +51,36 @@ def test_manifests_are_yaml(tmp_path: Path) -> None:
         check=True,
     )
     documents = list(yaml.safe_load_all(done.stdout))
-    assert [document["kind"] for document in documents] == ["Secret", "Service", "Deployment", "JobSet"]
+    assert [document["kind"] for document in documents] == [
+        "Secret",
+        "Service",
+        "Deployment",
+        "JobSet",
+    ]
     pod = documents[3]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert pod["containers"][0]["command"][-1] == 'print("a: b")'
-    assert documents[2]["spec"]["template"]["spec"]["containers"][0]["command"][2] == "--num-processes=8"
+    assert (
+        documents[2]["spec"]["template"]["spec"]["containers"][0]["command"][2]
+        == "--num-processes=8"
+    )
     secret = documents[0]["stringData"]
     assert secret["client.crt"].startswith("-----BEGIN CERTIFICATE") and len(secret["token"]) > 40
     for text in (value for value in secret.values() if len(value) > 5):
         assert text not in str(documents[1:]), "a secret stands outside the Secret"
     given = {item["path"] for item in pod["volumes"][0]["secret"]["items"]}
     assert given == {"token", "ca.crt", "client.crt", "client.key", "key"}
-    done = subprocess.run([*base, "--name", "j", "-n", "1", "--insecure", "--", "true"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [*base, "--name", "j", "-n", "1", "--insecure", "--", "true"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "Secret" not in done.stdout and "tls" not in done.stdout and "volume" not in done.stdout
-    for bad, message in ((["--name", "J", "-n", "1"], "name='J'"), (["--name", "j", "-n", "3", "--slices", "2"], "slices of one size")):
-        done = subprocess.run([*base, *bad, "--", "true"], capture_output=True, text=True, check=False)
+    for bad, message in (
+        (["--name", "J", "-n", "1"], "name='J'"),
+        (["--name", "j", "-n", "3", "--slices", "2"], "slices of one size"),
+    ):
+        done = subprocess.run(
+            [*base, *bad, "--", "true"], capture_output=True, text=True, check=False
+        )
         assert done.returncode == 2 and message in done.stderr

@@ -28,15 +28,36 @@ HOLDFAST = Path(sys.executable).parent / "holdfast"
 
 
 def run_task(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "HOLDFAST_"))}
-    return subprocess.run([HOLDFAST, "task", *arguments], env=clean | environment, capture_output=True, text=True, check=False, timeout=60)
+    clean = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("SLURM_", "OMPI_", "HOLDFAST_"))
+    }
+    return subprocess.run(
+        [HOLDFAST, "task", *arguments],
+        env=clean | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
 
 
 def test_a_task_becomes_its_command() -> None:
     """The ProcessSpec is in the environment; the exit code is the command's; stale slices are replaced and logged."""
     keys = ("HOLDFAST_PROCESS_ID", "HOLDFAST_ATTEMPT", "MEGASCALE_SLICE_ID")
     code = f"import os, sys; print(*(os.environ[key] for key in {keys})); sys.exit(7)"
-    done = run_task("--coordinator", "c:1", "--", sys.executable, "-S", "-c", code, **JOBSET, MEGASCALE_SLICE_ID="9")
+    done = run_task(
+        "--coordinator",
+        "c:1",
+        "--",
+        sys.executable,
+        "-S",
+        "-c",
+        code,
+        **JOBSET,
+        MEGASCALE_SLICE_ID="9",
+    )
     assert (done.returncode, done.stdout) == (7, "9 6 2\n"), done.stderr
     assert "holdfast: MEGASCALE_SLICE_ID: '9' -> '2'" in done.stderr
 
@@ -52,7 +73,9 @@ while True:
 """
     command = [HOLDFAST, "task", "--coordinator", "c:1", "--", sys.executable, "-S", "-c", code]
     for number, ended in ((signal.SIGTERM, 7), (signal.SIGKILL, -signal.SIGKILL)):
-        with subprocess.Popen(command, env=os.environ | JOBSET, stdout=subprocess.PIPE, text=True) as task:
+        with subprocess.Popen(
+            command, env=os.environ | JOBSET, stdout=subprocess.PIPE, text=True
+        ) as task:
             assert task.stdout is not None
             pid = int(task.stdout.readline())
             task.send_signal(number)
@@ -61,7 +84,10 @@ while True:
 
 def test_what_a_task_cannot_do_is_one_clear_error() -> None:
     """No engine; several machines and no way to meet."""
-    assert "no launcher is found: expected the environment of srun, mpirun, or a Kubernetes Indexed Job" in run_task("--", "true").stderr
+    assert (
+        "no launcher is found: expected the environment of srun, mpirun, or a Kubernetes Indexed Job"
+        in run_task("--", "true").stderr
+    )
     done = run_task("--", "true", **OPENMPI_5)
     assert done.returncode == 1
     assert "give --coordinator HOST:PORT, or --rendezvous with a shared folder" in done.stderr
@@ -69,13 +95,24 @@ def test_what_a_task_cannot_do_is_one_clear_error() -> None:
 
 def test_a_task_that_cannot_start_its_command_reports_that(tmp_path: Path) -> None:
     """The engine of Slurm learns of it at once, and not from the time-out of the others."""
-    done = run_task("--report", "--coordinator", "c:1", "--secrets", str(tmp_path), "--", "true", **OPENMPI_5)
-    assert done.returncode == 1 and f"{tmp_path}/token" in done.stderr and done.stdout == f"{MARK}exited 1\n"
+    done = run_task(
+        "--report", "--coordinator", "c:1", "--secrets", str(tmp_path), "--", "true", **OPENMPI_5
+    )
+    assert (
+        done.returncode == 1
+        and f"{tmp_path}/token" in done.stderr
+        and done.stdout == f"{MARK}exited 1\n"
+    )
 
 
 def test_a_rerun_of_a_job_id_does_not_take_the_address_of_the_run_before(short_path: Path) -> None:
     """Open MPI gives an id again: process 1, though it comes first, waits for the coordinator of this run."""
-    environment = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "77", "TMPDIR": str(short_path)}
+    environment = {
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "PMIX_NAMESPACE": "77",
+        "TMPDIR": str(short_path),
+    }
     folder = short_path / f"holdfast-{os.getuid()}"
     folder.mkdir(mode=0o700)
     (folder / "77.1.json").write_text('{"coordinator": "unix:/nonexistent/coordinator"}')
@@ -83,13 +120,19 @@ def test_a_rerun_of_a_job_id_does_not_take_the_address_of_the_run_before(short_p
     said: list[str] = []
 
     def task(rank: str) -> None:
-        said.append(run_task("--", sys.executable, "-S", "-c", code, OMPI_COMM_WORLD_RANK=rank, **environment).stdout)
+        said.append(
+            run_task(
+                "--", sys.executable, "-S", "-c", code, OMPI_COMM_WORLD_RANK=rank, **environment
+            ).stdout
+        )
 
     first = threading.Thread(target=task, args=("1",))
     first.start()
     task("0")
     first.join(60)
-    (job,) = [found for path in folder.glob("job-*") if (found := JobFolder(path).job()) is not None]
+    (job,) = [
+        found for path in folder.glob("job-*") if (found := JobFolder(path).job()) is not None
+    ]
     assert said == [f"{job.address}\n"] * 2 and job.job_id == "77"
     assert wait_until_ended([job.pid], within_s=40), "its starter is gone, and nobody has come"
 
@@ -113,16 +156,35 @@ def two_machines(short_path: Path, *options: str) -> Iterator[list[dict[str, Any
     processes = []
     for rank in ("0", "1"):
         (short_path / rank).mkdir()
-        own = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_RANK": rank, "PMIX_NAMESPACE": "mpi-1"}
-        command = [HOLDFAST, "task", "--rendezvous", short_path / "shared", "--host", "127.0.0.1", *options]
+        own = {
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+            "OMPI_COMM_WORLD_RANK": rank,
+            "PMIX_NAMESPACE": "mpi-1",
+        }
+        command = [
+            HOLDFAST,
+            "task",
+            "--rendezvous",
+            short_path / "shared",
+            "--host",
+            "127.0.0.1",
+            *options,
+        ]
         environment = os.environ | own | {"TMPDIR": str(short_path / rank)}
         processes.append(
             subprocess.Popen(
-                [*command, "--", sys.executable, "-c", MEETING], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                [*command, "--", sys.executable, "-c", MEETING],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
             )
         )
     try:
-        yield [json.loads(process.stdout.readline() or "{}") for process in processes if process.stdout]
+        yield [
+            json.loads(process.stdout.readline() or "{}") for process in processes if process.stdout
+        ]
     finally:
         for process in processes:
             process.communicate()
@@ -138,7 +200,10 @@ def test_a_job_over_several_machines_is_closed(short_path: Path) -> None:
         assert all(each["environment"]["HOLDFAST_COORDINATOR"].startswith("unix:") for each in said)
         for secret in (secrets["token"], secrets["key"], secrets["client_key"]):
             assert secret and secret not in json.dumps(said)
-        with pytest.raises(CoordinationError), StatusClient(published["coordinator"], timeout_s=1.0) as stranger:
+        with (
+            pytest.raises(CoordinationError),
+            StatusClient(published["coordinator"], timeout_s=1.0) as stranger,
+        ):
             stranger.status()
 
 
@@ -150,15 +215,24 @@ def test_a_job_over_several_machines_is_open_where_that_is_asked_for(short_path:
             assert anybody.status().num_processes == 2
 
 
-@pytest.mark.parametrize(("mode", "owner"), [(0o644, os.getuid()), (0o622, os.getuid()), (0o600, 65534)])
-def test_an_address_that_another_user_can_read_or_write_is_refused(short_path: Path, mode: int, owner: int) -> None:
+@pytest.mark.parametrize(
+    ("mode", "owner"), [(0o644, os.getuid()), (0o622, os.getuid()), (0o600, 65534)]
+)
+def test_an_address_that_another_user_can_read_or_write_is_refused(
+    short_path: Path, mode: int, owner: int
+) -> None:
     """It could be a coordinator of theirs, or be read by them."""
     if owner != os.getuid() and os.getuid() != 0:
         pytest.skip("only root can give a file away")
     write_files(short_path, {"mpi-1.1.json": '{"coordinator": "evil:1"}'})
     (short_path / "mpi-1.1.json").chmod(mode)
     os.chown(short_path / "mpi-1.1.json", owner, -1)
-    own = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_RANK": "1", "PMIX_NAMESPACE": "mpi-1"}
+    own = {
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+        "OMPI_COMM_WORLD_RANK": "1",
+        "PMIX_NAMESPACE": "mpi-1",
+    }
     done = run_task("--rendezvous", str(short_path), "--", "true", **own)
     found = f"found mode {mode:04o} of user {owner}; remove it, or give --rendezvous a folder of this user's alone"
     assert done.returncode == 1 and found in done.stderr, done.stderr
@@ -166,13 +240,23 @@ def test_an_address_that_another_user_can_read_or_write_is_refused(short_path: P
 
 def test_secrets_are_of_a_coordinator_that_runs(tmp_path: Path) -> None:
     """With --secrets goes --coordinator."""
-    write_files(tmp_path, dict.fromkeys(("token", "ca.crt", "client.crt", "client.key", "key"), "x"))
-    done = run_task("--secrets", str(tmp_path), "--rendezvous", str(tmp_path), "--", "true", **OPENMPI_5)
-    assert done.returncode == 1 and "--secrets are those of a coordinator that runs: give its address" in done.stderr
+    write_files(
+        tmp_path, dict.fromkeys(("token", "ca.crt", "client.crt", "client.key", "key"), "x")
+    )
+    done = run_task(
+        "--secrets", str(tmp_path), "--rendezvous", str(tmp_path), "--", "true", **OPENMPI_5
+    )
+    assert (
+        done.returncode == 1
+        and "--secrets are those of a coordinator that runs: give its address" in done.stderr
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed: scripts/install_system_packages.sh")
+@pytest.mark.skipif(
+    shutil.which("mpirun") is None,
+    reason="Open MPI is not installed: scripts/install_system_packages.sh",
+)
 def test_mpirun_runs_a_job(tmp_path: Path) -> None:
     """Show 4: three processes of a real mpirun find each other, at one coordinator that process 0 started."""
     script = tmp_path / "program.py"
@@ -189,9 +273,23 @@ multihost.shutdown()
 """
     )
     root = ["--allow-run-as-root"] if os.getuid() == 0 else []
-    command = ["mpirun", *root, "--oversubscribe", "-n", "3", str(HOLDFAST), "task", "--", sys.executable, str(script), str(tmp_path)]
+    command = [
+        "mpirun",
+        *root,
+        "--oversubscribe",
+        "-n",
+        "3",
+        str(HOLDFAST),
+        "task",
+        "--",
+        sys.executable,
+        str(script),
+        str(tmp_path),
+    ]
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=110)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, check=False, timeout=110
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     said = [(tmp_path / str(rank)).read_text().split() for rank in range(3)]
     assert [words[:3] for words in said] == [["0", "3", "2"], ["1", "3", "2"], ["2", "3", "2"]]

@@ -66,7 +66,13 @@ def test_a_job_that_ends_well_closes_its_engine_and_counts_its_steps() -> None:
     engine = Script([Reserved(1, 2)], [Progress(1, 7, 5)], [Exited(1, 0, 0), Exited(1, 1, 0)])
     result = supervise(job(), engine, clock=engine.clock)
     assert engine.actions == [Reserve(1, 2, 2, 600.0), Launch(1, 2), Release()]
-    assert (result.outcome, result.exit_code, result.attempts, result.step, result.saved_step) == ("done", 0, 1, 7, 5)
+    assert (result.outcome, result.exit_code, result.attempts, result.step, result.saved_step) == (
+        "done",
+        0,
+        1,
+        7,
+        5,
+    )
     assert engine.closed == 1 and result.error is None and not result.interrupted
     assert result.reasons == (
         "start: attempt 1 asks for 2 processes",
@@ -80,7 +86,12 @@ def test_each_decision_is_shown_with_the_job_before_it() -> None:
     """`on_decision` sees an unbroken chain from the first state to the last."""
     seen: list[tuple[Job, Decision]] = []
     engine = Script([Reserved(1, 1)], [Exited(1, 0, 0)])
-    supervise(job(1), engine, on_decision=lambda before, decision: seen.append((before, decision)), clock=engine.clock)
+    supervise(
+        job(1),
+        engine,
+        on_decision=lambda before, decision: seen.append((before, decision)),
+        clock=engine.clock,
+    )
     assert [before for before, _ in seen[1:]] == [decision.job for _, decision in seen[:-1]]
     assert (seen[0][0].state, seen[-1][1].job.state) == (State.INITIALIZING, State.FINISHED)
 
@@ -88,7 +99,9 @@ def test_each_decision_is_shown_with_the_job_before_it() -> None:
 @pytest.mark.parametrize("action", [Reserve, Launch])
 def test_a_start_that_raises_is_tried_again(action: type[Action]) -> None:
     """What an engine raises while it starts an attempt is a failed start with its text, decided upon before anything else."""
-    batches = [[Reserved(1, 1)], [], []] if action is Launch else []  # what may run of an attempt is ended first
+    batches = (
+        [[Reserved(1, 1)], [], []] if action is Launch else []
+    )  # what may run of an attempt is ended first
     engine = Script(*batches, [], [Reserved(2, 1)], [Exited(2, 0, 0)], fails_at=action)
     result = supervise(job(1), engine, clock=engine.clock)
     assert (result.outcome, result.attempts) == ("done", 2)
@@ -114,7 +127,15 @@ def test_another_action_that_raises_is_a_bug_and_closes_the_engine() -> None:
 
 def test_the_engine_is_asked_to_wait_until_the_supervisor_wants_to_wake() -> None:
     """No time while a job runs, the rest of the grace time while processes are being ended, then the back-off."""
-    engine = Script([Reserved(1, 2)], [Exited(1, 0, 1)], [], [], [], [Reserved(2, 2)], [Exited(2, 0, 0), Exited(2, 1, 0)])
+    engine = Script(
+        [Reserved(1, 2)],
+        [Exited(1, 0, 1)],
+        [],
+        [],
+        [],
+        [Reserved(2, 2)],
+        [Exited(2, 0, 0), Exited(2, 1, 0)],
+    )
     result = supervise(job(max_failures=1, grace_s=4.0, backoff_s=2.0), engine, clock=engine.clock)
     assert engine.waits[:3] == [600.0, None, 4.0]
     assert result.outcome == "done" and Terminate(frozenset({1})) in engine.actions
@@ -125,7 +146,11 @@ def test_control_c_is_told_apart_from_other_stops() -> None:
     for name, interrupted in (("SIGINT", True), ("SIGTERM", False)):
         engine = Script([Reserved(1, 1)], [Stop(name)], [Exited(1, 0, 75)])
         result = supervise(job(1), engine, clock=engine.clock)
-        assert (result.outcome, result.exit_code, result.interrupted) == ("preempted", 75, interrupted)
+        assert (result.outcome, result.exit_code, result.interrupted) == (
+            "preempted",
+            75,
+            interrupted,
+        )
 
 
 def test_a_failure_without_a_budget_is_the_error_of_the_job() -> None:
@@ -138,6 +163,14 @@ def test_a_failure_without_a_budget_is_the_error_of_the_job() -> None:
 
 def test_the_result_accounts_for_all_time() -> None:
     """The parts of the goodput sum to the time that the job took."""
-    engine = Script([Reserved(1, 2)], [Exited(1, 0, 1)], [], [], [], [Reserved(2, 2)], [Exited(2, 0, 0), Exited(2, 1, 0)])
+    engine = Script(
+        [Reserved(1, 2)],
+        [Exited(1, 0, 1)],
+        [],
+        [],
+        [],
+        [Reserved(2, 2)],
+        [Exited(2, 0, 0), Exited(2, 1, 0)],
+    )
     result = supervise(job(max_failures=1, grace_s=4.0, backoff_s=2.0), engine, clock=engine.clock)
     assert result.goodput.total_s == result.elapsed_s > 0 and result.goodput.ending_s > 0

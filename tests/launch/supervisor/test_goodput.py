@@ -40,7 +40,9 @@ def test_a_run_with_one_failure_is_accounted_for() -> None:
     account.at(44, Exited(1, 0, 1))  # 4 s more of steps
     account.at(45, Tick())  # 1 s of back-off
     account.at(46, Reserved(2, 1))
-    account.at(55, Progress(2, 21, restored_s=3.0))  # 10 s from the end of the back-off, 3 s of them restoring
+    account.at(
+        55, Progress(2, 21, restored_s=3.0)
+    )  # 10 s from the end of the back-off, 3 s of them restoring
     account.at(64, Progress(2, 30, restored_s=3.0))  # 9 s of steps that were done before
     account.at(65, Progress(2, 31, restored_s=3.0))  # so was the one from 30 to 31 begun
     account.at(75, Exited(2, 0, 0))  # 10 s of new steps
@@ -62,9 +64,17 @@ def test_the_parts_sum_to_the_wall_clock(seed: int) -> None:
     account.at(0, Start())
     for _ in range(200):
         attempt = account.job.attempt
-        report = Progress(attempt, lots.randint(-1, 90), restored_s=lots.uniform(0, 99), blocked_s=lots.uniform(0, 99))
+        report = Progress(
+            attempt,
+            lots.randint(-1, 90),
+            restored_s=lots.uniform(0, 99),
+            blocked_s=lots.uniform(0, 99),
+        )
         account.at(
-            account.now + lots.uniform(0, 5), lots.choice([report, Tick(), Reserved(attempt, 1), Exited(attempt, 0, lots.randint(0, 1))])
+            account.now + lots.uniform(0, 5),
+            lots.choice(
+                [report, Tick(), Reserved(attempt, 1), Exited(attempt, 0, lots.randint(0, 1))]
+            ),
         )
     parts = vars(account.goodput).values()
     assert min(parts) >= 0.0 and sum(parts) == pytest.approx(account.now)

@@ -34,7 +34,9 @@ sys.exit(os.environ["HOLDFAST_ATTEMPT"] == "1")
 
 
 def environment(**more: str) -> dict[str, str]:
-    base = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "HOLDFAST_"))}
+    base = {
+        key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "HOLDFAST_"))
+    }
     return base | {"JAX_PLATFORMS": "cpu"} | more
 
 
@@ -42,9 +44,20 @@ def test_the_second_attempt_compiles_nothing_anew(tmp_path: Path) -> None:
     """What process 0 compiled in the first attempt it loads in the second, each program of it, however short its compilation was."""
     output = CollectedOutput()
     restart = RestartPolicy(max_failures=1, backoff_s=0)
-    result = run_local([sys.executable, "-c", PROGRAM], 2, env=environment(), log_dir=tmp_path, restart=restart, output=output)
+    result = run_local(
+        [sys.executable, "-c", PROGRAM],
+        2,
+        env=environment(),
+        log_dir=tmp_path,
+        restart=restart,
+        output=output,
+    )
     assert result.outcome == "done" and result.attempts == 2, output.text
-    first, second = (ast.literal_eval(text) for process, text in output.lines if process == 0 and text.startswith("['"))
+    first, second = (
+        ast.literal_eval(text)
+        for process, text in output.lines
+        if process == 0 and text.startswith("['")
+    )
     requested = first[1]
     assert requested > 1 and first == ["1", requested, 0, requested]
     assert second == ["2", requested, requested, 0]
@@ -54,7 +67,10 @@ def test_a_job_without_logs_has_one_too() -> None:
     """Its processes are told a folder that is there while they run."""
     output = CollectedOutput()
     script = "import os; path = os.environ['JAX_COMPILATION_CACHE_DIR']; print(path, os.path.isdir(path))"
-    assert run_local([sys.executable, "-S", "-c", script], 1, env=environment(), output=output).outcome == "done"
+    assert (
+        run_local([sys.executable, "-S", "-c", script], 1, env=environment(), output=output).outcome
+        == "done"
+    )
     path, is_there = output.lines[0][1].split()
     assert is_there == "True" and not Path(path).exists()
 
@@ -76,7 +92,11 @@ def test_without_logs_it_is_a_temporary_one_of_the_users_own() -> None:
     with compile_cache({}, None, print) as variables:
         folder = Path(variables["JAX_COMPILATION_CACHE_DIR"])
         assert folder.parent == user_folder()
-        assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+        assert (
+            stat.S_IMODE(folder.stat().st_mode)
+            == stat.S_IMODE(folder.parent.stat().st_mode)
+            == 0o700
+        )
     assert not folder.exists()
 
 
@@ -89,7 +109,11 @@ with compile_cache({}, None, print) as variables:
     print(variables["JAX_COMPILATION_CACHE_DIR"], flush=True)
     os.kill(os.getpid(), 9)
 """
-    left = Path(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False).stdout.strip())
+    left = Path(
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=False
+        ).stdout.strip()
+    )
     assert left.is_dir()
     with compile_cache({}, None, print) as first, compile_cache({}, None, print):
         assert not left.exists()
@@ -100,8 +124,13 @@ def test_what_the_user_has_set_stays(tmp_path: Path) -> None:
     """A folder of the user's own, or none (empty): nothing is added. Other thresholds than ours stay too."""
     with compile_cache({"JAX_COMPILATION_CACHE_DIR": ""}, tmp_path, print) as variables:
         assert variables == {}
-    with compile_cache({"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "5"}, tmp_path, print) as variables:
-        assert sorted(variables) == ["JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"]
+    with compile_cache(
+        {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "5"}, tmp_path, print
+    ) as variables:
+        assert sorted(variables) == [
+            "JAX_COMPILATION_CACHE_DIR",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES",
+        ]
 
 
 def test_a_folder_that_cannot_be_had_is_said_and_done_without(tmp_path: Path) -> None:
@@ -115,5 +144,7 @@ def test_a_folder_that_cannot_be_had_is_said_and_done_without(tmp_path: Path) ->
         with compile_cache({}, log_dir, lines.append) as variables:
             assert variables == {}
         (line,) = lines
-        assert line.startswith(f"no compile cache, each attempt compiles anew: {log_dir}/compile-cache: ")
+        assert line.startswith(
+            f"no compile cache, each attempt compiles anew: {log_dir}/compile-cache: "
+        )
         assert line.endswith("; remove it, or set JAX_COMPILATION_CACHE_DIR")

@@ -17,7 +17,16 @@ import pytest
 
 from holdfast.coordination import CoordinationClient
 from holdfast.coordination.process.job_folder import job_folders
-from holdfast.launch.supervisor.job import NO_SAVE, Event, Notice, Progress, RestartPolicy, SavePosition, Stalled, Withdrawn
+from holdfast.launch.supervisor.job import (
+    NO_SAVE,
+    Event,
+    Notice,
+    Progress,
+    RestartPolicy,
+    SavePosition,
+    Stalled,
+    Withdrawn,
+)
 from holdfast.launch.workers.coordinator import Coordinator, ProcessProgress, ProgressWatch
 from holdfast.multihost import StartupFailed
 from holdfast.multihost.group.group import SaveStage
@@ -36,10 +45,19 @@ class Watched:
         self.coordinator = Coordinator("j", 3, 2)
         stack.callback(self.coordinator.close)
         self.events: queue.Queue[Event] = queue.Queue()
-        self.watch = ProgressWatch(self.coordinator.address, 3, self.events.put, policy=policy, say=self.said.append)
+        self.watch = ProgressWatch(
+            self.coordinator.address, 3, self.events.put, policy=policy, say=self.said.append
+        )
         stack.callback(self.watch.close)
         self.clients = [
-            CoordinationClient(self.coordinator.address, process, num_processes=2, job="j", attempt=3, shutdown_timeout_s=2)
+            CoordinationClient(
+                self.coordinator.address,
+                process,
+                num_processes=2,
+                job="j",
+                attempt=3,
+                shutdown_timeout_s=2,
+            )
             for process in range(2)
         ]
         with ThreadPoolExecutor(2) as pool:
@@ -53,7 +71,9 @@ class Watched:
     def report(self, process: int, step: int, **progress: int) -> None:
         """Reports, and waits until the coordinator has it."""
         self.clients[process].report(step=step, **progress)
-        while not any((each.process, each.step) == (process, step) for each in self.watch.processes):
+        while not any(
+            (each.process, each.step) == (process, step) for each in self.watch.processes
+        ):
             self.watch.refresh()
             time.sleep(0.01)
 
@@ -72,14 +92,19 @@ def test_the_best_progress_of_all_processes_is_reported_once(watched: Watched) -
     assert found == [Progress(3, 5, -1, saves=JOINED), Progress(3, 5, 2, saves=JOINED)]
     watched.watch.refresh()
     assert watched.events.empty()
-    assert [(each.process, each.step, each.saved_step) for each in watched.watch.processes] == [(0, 5, -1), (1, 4, 2)]
+    assert [(each.process, each.step, each.saved_step) for each in watched.watch.processes] == [
+        (0, 5, -1),
+        (1, 4, 2),
+    ]
 
 
 def test_where_saves_stand_is_reported(watched: Watched) -> None:
     """A process's latest save and its stage; one that has reported none, but has a client of ours, has saved nothing."""
     watched.clients[1].report(save=7, save_stage=SaveStage.REPORTED)
     watched.watch.refresh()
-    assert watched.events.get(timeout=30) == Progress(3, saves=JOINED | {1: SavePosition(7, SaveStage.REPORTED)})
+    assert watched.events.get(timeout=30) == Progress(
+        3, saves=JOINED | {1: SavePosition(7, SaveStage.REPORTED)}
+    )
 
 
 def test_what_a_process_said_that_ended_before_the_first_poll_counts(watched: Watched) -> None:
@@ -90,7 +115,9 @@ def test_what_a_process_said_that_ended_before_the_first_poll_counts(watched: Wa
     while watched.watch.status.tasks[1].has_session:
         watched.watch.refresh()
     events: queue.Queue[Event] = queue.Queue()
-    late = ProgressWatch(watched.coordinator.address, 3, events.put, policy=RestartPolicy(), say=watched.said.append)
+    late = ProgressWatch(
+        watched.coordinator.address, 3, events.put, policy=RestartPolicy(), say=watched.said.append
+    )
     try:
         late.refresh()
         found = events.get(timeout=30)
@@ -111,9 +138,14 @@ def test_a_job_is_done_when_all_its_processes_say_so(watched: Watched) -> None:
 def test_a_notice_that_one_process_got_is_reported_until_it_is_withdrawn(watched: Watched) -> None:
     """Its source names the process and the reason, its deadline is on the monotonic clock, and the processes know already."""
     client = watched.clients[1]
-    client.key_value_set_bytes(NOTICE, json.dumps({"reason": "spot", "deadline_unix_s": time.time() + 30}).encode())
+    client.key_value_set_bytes(
+        NOTICE, json.dumps({"reason": "spot", "deadline_unix_s": time.time() + 30}).encode()
+    )
     notice = watched.events.get(timeout=30)
-    assert isinstance(notice, Notice) and (notice.source, notice.delivered) == ("process 1 (spot)", True)
+    assert isinstance(notice, Notice) and (notice.source, notice.delivered) == (
+        "process 1 (spot)",
+        True,
+    )
     assert notice.deadline is not None and 20 < notice.deadline - time.monotonic() <= 30
     client.key_value_delete(NOTICE)
     assert watched.events.get(timeout=30) == Withdrawn("process 1 (spot)")
@@ -127,8 +159,14 @@ def test_a_job_whose_steps_stop_has_stalled_once() -> None:
             watched.clients[process].report(step=3, report_interval_s=0.1)
         assert watched.events.get(timeout=30) == Progress(3, 3, saves=JOINED)
         stalled = watched.events.get(timeout=30)
-        assert isinstance(stalled, Stalled) and stalled.attempt == 3 and "no process has made a step for " in stalled.why
-        assert "since step 3" in stalled.why and any(text.startswith("hang: process") for text in watched.said), watched.said
+        assert (
+            isinstance(stalled, Stalled)
+            and stalled.attempt == 3
+            and "no process has made a step for " in stalled.why
+        )
+        assert "since step 3" in stalled.why and any(
+            text.startswith("hang: process") for text in watched.said
+        ), watched.said
         watched.report(0, 4)
         assert watched.events.get(timeout=30) == Progress(3, 4, saves=JOINED)
         watched.watch.close()
@@ -147,7 +185,10 @@ def test_a_straggler_is_reported_once() -> None:
         while not any("straggler" in event.text for event in watched.watch.events):
             watched.watch.refresh()
         (said,) = watched.said
-        assert said.startswith("straggler: process 1 (host ") and "is at step 50, 25 behind the median" in said
+        assert (
+            said.startswith("straggler: process 1 (host ")
+            and "is at step 50, 25 behind the median" in said
+        )
 
 
 def test_a_coordinator_that_is_gone_is_no_event(watched: Watched) -> None:
@@ -165,7 +206,11 @@ def test_a_coordinator_is_a_process_of_its_own_and_ends_when_it_is_closed() -> N
     for host, prefix in ((None, "unix:/"), ("127.0.0.1", "127.0.0.1:")):
         coordinator = Coordinator("j", 1, 1, host=host)
         assert coordinator.address.startswith(prefix) and runs(coordinator.pid)
-        (folder,) = [each for each in job_folders() if (job := each.job()) is not None and job.pid == coordinator.pid]
+        (folder,) = [
+            each
+            for each in job_folders()
+            if (job := each.job()) is not None and job.pid == coordinator.pid
+        ]
         coordinator.close()
         assert wait_until_ended([coordinator.pid]) and not folder.path.exists()
 
@@ -186,16 +231,24 @@ def test_a_coordinator_ends_with_who_started_it() -> None:
         os.kill(outlives, signal.SIGTERM)
 
 
-def test_a_coordinator_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
+def test_a_coordinator_that_cannot_start_says_why(
+    monkeypatch: pytest.MonkeyPatch, short_path: Path
+) -> None:
     """An address that is not this machine's, no temporary folder, and one that is another's: a StartupFailed with the reason."""
-    with pytest.raises(StartupFailed, match=r"(?s)the coordinator cannot start: .*cannot listen at 192\.0\.2\.1"):
+    with pytest.raises(
+        StartupFailed, match=r"(?s)the coordinator cannot start: .*cannot listen at 192\.0\.2\.1"
+    ):
         Coordinator("j", 1, 1, host="192.0.2.1")
     monkeypatch.setattr(tempfile, "tempdir", str(short_path / "gone"))
     with pytest.raises(
-        StartupFailed, match=f"no temporary folder for the coordinator: {short_path}/gone/holdfast-.*set TMPDIR to a folder"
+        StartupFailed,
+        match=f"no temporary folder for the coordinator: {short_path}/gone/holdfast-.*set TMPDIR to a folder",
     ):
         Coordinator("j", 1, 1)
     monkeypatch.setattr(tempfile, "tempdir", str(short_path))
     (short_path / f"holdfast-{os.getuid()}").symlink_to("/")
-    with pytest.raises(StartupFailed, match=r"expected a folder of user .*, found no folder of .*; remove it, or set TMPDIR"):
+    with pytest.raises(
+        StartupFailed,
+        match=r"expected a folder of user .*, found no folder of .*; remove it, or set TMPDIR",
+    ):
         Coordinator("j", 1, 1)

@@ -41,7 +41,12 @@ def test_a_process_is_told_its_local_rank_and_its_share_of_the_gpus() -> None:
     base = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
     env, _ = worker_env(base, spec, share_of=4)
     assert (env["HOLDFAST_LOCAL_RANK"], env["JAX_LOCAL_DEVICE_IDS"]) == ("1", "2,3")
-    assert worker_env(base | {"JAX_LOCAL_DEVICE_IDS": "7"}, spec, share_of=4)[0]["JAX_LOCAL_DEVICE_IDS"] == "7"
+    assert (
+        worker_env(base | {"JAX_LOCAL_DEVICE_IDS": "7"}, spec, share_of=4)[0][
+            "JAX_LOCAL_DEVICE_IDS"
+        ]
+        == "7"
+    )
     assert "JAX_LOCAL_DEVICE_IDS" not in worker_env(base, spec)[0]
 
 
@@ -57,8 +62,19 @@ def test_a_process_is_told_its_local_rank_and_its_share_of_the_gpus() -> None:
         ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_ON_NODE": "4"}, 2, ""),
         ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_PER_TASK": "2"}, 2, ""),
     ],
-    ids=["one each", "by name", "too few", "none", "alone", "slurm, all see all", "slurm, bound", "slurm, per task"],
+    ids=[
+        "one each",
+        "by name",
+        "too few",
+        "none",
+        "alone",
+        "slurm, all see all",
+        "slurm, bound",
+        "slurm, per task",
+    ],
 )
-def test_gpus_are_divided_where_all_see_the_same(environment: dict[str, str], share_of: int, devices: str) -> None:
+def test_gpus_are_divided_where_all_see_the_same(
+    environment: dict[str, str], share_of: int, devices: str
+) -> None:
     """What Slurm has bound to a task already is not divided again."""
     assert local_devices(environment, 1, share_of) == devices

@@ -50,9 +50,14 @@ def test_lines_of_many_threads_stay_whole() -> None:
     """Each line is written at once: none is torn or lost."""
     stdout = io.StringIO()
     output = ConsoleOutput(stdout, io.StringIO(), 8)
-    threads = [threading.Thread(target=lambda p=p: [output.line(p, f"{p} {n}") for n in range(200)]) for p in range(8)]
+    threads = [
+        threading.Thread(target=lambda p=p: [output.line(p, f"{p} {n}") for n in range(200)])
+        for p in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(stdout.getvalue().splitlines()) == sorted(f"[{p}] {p} {n}" for p in range(8) for n in range(200))
+    assert sorted(stdout.getvalue().splitlines()) == sorted(
+        f"[{p}] {p} {n}" for p in range(8) for n in range(200)
+    )

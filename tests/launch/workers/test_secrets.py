@@ -45,7 +45,12 @@ def test_unmodified_jax_runs_on_two_hosts_with_a_relay_each(coordinator: Coordin
         ):
             script = JAX_PROGRAM.replace("sys.argv[3]", "os.environ['JAX_COORDINATOR_ADDRESS']")
             outputs = run_processes(
-                script, 4, env=BIND, env_of=lambda index: {"JAX_COORDINATOR_ADDRESS": (one if index < 2 else two).address}
+                script,
+                4,
+                env=BIND,
+                env_of=lambda index: {
+                    "JAX_COORDINATOR_ADDRESS": (one if index < 2 else two).address
+                },
             )
             assert len(preempted_at(outputs)) == 1, outputs
             assert len(job_folders()) == 1, "the coordinator's"
@@ -57,7 +62,14 @@ class ProgressWatchOf(ProgressWatch):
     """A watch of a coordinator with what its launcher holds. A context manager."""
 
     def __init__(self, coordinator: Coordinator) -> None:
-        super().__init__(coordinator.address, 1, lambda event: None, coordinator.credentials, policy=RestartPolicy(), say=print)
+        super().__init__(
+            coordinator.address,
+            1,
+            lambda event: None,
+            coordinator.credentials,
+            policy=RestartPolicy(),
+            say=print,
+        )
 
     def __enter__(self) -> ProgressWatchOf:
         return self
@@ -71,7 +83,10 @@ def test_a_stranger_gets_nothing() -> None:
     own, other = (Coordinator("j", 1, 1, host="127.0.0.1", secured=True) for _ in range(2))
     try:
         for credentials in (Credentials(), other.credentials):
-            with StatusClient(own.address, credentials, timeout_s=2) as client, pytest.raises(CoordinationError):
+            with (
+                StatusClient(own.address, credentials, timeout_s=2) as client,
+                pytest.raises(CoordinationError),
+            ):
                 client.status()
         with StatusClient(own.address, own.credentials) as client:
             assert client.status().job == "j"
@@ -86,7 +101,11 @@ def test_secrets_go_by_an_environment_that_forgets_them_or_by_files() -> None:
     environment = {"A": "b"} | secrets.to_env()
     assert secrets.server_key not in str(environment)
     taken = JobSecrets.take_from_env(environment)
-    assert taken is not None and taken.files_of_client() == secrets.files_of_client() and environment == {"A": "b"}
+    assert (
+        taken is not None
+        and taken.files_of_client() == secrets.files_of_client()
+        and environment == {"A": "b"}
+    )
     assert JobSecrets.take_from_env(environment) is None
     folder = JobFolder.create()
     try:
@@ -131,19 +150,34 @@ def _look_for_secrets(coordinator: Coordinator) -> None:
     with spawn_relay(coordinator.address, secrets, [0]) as relay:
         with StatusClient(relay.address) as client:
             assert client.status().job == "j", "its own user asks by the relay"
-        (folder,) = [each.path for each in job_folders() if (job := each.job()) is not None and job.pid == coordinator.pid]
+        (folder,) = [
+            each.path
+            for each in job_folders()
+            if (job := each.job()) is not None and job.pid == coordinator.pid
+        ]
         pids = f"{coordinator.pid},{relay.pid}"
-        seen = subprocess.run([sys.executable, "-c", LOOK, pids, str(folder.parent)], capture_output=True, text=True, check=True).stdout
+        seen = subprocess.run(
+            [sys.executable, "-c", LOOK, pids, str(folder.parent)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         assert "coordinator" in seen, "it saw the arguments, which all may see"
         for secret in (secrets.token, secrets.key, "PRIVATE KEY", "BEGIN CERTIFICATE"):
             assert secret not in seen
-        assert {path.stat().st_mode & 0o077 for path in folder.iterdir() if path.name not in ("job",)} == {0}
+        assert {
+            path.stat().st_mode & 0o077 for path in folder.iterdir() if path.name not in ("job",)
+        } == {0}
 
 
-def test_without_cryptography_the_line_that_installs_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cryptography_the_line_that_installs_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Before anything is started."""
     monkeypatch.setitem(sys.modules, "cryptography.x509", None)
-    with pytest.raises(ImportError, match=r'need cryptography: pip install "holdfast\[tls\]", or --insecure'):
+    with pytest.raises(
+        ImportError, match=r'need cryptography: pip install "holdfast\[tls\]", or --insecure'
+    ):
         JobSecrets.create(["h"])
 
 

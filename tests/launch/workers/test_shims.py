@@ -29,17 +29,29 @@ def shim(name: str, *arguments: object) -> list[str]:
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     with subprocess.Popen(
-        shim("subreaper.py", *arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        shim("subreaper.py", *arguments),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as popen:
         assert popen.stdout is not None and popen.stderr is not None
-        said, errors = popen.stdout.read(), popen.stderr.read()  # not communicate(), which would close its input
+        said, errors = (
+            popen.stdout.read(),
+            popen.stderr.read(),
+        )  # not communicate(), which would close its input
         return subprocess.CompletedProcess(popen.args, popen.wait(30), said, errors)
 
 
-@pytest.mark.parametrize(("how", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 15)", -15), ("os.kill(os.getpid(), 9)", -9)])
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [("sys.exit(7)", 7), ("os.kill(os.getpid(), 15)", -15), ("os.kill(os.getpid(), 9)", -9)],
+)
 def test_it_ends_as_the_command_does(how: str, code: int) -> None:
     """The command's own output, and its exit code or signal."""
-    done = run(os.getpid(), sys.executable, "-S", "-c", f"import os, sys; print('here', flush=True); {how}")
+    done = run(
+        os.getpid(), sys.executable, "-S", "-c", f"import os, sys; print('here', flush=True); {how}"
+    )
     assert (done.returncode, done.stdout) == (code, "here\n")
 
 
@@ -60,9 +72,15 @@ def test_a_command_that_cannot_run_is_127_or_126(tmp_path: Path) -> None:
     """As a shell says it: 127 for one that is not there, 126 for one that may not be executed."""
     plain = tmp_path / "plain"
     plain.write_text("")
-    for command, code, why in (("no-such-command", 127, "No such file or directory"), (plain, 126, "Permission denied")):
+    for command, code, why in (
+        ("no-such-command", 127, "No such file or directory"),
+        (plain, 126, "Permission denied"),
+    ):
         done = run(os.getpid(), command)
-        assert (done.returncode, done.stderr) == (code, f"holdfast: cannot run {str(command)!r}: {why}\n")
+        assert (done.returncode, done.stderr) == (
+            code,
+            f"holdfast: cannot run {str(command)!r}: {why}\n",
+        )
 
 
 def test_it_does_not_start_when_its_parent_is_dead_already() -> None:
@@ -85,7 +103,9 @@ print(os.getpid(), own_session.pid, orphan, flush=True)
 def leaves_three(then: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """Runs a command below a subreaper that starts two processes, one of them a daemon; yields the subreaper and all three."""
     command = shim("subreaper.py", os.getpid(), sys.executable, "-S", "-c", LEAVES_THREE + then)
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as popen:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as popen:
         assert popen.stdout is not None
         yield popen, list(map(int, popen.stdout.readline().split()))
 
@@ -123,7 +143,9 @@ if not (fork := os.fork()):
 print(fork, flush=True)
 child.wait()
 """
-    with subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         lines = sorted((parent.stdout.readline().split() for _ in range(2)), key=len)
         parent.kill()
@@ -136,11 +158,11 @@ child.wait()
 
 def test_signals_that_end_its_parent_do_not_end_it() -> None:
     """SIGTERM, SIGINT, SIGHUP, SIGUSR1 to the subreaper itself change nothing; `signal` reaches the command alone."""
-    code = (
-        "import signal; signal.signal(15, lambda *_: print('15', flush=True)); print('ready', flush=True); signal.pause(); signal.pause()"
-    )
+    code = "import signal; signal.signal(15, lambda *_: print('15', flush=True)); print('ready', flush=True); signal.pause(); signal.pause()"
     command = shim("subreaper.py", os.getpid(), sys.executable, "-S", "-c", code)
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as popen:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as popen:
         assert popen.stdin is not None and popen.stdout is not None
         assert popen.stdout.readline() == "ready\n"
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
@@ -168,8 +190,12 @@ def stop(kind: type[Exception]) -> None:
     raise kind("said so")
 
 
-@pytest.mark.parametrize(("kind", "code"), [(Preempted, PREEMPTED), (Fatal, DO_NOT_RESTART), (Hang, HANG), (KeyError, 1)])
-def test_an_error_of_a_call_is_its_exit_code(call_runner: types.ModuleType, kind: type[Exception], code: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "code"), [(Preempted, PREEMPTED), (Fatal, DO_NOT_RESTART), (Hang, HANG), (KeyError, 1)]
+)
+def test_an_error_of_a_call_is_its_exit_code(
+    call_runner: types.ModuleType, kind: type[Exception], code: int
+) -> None:
     """75 preempted, 93 do not restart, 124 hang, else 1."""
     assert call_runner.exit_code_of(kind("said so")) == code
 
@@ -185,7 +211,9 @@ def picky() -> None:
     raise Picky(7, "no")
 
 
-def test_an_error_that_cannot_be_unpickled_is_told_as_text(call_runner: types.ModuleType, tmp_path: Path) -> None:
+def test_an_error_that_cannot_be_unpickled_is_told_as_text(
+    call_runner: types.ModuleType, tmp_path: Path
+) -> None:
     """The launcher reads its type and message, and does not fail itself."""
     call, result = tmp_path / "call", tmp_path / "result"
     call.write_bytes(pickle.dumps((picky, (), {})))
@@ -194,7 +222,9 @@ def test_an_error_that_cannot_be_unpickled_is_told_as_text(call_runner: types.Mo
     assert kind == "error" and str(error) == "the error cannot be pickled; it was Picky: 7: no"
 
 
-def test_a_call_leaves_its_value_or_its_error(call_runner: types.ModuleType, tmp_path: Path) -> None:
+def test_a_call_leaves_its_value_or_its_error(
+    call_runner: types.ModuleType, tmp_path: Path
+) -> None:
     """The result file holds what the call returned or raised, and TypeError where that cannot be pickled."""
     call, result = tmp_path / "call", tmp_path / "result"
 

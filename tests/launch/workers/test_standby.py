@@ -48,7 +48,13 @@ class Ran:
 class Waiting:
     """A standby that is ready, and what it says."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path, preload: Sequence[str] = ("json",)) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: Path,
+        preload: Sequence[str] = ("json",),
+    ) -> None:
         self.said: list[str] = []
         self.env = dict(env)
         self.standby = Standby(command, env, 3, cwd=cwd, preload=preload, say=self.said.append)
@@ -64,7 +70,9 @@ class Waiting:
 def env(tmp_path: Path) -> dict[str, str]:
     """An environment in which modules of the test's folder can be imported."""
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    base = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "HOLDFAST_"))}
+    base = {
+        key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "HOLDFAST_"))
+    }
     return base | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
@@ -74,7 +82,9 @@ def cold(command: Sequence[str], env: Mapping[str, str], cwd: Path) -> list[str 
     return ran.finish()
 
 
-def warm(command: Sequence[str], env: Mapping[str, str], cwd: Path, preload: Sequence[str] = ("json",)) -> list[str | int] | None:
+def warm(
+    command: Sequence[str], env: Mapping[str, str], cwd: Path, preload: Sequence[str] = ("json",)
+) -> list[str | int] | None:
     waiting = Waiting(command, env, cwd, preload)
     try:
         return waiting.take()
@@ -106,7 +116,9 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_program_finds_what_a_cold_start_gives_it(form: str, env: dict[str, str], tmp_path: Path) -> None:
+def test_the_program_finds_what_a_cold_start_gives_it(
+    form: str, env: dict[str, str], tmp_path: Path
+) -> None:
     """sys.argv, sys.path, flags, folder, environment and all of `__main__` are equal; globals() is `__main__`."""
     (tmp_path / "package").mkdir()
     (tmp_path / "linked").mkdir()
@@ -146,13 +158,18 @@ PROGRAMS = {
         ["division by zero", 1],
     ),
     "no Python": ("def", ["SyntaxError: invalid syntax", 1]),
-    "defaults of a handler": ("import signal\nprint(*(signal.getsignal(n) for n in (1, 2, 13, 15)))", [0]),
+    "defaults of a handler": (
+        "import signal\nprint(*(signal.getsignal(n) for n in (1, 2, 13, 15)))",
+        [0],
+    ),
 }
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("as_module", [False, True], ids=["script", "module"])
-def test_a_program_does_what_it_does_cold(name: str, as_module: bool, env: dict[str, str], tmp_path: Path) -> None:
+def test_a_program_does_what_it_does_cold(
+    name: str, as_module: bool, env: dict[str, str], tmp_path: Path
+) -> None:
     """Line by line, tracebacks included, and with the same exit code or signal."""
     source, last = PROGRAMS[name]
     (tmp_path / "program.py").write_text(source)
@@ -163,7 +180,10 @@ def test_a_program_does_what_it_does_cold(name: str, as_module: bool, env: dict[
 
 
 LATE = {
-    "a variable": ("import os\nos.environ['HEAVY'] = 'set by the program'", "the program changes HEAVY before it imports heavy"),
+    "a variable": (
+        "import os\nos.environ['HEAVY'] = 'set by the program'",
+        "the program changes HEAVY before it imports heavy",
+    ),
     "a path": (
         "import sys\nsys.path.insert(0, 'other')",
         "the program changes sys.path, which has another heavy, before it imports heavy",
@@ -177,7 +197,9 @@ LATE = {
 
 @pytest.mark.parametrize("name", LATE)
 @pytest.mark.parametrize("as_module", [False, True], ids=["script", "module"])
-def test_what_a_program_sets_before_an_import_holds_for_it(name: str, as_module: bool, env: dict[str, str], tmp_path: Path) -> None:
+def test_what_a_program_sets_before_an_import_holds_for_it(
+    name: str, as_module: bool, env: dict[str, str], tmp_path: Path
+) -> None:
     """A program that changes its environment or path first is started cold after all, and the launcher hears why."""
     setting, why = LATE[name]
     (tmp_path / "other").mkdir()
@@ -201,7 +223,12 @@ def test_a_waiting_one_has_jax_and_no_backend(env: dict[str, str], tmp_path: Pat
     source = "import jax, os\nfrom jax._src import xla_bridge\nprint(xla_bridge.backends_are_initialized())\nos.environ['JAX_LATE'] = '1'\n"
     source = f"import sys\nsys.path.insert(0, '{tmp_path}/elsewhere')\nprint('jax' in sys.modules)\n{source}"
     (tmp_path / "program.py").write_text(f"{source}import numpy\nprint(os.environ['JAX_LATE'])")
-    waiting = Waiting([sys.executable, "program.py"], env, tmp_path, ("jax", "holdfast.multihost", "holdfast.checkpoint"))
+    waiting = Waiting(
+        [sys.executable, "program.py"],
+        env,
+        tmp_path,
+        ("jax", "holdfast.multihost", "holdfast.checkpoint"),
+    )
     assert waiting.take() == ["True", "False", "1", 0]
     assert waiting.standby.said("cold") is None
     waiting.standby.close()
@@ -215,13 +242,17 @@ BAD = {
 
 
 @pytest.mark.parametrize("module", BAD)
-def test_a_preload_that_fails_is_said_once_and_the_rest_is_cold(module: str, env: dict[str, str], tmp_path: Path) -> None:
+def test_a_preload_that_fails_is_said_once_and_the_rest_is_cold(
+    module: str, env: dict[str, str], tmp_path: Path
+) -> None:
     """The line names module and reason; the next attempt is cold, and later ones are not tried."""
     (tmp_path / "program.py").write_text("")
     (tmp_path / "leaves.py").write_text("import sys\nsys.exit(3)")
     (tmp_path / "eager.py").write_text("import jax\njax.devices()")
     said: list[str] = []
-    standbys = Standbys([sys.executable, "program.py"], cwd=tmp_path, preload=[module], say=said.append)
+    standbys = Standbys(
+        [sys.executable, "program.py"], cwd=tmp_path, preload=[module], say=said.append
+    )
     standbys.warm({0: env})
     wait_for(lambda: said)
     assert said == [f"no standby for process 0, which will start cold: {BAD[module]}"]
@@ -233,13 +264,17 @@ def test_a_preload_that_fails_is_said_once_and_the_rest_is_cold(module: str, env
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_one_that_dies_while_it_waits_is_said_and_replaced_by_a_cold_start(number: int, env: dict[str, str], tmp_path: Path) -> None:
+def test_one_that_dies_while_it_waits_is_said_and_replaced_by_a_cold_start(
+    number: int, env: dict[str, str], tmp_path: Path
+) -> None:
     """SIGTERM ends a waiting one as it ends any program without a handler."""
     (tmp_path / "program.py").write_text("")
     waiting = Waiting([sys.executable, "program.py"], env, tmp_path)
     waiting.standby.signal(number)
     wait_for(lambda: waiting.said)
-    assert waiting.said == [f"no standby for process 3, which will start cold: it was ended by signal {int(number)}"]
+    assert waiting.said == [
+        f"no standby for process 3, which will start cold: it was ended by signal {int(number)}"
+    ]
     assert waiting.take() is None
     waiting.standby.close()
 
@@ -249,7 +284,10 @@ def test_only_the_attempts_own_variables_come_late(env: dict[str, str], tmp_path
     (tmp_path / "program.py").write_text(
         "import os\nprint(*(os.environ.get(key) for key in ('HOLDFAST_ATTEMPT', 'MEGASCALE_PORT', 'OTHER')))"
     )
-    command, early = [sys.executable, "program.py"], env | {"OTHER": "1", "MEGASCALE_PORT": "8081", "HOLDFAST_ATTEMPT": "1"}
+    command, early = (
+        [sys.executable, "program.py"],
+        env | {"OTHER": "1", "MEGASCALE_PORT": "8081", "HOLDFAST_ATTEMPT": "1"},
+    )
     waiting = Waiting(command, early, tmp_path)
     del waiting.env["MEGASCALE_PORT"]
     assert waiting.take(HOLDFAST_ATTEMPT="2") == ["2 None 1", 0]
@@ -260,26 +298,60 @@ def test_only_the_attempts_own_variables_come_late(env: dict[str, str], tmp_path
         each.standby.close()
 
 
-def test_commands_of_other_forms_and_other_interpreters_start_cold(env: dict[str, str], tmp_path: Path) -> None:
+def test_commands_of_other_forms_and_other_interpreters_start_cold(
+    env: dict[str, str], tmp_path: Path
+) -> None:
     """What was asked for and cannot be had is said; what was not asked for is silent; a name that no module can have is refused."""
     (tmp_path / "program.py").write_text("")
     shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path, "program.py")
     (tmp_path / "python").write_text("#!/bin/sh")
     (tmp_path / "python").chmod(0o755)
     form = "the command is neither `python [-u] SCRIPT` nor `python [-u] -m MODULE`"
-    for command in (["-c", "1"], ["-m"], ["-i", "program.py"], ["-"], ["."], ["packed.zip"], ["missing.py"], []):
+    for command in (
+        ["-c", "1"],
+        ["-m"],
+        ["-i", "program.py"],
+        ["-"],
+        ["."],
+        ["packed.zip"],
+        ["missing.py"],
+        [],
+    ):
         assert why_cold([sys.executable, *command], env, tmp_path) == form
     other = f"is another interpreter than {sys.executable}"
     for name in (str(tmp_path / "python"), "./python", "no-such-program"):
         assert why_cold([name, "program.py"], env, tmp_path) == f"{name} {other}"
     said: list[str] = []
     for wanted in (None, True):
-        found = standbys_of(["true"], env, cwd=tmp_path, wanted=wanted, restarts=True, preload=(), say=said.append)
+        found = standbys_of(
+            ["true"], env, cwd=tmp_path, wanted=wanted, restarts=True, preload=(), say=said.append
+        )
         assert found is None
     assert said == [f"no standbys, each attempt starts cold: true {other}"]
-    assert standbys_of([sys.executable, "program.py"], env, cwd=tmp_path, wanted=None, restarts=False, preload=(), say=said.append) is None
-    with pytest.raises(ValueError, match=r"preload 'fl-ax': expected the name of a module, such as flax\.linen"):
-        standbys_of(["true"], env, cwd=tmp_path, wanted=None, restarts=False, preload=["fl-ax"], say=said.append)
+    assert (
+        standbys_of(
+            [sys.executable, "program.py"],
+            env,
+            cwd=tmp_path,
+            wanted=None,
+            restarts=False,
+            preload=(),
+            say=said.append,
+        )
+        is None
+    )
+    with pytest.raises(
+        ValueError, match=r"preload 'fl-ax': expected the name of a module, such as flax\.linen"
+    ):
+        standbys_of(
+            ["true"],
+            env,
+            cwd=tmp_path,
+            wanted=None,
+            restarts=False,
+            preload=["fl-ax"],
+            say=said.append,
+        )
 
 
 # Joins, reports its first step, and says whether it began as a standby; the first attempt waits for the file "go", then fails.
@@ -304,15 +376,24 @@ def standby_pids(folder: Path) -> list[int]:
             arguments = path.read_bytes().split(b"\0")
         except OSError:
             continue
-        if any(each.endswith(b"shims/standby.py") for each in arguments) and str(folder / "program.py").encode() in arguments:
+        if (
+            any(each.endswith(b"shims/standby.py") for each in arguments)
+            and str(folder / "program.py").encode() in arguments
+        ):
             found.append(int(path.parent.name))
     return found
 
 
 def are_ready(folder: Path, count: int) -> bool:
     """Returns whether `count` standbys wait: each in recv, after all its imports."""
-    pids = [pid for pid in standby_pids(folder) if "subreaper.py" not in Path(f"/proc/{pid}/cmdline").read_text()]
-    return len(pids) == count and all("unix_stream" in Path(f"/proc/{pid}/wchan").read_text() for pid in pids)
+    pids = [
+        pid
+        for pid in standby_pids(folder)
+        if "subreaper.py" not in Path(f"/proc/{pid}/cmdline").read_text()
+    ]
+    return len(pids) == count and all(
+        "unix_stream" in Path(f"/proc/{pid}/wchan").read_text() for pid in pids
+    )
 
 
 @pytest.fixture
@@ -325,7 +406,9 @@ def job(tmp_path: Path) -> Iterator[Path]:
 
 def start(job: Path, *options: str) -> subprocess.Popen[str]:
     command = [str(HOLDFAST), "run", "-n", "2", *options, "--", sys.executable, str(job)]
-    return subprocess.Popen(command, cwd=job.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, cwd=job.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def test_the_second_attempt_begins_warm(job: Path) -> None:
@@ -336,7 +419,11 @@ def test_the_second_attempt_begins_warm(job: Path) -> None:
         output, _ = popen.communicate(timeout=WITHIN_S)
     assert popen.returncode == 0, output
     assert (
-        sorted(line.partition(" ")[2] for line in output.splitlines() if line.endswith(("warm 2", "cold 1")))
+        sorted(
+            line.partition(" ")[2]
+            for line in output.splitlines()
+            if line.endswith(("warm 2", "cold 1"))
+        )
         == ["cold 1"] * 2 + ["warm 2"] * 2
     )
 
@@ -355,7 +442,17 @@ def test_none_outlives_the_launcher(number: int, job: Path) -> None:
 def test_without_restarts_or_with_no_standby_there_is_none(job: Path) -> None:
     """Nobody pays for what cannot be used: a job that is not started again has no standbys."""
     (job.parent / "go").touch()
-    for standby, restart in ((None, RestartPolicy()), (False, RestartPolicy(max_failures=1, backoff_s=0))):
+    for standby, restart in (
+        (None, RestartPolicy()),
+        (False, RestartPolicy(max_failures=1, backoff_s=0)),
+    ):
         output = CollectedOutput()
-        run_local([sys.executable, str(job)], 1, cwd=job.parent, restart=restart, standby=standby, output=output)
+        run_local(
+            [sys.executable, str(job)],
+            1,
+            cwd=job.parent,
+            restart=restart,
+            standby=standby,
+            output=output,
+        )
         assert {line.split()[0] for _, line in output.lines} == {"cold"}

@@ -17,7 +17,13 @@ def test_alone_there_is_nobody_to_wait_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "key"), [({}, "k"), ({"prefix": "p"}, "p_k"), ({"suffix": "s"}, "k.s"), ({"prefix": "p", "suffix": "s"}, "p_k.s")]
+    ("options", "key"),
+    [
+        ({}, "k"),
+        ({"prefix": "p"}, "p_k"),
+        ({"suffix": "s"}, "k.s"),
+        ({"prefix": "p", "suffix": "s"}, "p_k.s"),
+    ],
 )
 def test_a_key_has_its_prefix_and_suffix(options: dict[str, str], key: str) -> None:
     """As Orbax joins them."""
@@ -27,7 +33,9 @@ def test_a_key_has_its_prefix_and_suffix(options: dict[str, str], key: str) -> N
 def test_a_skipped_barrier_records_nothing() -> None:
     """Dashboards count waits, not calls: nothing is recorded where nobody is waited for."""
     events: list[str] = []
-    jax.monitoring.register_event_duration_secs_listener(lambda event, seconds, **_: events.append(event))
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **_: events.append(event)
+    )
     multihost.sync_global_processes("alone", record_event_name="/test/barrier")
     assert "/test/barrier" not in events
 

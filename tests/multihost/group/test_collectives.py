@@ -10,9 +10,14 @@ from holdfast.multihost import broadcast_one_to_all, global_max
 
 def test_values_that_do_not_fit() -> None:
     """An integer outside 32 bits is refused with its value; so is a leaf that is no array of numbers, with its path."""
-    with pytest.raises(ValueError, match="global_max of 2147483648: expected integers from -2147483648 to 2147483647"):
+    with pytest.raises(
+        ValueError,
+        match="global_max of 2147483648: expected integers from -2147483648 to 2147483647",
+    ):
         global_max([0, 2**31])
-    with pytest.raises(TypeError, match=r"leaf \['a'\]\[1\] is str .*, expected an array of numbers"):
+    with pytest.raises(
+        TypeError, match=r"leaf \['a'\]\[1\] is str .*, expected an array of numbers"
+    ):
         broadcast_one_to_all({"a": [1, "text"]})
 
 

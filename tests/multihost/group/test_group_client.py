@@ -13,10 +13,22 @@ from typing import Any
 
 import pytest
 
-from holdfast.coordination import BarrierTimeout, CoordinationClient, CoordinationError, CoordinationService, CoordinatorLost, ProcessLost
+from holdfast.coordination import (
+    BarrierTimeout,
+    CoordinationClient,
+    CoordinationError,
+    CoordinationService,
+    CoordinatorLost,
+    ProcessLost,
+)
 from holdfast.multihost.group import group_client as group_client_module
 from holdfast.multihost.group.group import ClusterGroup
-from holdfast.multihost.group.group_client import Deadline, GroupClient, forget_group_client, group_client_of
+from holdfast.multihost.group.group_client import (
+    Deadline,
+    GroupClient,
+    forget_group_client,
+    group_client_of,
+)
 
 Clients = list[CoordinationClient]
 
@@ -32,7 +44,10 @@ def service() -> Iterator[CoordinationService]:
 def clients(service: CoordinationService) -> Iterator[Clients]:
     """Three clients of one service."""
     with ExitStack() as stack:
-        found = [CoordinationClient(service.address, process, num_processes=3, shutdown_timeout_s=2) for process in range(3)]
+        found = [
+            CoordinationClient(service.address, process, num_processes=3, shutdown_timeout_s=2)
+            for process in range(3)
+        ]
         on_each(found, lambda client: client.connect())
         for client in found:
             stack.callback(client.close)
@@ -67,7 +82,9 @@ def test_calls_of_one_name_are_numbered_and_a_failure_changes_the_barrier_id() -
             pass
     key = "holdfast/barrier/a%2Fb"
     ids = [key, key, key, f"{key}@3", f"{key}@3"]
-    assert seen == [(number, barrier_id, f"{key}/{number}") for number, barrier_id in enumerate(ids)]
+    assert seen == [
+        (number, barrier_id, f"{key}/{number}") for number, barrier_id in enumerate(ids)
+    ]
     with group_client.call("barrier", "", Deadline(1.0)) as call:
         assert (call.key, call.number) == ("holdfast/barrier/%", 0)
 
@@ -85,7 +102,9 @@ def test_a_name_that_another_thread_holds_is_a_timeout_and_counts_as_a_call() ->
     holder = threading.Thread(target=hold)
     holder.start()
     held.wait(30)
-    with pytest.raises(BarrierTimeout, match=r"another thread of this process still waits at 'n' after 0\.01 s"):
+    with pytest.raises(
+        BarrierTimeout, match=r"another thread of this process still waits at 'n' after 0\.01 s"
+    ):
         with group_client.call("barrier", "n", Deadline(0.01)):
             raise AssertionError("two threads in one call")
     free.set()
@@ -101,7 +120,11 @@ def test_names_have_a_bounded_length() -> None:
     for name in ("short", "/" * 2_000 + "a", "/" * 2_000 + "b"):
         with group_client.call("all", name, Deadline(1.0)) as call:
             keys.append(call.key)
-    assert keys[0] == "holdfast/all/short" and len(set(keys)) == 3 and all(len(key) < 200 for key in keys)
+    assert (
+        keys[0] == "holdfast/all/short"
+        and len(set(keys)) == 3
+        and all(len(key) < 200 for key in keys)
+    )
 
 
 def test_a_group_of_a_thousand_members_has_keys_that_the_service_takes() -> None:
@@ -112,7 +135,9 @@ def test_a_group_of_a_thousand_members_has_keys_that_the_service_takes() -> None
         forget_group_client(client)
 
 
-def test_a_barrier_under_each_of_many_names_leaves_a_bounded_number_of_them(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_barrier_under_each_of_many_names_leaves_a_bounded_number_of_them(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those used last are remembered, and those of failed calls, which all processes must go on counting alike."""
     monkeypatch.setattr(group_client_module, "_MOST_NAMES", 8)
     group_clients = [GroupClient(client) for client in clients]
@@ -156,7 +181,9 @@ def test_barriers_values_and_listings(clients: Clients) -> None:
         return value, listing
 
     assert on_each(clients, work) == [(b"2", {"0": b"0", "1": b"1", "2": b"2"})] * 3
-    assert GroupClient(clients[0]).list("folder") == {}, "the last of three calls deletes the folder"
+    assert GroupClient(clients[0]).list("folder") == {}, (
+        "the last of three calls deletes the folder"
+    )
 
 
 def test_who_is_missing_is_named_by_runtime_number_with_its_last_report(clients: Clients) -> None:
@@ -166,12 +193,19 @@ def test_who_is_missing_is_named_by_runtime_number_with_its_last_report(clients:
 
     def work(client: CoordinationClient) -> BarrierTimeout:
         group_client = GroupClient(client, tasks)
-        with pytest.raises(BarrierTimeout) as caught, group_client.call("barrier", "late", Deadline(0.5)) as call:
+        with (
+            pytest.raises(BarrierTimeout) as caught,
+            group_client.call("barrier", "late", Deadline(0.5)) as call,
+        ):
             group_client.barrier(call, Deadline(0.5))
         return caught.value
 
     for error in on_each(clients[1:], work):
-        assert (error.name, error.missing, error.progress) == ("late", (1,), {1: "step 7, saved_step 5"})
+        assert (error.name, error.missing, error.progress) == (
+            "late",
+            (1,),
+            {1: "step 7, saved_step 5"},
+        )
         assert str(error).endswith("; process 1 last reported step 7, saved_step 5")
 
 
@@ -232,9 +266,14 @@ class JaxlibError(Exception):
         ("ABORTED: something else", CoordinationError, "barrier 'b': something else"),
     ],
 )
-def test_status_texts_of_jaxlib_become_errors_of_the_tree(text: str, kind: type[CoordinationError], message: str) -> None:
+def test_status_texts_of_jaxlib_become_errors_of_the_tree(
+    text: str, kind: type[CoordinationError], message: str
+) -> None:
     """The code decides the class, and the tasks that a text names come back as runtime numbers."""
-    with pytest.raises(kind) as caught, GroupClient(threading, [1, 0]).errors("barrier 'b'", "b", 2.0):  # type: ignore[arg-type]
+    with (
+        pytest.raises(kind) as caught,
+        GroupClient(threading, [1, 0]).errors("barrier 'b'", "b", 2.0),
+    ):  # type: ignore[arg-type]
         raise JaxlibError(text)
     assert type(caught.value) is kind and message in str(caught.value)
     if isinstance(caught.value, BarrierTimeout):
@@ -243,16 +282,24 @@ def test_status_texts_of_jaxlib_become_errors_of_the_tree(text: str, kind: type[
 
 def test_an_error_that_is_no_status_stays_itself() -> None:
     """A bug in a client is not taken for an answer of the service."""
-    with pytest.raises(JaxlibError, match="no status"), GroupClient(threading).errors("barrier 'b'"):  # type: ignore[arg-type]
+    with (
+        pytest.raises(JaxlibError, match="no status"),
+        GroupClient(threading).errors("barrier 'b'"),
+    ):  # type: ignore[arg-type]
         raise JaxlibError("no status")
 
 
-def test_a_coordinator_that_stands_still_holds_no_call_for_longer_than_its_time(clients: Clients, service: CoordinationService) -> None:
+def test_a_coordinator_that_stands_still_holds_no_call_for_longer_than_its_time(
+    clients: Clients, service: CoordinationService
+) -> None:
     """What a process sends takes the time of its call at most, and cleaning up after it a second: not the two minutes of a call without."""
     groups = [ClusterGroup(client, rank, 3) for rank, client in enumerate(clients)]
     os.kill(service.pid, signal.SIGSTOP)
     try:
-        calls = [lambda: groups[1].gather("g", b"x", timeout_s=1.0), lambda: groups[0].broadcast("b", b"x", timeout_s=1.0)]
+        calls = [
+            lambda: groups[1].gather("g", b"x", timeout_s=1.0),
+            lambda: groups[0].broadcast("b", b"x", timeout_s=1.0),
+        ]
         for call in calls:
             began = time.monotonic()
             with pytest.raises(CoordinationError):

@@ -56,11 +56,21 @@ multihost.shutdown()
 def test_the_memory_of_a_device() -> None:
     """A tree takes the bytes of its shards; a round may take a share of a third of what is left; shares are above 0, up to 1."""
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    tree = {"a": jax.ShapeDtypeStruct((3, 4), np.float32, sharding=sharding), "b": jax.ShapeDtypeStruct((5,), np.int8, sharding=sharding)}
-    assert multihost.get_leaf_memory_per_device(tree["a"]) == 48 and multihost.tree_memory_per_device(tree) == 53
-    assert multihost.get_available_memory(tree, 0.5) == int((multihost.get_device_memory() - 53) / 6)
+    tree = {
+        "a": jax.ShapeDtypeStruct((3, 4), np.float32, sharding=sharding),
+        "b": jax.ShapeDtypeStruct((5,), np.int8, sharding=sharding),
+    }
+    assert (
+        multihost.get_leaf_memory_per_device(tree["a"]) == 48
+        and multihost.tree_memory_per_device(tree) == 53
+    )
+    assert multihost.get_available_memory(tree, 0.5) == int(
+        (multihost.get_device_memory() - 53) / 6
+    )
     for factor in (0, 1.5):
-        with pytest.raises(ValueError, match=f"scaling_factor={factor}: expected more than 0 and at most 1"):
+        with pytest.raises(
+            ValueError, match=f"scaling_factor={factor}: expected more than 0 and at most 1"
+        ):
             multihost.get_available_memory(tree, factor)
 
 

@@ -24,16 +24,27 @@ def client() -> Iterator[Any]:
 def test_alone_a_process_is_number_0_of_1() -> None:
     """Without a cluster the process is the primary, and every process is where no primary is named."""
     assert (multihost.process_index(), multihost.process_count()) == (0, 1)
-    assert multihost.is_primary_host(0) and multihost.is_primary_host(None) and not multihost.is_primary_host(1)
+    assert (
+        multihost.is_primary_host(0)
+        and multihost.is_primary_host(None)
+        and not multihost.is_primary_host(1)
+    )
     assert not multihost.use_experimental_distributed_process_id()
 
 
 def test_without_a_client_each_function_says_what_to_call() -> None:
     """Both errors name `initialize()`."""
-    assert multihost.current_spec() is None and not multihost.is_jax_distributed_client_initialized()
-    with pytest.raises(ValueError, match=r"no coordination client: call holdfast\.multihost\.initialize\(\) first"):
+    assert (
+        multihost.current_spec() is None and not multihost.is_jax_distributed_client_initialized()
+    )
+    with pytest.raises(
+        ValueError, match=r"no coordination client: call holdfast\.multihost\.initialize\(\) first"
+    ):
         multihost.current_client()
-    with pytest.raises(ValueError, match=r"jax\.distributed has no client: call holdfast\.multihost\.initialize\(\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"jax\.distributed has no client: call holdfast\.multihost\.initialize\(\)",
+    ):
         multihost.get_jax_distributed_client()
 
 
@@ -42,7 +53,9 @@ def test_the_client_that_was_set_is_everybodys(client: Any) -> None:
     spec = multihost.ProcessSpec(process_id=0, num_processes=1, coordinator="c:1", attempt=7)
     set_client(client, spec)
     assert multihost.current_client() is client and multihost.current_spec() == spec
-    assert current_group_client() is current_group_client() and current_group_client().client is client
+    assert (
+        current_group_client() is current_group_client() and current_group_client().client is client
+    )
     set_client(None)
     assert multihost.current_spec() is None
 

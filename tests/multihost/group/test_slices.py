@@ -33,10 +33,20 @@ def test_replicas_of_a_mesh() -> None:
     assert multihost.replica_count(MESH) == 2
     assert multihost.replica_count(MESH, replica_axis_index=1) == 4
     assert multihost.replica_count(Mesh(DEVICES)) == 1
-    assert [device.id for device in multihost.replica_devices(MESH, replica_id=1).flat] == [4, 5, 6, 7]
-    assert [device.id for device in multihost.replica_devices(MESH, replica_id=1, replica_axis_index=1).flat] == [1, 5]
+    assert [device.id for device in multihost.replica_devices(MESH, replica_id=1).flat] == [
+        4,
+        5,
+        6,
+        7,
+    ]
+    assert [
+        device.id
+        for device in multihost.replica_devices(MESH, replica_id=1, replica_axis_index=1).flat
+    ] == [1, 5]
     assert [multihost.process_replica_id(process, MESH) for process in range(5)] == [0, 0, 1, 1, -1]
-    assert [multihost.primary_process_in_replica(MESH, replica_id=replica) for replica in range(2)] == [0, 2]
+    assert [
+        multihost.primary_process_in_replica(MESH, replica_id=replica) for replica in range(2)
+    ] == [0, 2]
     assert multihost.in_replica(3, MESH, replica_id=1)
     assert not multihost.in_replica(3, MESH)
 

@@ -37,7 +37,9 @@ class Listener:
 
 def test_a_life_ends_by_leaving_by_failing_and_by_another_incarnation() -> None:
     """Connected before, and now gone, not connected or another: failed. Not yet connected before: not."""
-    old = [ProcessInfo(n, "CONNECTED", 10 + n) for n in range(4)] + [ProcessInfo(4, "UNINITIALIZED", 0)]
+    old = [ProcessInfo(n, "CONNECTED", 10 + n) for n in range(4)] + [
+        ProcessInfo(4, "UNINITIALIZED", 0)
+    ]
     new = [
         ProcessInfo(0, "CONNECTED", 10),
         ProcessInfo(1, "ERROR", 11, "killed"),
@@ -53,11 +55,17 @@ def test_a_failed_process_is_refused_until_its_new_life_was_seen() -> None:
     health = Health(GroupClient(client, tasks=[1, 0]))  # type: ignore[arg-type]
     client.push(TaskInfo(0, "CONNECTED", 7, host="a"), TaskInfo(1, "CONNECTED", 8, host="b"))
     health.require([0, 1], "save")
-    client.push(TaskInfo(0, "ERROR", 7, "UNAVAILABLE", "silent for 12 s", "a"), TaskInfo(1, "CONNECTED", 8, host="b"))
+    client.push(
+        TaskInfo(0, "ERROR", 7, "UNAVAILABLE", "silent for 12 s", "a"),
+        TaskInfo(1, "CONNECTED", 8, host="b"),
+    )
     health.require([0], "save")
     with pytest.raises(ProcessLost) as lost:
         health.require([0, 1], "save")
-    assert str(lost.value) == "UNAVAILABLE: 'save' needs process 1 (host a), which is gone: silent for 12 s"
+    assert (
+        str(lost.value)
+        == "UNAVAILABLE: 'save' needs process 1 (host a), which is gone: silent for 12 s"
+    )
     assert (lost.value.process, lost.value.host) == (1, "a")
     client.push(TaskInfo(0, "CONNECTED", 9, host="a"), TaskInfo(1, "CONNECTED", 8, host="b"))
     with pytest.raises(ProcessLost, match="silent for 12 s"):
@@ -77,9 +85,15 @@ def test_listeners_get_complete_lists_in_order_with_runtime_numbers() -> None:
     client.push(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "CONNECTED", 8))
     remove()
     client.push(TaskInfo(0, "DISCONNECTED", 7), TaskInfo(1, "CONNECTED", 8))
-    assert [[info.state for info in infos] for infos in first.lists] == [["UNINITIALIZED", "CONNECTED"], ["CONNECTED", "CONNECTED"]]
+    assert [[info.state for info in infos] for infos in first.lists] == [
+        ["UNINITIALIZED", "CONNECTED"],
+        ["CONNECTED", "CONNECTED"],
+    ]
     assert second.lists[:2] == first.lists
-    assert second.lists[2] == [ProcessInfo(0, "CONNECTED", 8), ProcessInfo(1, "DISCONNECTED", 7, "it has left the job")]
+    assert second.lists[2] == [
+        ProcessInfo(0, "CONNECTED", 8),
+        ProcessInfo(1, "DISCONNECTED", 7, "it has left the job"),
+    ]
 
 
 def test_whoever_waits_for_a_change_finds_it_in_the_health() -> None:

@@ -12,12 +12,22 @@ from holdfast.coordination import CoordinationClient, CoordinationService, Statu
 from holdfast.coordination.names import LOOK_SIGNAL, VITALS_INTERVAL_S
 from holdfast.coordination.process.local_look import look
 from holdfast.multihost.liveness import vitals as module
-from holdfast.multihost.liveness.vitals import Vitals, forget_vitals, note_step, start_vitals, stop_vitals
+from holdfast.multihost.liveness.vitals import (
+    Vitals,
+    forget_vitals,
+    note_step,
+    start_vitals,
+    stop_vitals,
+)
 
 
 def test_the_coordinator_knows_step_memory_and_waiting() -> None:
     """Within a few seconds, without a call of the program; how often it reports is part of it."""
-    with CoordinationService.spawn(1) as service, CoordinationClient(service.address, 0) as client, StatusClient(service.address) as status:
+    with (
+        CoordinationService.spawn(1) as service,
+        CoordinationClient(service.address, 0) as client,
+        StatusClient(service.address) as status,
+    ):
         start_vitals(client, 0, 1)
         try:
             note_step(7)
@@ -27,7 +37,11 @@ def test_the_coordinator_knows_step_memory_and_waiting() -> None:
         finally:
             stop_vitals()
         values = task.progress.values
-        assert task.progress.step == 8 and values["memory_bytes"] > 10 << 20 and values["report_interval_s"] == 2.0
+        assert (
+            task.progress.step == 8
+            and values["memory_bytes"] > 10 << 20
+            and values["report_interval_s"] == 2.0
+        )
         assert 0 <= values["waiting_share"] <= 1 and task.step_age_s >= 0
 
 

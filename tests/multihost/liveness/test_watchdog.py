@@ -12,14 +12,18 @@ from holdfast.multihost.liveness.watchdog import stacks
 from tests.support.cluster import run_processes
 
 
-def test_a_hang_is_logged_with_all_stacks_and_progress_ends_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hang_is_logged_with_all_stacks_and_progress_ends_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """One hang is reported once, with this function in the stacks; after progress the next is reported too."""
     errors: list[str] = []
     with watchdog(0.1) as dog:
         for hangs in (1, 2):
             while dog.statistics()["hangs"] < hangs or len(errors) < hangs:
                 time.sleep(0.01)
-                errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+                errors = [
+                    record.getMessage() for record in caplog.records if record.levelname == "ERROR"
+                ]
             dog.progress()
     assert "watchdog of 0.1 s" in errors[0] and "test_a_hang_is_logged_with_all_stacks" in errors[0]
 

@@ -45,7 +45,11 @@ print("back", flush=True)
         processes.kill(0, signal.SIGTERM)
         finished = processes.wait()[0]
     assert finished.code == 0
-    assert finished.output.index("SIGTERM received") < finished.output.index("the user's handler True") < finished.output.index("back")
+    assert (
+        finished.output.index("SIGTERM received")
+        < finished.output.index("the user's handler True")
+        < finished.output.index("back")
+    )
 
 
 def test_a_later_handler_of_the_program_and_another_wakeup_descriptor_are_served_too() -> None:

@@ -46,21 +46,30 @@ def test_a_watched_file_raises_and_its_removal_withdraws(tmp_path: Path) -> None
 
 def test_gce_preemption_and_maintenance_are_told_apart_and_withdrawn() -> None:
     """`preempted` gives 30 s, a TERMINATE maintenance event 60 s; a migration is none; an event called off withdraws."""
-    with metadata_server() as server, Watched(GceMetadata(host=server.address, every_s=0.01)) as watched:
+    with (
+        metadata_server() as server,
+        Watched(GceMetadata(host=server.address, every_s=0.01)) as watched,
+    ):
         server.values["maintenance-event"] = "MIGRATE_ON_HOST_MAINTENANCE"
         server.values["maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
         notice = watched.next()
         assert notice is not None and notice.reason == "GCE terminates this machine for maintenance"
-        assert notice.deadline_unix_s is not None and 50 < notice.deadline_unix_s - time.time() <= 60
+        assert (
+            notice.deadline_unix_s is not None and 50 < notice.deadline_unix_s - time.time() <= 60
+        )
         server.values["maintenance-event"] = "NONE"
         assert watched.next() is None
         server.values["preempted"] = "TRUE"
         notice = watched.next()
         assert notice is not None and notice.reason == "GCE preempts this machine"
-        assert notice.deadline_unix_s is not None and 20 < notice.deadline_unix_s - time.time() <= 30
+        assert (
+            notice.deadline_unix_s is not None and 20 < notice.deadline_unix_s - time.time() <= 30
+        )
 
 
-def test_a_source_that_fails_keeps_its_notice_and_asks_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_source_that_fails_keeps_its_notice_and_asks_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Errors are logged once and change nothing; the next answer counts."""
     notice = Notice("going")
     answers = iter([notice, OSError("no route"), OSError("no route"), notice, None])
@@ -79,7 +88,9 @@ def test_a_source_that_fails_keeps_its_notice_and_asks_again(caplog: pytest.LogC
         assert [watched.next(), watched.next()] == [notice, None]
         done.get(timeout=30)
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert [record.getMessage() for record in warnings] == ["source engine of preemption notices: no route; asking again"]
+    assert [record.getMessage() for record in warnings] == [
+        "source engine of preemption notices: no route; asking again"
+    ]
 
 
 def test_slurms_end_time_is_a_notice_ahead_of_it() -> None:

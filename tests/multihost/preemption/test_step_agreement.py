@@ -20,8 +20,14 @@ TASKS = (0, 1, 2)
 @pytest.fixture
 def clients() -> Iterator[list[CoordinationClient]]:
     """Three clients of one service."""
-    with CoordinationService.spawn(3, recoverable=True, survivable=True) as service, ExitStack() as stack:
-        found = [CoordinationClient(service.address, task, num_processes=3, shutdown_timeout_s=2) for task in TASKS]
+    with (
+        CoordinationService.spawn(3, recoverable=True, survivable=True) as service,
+        ExitStack() as stack,
+    ):
+        found = [
+            CoordinationClient(service.address, task, num_processes=3, shutdown_timeout_s=2)
+            for task in TASKS
+        ]
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(lambda client: client.connect(), found))
         for client in found:
@@ -47,12 +53,16 @@ def test_a_group_of_one_needs_no_client() -> None:
         assert sync.ask(0).value == sync.latest == "soon"
 
 
-def test_a_proposal_holds_from_one_step_beyond_the_highest_answer_everywhere(clients: list[CoordinationClient]) -> None:
+def test_a_proposal_holds_from_one_step_beyond_the_highest_answer_everywhere(
+    clients: list[CoordinationClient],
+) -> None:
     """Whoever proposes, all get the value from one step on, ahead of every step answered; the next proposal is a round of its own."""
     decided: list[queue.Queue[str]] = [queue.Queue() for _ in TASKS]
     with ExitStack() as stack:
         points = [
-            stack.enter_context(SyncPoint(client, "stop", process_id=task, tasks=TASKS, on_change=decided[task].put))
+            stack.enter_context(
+                SyncPoint(client, "stop", process_id=task, tasks=TASKS, on_change=decided[task].put)
+            )
             for task, client in enumerate(clients)
         ]
         for task, point in enumerate(points):
@@ -63,7 +73,9 @@ def test_a_proposal_holds_from_one_step_beyond_the_highest_answer_everywhere(cli
         assert [point.ask(21).value for point in points] == ["raised"] * 3
         assert points[0].propose("lowered")
         assert [changes.get(timeout=30) for changes in decided] == ["lowered"] * 3
-        assert [(point.latest, point.ask(30).value, point.statistics()["rounds"]) for point in points] == [("lowered", "lowered", 2)] * 3
+        assert [
+            (point.latest, point.ask(30).value, point.statistics()["rounds"]) for point in points
+        ] == [("lowered", "lowered", 2)] * 3
 
 
 def test_a_sync_point_keeps_the_keys_of_its_last_round(clients: list[CoordinationClient]) -> None:
@@ -71,20 +83,31 @@ def test_a_sync_point_keeps_the_keys_of_its_last_round(clients: list[Coordinatio
     decided: list[queue.Queue[str]] = [queue.Queue() for _ in TASKS]
     with ExitStack() as stack:
         points = [
-            stack.enter_context(SyncPoint(client, "stop", process_id=task, tasks=TASKS, on_change=decided[task].put))
+            stack.enter_context(
+                SyncPoint(client, "stop", process_id=task, tasks=TASKS, on_change=decided[task].put)
+            )
             for task, client in enumerate(clients)
         ]
         for number in range(4):
             announcer = number % 3
             assert points[announcer].propose(f"value {number}")
             assert [changes.get(timeout=30) for changes in decided] == [f"value {number}"] * 3
-        keys = {key.removeprefix(f"{points[0].folder}/") for key, _ in clients[0].key_value_dir_get(points[0].folder)}
-        of_round = {"3/change", "3/step", *(f"3/{what}/{task}" for what in ("mail", "floor") for task in TASKS)}
+        keys = {
+            key.removeprefix(f"{points[0].folder}/")
+            for key, _ in clients[0].key_value_dir_get(points[0].folder)
+        }
+        of_round = {
+            "3/change",
+            "3/step",
+            *(f"3/{what}/{task}" for what in ("mail", "floor") for task in TASKS),
+        }
         assert keys == {"last/decided"} | of_round
         points[2].close()
         forget_group_client(clients[2])  # as a process that was started again
         late: queue.Queue[str] = queue.Queue()
-        point = stack.enter_context(SyncPoint(clients[2], "stop", process_id=2, tasks=TASKS, on_change=late.put))
+        point = stack.enter_context(
+            SyncPoint(clients[2], "stop", process_id=2, tasks=TASKS, on_change=late.put)
+        )
         assert late.get(timeout=30) == "value 3" and point.latest == "value 3"
         assert points[0].propose("value 4")
         assert [changes.get(timeout=30) for changes in (*decided[:2], late)] == ["value 4"] * 3
@@ -95,13 +118,18 @@ def test_two_proposals_at_once_are_one_round_or_two(clients: list[CoordinationCl
     decided: list[queue.Queue[str]] = [queue.Queue() for _ in TASKS]
     with ExitStack() as stack, ThreadPoolExecutor(3) as pool:
         points = [
-            stack.enter_context(SyncPoint(client, "stop", process_id=task, tasks=TASKS, on_change=decided[task].put))
+            stack.enter_context(
+                SyncPoint(client, "stop", process_id=task, tasks=TASKS, on_change=decided[task].put)
+            )
             for task, client in enumerate(clients)
         ]
         won = list(pool.map(lambda task: points[task].propose(f"from {task}"), TASKS))
         values = [[changes.get(timeout=30) for _ in range(sum(won))] for changes in decided]
         assert sum(won) >= 1 and values == [values[0]] * 3
-        assert all(int(value.removeprefix("from ")) in [task for task in TASKS if won[task]] for value in values[0])
+        assert all(
+            int(value.removeprefix("from ")) in [task for task in TASKS if won[task]]
+            for value in values[0]
+        )
 
 
 def test_closing_ends_the_wait_for_those_who_never_come(clients: list[CoordinationClient]) -> None:
@@ -116,7 +144,10 @@ def test_closing_ends_the_wait_for_those_who_never_come(clients: list[Coordinati
 
 def test_the_last_to_leave_deletes_the_keys(clients: list[CoordinationClient]) -> None:
     """Rounds and goodbyes stay for as long as somebody asks, and no longer."""
-    points = [SyncPoint(client, "soon", process_id=task, tasks=TASKS) for task, client in enumerate(clients)]
+    points = [
+        SyncPoint(client, "soon", process_id=task, tasks=TASKS)
+        for task, client in enumerate(clients)
+    ]
     folder = points[0].folder
     assert points[0].propose("save")
     assert {point.ask(1).value for point in points} <= {"", "save"}
@@ -130,7 +161,12 @@ def test_the_last_to_leave_deletes_the_keys(clients: list[CoordinationClient]) -
 def test_a_process_without_a_sync_point_is_named(clients: list[CoordinationClient]) -> None:
     """An agreement that does not come about ends with the missing process, the step asked about, and the timeout."""
     with ExitStack() as stack:
-        points = [stack.enter_context(SyncPoint(clients[task], "stop", process_id=task, tasks=TASKS, timeout_s=2.0)) for task in (0, 1)]
+        points = [
+            stack.enter_context(
+                SyncPoint(clients[task], "stop", process_id=task, tasks=TASKS, timeout_s=2.0)
+            )
+            for task in (0, 1)
+        ]
         assert not points[0].reached(0)
         points[0].propose("raised")
         while not points[0].statistics()["frozen"]:
@@ -147,7 +183,14 @@ def test_a_process_that_is_known_to_be_dead_is_left_out(clients: list[Coordinati
     with ExitStack() as stack:
         points = [
             stack.enter_context(
-                SyncPoint(clients[task], "stop", process_id=task, tasks=TASKS, lost=lambda: [2], on_change=decided[task].put)
+                SyncPoint(
+                    clients[task],
+                    "stop",
+                    process_id=task,
+                    tasks=TASKS,
+                    lost=lambda: [2],
+                    on_change=decided[task].put,
+                )
             )
             for task in (0, 1)
         ]
@@ -164,21 +207,30 @@ def test_who_has_left_is_not_waited_for(clients: list[CoordinationClient]) -> No
         assert not gone.reached(30)
         gone.leave()
         points = [
-            stack.enter_context(SyncPoint(clients[task], "save", process_id=task, tasks=TASKS, on_change=decided[task].put))
+            stack.enter_context(
+                SyncPoint(
+                    clients[task], "save", process_id=task, tasks=TASKS, on_change=decided[task].put
+                )
+            )
             for task in (0, 1)
         ]
         assert not any(point.reached(28) for point in points)
         for value in ("soon", "again"):
             assert points[0].propose(value)
             assert [changes.get(timeout=30) for changes in decided] == [value] * 2
-        assert [point.ask(30).value for point in points] == [""] * 2 and [point.ask(31).value for point in points] == ["again"] * 2
+        assert [point.ask(30).value for point in points] == [""] * 2 and [
+            point.ask(31).value for point in points
+        ] == ["again"] * 2
 
 
 def test_of_a_thousand_one_gathers() -> None:
     """The announcer; the lowest that lives where it is lost; and one more for each time that nothing came of it."""
 
     def gathering(lost: list[int], take_overs: int) -> list[int]:
-        points = [SyncPoint(None, "stop", process_id=task, tasks=range(1000), lost=lambda: lost) for task in range(1000)]
+        points = [
+            SyncPoint(None, "stop", process_id=task, tasks=range(1000), lost=lambda: lost)
+            for task in range(1000)
+        ]
         return [point._process_id for point in points if point._gathers(500, take_overs)]
 
     assert gathering([], 0) == [500] and gathering([0, 500], 0) == [1]

@@ -6,7 +6,13 @@ import random
 
 import pytest
 
-from holdfast.multihost.preemption.step_agreement_core import KEPT_CHANGES, NEVER, Answer, StepLog, agreed_step
+from holdfast.multihost.preemption.step_agreement_core import (
+    KEPT_CHANGES,
+    NEVER,
+    Answer,
+    StepLog,
+    agreed_step,
+)
 
 
 def test_a_change_holds_from_one_step_beyond_the_highest_answer() -> None:
@@ -54,7 +60,9 @@ class World:
         self.count = rng.randint(1, 4)
         self.same_stride = rng.random() < 0.5
         stride = rng.randint(1, 7)
-        self.strides = [stride if self.same_stride else rng.randint(1, 7) for _ in range(self.count)]
+        self.strides = [
+            stride if self.same_stride else rng.randint(1, 7) for _ in range(self.count)
+        ]
         self.logs = [StepLog() for _ in range(self.count)]
         self.positions = [0] * self.count
         self.floors: dict[int, dict[int, int]] = {}
@@ -91,7 +99,10 @@ def test_all_answers_about_one_step_are_alike(block: int) -> None:
         rounds += len(world.decided)
         for process in range(world.count):  # what was answered once is answered so at the end, too
             log = world.logs[process]
-            assert all(log.answer(step).value == world.values[step] for step in range(0, log.floor + 1, world.strides[process]))
+            assert all(
+                log.answer(step).value == world.values[step]
+                for step in range(0, log.floor + 1, world.strides[process])
+            )
     assert rounds > 1000
 
 
@@ -102,9 +113,17 @@ def test_however_many_changes_a_log_keeps_the_last() -> None:
         assert not log.answer(step).changed
         log.decide(agreed_step([log.freeze()]), str(step))
         assert log.answer(step + 1) == Answer(str(step), True)
-    assert len(log._changes) <= 2 * KEPT_CHANGES and len(log._fired) <= 2 * KEPT_CHANGES and log.round == 5000
-    assert [log.answer(step).changed for step in (9998 - KEPT_CHANGES, 9999 - KEPT_CHANGES, 9998, 9999)] == [False, True] * 2
-    assert not log.answer(1).changed and log.answer(9999 - KEPT_CHANGES).value == str(9998 - KEPT_CHANGES)
+    assert (
+        len(log._changes) <= 2 * KEPT_CHANGES
+        and len(log._fired) <= 2 * KEPT_CHANGES
+        and log.round == 5000
+    )
+    assert [
+        log.answer(step).changed for step in (9998 - KEPT_CHANGES, 9999 - KEPT_CHANGES, 9998, 9999)
+    ] == [False, True] * 2
+    assert not log.answer(1).changed and log.answer(9999 - KEPT_CHANGES).value == str(
+        9998 - KEPT_CHANGES
+    )
 
 
 def test_logs_that_forget_forget_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +143,9 @@ def test_logs_that_forget_forget_alike(monkeypatch: pytest.MonkeyPatch) -> None:
             log.frozen = False
             for step in range(world.positions[process], end + world.strides[0], world.strides[0]):
                 log.answer(step)
-        answers = [[log.answer(step) for step in range(0, end, world.strides[0])] for log in world.logs]
+        answers = [
+            [log.answer(step) for step in range(0, end, world.strides[0])] for log in world.logs
+        ]
         assert answers == answers[:1] * world.count
         forgot += world.logs[0]._before.step != NEVER
     assert forgot > 50
@@ -135,5 +156,7 @@ def test_a_decision_at_a_published_floor_is_refused() -> None:
     log = StepLog()
     log.answer(5)
     log.freeze()
-    with pytest.raises(AssertionError, match="decided for step 5, at or below the published floor 5"):
+    with pytest.raises(
+        AssertionError, match="decided for step 5, at or below the published floor 5"
+    ):
         log.decide(5, "raised")

@@ -29,7 +29,9 @@ assert not multihost.is_initialized()
 def test_a_process_that_dies_before_its_backend_is_named_when_the_time_is_over() -> None:
     """Killed after it had joined, and long before its heartbeat timeout: the others' initialize() ends in its time with ProcessLost."""
     text = BETWEEN.format(what="os.kill(os.getpid(), 9)", timeout_s=8, heartbeat_s=60)
-    outputs = run_processes(script(text), 3, arguments=[f"127.0.0.1:{free_port()}"], codes=[0, -signal.SIGKILL, 0])
+    outputs = run_processes(
+        script(text), 3, arguments=[f"127.0.0.1:{free_port()}"], codes=[0, -signal.SIGKILL, 0]
+    )
     for index in (0, 2):
         assert "ended ProcessLost 1 in time True" in outputs[index], outputs[index]
 
@@ -37,9 +39,13 @@ def test_a_process_that_dies_before_its_backend_is_named_when_the_time_is_over()
 def test_a_process_that_fails_before_its_backend_ends_the_others_at_once() -> None:
     """Its error is reported, and the others do not wait for the end of their own time."""
     text = BETWEEN.format(what="raise OSError('no accelerator')", timeout_s=60, heartbeat_s=60)
-    with CoordinationService.spawn(2, heartbeat_timeout_s=60, recoverable=True, survivable=True) as service:
+    with CoordinationService.spawn(
+        2, heartbeat_timeout_s=60, recoverable=True, survivable=True
+    ) as service:
         outputs = run_processes(script(text), 2, arguments=[service.address], codes=[0, 1])
-    assert "ended ProcessLost 1 in time True" in outputs[0] and "no accelerator" in outputs[0], outputs[0]
+    assert "ended ProcessLost 1 in time True" in outputs[0] and "no accelerator" in outputs[0], (
+        outputs[0]
+    )
 
 
 def test_a_process_that_dawdles_before_its_backend_is_named() -> None:
@@ -47,4 +53,7 @@ def test_a_process_that_dawdles_before_its_backend_is_named() -> None:
     text = BETWEEN.format(what="time.sleep(20); os._exit(0)", timeout_s=6, heartbeat_s=60)
     outputs = run_processes(script(text), 2, arguments=[f"127.0.0.1:{free_port()}"], codes=[0, 0])
     assert "ended StartupTimeout (1,) in time True" in outputs[0], outputs
-    assert "jax did not start in 6 s: all have joined the job, and it waits for process 1" in outputs[0]
+    assert (
+        "jax did not start in 6 s: all have joined the job, and it waits for process 1"
+        in outputs[0]
+    )

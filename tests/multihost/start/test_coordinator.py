@@ -15,12 +15,17 @@ from tests.support.cluster import free_port
 
 
 def spec_at(address: str, process: int, num_processes: int = 2) -> ProcessSpec:
-    return ProcessSpec(process_id=process, num_processes=num_processes, coordinator=address, job_id="")
+    return ProcessSpec(
+        process_id=process, num_processes=num_processes, coordinator=address, job_id=""
+    )
 
 
 def connected(address: str, num_processes: int) -> list[CoordinationClient]:
     """Returns a client of each process, after all have joined."""
-    clients = [CoordinationClient(address, task, num_processes=num_processes, shutdown_timeout_s=5) for task in range(num_processes)]
+    clients = [
+        CoordinationClient(address, task, num_processes=num_processes, shutdown_timeout_s=5)
+        for task in range(num_processes)
+    ]
     with ThreadPoolExecutor(num_processes) as pool:
         list(pool.map(lambda client: client.connect(), clients))
     return clients
@@ -66,7 +71,9 @@ def test_process_0_starts_one_at_a_socket_too(tmp_path: Path) -> None:
 def test_one_of_an_earlier_start_is_waited_for_and_then_named() -> None:
     """A coordinator that has had all its processes is not joined: StartupFailed says what it is and what to do, with the timeout."""
     with CoordinationService.spawn(1, recoverable=True, survivable=True) as service:
-        with CoordinationClient(service.address, 0, num_processes=1, shutdown_timeout_s=2) as client:
+        with CoordinationClient(
+            service.address, 0, num_processes=1, shutdown_timeout_s=2
+        ) as client:
             assert phase_at(service.address) == "running"
             message = "is running: it belongs to an earlier start; let it end, or take another port"
             with pytest.raises(StartupFailed, match=message) as caught:

@@ -12,11 +12,26 @@ import jax
 import pytest
 
 from holdfast.multihost import ProcessSpec
-from holdfast.multihost.start.discovery import DiscoveredProcess, discover_process, own_tls, set_collective_timeout
+from holdfast.multihost.start.discovery import (
+    DiscoveredProcess,
+    discover_process,
+    own_tls,
+    set_collective_timeout,
+)
 from tests.support.tls import Authority, Pems
 
 SPEC = ProcessSpec(process_id=1, num_processes=2, coordinator="c:1", job_id="j", attempt=3)
-CLUSTERS = ("HOLDFAST_", "SLURM_", "OMPI_", "JOB_", "KUBERNETES_", "JAX_", "TPU_", "CLOUD_TPU", "MEGASCALE_")
+CLUSTERS = (
+    "HOLDFAST_",
+    "SLURM_",
+    "OMPI_",
+    "JOB_",
+    "KUBERNETES_",
+    "JAX_",
+    "TPU_",
+    "CLOUD_TPU",
+    "MEGASCALE_",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +49,9 @@ def test_a_spec_is_taken_as_it_is_and_allows_no_other_argument() -> None:
         discover_process(SPEC, {"process_id": 1}, None, 1.0)
 
 
-def test_the_launchers_environment_fills_in_what_was_not_given(environment: pytest.MonkeyPatch) -> None:
+def test_the_launchers_environment_fills_in_what_was_not_given(
+    environment: pytest.MonkeyPatch,
+) -> None:
     """An argument beats the environment; the rest of the spec is the launcher's."""
     for key, value in SPEC.to_env().items():
         environment.setenv(key, value)
@@ -49,7 +66,9 @@ def test_all_three_arguments_need_no_launcher(environment: pytest.MonkeyPatch) -
     for key, value in SPEC.to_env().items():
         environment.setenv(key, value)
     given = {"coordinator": "d:4", "num_processes": 3, "process_id": 2}
-    assert discover_process(None, given, None, 1.0) == DiscoveredProcess(ProcessSpec(coordinator="d:4", num_processes=3, process_id=2))
+    assert discover_process(None, given, None, 1.0) == DiscoveredProcess(
+        ProcessSpec(coordinator="d:4", num_processes=3, process_id=2)
+    )
 
 
 def test_without_any_cluster_there_is_no_spec() -> None:
@@ -62,7 +81,13 @@ def test_without_any_cluster_there_is_no_spec() -> None:
 
 def test_what_jax_detects_of_slurm_is_taken(environment: pytest.MonkeyPatch) -> None:
     """Inside a Slurm step jax knows the coordinator, the count and the number; no launcher of ours has said so."""
-    step = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "n[1-2]"}
+    step = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_NTASKS": "4",
+        "SLURM_PROCID": "3",
+        "SLURM_LOCALID": "1",
+        "SLURM_STEP_NODELIST": "n[1-2]",
+    }
     for key, value in step.items():
         environment.setenv(key, value)
     found = discover_process(None, {}, None, 1.0)
@@ -72,10 +97,18 @@ def test_what_jax_detects_of_slurm_is_taken(environment: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_slurm_itself_reads_a_list_of_nodes_that_jax_reads_wrongly(environment: pytest.MonkeyPatch, tmp_path: Path, answers: bool) -> None:
+def test_slurm_itself_reads_a_list_of_nodes_that_jax_reads_wrongly(
+    environment: pytest.MonkeyPatch, tmp_path: Path, answers: bool
+) -> None:
     """jax takes rack[1-2]n[3-4] for rack1; where Slurm does not say, an error has the list."""
     nodes = "rack[1-2]n[3-4],login"
-    step = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": nodes}
+    step = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_NTASKS": "4",
+        "SLURM_PROCID": "3",
+        "SLURM_LOCALID": "1",
+        "SLURM_STEP_NODELIST": nodes,
+    }
     for key, value in step.items():
         environment.setenv(key, value)
     stub = tmp_path / "scontrol"
@@ -87,17 +120,25 @@ def test_slurm_itself_reads_a_list_of_nodes_that_jax_reads_wrongly(environment: 
         found = discover_process(None, {}, None, 1.0)
         assert found.spec is not None and found.spec.coordinator.startswith("rack1n3:")
     else:
-        with pytest.raises(ValueError, match=r"scontrol show hostnames 'rack\[1-2\]n\[3-4\],login' failed: .*; give coordinator="):
+        with pytest.raises(
+            ValueError,
+            match=r"scontrol show hostnames 'rack\[1-2\]n\[3-4\],login' failed: .*; give coordinator=",
+        ):
             discover_process(None, {}, None, 1.0)
     given = discover_process(None, {"coordinator": "host:1"}, None, 1.0)
     assert given.spec is not None and given.spec.coordinator == "host:1"
 
 
-def test_the_collective_timeout_is_a_flag_that_this_jaxlib_knows(environment: pytest.MonkeyPatch) -> None:
+def test_the_collective_timeout_is_a_flag_that_this_jaxlib_knows(
+    environment: pytest.MonkeyPatch,
+) -> None:
     """It is added to the user's flags in whole seconds, rounded up; a user's own value stays."""
     environment.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
     set_collective_timeout(12.3)
-    assert os.environ["XLA_FLAGS"] == "--xla_force_host_platform_device_count=2 --xla_cpu_collective_timeout_seconds=13"
+    assert (
+        os.environ["XLA_FLAGS"]
+        == "--xla_force_host_platform_device_count=2 --xla_cpu_collective_timeout_seconds=13"
+    )
     environment.setenv("XLA_FLAGS", "--xla_cpu_collective_timeout_seconds=5")
     set_collective_timeout(12.3)
     assert os.environ["XLA_FLAGS"] == "--xla_cpu_collective_timeout_seconds=5"
@@ -105,14 +146,27 @@ def test_the_collective_timeout_is_a_flag_that_this_jaxlib_knows(environment: py
 
 def test_jaxs_own_tls_needs_a_certificate_that_names_the_process(tmp_path: Path) -> None:
     """jaxlib shows neither a token nor a key: the certificate has to stand for both, for this very process."""
-    named = Authority(tmp_path, "ours").issue("one", uris=["holdfast:process/1", "spiffe://example.org/job/holdfast/process/12"])
+    named = Authority(tmp_path, "ours").issue(
+        "one", uris=["holdfast:process/1", "spiffe://example.org/job/holdfast/process/12"]
+    )
     shared = Authority(tmp_path, "theirs").issue("two")
 
     def options(process_id: int, pems: Pems, **fields: str) -> dict[str, str]:
-        spec = ProcessSpec(process_id=process_id, num_processes=20, coordinator="h:1", tls_cert=pems.cert, tls_key=pems.key, tls_ca=pems.ca)
+        spec = ProcessSpec(
+            process_id=process_id,
+            num_processes=20,
+            coordinator="h:1",
+            tls_cert=pems.cert,
+            tls_key=pems.key,
+            tls_ca=pems.ca,
+        )
         return own_tls(dataclasses.replace(spec, **fields))
 
     known = "mtls_cert_file" in inspect.signature(jax.distributed.initialize).parameters
-    expected = {"mtls_cert_file": named.cert, "mtls_key_file": named.key, "mtls_ca_file": named.ca} if known else {}
+    expected = (
+        {"mtls_cert_file": named.cert, "mtls_key_file": named.key, "mtls_ca_file": named.ca}
+        if known
+        else {}
+    )
     assert options(1, named) == options(12, named) == expected
     assert options(2, named) == options(1, shared) == options(1, named, token_file="t") == {}

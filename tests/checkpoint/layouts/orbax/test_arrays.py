@@ -18,11 +18,22 @@ from holdfast.checkpoint.storage.path import StorePath, open_storage
 
 def test_zarr_metadata_of_both_versions() -> None:
     """Shape, dtype and equal chunks of zarr v2 and v3; chunks that do not divide the shape are left to tensorstore."""
-    assert _describe({"shape": [4, 6], "dtype": "<f4", "chunks": [2, 6]}, "f", "w") == ((4, 6), "float32", Grid((4, 6), (2, 6), (2, 6)))
-    v3 = {"shape": [4], "data_type": "bfloat16", "chunk_grid": {"configuration": {"chunk_shape": [4]}}}
+    assert _describe({"shape": [4, 6], "dtype": "<f4", "chunks": [2, 6]}, "f", "w") == (
+        (4, 6),
+        "float32",
+        Grid((4, 6), (2, 6), (2, 6)),
+    )
+    v3 = {
+        "shape": [4],
+        "data_type": "bfloat16",
+        "chunk_grid": {"configuration": {"chunk_shape": [4]}},
+    }
     assert _describe(v3, "f", "w") == ((4,), "bfloat16", Grid((4,), (4,), (4,)))
     assert _describe({"shape": [5], "dtype": "|i1", "chunks": [2]}, "f", "w").grid.num_chunks == 1
-    assert _describe({"shape": [0, 3], "dtype": "|i1", "chunks": [1, 3]}, "f", "w").grid.num_chunks == 1
+    assert (
+        _describe({"shape": [0, 3], "dtype": "|i1", "chunks": [1, 3]}, "f", "w").grid.num_chunks
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,9 +57,19 @@ def test_metadata_that_describes_no_array(spec: Any, kind: type[CheckpointError]
 
 def test_where_tensorstore_finds_a_folder(tmp_path: Path) -> None:
     """A local folder is the file driver's; an object store's is its own, with its connections, also behind a counting one."""
-    assert kvstore_of(StorePath(LocalStorage(tmp_path), "a")) == {"driver": "file", "path": f"{tmp_path}/a/"}
+    assert kvstore_of(StorePath(LocalStorage(tmp_path), "a")) == {
+        "driver": "file",
+        "path": f"{tmp_path}/a/",
+    }
     memory = open_storage("memory://arrays/x")
     folder = StorePath(CountingStorage(memory, lambda done: None), "a")
     assert kvstore_of(folder) == {"driver": "memory", "path": "arrays/x/a/"}
     memory.write("a/b", 2, [(0, [memoryview(b"hi")])])
-    assert ts.KvStore.open(kvstore_of(folder), context=context_of(folder)).result().read("b").result().value == b"hi"
+    assert (
+        ts.KvStore.open(kvstore_of(folder), context=context_of(folder))
+        .result()
+        .read("b")
+        .result()
+        .value
+        == b"hi"
+    )

@@ -16,7 +16,15 @@ from holdfast.checkpoint import UnsupportedLeaf
 from holdfast.checkpoint.format.grid import Grid
 from holdfast.checkpoint.format.record import LeafRecord
 from holdfast.checkpoint.format.tree import describe
-from holdfast.checkpoint.layouts.orbax.encode import CHUNK_BYTES, chunk_shape, leaf_name, live_leaf, pointed, storable, walk
+from holdfast.checkpoint.layouts.orbax.encode import (
+    CHUNK_BYTES,
+    chunk_shape,
+    leaf_name,
+    live_leaf,
+    pointed,
+    storable,
+    walk,
+)
 
 
 def test_a_tree_is_walked_in_leaf_order() -> None:
@@ -24,7 +32,13 @@ def test_a_tree_is_walked_in_leaf_order() -> None:
     tree = {"a": [np.ones(2), {}], "b": None, "c": (1,), "d": ()}
     description, _ = describe(tree)
     entries = list(walk(description, ()))
-    assert [(leaf_name(keys), what) for keys, what in entries] == [("a.0", 0), ("a.1", "Dict"), ("b", "None"), ("c.0", 1), ("d", "Tuple")]
+    assert [(leaf_name(keys), what) for keys, what in entries] == [
+        ("a.0", 0),
+        ("a.1", "Dict"),
+        ("b", "None"),
+        ("c.0", 1),
+        ("d", "Tuple"),
+    ]
     assert entries[0][0] == (("a", False), ("0", True))
 
 
@@ -38,11 +52,14 @@ def test_live_leaves_are_described() -> None:
     )
     assert live_leaf("n", 3)[0].value == 3 and live_leaf("x", np.ones(2))[0].kind == "numpy"
     record, value = live_leaf("k", jax.random.key(3))
-    assert (record.kind, record.impl) == ("key", "threefry2x32") and np.array_equal(value, jax.random.key_data(jax.random.key(3)))
+    assert (record.kind, record.impl) == ("key", "threefry2x32") and np.array_equal(
+        value, jax.random.key_data(jax.random.key(3))
+    )
 
 
 @pytest.mark.parametrize(
-    ("value", "reason"), [(b"x", "a Python bytes"), (1j, "a Python complex"), (np.zeros((0, 3)), "arrays of size zero")]
+    ("value", "reason"),
+    [(b"x", "a Python bytes"), (1j, "a Python complex"), (np.zeros((0, 3)), "arrays of size zero")],
 )
 def test_what_cannot_be_held_is_named(value: Any, reason: str) -> None:
     """Orbax has no bytes, no complex numbers and no empty arrays: UnsupportedLeaf names the leaf."""
@@ -56,7 +73,10 @@ def test_chunks_are_bounded(shape: tuple[int, ...]) -> None:
     """A whole array is cut along leading axes into chunks of at most CHUNK_BYTES; an array that fits is one chunk."""
     leaf = LeafRecord("w", "array", "float32", shape, grid=Grid(shape, shape, shape))
     chunk = chunk_shape(storable("w", leaf))
-    assert all(1 <= cut <= size for cut, size in zip(chunk, shape, strict=True)) and math.prod(chunk) * 4 <= CHUNK_BYTES
+    assert (
+        all(1 <= cut <= size for cut, size in zip(chunk, shape, strict=True))
+        and math.prod(chunk) * 4 <= CHUNK_BYTES
+    )
     assert math.prod(shape) * 4 > CHUNK_BYTES or tuple(chunk) == shape
 
 

@@ -26,7 +26,10 @@ from holdfast.checkpoint.layouts.orbax.metadata import (
 
 
 def entry(keys: list[tuple[str, int]], **about: Any) -> dict[str, Any]:
-    return {"key_metadata": [{"key": key, "key_type": kind} for key, kind in keys], "value_metadata": about}
+    return {
+        "key_metadata": [{"key": key, "key_type": kind} for key, kind in keys],
+        "value_metadata": about,
+    }
 
 
 def test_a_tree_is_parsed() -> None:
@@ -35,12 +38,27 @@ def test_a_tree_is_parsed() -> None:
         "('a', '0')": entry([("a", 2), ("0", 1)], value_type="np.ndarray"),
         "('e',)": entry([("e", 2)], value_type="Dict", skip_deserialize=True),
     }
-    found = parse_tree_metadata(json.dumps({"tree_metadata": lines, "use_zarr3": True}).encode(), "f")
-    assert found.leaves == (StoredLeaf((("a", False), ("0", True)), "np.ndarray", False), StoredLeaf((("e", False),), "Dict", True))
-    assert (found.use_ocdbt, found.use_zarr3, found.fills) == (None, True, True) and found.leaves[0].name == "a.0"
+    found = parse_tree_metadata(
+        json.dumps({"tree_metadata": lines, "use_zarr3": True}).encode(), "f"
+    )
+    assert found.leaves == (
+        StoredLeaf((("a", False), ("0", True)), "np.ndarray", False),
+        StoredLeaf((("e", False),), "Dict", True),
+    )
+    assert (found.use_ocdbt, found.use_zarr3, found.fills) == (None, True, True) and found.leaves[
+        0
+    ].name == "a.0"
 
 
-OTHERS = (b"", b"[]", b"{}", b'{"tree_metadata": []}', b'{"tree_metadata": {"x": {}}}', b'{"tree_metadata": {"x": 1}}', b"[" * 100_000)
+OTHERS = (
+    b"",
+    b"[]",
+    b"{}",
+    b'{"tree_metadata": []}',
+    b'{"tree_metadata": {"x": {}}}',
+    b'{"tree_metadata": {"x": 1}}',
+    b"[" * 100_000,
+)
 
 
 @pytest.mark.parametrize("data", OTHERS)
@@ -59,7 +77,9 @@ def test_a_leaf_too_deep_is_hostile() -> None:
 
 
 def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.lists(inner, min_size=1, max_size=12) | st.dictionaries(st.text("ab", min_size=1), inner, min_size=1)
+    return st.lists(inner, min_size=1, max_size=12) | st.dictionaries(
+        st.text("ab", min_size=1), inner, min_size=1
+    )
 
 
 TREES = st.recursive(st.integers(), containers, max_leaves=20)
@@ -69,7 +89,9 @@ TREES = st.recursive(st.integers(), containers, max_leaves=20)
 def test_trees_are_built_of_their_keys(tree: Any) -> None:
     """Nested dicts and lists come back from the keys of their leaves, in the order of the indices."""
 
-    def leaves(node: Any, keys: tuple[tuple[str, bool], ...]) -> Iterator[tuple[tuple[tuple[str, bool], ...], Any]]:
+    def leaves(
+        node: Any, keys: tuple[tuple[str, bool], ...]
+    ) -> Iterator[tuple[tuple[tuple[str, bool], ...], Any]]:
         if isinstance(node, dict):
             for key, value in node.items():
                 yield from leaves(value, (*keys, (key, False)))
@@ -82,7 +104,17 @@ def test_trees_are_built_of_their_keys(tree: Any) -> None:
     assert build_tree(dict(leaves(tree, ()))) == tree
 
 
-NAMES = {"5": 5, "005": 5, "ck_5": 5, "a_b_007": 7, "ck5": None, "5a": None, "": None, f"5{TEMPORARY}": None, "1" * 19: None}
+NAMES = {
+    "5": 5,
+    "005": 5,
+    "ck_5": 5,
+    "a_b_007": 7,
+    "ck5": None,
+    "5a": None,
+    "": None,
+    f"5{TEMPORARY}": None,
+    "1" * 19: None,
+}
 
 
 @pytest.mark.parametrize(("name", "step"), NAMES.items())
@@ -93,9 +125,25 @@ def test_names_of_steps(name: str, step: int | None) -> None:
 
 def test_shardings_there_and_back() -> None:
     """A NamedSharding of a record is written as Orbax has it and read as it was; what cannot be read is None."""
-    description = {"axes": ["x", "y"], "sizes": [2, 2], "devices": [3, 1, 2, 0], "spec": [["x", "y"], [], ["x"]]}
+    description = {
+        "axes": ["x", "y"],
+        "sizes": [2, 2],
+        "devices": [3, 1, 2, 0],
+        "spec": [["x", "y"], [], ["x"]],
+    }
     written = sharding_json(description)
     assert written is not None and read_sharding(json.loads(json.dumps(written))) == description
-    assert read_sharding({"sharding_type": "SingleDeviceSharding", "device_str": "TFRT_CPU_3"}) == {"device": 3}
-    assert read_sharding({"sharding_type": "Other"}) is None and read_sharding({}) is None and sharding_json({"device": 3}) is None
-    assert empty_value("Dict") == {} and empty_value("Tuple") == () and empty_value("None") is None and prng_name("fry") == "threefry2x32"
+    assert read_sharding({"sharding_type": "SingleDeviceSharding", "device_str": "TFRT_CPU_3"}) == {
+        "device": 3
+    }
+    assert (
+        read_sharding({"sharding_type": "Other"}) is None
+        and read_sharding({}) is None
+        and sharding_json({"device": 3}) is None
+    )
+    assert (
+        empty_value("Dict") == {}
+        and empty_value("Tuple") == ()
+        and empty_value("None") is None
+        and prng_name("fry") == "threefry2x32"
+    )

@@ -14,7 +14,15 @@ import orbax.checkpoint as ocp
 import orbax.checkpoint.experimental.v1 as ocp1
 import pytest
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, Corrupt, StepExists, StepNotFound, load, verify
+from holdfast.checkpoint import (
+    CheckpointError,
+    CheckpointManager,
+    Corrupt,
+    StepExists,
+    StepNotFound,
+    load,
+    verify,
+)
 from holdfast.checkpoint.layouts.detect import find_steps, open_checkpoint, restore_checkpoint
 from holdfast.checkpoint.restoring.match import SAVED
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -23,7 +31,12 @@ from tests.support.orbax import assert_same, rich_tree
 pytestmark = pytest.mark.filterwarnings("ignore")  # Orbax's own
 
 FIXTURES = Path(ocp.__file__).parent / "experimental/v1/_src/testing/compatibility/checkpoints"
-CASES = sorted(path for pattern in ("v0*/*/*/*", "v1*/*/*/*") for path in FIXTURES.glob(pattern) if path.is_dir())
+CASES = sorted(
+    path
+    for pattern in ("v0*/*/*/*", "v1*/*/*/*")
+    for path in FIXTURES.glob(pattern)
+    if path.is_dir()
+)
 
 
 def name(path: Path) -> str:
@@ -33,7 +46,9 @@ def name(path: Path) -> str:
 def test_the_wheel_still_carries_fixtures() -> None:
     """The fixtures that these tests stand on are there: valid and damaged ones, v0 and v1."""
     assert len(CASES) >= 40
-    assert any("critical_metadata" in name(path) for path in CASES) and any("v1_checkpoints" in name(path) for path in CASES)
+    assert any("critical_metadata" in name(path) for path in CASES) and any(
+        "v1_checkpoints" in name(path) for path in CASES
+    )
 
 
 @pytest.mark.parametrize("path", CASES, ids=name)
@@ -47,8 +62,14 @@ def test_every_fixture_loads_with_orbax_values_or_says_what_is_missing(path: Pat
     except (ValueError, FileNotFoundError, OSError):
         with pytest.raises(CheckpointError) as caught:
             load(path)
-        ends = {"file_manifest.ocdbt": "manifest.ocdbt is missing", "dir_d": "/d/", "deleted_checkpointable": "no item 'state'"}
-        missing = next((said for end, said in ends.items() if name(path).endswith(end)), "_METADATA is missing")
+        ends = {
+            "file_manifest.ocdbt": "manifest.ocdbt is missing",
+            "dir_d": "/d/",
+            "deleted_checkpointable": "no item 'state'",
+        }
+        missing = next(
+            (said for end, said in ends.items() if name(path).endswith(end)), "_METADATA is missing"
+        )
         assert missing in str(caught.value)
         assert isinstance(caught.value, Corrupt | StepNotFound)
         return
@@ -77,11 +98,20 @@ def test_what_orbax_writes_comes_back_bit_exact(tmp_path: Path, writer: str) -> 
     """OCDBT or plain files, zarr v2 or v3, v0 or v1: every kind of leaf that Orbax holds comes back as it was, onto a `like`."""
     tree = rich_tree()
     if writer == "v0-files":
-        tree = {key: value for key, value in tree.items() if key not in ("key", "keys", "dict", "layer/w")}
+        tree = {
+            key: value
+            for key, value in tree.items()
+            if key not in ("key", "keys", "dict", "layer/w")
+        }
     WRITERS[writer](tmp_path / "c", tree)
     assert_same(load(tmp_path / "c", tree), tree)
     plain = load(tmp_path / "c")
-    assert plain["pair"].keys() == {"mu", "nu"} and plain["text"] == "hello" and type(plain["int"]) is int and plain["bool"] is True
+    assert (
+        plain["pair"].keys() == {"mu", "nu"}
+        and plain["text"] == "hello"
+        and type(plain["int"]) is int
+        and plain["bool"] is True
+    )
     assert plain["none"] is None and plain["empty"] == [] and plain["tuple"] == ()
     assert isinstance(plain["sharded"], np.ndarray)
     back = load(tmp_path / "c", SAVED)
@@ -99,7 +129,9 @@ def test_a_checkpoint_of_one_array_comes_back(tmp_path: Path) -> None:
 
 def test_item_kinds_and_step_names_of_a_manager(tmp_path: Path) -> None:
     """A v0 root with a prefix, padding, JSON, a single array, random keys and metrics opens as what it is."""
-    options = ocp.CheckpointManagerOptions(step_prefix="ck", step_format_fixed_length=6, best_fn=lambda metrics: metrics["loss"])
+    options = ocp.CheckpointManagerOptions(
+        step_prefix="ck", step_format_fixed_length=6, best_fn=lambda metrics: metrics["loss"]
+    )
     items = ("state", "meta", "arr", "rk", "nrk")
     np.random.seed(3)
     state = np.random.get_state()
@@ -112,17 +144,30 @@ def test_item_kinds_and_step_names_of_a_manager(tmp_path: Path) -> None:
                 "rk": ocp.args.JaxRandomKeySave(jax.random.key(3)),
                 "nrk": ocp.args.NumpyRandomKeySave(state),
             }
-            manager.save(step, args=ocp.args.Composite(**arguments), metrics={"loss": step / 10}, custom_metadata={"who": "me"})
+            manager.save(
+                step,
+                args=ocp.args.Composite(**arguments),
+                metrics={"loss": step / 10},
+                custom_metadata={"who": "me"},
+            )
     root = tmp_path / "r"
     (root / "ck_000015.orbax-checkpoint-tmp").mkdir()
     assert list(find_steps(LocalStorage(root))) == [5, 10]
     checkpoint = open_checkpoint(root, 5)
-    assert checkpoint.info.metadata == {"who": "me"} and checkpoint.info.metrics == {"loss": 0.5} and checkpoint.info.step == 5
+    assert (
+        checkpoint.info.metadata == {"who": "me"}
+        and checkpoint.info.metrics == {"loss": 0.5}
+        and checkpoint.info.step == 5
+    )
     assert load(root, item="meta") == {"step": 10}
     assert_same(load(root, item="arr"), np.arange(3, dtype=np.int32))
     assert_same(restore_checkpoint(checkpoint, "rk", SAVED), jax.random.key(3))
     found = load(root, item="nrk")
-    assert found[0] == "MT19937" and found[1].tobytes() == state[1].tobytes() and tuple(found[2:]) == tuple(state[2:])
+    assert (
+        found[0] == "MT19937"
+        and found[1].tobytes() == state[1].tobytes()
+        and tuple(found[2:]) == tuple(state[2:])
+    )
     with pytest.raises(StepNotFound, match="has no step 7; it has 5, 10"):
         open_checkpoint(root, 7)
 
@@ -166,7 +211,9 @@ def test_damage_is_an_error_that_names_file_and_leaf(tmp_path: Path) -> None:
     (tmp_path / "lost" / "_METADATA").write_text("{")
     with pytest.raises(Corrupt, match="_METADATA is not JSON"):
         load(tmp_path / "lost")
-    (tmp_path / "lost" / "_METADATA").write_text(json.dumps({"tree_metadata": {"('..',)": entry("../../etc")}, "use_ocdbt": False}))
+    (tmp_path / "lost" / "_METADATA").write_text(
+        json.dumps({"tree_metadata": {"('..',)": entry("../../etc")}, "use_ocdbt": False})
+    )
     with pytest.raises(CheckpointError, match="outside of its folder"):
         load(tmp_path / "lost")
     (tmp_path / "lost" / "_METADATA").write_text(json.dumps({"tree_metadata": {"('w',)": {}}}))
@@ -175,4 +222,7 @@ def test_damage_is_an_error_that_names_file_and_leaf(tmp_path: Path) -> None:
 
 
 def entry(key: str) -> dict[str, Any]:
-    return {"key_metadata": [{"key": key, "key_type": 2}], "value_metadata": {"value_type": "jax.Array", "skip_deserialize": False}}
+    return {
+        "key_metadata": [{"key": key, "key_type": 2}],
+        "value_metadata": {"value_type": "jax.Array", "skip_deserialize": False},
+    }

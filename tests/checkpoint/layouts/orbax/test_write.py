@@ -29,19 +29,39 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Orbax's own
 def test_what_we_write_the_real_orbax_restores(tmp_path: Path, item: str) -> None:
     """A checkpoint in Orbax's layout is restored, bit-exact, by the v0 manager and by v1's free functions, with and without a target."""
     tree = rich_tree()
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) if isinstance(x, jax.Array) else x, tree)
+    abstract = jax.tree.map(
+        lambda x: (
+            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+            if isinstance(x, jax.Array)
+            else x
+        ),
+        tree,
+    )
     save_orbax(
-        StorePath(LocalStorage(tmp_path), "3"), {item: tree}, json_items={"meta": {"x": 1}}, metrics={"loss": 0.5}, metadata={"who": "me"}
+        StorePath(LocalStorage(tmp_path), "3"),
+        {item: tree},
+        json_items={"meta": {"x": 1}},
+        metrics={"loss": 0.5},
+        metadata={"who": "me"},
     )
     assert_same(ocp1.load(tmp_path / "3", abstract), tree)
     loaded = ocp1.load_checkpointables(tmp_path / "3")
     assert loaded["meta"] == {"x": 1} and loaded[item]["text"] == "hello"
     with ocp.CheckpointManager(tmp_path) as manager:
-        assert manager.all_steps() == [3] and manager.metrics(3) == {"loss": 0.5} and manager.metadata(3).custom_metadata == {"who": "me"}
+        assert (
+            manager.all_steps() == [3]
+            and manager.metrics(3) == {"loss": 0.5}
+            and manager.metadata(3).custom_metadata == {"who": "me"}
+        )
         if item == "default":
             restored = manager.restore(3, args=ocp.args.StandardRestore())
         else:
-            restored = manager.restore(3, args=ocp.args.Composite(state=ocp.args.StandardRestore(), meta=ocp.args.JsonRestore()))
+            restored = manager.restore(
+                3,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardRestore(), meta=ocp.args.JsonRestore()
+                ),
+            )
             assert restored["meta"] == {"x": 1}
             restored = restored["state"]
     for key in ("sharded", "key", "keys", "f8", "i4", "c64", "nan", "layer/w", "a.dot", "np64"):
@@ -59,10 +79,14 @@ def test_save_layout_orbax_and_what_it_cannot_hold(tmp_path: Path) -> None:
         save(tmp_path / "2", {"deep": {"z": jnp.zeros((0, 3))}}, layout="orbax")
     with pytest.raises(UnsupportedLeaf, match="'b', a Python bytes"):
         save(tmp_path / "2", {"b": b"x"}, layout="orbax")
-    assert [path.name for path in tmp_path.iterdir() if any(file.is_file() for file in path.rglob("*"))] == ["1"]
+    assert [
+        path.name for path in tmp_path.iterdir() if any(file.is_file() for file in path.rglob("*"))
+    ] == ["1"]
 
 
-@pytest.mark.parametrize(("name", "value"), [("step", 5), ("overwrite", True), ("per_process", lambda path: True)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("step", 5), ("overwrite", True), ("per_process", lambda path: True)]
+)
 def test_what_orbax_has_no_place_for_is_refused(tmp_path: Path, name: str, value: object) -> None:
     """An argument that the layout cannot honour is a ValueError that names it, before anything is written; so is an unknown layout."""
     with pytest.raises(ValueError, match=f"layout='orbax' .*{name}=.*expected"):
@@ -77,7 +101,9 @@ def _errors(path: Path, trees: list[object]) -> list[HoldfastError]:
 
     def fails(group: Group) -> HoldfastError:
         with pytest.raises(HoldfastError) as caught:
-            save_orbax(StorePath.of(path), {"state": trees[group.index]}, group=group, timeout_s=600)
+            save_orbax(
+                StorePath.of(path), {"state": trees[group.index]}, group=group, timeout_s=600
+            )
         return caught.value
 
     with groups(2) as both:
@@ -88,15 +114,27 @@ def test_a_step_that_exists_is_an_error_on_every_process(tmp_path: Path) -> None
     """Nobody waits for the primary, which alone looks."""
     save(tmp_path / "1", {"w": jnp.arange(3)}, layout="orbax")
     errors = _errors(tmp_path / "1", [{"w": np.ones(2)}] * 2)
-    assert [type(error) for error in errors] == [StepExists] * 2 and str(errors[0]) == str(errors[1])
+    assert [type(error) for error in errors] == [StepExists] * 2 and str(errors[0]) == str(
+        errors[1]
+    )
     assert load(tmp_path / "1")["w"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_what_one_process_cannot_save_is_an_error_on_every_process(failing: int, tmp_path: Path) -> None:
+def test_what_one_process_cannot_save_is_an_error_on_every_process(
+    failing: int, tmp_path: Path
+) -> None:
     """Nobody waits for it; the error names the leaf, and nothing is left behind."""
-    errors = _errors(tmp_path / "1", [{"w": np.ones(2), "b": b"x"} if index == failing else {"w": np.ones(2)} for index in range(2)])
-    assert isinstance(errors[failing], UnsupportedLeaf) and all("'b', a Python bytes" in str(error) for error in errors)
+    errors = _errors(
+        tmp_path / "1",
+        [
+            {"w": np.ones(2), "b": b"x"} if index == failing else {"w": np.ones(2)}
+            for index in range(2)
+        ],
+    )
+    assert isinstance(errors[failing], UnsupportedLeaf) and all(
+        "'b', a Python bytes" in str(error) for error in errors
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -105,7 +143,9 @@ def test_a_store_that_fails_is_one_error_on_every_process(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     errors = _errors(tmp_path / "file" / "1", [{"w": np.ones(2)}] * 2)
     assert [type(error) for error in errors] == [SaveFailed] * 2
-    assert all(f"{tmp_path}/file/1 was not saved: process 0 failed" in str(error) for error in errors)
+    assert all(
+        f"{tmp_path}/file/1 was not saved: process 0 failed" in str(error) for error in errors
+    )
 
 
 def test_what_is_made_is_not_made_behind_a_link(tmp_path: Path) -> None:
@@ -114,7 +154,9 @@ def test_what_is_made_is_not_made_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "else" / "thesis.txt").write_text("mine")
     (tmp_path / f"1{TEMPORARY}").symlink_to(tmp_path / "else")
     save(tmp_path / "1", {"w": jnp.arange(3)}, layout="orbax")
-    assert [path.name for path in (tmp_path / "else").iterdir()] == ["thesis.txt"] and not (tmp_path / "1").is_symlink()
+    assert [path.name for path in (tmp_path / "else").iterdir()] == ["thesis.txt"] and not (
+        tmp_path / "1"
+    ).is_symlink()
 
 
 def test_what_was_begun_is_invisible_until_it_is_finished(tmp_path: Path) -> None:
@@ -123,7 +165,9 @@ def test_what_was_begun_is_invisible_until_it_is_finished(tmp_path: Path) -> Non
     for _ in range(2):
         writer = OrbaxWriter(folder)
         writer.add_tree("state", {"w": np.arange(3)})
-        assert [path.name for path in tmp_path.iterdir()] == [f"5{TEMPORARY}"] and find_steps(folder.storage) == {}
+        assert [path.name for path in tmp_path.iterdir()] == [f"5{TEMPORARY}"] and find_steps(
+            folder.storage
+        ) == {}
     writer.abandon()
     assert list(tmp_path.iterdir()) == []
 
@@ -131,5 +175,8 @@ def test_what_was_begun_is_invisible_until_it_is_finished(tmp_path: Path) -> Non
 def test_two_leaves_of_one_name_are_refused(tmp_path: Path) -> None:
     """Orbax joins keys by dots: leaves that only differ in that are an error that names them."""
     with pytest.raises(UnsupportedLeaf, match=r"two leaves are called 'a\.b'"):
-        save_orbax(StorePath(LocalStorage(tmp_path), "1"), {"state": {"a": {"b": np.ones(2)}, "a.b": np.ones(2)}})
+        save_orbax(
+            StorePath(LocalStorage(tmp_path), "1"),
+            {"state": {"a": {"b": np.ones(2)}, "a.b": np.ones(2)}},
+        )
     assert list(tmp_path.iterdir()) == []

@@ -21,11 +21,20 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # 
 
 def state() -> dict[str, Any]:
     params = {"w": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(3, jnp.bfloat16)}
-    return {"params": params, "opt": optax.adam(1e-3).init(params), "step": 3, "lr": 0.5, "name": "net", "empty": {"d": {}, "t": ()}}
+    return {
+        "params": params,
+        "opt": optax.adam(1e-3).init(params),
+        "step": 3,
+        "lr": 0.5,
+        "name": "net",
+        "empty": {"d": {}, "t": ()},
+    }
 
 
 # Orbax's own save that is refused leaves a coroutine behind that nobody awaits.
-@pytest.mark.filterwarnings("ignore:coroutine '_create_paths'", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore:coroutine '_create_paths'", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 def test_a_tree(tmp_path: Path) -> None:
     """Saved, loaded without a target, with one and by its metadata, replaced on request, deleted."""
 
@@ -38,7 +47,10 @@ def test_a_tree(tmp_path: Path) -> None:
         restored = ocp.load(path, state())
         assert isinstance(restored["opt"][0], optax.ScaleByAdamState)
         shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), about.metadata["params"])
-        missing = outcome(lambda: ocp.load(root / "none")), outcome(lambda: ocp.load(path, {"x": 1}))
+        missing = (
+            outcome(lambda: ocp.load(root / "none")),
+            outcome(lambda: ocp.load(path, {"x": 1})),
+        )
         found = (
             again,
             ocp.load(path),
@@ -64,7 +76,9 @@ def test_several_trees_and_responses(tmp_path: Path) -> None:
     """Checkpointables by name, some or all; asynchronous calls give their results."""
 
     def program(ocp: Any, root: Path) -> Any:
-        response = ocp.save_checkpointables_async(root / "w", {"a": {"w": jnp.ones(2)}, "b": {"z": 1}})
+        response = ocp.save_checkpointables_async(
+            root / "w", {"a": {"w": jnp.ones(2)}, "b": {"z": 1}}
+        )
         response.result()
         assert ocp.save_async(root / "v", {"w": jnp.ones(2)}).result() is None
         some = ocp.load_checkpointables(root / "w", {"a": {"w": jnp.zeros(2)}})
@@ -73,7 +87,9 @@ def test_several_trees_and_responses(tmp_path: Path) -> None:
         return ocp.load_checkpointables(root / "w"), some, named, about["b"]
 
     run_both(program, tmp_path, v1=True)
-    assert_equal(ours.load_async(tmp_path / "holdfast" / "v").result(), {"w": jnp.ones(2)})  # Orbax has it for safetensors alone
+    assert_equal(
+        ours.load_async(tmp_path / "holdfast" / "v").result(), {"w": jnp.ones(2)}
+    )  # Orbax has it for safetensors alone
 
 
 def test_a_partial_load(tmp_path: Path) -> None:
@@ -82,7 +98,11 @@ def test_a_partial_load(tmp_path: Path) -> None:
     def program(ocp: Any, root: Path) -> Any:
         ocp.save(root / "a", state())
         target = {"params": state()["params"]}
-        with ocp.Context(pytree_options=ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))):
+        with ocp.Context(
+            pytree_options=ocp.options.PyTreeOptions(
+                loading=ocp.options.PyTreeOptions.Loading(partial_load=True)
+            )
+        ):
             part = ocp.load(root / "a", target)
         return part, outcome(lambda: ocp.load(root / "a", target))
 
@@ -97,13 +117,17 @@ def test_each_reads_the_checkpoints_of_the_other_side(tmp_path: Path) -> None:
     assert_equal(ours.load(tmp_path / "v1", state()), real.load(tmp_path / "v1", state()))
     assert_equal(ours.load(tmp_path / "v0"), {"w": jnp.ones(2)})
     ours.save(tmp_path / "ours", state())
-    assert structure(tmp_path / "ours").layout == "holdfast" and load(tmp_path / "ours")["step"] == 3
+    assert (
+        structure(tmp_path / "ours").layout == "holdfast" and load(tmp_path / "ours")["step"] == 3
+    )
 
 
 def test_what_is_not_covered_says_what_to_do(tmp_path: Path) -> None:
     """Registries of one's own, options that change values, other contexts."""
     refused = {
-        r"Loading\(enable_padding_and_truncation=True\)": lambda: ours.options.ArrayOptions.Loading(enable_padding_and_truncation=True),
+        r"Loading\(enable_padding_and_truncation=True\)": lambda: ours.options.ArrayOptions.Loading(
+            enable_padding_and_truncation=True
+        ),
         r"v1\.Context\(pathways_options=": lambda: ours.Context(pathways_options=1),
         r"v1\.handlers\.local_registry.*register_handler": lambda: ours.handlers.local_registry(),
         r"delete of an item": lambda: ours.delete(tmp_path / "a", checkpointable_name="x"),

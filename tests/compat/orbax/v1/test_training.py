@@ -20,17 +20,36 @@ def test_steps_are_saved_kept_and_loaded(tmp_path: Path) -> None:
     def program(ocp: Any, root: Path) -> Any:
         save = ocp.training.save_decision_policies
         keep = ocp.training.preservation_policies
-        policies = {"save_decision_policy": save.FixedIntervalPolicy(2), "preservation_policy": keep.LatestN(2)}
+        policies = {
+            "save_decision_policy": save.FixedIntervalPolicy(2),
+            "preservation_policy": keep.LatestN(2),
+        }
         with ocp.training.Checkpointer(root, **policies) as checkpointer:
             nothing = checkpointer.latest, outcome(lambda: checkpointer.load())
-            saved = [checkpointer.save(step, {"w": jnp.full(2, step), "n": step}, metrics={"loss": 1.0 * step}) for step in range(7)]
+            saved = [
+                checkpointer.save(
+                    step, {"w": jnp.full(2, step), "n": step}, metrics={"loss": 1.0 * step}
+                )
+                for step in range(7)
+            ]
             existing = outcome(lambda: checkpointer.save(6, {"w": jnp.ones(2)}))
-            response = checkpointer.save_async(8, {"w": jnp.zeros(2), "n": 8}, custom_metadata={"a": 1})
+            response = checkpointer.save_async(
+                8, {"w": jnp.zeros(2), "n": 8}, custom_metadata={"a": 1}
+            )
             done = response.result(), checkpointer.save_async(9, {"w": jnp.zeros(2)})
             steps = [about.step for about in checkpointer.checkpoints], checkpointer.latest.step
-            loads = checkpointer.load(), checkpointer.load(6, {"w": jnp.zeros(2), "n": 0}), outcome(lambda: checkpointer.load(1))
+            loads = (
+                checkpointer.load(),
+                checkpointer.load(6, {"w": jnp.zeros(2), "n": 0}),
+                outcome(lambda: checkpointer.load(1)),
+            )
             about = checkpointer.metadata(6)
-            facts = about.metadata["w"].shape, about.metrics, about.step, checkpointer.metadata(8).custom_metadata
+            facts = (
+                about.metadata["w"].shape,
+                about.metrics,
+                about.step,
+                checkpointer.metadata(8).custom_metadata,
+            )
             return nothing, saved, existing, done, steps, loads, facts
 
     run_both(program, tmp_path, v1=True)
@@ -53,11 +72,27 @@ def test_several_trees_in_a_step(tmp_path: Path) -> None:
         with ocp.training.Checkpointer(root) as checkpointer:
             checkpointer.save_checkpointables(0, {"model": {"w": jnp.ones(2)}, "opt": {"n": 1}})
             checkpointer.save_checkpointables(1, {"model": {"w": jnp.ones(2)}, "opt": {"n": 2}})
-            every, one = checkpointer.load_checkpointables(), checkpointer.load_checkpointables(0, {"opt": {"n": 0}})
-            replaced = checkpointer.save_checkpointables(1, {"model": {"w": jnp.zeros(2)}}, overwrite=True)
+            every, one = (
+                checkpointer.load_checkpointables(),
+                checkpointer.load_checkpointables(0, {"opt": {"n": 0}}),
+            )
+            replaced = checkpointer.save_checkpointables(
+                1, {"model": {"w": jnp.zeros(2)}}, overwrite=True
+            )
             again = checkpointer.load_checkpointables(1)
-            deleted = checkpointer.delete(0), outcome(lambda: checkpointer.delete(0)), checkpointer.delete(0, missing_ok=True)
-            return every, one, replaced, again, deleted, [about.step for about in checkpointer.checkpoints]
+            deleted = (
+                checkpointer.delete(0),
+                outcome(lambda: checkpointer.delete(0)),
+                checkpointer.delete(0, missing_ok=True),
+            )
+            return (
+                every,
+                one,
+                replaced,
+                again,
+                deleted,
+                [about.step for about in checkpointer.checkpoints],
+            )
 
     run_both(program, tmp_path, v1=True)
 

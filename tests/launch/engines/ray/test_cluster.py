@@ -20,7 +20,11 @@ INFO = {"NodeID": "abc", "NodeManagerAddress": "10.0.0.7", "Alive": True}
         (None, {}, Node("abc", "10.0.0.7", {"CPU": 2.0})),
         ({}, {"other": 5}, Node("abc", "10.0.0.7", {"CPU": 2.0})),
         (None, {"abc": 0}, Node("abc", "10.0.0.7", {"CPU": 2.0}, draining=True)),
-        (None, {"abc": 90_000}, Node("abc", "10.0.0.7", {"CPU": 2.0}, draining=True, deadline_unix_s=90.0)),
+        (
+            None,
+            {"abc": 90_000},
+            Node("abc", "10.0.0.7", {"CPU": 2.0}, draining=True, deadline_unix_s=90.0),
+        ),
         (
             {"ray.io/tpu-slice-name": "s9", "ray.io/tpu-worker-id": "3"},
             {},
@@ -29,7 +33,9 @@ INFO = {"NodeID": "abc", "NodeManagerAddress": "10.0.0.7", "Alive": True}
     ],
     ids=["no labels", "another drains", "drains", "drains with a deadline", "a host of a slice"],
 )
-def test_a_machine_is_as_ray_reports_it(labels: dict[str, str] | None, draining: dict[str, int], expected: Node) -> None:
+def test_a_machine_is_as_ray_reports_it(
+    labels: dict[str, str] | None, draining: dict[str, int], expected: Node
+) -> None:
     """Labels give slice and worker; a drain's deadline is in milliseconds there and in seconds here, 0 meaning none."""
     info: dict[str, Any] = INFO | {"Labels": labels}
     assert node_from_ray(info, {"CPU": 2.0}, draining) == expected
@@ -38,7 +44,10 @@ def test_a_machine_is_as_ray_reports_it(labels: dict[str, str] | None, draining:
 def test_a_worker_id_that_is_no_number_is_fatal() -> None:
     """No restart mends a label: the error names machine, label and value."""
     info: dict[str, Any] = INFO | {"Labels": {"ray.io/tpu-worker-id": "first"}}
-    with pytest.raises(Fatal, match=r"node abc at 10\.0\.0\.7 has label ray\.io/tpu-worker-id='first'; expected a whole number"):
+    with pytest.raises(
+        Fatal,
+        match=r"node abc at 10\.0\.0\.7 has label ray\.io/tpu-worker-id='first'; expected a whole number",
+    ):
         node_from_ray(info, {}, {})
 
 

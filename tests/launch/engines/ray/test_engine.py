@@ -28,7 +28,14 @@ if os.environ.get("CI") != "true":
 
 TRAINER = EXAMPLES / "train_digits.py"
 ENV = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
-POLICY = RestartPolicy(max_failures=3, max_preemptions=10, backoff_s=0.1, grace_s=2, grow_after_s=1, startup_timeout_s=60)
+POLICY = RestartPolicy(
+    max_failures=3,
+    max_preemptions=10,
+    backoff_s=0.1,
+    grace_s=2,
+    grow_after_s=1,
+    startup_timeout_s=60,
+)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +85,11 @@ def train(folder: str, steps: int, polite: bool = True) -> dict[str, Any]:
                 if me == 0:
                     log.write(f"{attempt} {jax.process_count()} {step} {actor}\n")
                 manager.save(step, state, force=step == steps)
-                if not steps and step % 20 == 0 and multihost.global_max([int(os.path.exists(folder + "/end"))])[0]:
+                if (
+                    not steps
+                    and step % 20 == 0
+                    and multihost.global_max([int(os.path.exists(folder + "/end"))])[0]
+                ):
                     break
                 if manager.reached_preemption(step):
                     manager.wait_until_finished()
@@ -87,7 +98,12 @@ def train(folder: str, steps: int, polite: bool = True) -> dict[str, Any]:
                     return {"early": step}
         values = [float(part) for shard in state.addressable_shards for part in shard.data]
     multihost.shutdown()
-    return {"first": first, "count": jax.process_count(), "sum": sum(values), "slice": os.environ.get("MEGASCALE_SLICE_ID")}
+    return {
+        "first": first,
+        "count": jax.process_count(),
+        "sum": sum(values),
+        "slice": os.environ.get("MEGASCALE_SLICE_ID"),
+    }
 
 
 class Log:
@@ -109,10 +125,14 @@ class Log:
         ]
 
 
-def run_with(folder: Path, spec: engine.JobSpec, script: Callable[[Log], None], *arguments: Any) -> engine.RayResult:
+def run_with(
+    folder: Path, spec: engine.JobSpec, script: Callable[[Log], None], *arguments: Any
+) -> engine.RayResult:
     """Runs `train` on a thread beside, while `script` does to the cluster what it does (Ray adds nodes in the main thread only)."""
     results: list[engine.RayResult] = []
-    thread = threading.Thread(target=lambda: results.append(engine.run(train, spec, args=(str(folder), *arguments))))
+    thread = threading.Thread(
+        target=lambda: results.append(engine.run(train, spec, args=(str(folder), *arguments)))
+    )
     thread.start()
     try:
         script(Log(folder))
@@ -123,15 +143,23 @@ def run_with(folder: Path, spec: engine.JobSpec, script: Callable[[Log], None], 
 
 
 def spec(**changes: Any) -> engine.JobSpec:
-    return engine.JobSpec(**({"num_processes": 4, "min_processes": 2, "restart": POLICY, "env": ENV} | changes))
+    return engine.JobSpec(
+        **({"num_processes": 4, "min_processes": 2, "restart": POLICY, "env": ENV} | changes)
+    )
 
 
 def assert_nothing_reserved(fleet: Fleet) -> None:
     """Every placement group is gone, and every CPU is free again."""
     import ray
 
-    fleet.wait_until(lambda: all(group["state"] == "REMOVED" for group in ray.util.placement_group_table().values()))
-    fleet.wait_until(lambda: ray.available_resources().get("CPU", 0) == ray.cluster_resources().get("CPU", 0))
+    fleet.wait_until(
+        lambda: all(
+            group["state"] == "REMOVED" for group in ray.util.placement_group_table().values()
+        )
+    )
+    fleet.wait_until(
+        lambda: ray.available_resources().get("CPU", 0) == ray.cluster_resources().get("CPU", 0)
+    )
 
 
 def test_a_function_runs_on_every_process(fleet: Fleet, tmp_path: Path) -> None:
@@ -148,19 +176,33 @@ def look() -> tuple[str, str, bool, str | None]:
 
     from holdfast.coordination import CoordinationClient
 
-    with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"])) as client:
+    with CoordinationClient(
+        os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"])
+    ) as client:
         client.wait_at_barrier("all", 60_000)
         client.shutdown()
-    secret = any("BEGIN" in value or key.startswith(("HOLDFAST_TOKEN", "HOLDFAST_TLS")) for key, value in os.environ.items())
-    return os.environ["HOLDFAST_COORDINATOR"], os.environ["HOLDFAST_LOCAL_RANK"], secret, os.environ.get("HOLDFAST_HOST_ADDRESS")
+    secret = any(
+        "BEGIN" in value or key.startswith(("HOLDFAST_TOKEN", "HOLDFAST_TLS"))
+        for key, value in os.environ.items()
+    )
+    return (
+        os.environ["HOLDFAST_COORDINATOR"],
+        os.environ["HOLDFAST_LOCAL_RANK"],
+        secret,
+        os.environ.get("HOLDFAST_HOST_ADDRESS"),
+    )
 
 
 def test_the_processes_of_a_node_share_a_relay_and_hold_no_secret(fleet: Fleet) -> None:
     """Four nodes, four relays at Unix sockets."""
     values = engine.run(look, spec()).values
-    assert len({address for address, *_ in values}) == 4 and all(address.startswith("unix:/") for address, *_ in values)
+    assert len({address for address, *_ in values}) == 4 and all(
+        address.startswith("unix:/") for address, *_ in values
+    )
     assert [(rank, secret) for _, rank, secret, _ in values] == [("0", False)] * 4
-    assert all(host is not None and not host.startswith("unix:") for *_, host in values), "what other machines reach this one by"
+    assert all(host is not None and not host.startswith("unix:") for *_, host in values), (
+        "what other machines reach this one by"
+    )
 
 
 def test_without_security_all_processes_have_the_coordinators_own_address(fleet: Fleet) -> None:
@@ -173,7 +215,16 @@ def test_without_security_all_processes_have_the_coordinators_own_address(fleet:
 def test_the_example_runs_unchanged(fleet: Fleet, tmp_path: Path) -> None:
     """examples/train_digits.py under Ray, as under `holdfast run`."""
     output = CollectedOutput()
-    command = [sys.executable, str(TRAINER), "--directory", str(tmp_path), "--steps", "40", "--save-every", "20"]
+    command = [
+        sys.executable,
+        str(TRAINER),
+        "--directory",
+        str(tmp_path),
+        "--steps",
+        "40",
+        "--save-every",
+        "20",
+    ]
     assert engine.run_command(command, spec(), output=output).outcome == "done", output.text
     assert "test accuracy after step 40" in output.text
 
@@ -198,7 +249,9 @@ def test_the_command_line_runs_on_a_cluster(fleet: Fleet, tmp_path: Path) -> Non
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
         assert done.returncode == code, done.stderr
         if code == 0:
-            assert sorted(re.findall(r"\[\d\] here 4", done.stdout)) == [f"[{rank}] here 4" for rank in range(4)]
+            assert sorted(re.findall(r"\[\d\] here 4", done.stdout)) == [
+                f"[{rank}] here 4" for rank in range(4)
+            ]
 
 
 def fails_once(folder: str) -> str:
@@ -291,7 +344,11 @@ def test_leaving_early_after_a_notice_is_not_done(fleet: Fleet, tmp_path: Path) 
 def test_a_gang_that_cannot_fit_times_out_once(fleet: Fleet, tmp_path: Path) -> None:
     """ERR-2: one deadline for the gang, then StartupTimeout that says what was missing; nothing stays reserved."""
     began = time.monotonic()
-    result = engine.run(train, spec(num_processes=5, min_processes=5, restart=RestartPolicy(startup_timeout_s=4)), args=(str(tmp_path), 5))
+    result = engine.run(
+        train,
+        spec(num_processes=5, min_processes=5, restart=RestartPolicy(startup_timeout_s=4)),
+        args=(str(tmp_path), 5),
+    )
     assert result.outcome == "failed"
     assert isinstance(result.job.error, StartupTimeout)
     assert (result.job.error.timeout_s, result.job.error.knob) == (4, "startup_timeout_s")
@@ -300,17 +357,30 @@ def test_a_gang_that_cannot_fit_times_out_once(fleet: Fleet, tmp_path: Path) -> 
     assert_nothing_reserved(fleet)
 
 
-SLICES = [{"ray.io/tpu-slice-name": f"slice-{index}", "ray.io/tpu-worker-id": str(worker)} for index in (9, 10) for worker in (0, 1)]
+SLICES = [
+    {"ray.io/tpu-slice-name": f"slice-{index}", "ray.io/tpu-worker-id": str(worker)}
+    for index in (9, 10)
+    for worker in (0, 1)
+]
 
 
 def megascale() -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if key.startswith(("MEGASCALE_", "HOLDFAST_"))}
+    return {
+        key: value
+        for key, value in os.environ.items()
+        if key.startswith(("MEGASCALE_", "HOLDFAST_"))
+    }
 
 
 def test_slices_are_numbered_and_a_draining_host_takes_its_slice_along(the_fleet: Fleet) -> None:
     """ENV-1 to ENV-4 and PRE-2: two slices of two; with one host draining only the other slice is used, and all four keys are gone."""
     the_fleet.become(SLICES)
-    stale = {"MEGASCALE_NUM_SLICES": "3", "MEGASCALE_PORT": "1234", "MEGASCALE_SLICE_ID": "2", "MEGASCALE_COORDINATOR_ADDRESS": "gone"}
+    stale = {
+        "MEGASCALE_NUM_SLICES": "3",
+        "MEGASCALE_PORT": "1234",
+        "MEGASCALE_SLICE_ID": "2",
+        "MEGASCALE_COORDINATOR_ADDRESS": "gone",
+    }
     sliced = spec(num_slices=2, resources={"CPU": 1, "TPU": 4}, env=ENV | stale)
     seen = engine.run(megascale, sliced)
     assert seen.outcome == "done", seen.job.reasons

@@ -7,12 +7,25 @@ from holdfast.launch.engines.ray.placement import Node, place_gang
 ONE = {"CPU": 1.0}
 
 
-def node(name: str, cpus: float = 1, *, draining: bool = False, slice_name: str = "", worker: int = 0) -> Node:
-    return Node(name, name, {"CPU": cpus}, draining=draining, slice_name=slice_name, worker_id=worker)
+def node(
+    name: str, cpus: float = 1, *, draining: bool = False, slice_name: str = "", worker: int = 0
+) -> Node:
+    return Node(
+        name, name, {"CPU": cpus}, draining=draining, slice_name=slice_name, worker_id=worker
+    )
 
 
-def names(nodes: list[Node], min_processes: int, max_processes: int, num_slices: int = 1, resources: dict[str, float] = ONE) -> list[str]:
-    return [chosen.node_id for chosen in place_gang(nodes, resources, min_processes, max_processes, num_slices).nodes]
+def names(
+    nodes: list[Node],
+    min_processes: int,
+    max_processes: int,
+    num_slices: int = 1,
+    resources: dict[str, float] = ONE,
+) -> list[str]:
+    return [
+        chosen.node_id
+        for chosen in place_gang(nodes, resources, min_processes, max_processes, num_slices).nodes
+    ]
 
 
 def test_ranks_on_a_machine_are_neighbours() -> None:
@@ -25,7 +38,10 @@ def test_what_fits_between_the_least_and_the_most() -> None:
     nodes = [node("a"), node("b"), node("c"), node("d", draining=True)]
     assert names(nodes, 2, 4) == ["a", "b", "c"]
     refused = place_gang(nodes, ONE, 4, 4)
-    assert (refused.nodes, refused.why_not_more) == ((), "room for 3 of 4 processes on 4 machines, 1 of them draining")
+    assert (refused.nodes, refused.why_not_more) == (
+        (),
+        "room for 3 of 4 processes on 4 machines, 1 of them draining",
+    )
 
 
 def test_a_fraction_counts_as_one_thinks() -> None:
@@ -38,7 +54,12 @@ def test_a_fraction_counts_as_one_thinks() -> None:
 def two_slices(**changes: bool) -> list[Node]:
     """Slices s10 and s9 of two machines each, in a mixed-up order."""
     return [
-        node(f"{name}w{worker}", slice_name=name, worker=worker, draining=changes.get(f"{name}w{worker}", False))
+        node(
+            f"{name}w{worker}",
+            slice_name=name,
+            worker=worker,
+            draining=changes.get(f"{name}w{worker}", False),
+        )
         for name, worker in (("s10", 1), ("s9", 1), ("s10", 0), ("s9", 0))
     ]
 
@@ -68,5 +89,9 @@ def test_an_incomplete_slice_is_not_used() -> None:
 
 def test_every_machine_of_a_slice_gets_its_share() -> None:
     """Four processes on two machines of four places each: two and two."""
-    nodes = [node(f"w{worker}", 4, slice_name=name, worker=worker) for name in ("s0", "s1") for worker in (0, 1)]
+    nodes = [
+        node(f"w{worker}", 4, slice_name=name, worker=worker)
+        for name in ("s0", "s1")
+        for worker in (0, 1)
+    ]
     assert names(nodes, 8, 8, 2) == ["w0", "w0", "w1", "w1"] * 2

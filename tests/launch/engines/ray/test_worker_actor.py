@@ -38,7 +38,9 @@ def poll_to_the_end(actor: WorkerActor) -> tuple[list[str], WorkerUpdate]:
             return lines, update
 
 
-def test_a_process_knows_who_it_is_and_its_lines_come_before_its_exit_code(actor: WorkerActor) -> None:
+def test_a_process_knows_who_it_is_and_its_lines_come_before_its_exit_code(
+    actor: WorkerActor,
+) -> None:
     """The environment has the spec and what was given beside it; a stale slice is named; a command has no outcome."""
     code = "import os, sys; print(os.environ['HOLDFAST_PROCESS_ID'], os.environ['EXTRA']); print('more'); sys.exit(4)"
     lines = start(actor, code, EXTRA="x", MEGASCALE_SLICE_ID="2")
@@ -86,7 +88,9 @@ def test_before_a_start_there_is_nothing_to_end(actor: WorkerActor) -> None:
 
 def test_a_pickled_call_leaves_its_outcome(actor: WorkerActor) -> None:
     """A call runs in a process of its own through the call runner, and its value comes with the exit code."""
-    cloudpickle = pytest.importorskip("ray.cloudpickle", reason='Ray is not installed: pip install "holdfast[ray]"')
+    cloudpickle = pytest.importorskip(
+        "ray.cloudpickle", reason='Ray is not installed: pip install "holdfast[ray]"'
+    )
     actor.start(None, cloudpickle.dumps((max, (1, 5), {})), SPEC, {})
     _, update = poll_to_the_end(actor)
     assert update.code == 0 and update.outcome is not None
